@@ -1,0 +1,178 @@
+"""`rlhf COMMAND`: reads settings, runs one command, turns errors into one message and an exit code.
+
+Every command lives in its own file of `rlhf.commands` and offers three names: `Settings` (a dataclass whose fields
+are the flags), `run(settings)` (returns what the command found, as plain JSON values) and, for training,
+`memory_plan(settings)` (the text that --dry-run adds). Nothing here imports torch: `rlhf --help` answers at once.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, get_type_hints
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
+from cyclopts.config import Dict
+from rich.console import Console
+from rich.table import Table
+
+from rlhf import __version__
+from rlhf.config import load_settings, to_plain, to_yaml
+from rlhf.errors import ConfigError, RlhfError
+
+
+COMMANDS = {
+    "import": "import_",
+    "generate": "generate",
+    "label": "label",
+    "annotate": "annotate",
+    "export": "export",
+    "train-reward": "train_reward",
+    "reference": "reference",
+    "ppo": "ppo",
+    "evaluate": "evaluate",
+}
+
+HELP = """From a person's click to a better model.
+
+People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy against it with a
+KL term on stored reference outputs, and an evaluation proves whether the result is better.
+"""
+
+errors = Console(stderr=True, highlight=False)
+
+
+def build_app() -> App:
+    """The command line with all its commands."""
+    app = App(
+        name="rlhf", help=HELP, version=__version__, config=_settings_from_files, help_epilogue=None
+    )
+    for name, module in COMMANDS.items():
+        app.command(_as_command(import_module(f"rlhf.commands.{module}")), name=name)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (0, 1, 2, 3 or 75, as `rlhf.errors` tells)."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        command = tokens[0] if tokens and tokens[0] in COMMANDS else ""
+        message = str(error).strip()
+        return _fail(ConfigError(message, f"See: {' '.join(f'rlhf {command} --help'.split())}"))
+    except RlhfError as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        errors.print("[bold red]interrupted[/] Run the same command with --resume to go on.")
+        return 75
+    except Exception:
+        traceback.print_exc()
+        errors.print("[bold red]bug[/] This should not happen. Please report it with the lines above.")
+        return 1
+    return 0
+
+
+def _fail(error: RlhfError) -> int:
+    errors.print("[bold red]error[/]", end=" ")
+    errors.print(str(error), markup=False, soft_wrap=True)
+    return error.exit_code
+
+
+def _as_command(module: ModuleType) -> Callable[..., None]:
+    """Wrap a command module with the flags that every command has."""
+
+    def command(
+        settings: Any,
+        *,
+        config: tuple[Path, ...] = (),
+        dry_run: bool = False,
+        json: bool = False,
+    ) -> None:
+        if dry_run:
+            result = {"settings": to_plain(settings)}
+            plan = module.memory_plan(settings) if hasattr(module, "memory_plan") else ""
+            text = to_yaml(settings) + (f"\n{plan}" if plan else "")
+        else:
+            result = module.run(settings)
+            text = ""
+        _show(result, text, as_json=json)
+
+    settings_type = Annotated[module.Settings, Parameter(name="*")]
+    several_files = Annotated[
+        tuple[Path, ...],
+        Parameter(help="YAML file of settings; give several and the later one wins, flags win over all."),
+    ]
+    dry = Annotated[bool, Parameter(help="Print the resolved settings and stop.", negative="")]
+    as_json = Annotated[
+        bool, Parameter(help="Print one JSON object on the last line of stdout.", negative="")
+    ]
+    command.__annotations__ = {
+        "settings": settings_type,
+        "config": several_files,
+        "dry_run": dry,
+        "json": as_json,
+        "return": None,
+    }
+    command.__doc__ = module.run.__doc__
+    command.__module__ = module.__name__
+    return command
+
+
+def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
+    """Print a command's result on stdout: the text, a table of its values, or one JSON line."""
+    if as_json:
+        sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
+    elif text:
+        sys.stdout.write(text + "\n")
+    elif result:
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for key, value in _flat(result):
+            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+        Console(highlight=False).print(table)
+    sys.stdout.flush()
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        rows += _flat(item, f"{name}.") if isinstance(item, dict) else [(name, item)]
+    return rows
+
+
+def _settings_from_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Fill in what the --config files say for settings that no flag gave."""
+    given = next((a for a in arguments if "--config" in a.names), None)
+    if given is None or not given.tokens:
+        return
+    files = [Path(token.value) for token in given.tokens]
+    values = load_settings(files)
+    source = ", ".join(str(file) for file in files)
+    _refuse_unknown(values, get_type_hints(app.default_command)["settings"], source)
+    Dict(values, source=source, use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: str = "") -> None:
+    known = {field.name: field for field in fields(settings)}
+    types = get_type_hints(settings)
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"Did you mean {prefix}{close[0]}? " if close else ""
+            raise ConfigError(
+                f"Unknown setting {prefix}{key} in {source}",
+                f"{hint}The settings are: {', '.join(known)}.",
+            )
+        if is_dataclass(types[name]) and isinstance(value, dict):
+            _refuse_unknown(value, types[name], source, f"{prefix}{key}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

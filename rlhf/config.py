@@ -1,0 +1,89 @@
+"""Settings: YAML files composed left to right, range checks, and settings back to YAML."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf.errors import ConfigError
+
+
+def load_settings(files: Sequence[Path]) -> dict[str, Any]:
+    """Merge YAML files left to right; a later file wins key by key, nested groups included.
+
+    Raises:
+        ConfigError: a file is missing, is not YAML, or is not a mapping.
+    """
+    merged: dict[str, Any] = {}
+    for file in files:
+        merged = _merge(merged, _load(file))
+    return merged
+
+
+def _load(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ConfigError(f"No such settings file: {file}", "Check the path after --config.")
+    try:
+        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{file} is not valid YAML: {' '.join(str(error).split())}",
+            "Mend the file; one `name: value` a line.",
+        ) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{file} holds a {type(value).__name__}, not settings",
+            "Write one `name: value` a line, as `rlhf COMMAND --dry-run` prints them.",
+        )
+    return value
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def to_plain(settings: Any) -> Any:
+    """Settings as plain YAML and JSON values: paths become text, tuples become lists."""
+    if is_dataclass(settings) and not isinstance(settings, type):
+        return {f.name: to_plain(getattr(settings, f.name)) for f in fields(settings)}
+    if isinstance(settings, Path):
+        return str(settings)
+    if isinstance(settings, tuple | list):
+        return [to_plain(item) for item in settings]
+    return settings
+
+
+def to_yaml(settings: Any) -> str:
+    """Settings as the text of a YAML file that `--config` reads back."""
+    return yaml.safe_dump(to_plain(settings), sort_keys=False, allow_unicode=True)
+
+
+def require_range(
+    name: str,
+    value: float,
+    low: float,
+    high: float = float("inf"),
+    *,
+    above_low: bool = False,
+) -> None:
+    """Refuse a number outside [low, high], or outside (low, high] with `above_low`.
+
+    Raises:
+        ConfigError: the value is out of range; the message names the setting, the value and the range.
+    """
+    if low <= value <= high and not (above_low and value == low):
+        return
+    lower = f"more than {low:g}" if above_low else f"at least {low:g}"
+    upper = "" if high == float("inf") else f" and at most {high:g}"
+    flag = "--" + name.replace("_", "-")
+    raise ConfigError(f"{flag} is {value:g}", f"Give a value of {lower}{upper}.")

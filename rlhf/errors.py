@@ -1,0 +1,49 @@
+"""Everything that may go wrong on purpose.
+
+    RlhfError
+    ├── InputError        exit 2   the user's input is wrong
+    │   └── ConfigError            a setting is out of range or unknown
+    ├── GuardError        exit 3   a guard stopped the run: NaN, broken invariant, KL ceiling
+    └── InterruptedRunError  exit 75  stopped, resumable
+
+Every message says what is wrong, the value, and what to type next. `rlhf.cli` is the only place that catches
+these; any other exception is our own bug and exits with 1 and its traceback.
+"""
+
+
+class RlhfError(Exception):
+    """A failure with a message for the user.
+
+    Args:
+        problem: what is wrong, with the value.
+        remedy: what to type or change next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}\n  {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
+class InputError(RlhfError):
+    """A file, path or value given by the user cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A setting is unknown or out of range."""
+
+
+class GuardError(RlhfError):
+    """A run was stopped because going on would produce numbers nobody should trust."""
+
+    exit_code = 3
+
+
+class InterruptedRunError(RlhfError):
+    """A run was stopped from outside and can be resumed."""
+
+    exit_code = 75

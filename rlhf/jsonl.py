@@ -1,0 +1,120 @@
+"""JSON Lines in, JSON Lines out; every write is atomic (temporary name, fsync, rename)."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import InputError
+
+JsonObject = dict[str, Any]
+
+
+class BadLineError(InputError):
+    """One line of a file cannot be used; its message starts with file:line."""
+
+
+def parse_line(text: str, place: str) -> JsonObject:
+    """Parse one line as a JSON object.
+
+    Raises:
+        BadLineError: the line is not JSON, or not an object; `place` (file:line) leads the message.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadLineError(
+            f"{place}: not valid JSON ({error.msg} at column {error.colno}): {text.strip()[:80]!r}",
+            "Mend or delete the line; every line must be one JSON object.",
+        ) from None
+    if not isinstance(value, dict):
+        raise BadLineError(
+            f"{place}: expected a JSON object, found {type(value).__name__}: {text.strip()[:80]!r}",
+            'Write one object per line, for example {"prompt": "Hello"}.',
+        )
+    return value
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (`file:line`, text) for every line that is not blank.
+
+    Raises:
+        InputError: the file does not exist or is not UTF-8.
+    """
+    if not path.is_file():
+        raise InputError(f"No such file: {path}", "Check the path; `ls` its folder to see what is there.")
+    with path.open(encoding="utf-8") as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", line
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path} is not UTF-8 text ({error.reason} at byte {error.start})",
+                f"Convert it first: iconv -f LATIN1 -t UTF-8 {path} > converted.jsonl",
+            ) from None
+
+
+def read_jsonl(path: Path) -> Iterator[JsonObject]:
+    """Yield every object of a JSON Lines file, stopping at the first bad line.
+
+    Raises:
+        InputError: the file does not exist or is not UTF-8.
+        BadLineError: a line is not a JSON object.
+    """
+    for place, line in read_lines(path):
+        yield parse_line(line, place)
+
+
+def write_jsonl(path: Path, objects: Iterable[JsonObject]) -> int:
+    """Write objects as JSON Lines, atomically. Returns how many."""
+    count = 0
+
+    def write(stream: Any) -> None:
+        nonlocal count
+        for value in objects:
+            stream.write(json.dumps(value, ensure_ascii=False) + "\n")
+            count += 1
+
+    write_text_atomically(path, write)
+    return count
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write one indented JSON document, atomically."""
+    write_text_atomically(
+        path, lambda stream: stream.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    )
+
+
+def write_text_atomically(path: Path, write: Callable[[Any], Any]) -> None:
+    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        write(stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes `path` when the block succeeds.
+
+    An existing `path` is replaced in that moment; when the block fails, `path` is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    yield partial
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)

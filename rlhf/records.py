@@ -1,0 +1,279 @@
+"""The records that travel between stages, as frozen dataclasses and as JSON objects.
+
+A worked example, one line of an exported ranking file:
+
+    {"prompt": {"id": "5c1f0e2ab93d7f10", "messages": [{"role": "user", "content": "How was the beach?"}],
+                "split": "train", "source": "travel"},
+     "responses": [{"id": "a1", "text": "Lovely!", "model": "m", ...}, {"id": "b2", "text": "Cold.", ...}],
+     "rankings": [{"annotator": "ann", "kind": "human", "tiers": [["a1"], ["b2"]], "strengths": [2], ...}]}
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from rlhf.errors import InputError
+
+Split = Literal["train", "test"]
+AnnotatorKind = Literal["human", "ai", "signal"]
+JsonObject = dict[str, Any]
+
+ROLES = ("system", "user", "assistant")
+
+
+def content_id(*parts: Any) -> str:
+    """A 16-digit hexadecimal id that depends on content alone, so importing twice changes nothing."""
+    text = json.dumps(parts, ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _field(value: JsonObject, name: str, kind: type, record: str) -> Any:
+    if not isinstance(value.get(name), kind):
+        raise InputError(
+            f"A {record} needs {name!r} as {kind.__name__}, found {value.get(name)!r}",
+            f"Give every {record} a field {name!r}.",
+        )
+    return value[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Self:
+        """Read a message.
+
+        Raises:
+            InputError: unknown role, or content that is not text.
+        """
+        role = _field(value, "role", str, "message")
+        if role not in ROLES:
+            raise InputError(f"Unknown role {role!r} in a message", f"Use one of {', '.join(ROLES)}.")
+        return cls(role=role, content=_field(value, "content", str, "message"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A conversation that ends with a user turn."""
+
+    id: str
+    messages: tuple[Message, ...]
+    split: Split
+    source: str
+
+    @classmethod
+    def create(cls, messages: tuple[Message, ...], split: Split, source: str) -> Self:
+        """Make a prompt whose id follows from its messages.
+
+        Raises:
+            InputError: no messages, an empty user turn, or a conversation that does not end with one.
+        """
+        if not messages or messages[-1].role != "user":
+            last = messages[-1].role if messages else "nothing"
+            raise InputError(
+                f"A prompt must end with a user turn, this one ends with {last}",
+                "Put the answer, if any, into responses, and leave the question last.",
+            )
+        if not messages[-1].content.strip():
+            raise InputError("The user turn of a prompt is empty", "Give the prompt some text.")
+        if split not in ("train", "test"):
+            raise InputError(f"Unknown split {split!r}", "Use train or test.")
+        return cls(
+            id=content_id([asdict(message) for message in messages]),
+            messages=messages,
+            split=split,
+            source=source,
+        )
+
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """The messages as chat templates want them."""
+        return [asdict(message) for message in self.messages]
+
+    @property
+    def text(self) -> str:
+        """The conversation as plain text: only the user's words where there is one turn."""
+        turns = [message for message in self.messages if message.role != "system"]
+        if len(turns) == 1:
+            return turns[0].content
+        return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns)
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Self:
+        """Read a prompt as `to_json` wrote it.
+
+        Raises:
+            InputError: a field is missing or malformed.
+        """
+        messages = tuple(Message.from_json(m) for m in _field(value, "messages", list, "prompt"))
+        prompt = cls.create(messages, value.get("split", "train"), value.get("source", ""))
+        return cls(
+            id=str(value.get("id", prompt.id)),
+            messages=messages,
+            split=prompt.split,
+            source=prompt.source,
+        )
+
+    def to_json(self) -> JsonObject:
+        """This prompt as a JSON object."""
+        return {"id": self.id, "messages": self.chat, "split": self.split, "source": self.source}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The settings that produced a response; `top_k = 0` and `top_p = 1` mean the whole distribution."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+    seed: int = 0
+
+    @property
+    def is_untruncated(self) -> bool:
+        """True when samples come from the model's full distribution, as KL estimates need."""
+        return self.top_p == 1.0 and self.top_k == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """One answer to a prompt; the token fields are there when a model of ours sampled it."""
+
+    id: str
+    prompt_id: str
+    text: str
+    model: str
+    model_fingerprint: str | None = None
+    tokenizer_fingerprint: str | None = None
+    sampling: Sampling | None = None
+    sample_index: int = 0
+    token_ids: tuple[int, ...] | None = None
+    finished: bool | None = None
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Self:
+        """Read a response as `to_json` wrote it.
+
+        Raises:
+            InputError: a required field is missing.
+        """
+        sampling = value.get("sampling")
+        tokens = value.get("token_ids")
+        return cls(
+            id=_field(value, "id", str, "response"),
+            prompt_id=_field(value, "prompt_id", str, "response"),
+            text=_field(value, "text", str, "response"),
+            model=_field(value, "model", str, "response"),
+            model_fingerprint=value.get("model_fingerprint"),
+            tokenizer_fingerprint=value.get("tokenizer_fingerprint"),
+            sampling=Sampling(**sampling) if sampling else None,
+            sample_index=int(value.get("sample_index", 0)),
+            token_ids=tuple(tokens) if tokens is not None else None,
+            finished=value.get("finished"),
+        )
+
+    def to_json(self) -> JsonObject:
+        """This response as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """One annotator's judgement of the responses to one prompt.
+
+    `tiers` holds response ids, best first; the responses of one tier are tied; responses left out were not
+    judged. `strengths[i]` (1 slight, 2 clear, 3 large) says how far tier i stands above tier i + 1; empty when
+    not given.
+    """
+
+    id: str
+    prompt_id: str
+    annotator: str
+    kind: AnnotatorKind
+    tiers: tuple[tuple[str, ...], ...]
+    strengths: tuple[int, ...] = ()
+    flags: tuple[str, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        ids = [response_id for tier in self.tiers for response_id in tier]
+        if len(ids) != len(set(ids)) or any(not tier for tier in self.tiers):
+            raise InputError(
+                f"Ranking {self.id} has an empty tier or a response in two tiers: {self.tiers}",
+                "Put each response into exactly one tier.",
+            )
+        if self.strengths and len(self.strengths) != len(self.tiers) - 1:
+            raise InputError(
+                f"Ranking {self.id} has {len(self.tiers)} tiers but {len(self.strengths)} strengths",
+                "Give one strength between each tier and the next, or none.",
+            )
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Self:
+        """Read a ranking as `to_json` wrote it.
+
+        Raises:
+            InputError: a field is missing or the tiers contradict each other.
+        """
+        return cls(
+            id=_field(value, "id", str, "ranking"),
+            prompt_id=_field(value, "prompt_id", str, "ranking"),
+            annotator=_field(value, "annotator", str, "ranking"),
+            kind=value.get("kind", "human"),
+            tiers=tuple(tuple(tier) for tier in _field(value, "tiers", list, "ranking")),
+            strengths=tuple(value.get("strengths", ())),
+            flags=tuple(value.get("flags", ())),
+            note=value.get("note", ""),
+        )
+
+    def to_json(self) -> JsonObject:
+        """This ranking as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedPrompt:
+    """A prompt with its responses and every live ranking of them: one line of an export."""
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    rankings: tuple[Ranking, ...]
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Self:
+        """Read one line of an export.
+
+        Raises:
+            InputError: a field is missing, or a ranking names a response that is not there.
+        """
+        record = cls(
+            prompt=Prompt.from_json(_field(value, "prompt", dict, "ranked prompt")),
+            responses=tuple(
+                Response.from_json(r) for r in _field(value, "responses", list, "ranked prompt")
+            ),
+            rankings=tuple(
+                Ranking.from_json(r) for r in _field(value, "rankings", list, "ranked prompt")
+            ),
+        )
+        known = {response.id for response in record.responses}
+        for ranking in record.rankings:
+            unknown = {i for tier in ranking.tiers for i in tier} - known
+            if unknown:
+                raise InputError(
+                    f"Ranking {ranking.id} names responses that are not there: {sorted(unknown)}",
+                    "Export the dataset again with `rlhf export`.",
+                )
+        return record
+
+    def to_json(self) -> JsonObject:
+        """This record as one JSON object."""
+        return {
+            "prompt": self.prompt.to_json(),
+            "responses": [response.to_json() for response in self.responses],
+            "rankings": [ranking.to_json() for ranking in self.rankings],
+        }
