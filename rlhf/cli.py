@@ -53,6 +53,8 @@ def build_app() -> App:
         name="rlhf", help=HELP, version=__version__, config=_settings_from_files, help_epilogue=None
     )
     for name, module in COMMANDS.items():
+        if not (Path(__file__).parent / "commands" / f"{module}.py").exists():
+            continue
         app.command(_as_command(import_module(f"rlhf.commands.{module}")), name=name)
     return app
 
@@ -73,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 75
     except Exception:
         traceback.print_exc()
-        errors.print("[bold red]bug[/] This should not happen. Please report it with the lines above.")
+        errors.print(
+            "[bold red]bug[/] This should not happen. Please report it with the lines above."
+        )
         return 1
     return 0
 
@@ -103,10 +107,12 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
             text = ""
         _show(result, text, as_json=json)
 
-    settings_type = Annotated[module.Settings, Parameter(name="*")]
+    settings_type: Any = Annotated[module.Settings, Parameter(name="*")]
     several_files = Annotated[
         tuple[Path, ...],
-        Parameter(help="YAML file of settings; give several and the later one wins, flags win over all."),
+        Parameter(
+            help="YAML file of settings; give several and the later one wins, flags win over all."
+        ),
     ]
     dry = Annotated[bool, Parameter(help="Print the resolved settings and stop.", negative="")]
     as_json = Annotated[
@@ -146,7 +152,9 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _settings_from_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+def _settings_from_files(
+    app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
     """Fill in what the --config files say for settings that no flag gave."""
     given = next((a for a in arguments if "--config" in a.names), None)
     if given is None or not given.tokens:

@@ -45,7 +45,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         InputError: the file does not exist or is not UTF-8.
     """
     if not path.is_file():
-        raise InputError(f"No such file: {path}", "Check the path; `ls` its folder to see what is there.")
+        raise InputError(
+            f"No such file: {path}", "Check the path; `ls` its folder to see what is there."
+        )
     with path.open(encoding="utf-8") as stream:
         try:
             for number, line in enumerate(stream, start=1):

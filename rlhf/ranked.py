@@ -1,7 +1,7 @@
 """The folder that `rlhf export --format ranked` writes and training reads.
 
-    DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt a line
-    DIR/manifest.json                 counts and the content hash of the two files
+DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt a line
+DIR/manifest.json                 counts and the content hash of the two files
 """
 
 import json
@@ -18,7 +18,9 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 MANIFEST = "manifest.json"
 
 
-def write_ranked(folder: Path, records: Sequence[RankedPrompt], extra: dict[str, Any]) -> dict[str, Any]:
+def write_ranked(
+    folder: Path, records: Sequence[RankedPrompt], extra: dict[str, Any]
+) -> dict[str, Any]:
     """Write a ranked dataset into an empty folder and return its manifest."""
     for split in SPLITS:
         chosen = [record for record in records if record.prompt.split == split]
@@ -52,9 +54,7 @@ def read_ranked(folder: Path) -> list[RankedPrompt]:
             f"The files of {folder} do not match its {MANIFEST} (content hash differs)",
             "Export again into a new folder: rlhf export --db DB --out DIR",
         )
-    return [
-        record for split in SPLITS for record in read_ranked_file(folder / f"{split}.jsonl")
-    ]
+    return [record for split in SPLITS for record in read_ranked_file(folder / f"{split}.jsonl")]
 
 
 def read_ranked_file(path: Path) -> list[RankedPrompt]:

@@ -53,7 +53,9 @@ class Message:
         """
         role = _field(value, "role", str, "message")
         if role not in ROLES:
-            raise InputError(f"Unknown role {role!r} in a message", f"Use one of {', '.join(ROLES)}.")
+            raise InputError(
+                f"Unknown role {role!r} in a message", f"Use one of {', '.join(ROLES)}."
+            )
         return cls(role=role, content=_field(value, "content", str, "message"))
 
 

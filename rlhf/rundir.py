@@ -1,11 +1,11 @@
 """What a stage leaves behind, and the only place that knows the names of those files.
 
-    OUT/config.yaml     the resolved settings
-    OUT/stage.json      stage, status, inputs and their hashes, versions, git commit, seed, hardware
-    OUT/metrics.jsonl   one object per step
-    OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
-    OUT/model | policy | outputs    what the next stage reads
-    OUT/report.json  report.html    what people read
+OUT/config.yaml     the resolved settings
+OUT/stage.json      stage, status, inputs and their hashes, versions, git commit, seed, hardware
+OUT/metrics.jsonl   one object per step
+OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
+OUT/model | policy | outputs    what the next stage reads
+OUT/report.json  report.html    what people read
 """
 
 import json
@@ -169,9 +169,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
             f"Finish it first: {command} --resume --out {path} …",
         )
     if not (path / result).exists():
-        raise InputError(
-            f"{path} has lost its {result} folder", f"Make it again with {command}."
-        )
+        raise InputError(f"{path} has lost its {result} folder", f"Make it again with {command}.")
     return run
 
 

@@ -1,0 +1,64 @@
+"""What a run reports while it works: metrics.jsonl and a progress bar on stderr."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlhf.distributed import is_main_process
+from rlhf.jsonl import read_jsonl, write_jsonl
+
+Metrics = dict[str, Any]
+
+
+def append_metrics(path: Path, row: Metrics) -> None:
+    """Add one step; only the main process writes."""
+    if is_main_process():
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+def read_metrics(path: Path) -> list[Metrics]:
+    """All steps so far, oldest first; empty when there are none."""
+    return list(read_jsonl(path)) if path.is_file() else []
+
+
+def forget_metrics_after(path: Path, step: int) -> None:
+    """Drop the rows of steps that a resumed run will take again."""
+    if is_main_process() and path.is_file():
+        write_jsonl(path, [row for row in read_metrics(path) if row["step"] <= step])
+
+
+class Bar:
+    """The handle that `progress` gives: `advance` by work done, `show` a few words beside the bar."""
+
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self._progress = progress
+        self._task = task
+
+    def advance(self, amount: int = 1) -> None:
+        """Count `amount` more units as done."""
+        self._progress.update(self._task, advance=amount)
+
+    def show(self, words: str) -> None:
+        """Replace the words beside the bar."""
+        self._progress.update(self._task, words=words)
+
+
+@contextmanager
+def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+    """A progress bar on stderr of the main process; silent in the others."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[words]}"),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not is_main_process()) as bars:
+        yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))

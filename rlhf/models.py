@@ -1,0 +1,177 @@
+"""Loading and saving models: the only `from_pretrained` of a model in the project.
+
+A reward model is an `AutoModelForSequenceClassification` with one label. Its config carries `reward_bias`, the
+constant that plain `from_pretrained` does not add; `rlhf` adds it wherever it scores.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from rlhf.errors import InputError
+from rlhf.fingerprints import folder_hash, text_hash
+from rlhf.jsonl import new_folder
+from rlhf.rundir import RunDir, require_done
+from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
+
+WEIGHTS = ("*.safetensors",)
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """Read a model's config with every dropout at zero: no randomness but sampling in what we train.
+
+    Raises:
+        InputError: `name` is neither a model folder nor a model on the hub.
+    """
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).exists()
+    if looks_local and not (Path(name) / "config.json").is_file():
+        found = "no config.json in it" if Path(name).is_dir() else "no such folder"
+        raise InputError(
+            f"{name} is not a model ({found})",
+            "Give a Hugging Face model folder, a finished stage of ours, or a hub name such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct.",
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Cannot read the model {name} ({str(error).splitlines()[0]})",
+            "Check the name and the connection, or download the model and give its folder.",
+        ) from None
+    for key, value in vars(config).items():
+        if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)
+    return config
+
+
+def model_folder(name: str, stage: str, result: str) -> str:
+    """The model behind `name`: the result of a finished stage of ours, else `name` itself.
+
+    Raises:
+        InputError: `name` is a stage that did not finish or is another stage's.
+    """
+    if RunDir(Path(name)).stage_file.is_file():
+        return str(require_done(Path(name), stage, result).path / result)
+    return name
+
+
+def load_causal_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load a language model.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    config = load_config(name)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype)
+    return model
+
+
+def new_reward_model(name: str, pad_token_id: int, seed: int) -> PreTrainedModel:
+    """Put a fresh scalar head on a language model; weight ~ N(0, 1/√(d+1)) (arXiv 2009.01325, as its code has it).
+
+    Raises:
+        InputError: there is no such model.
+    """
+    model = _load_classifier(name, pad_token_id)
+    head = reward_head(model)
+    generator = torch.Generator().manual_seed(seed)
+    std = 1 / math.sqrt(head.in_features + 1)
+    with torch.no_grad():
+        head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator))
+    return model
+
+
+def load_reward_model(name: str) -> PreTrainedModel:
+    """Load a trained reward model.
+
+    Raises:
+        InputError: there is no such model, or it has not exactly one output.
+    """
+    config = load_config(name)
+    architecture = (config.architectures or ["?"])[0]
+    if not architecture.endswith("ForSequenceClassification") or config.num_labels != 1:
+        raise InputError(
+            f"{name} is not a reward model ({architecture}, {config.num_labels} labels)",
+            "Train one: rlhf train-reward --rankings DIR --model M --out R",
+        )
+    return _load_classifier(name, config.get_text_config().pad_token_id)
+
+
+def _load_classifier(name: str, pad_token_id: int) -> PreTrainedModel:
+    config = load_config(name)
+    config.num_labels = 1
+    config.get_text_config().pad_token_id = pad_token_id
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+        name, config=config, dtype=torch.float32
+    )
+    return model
+
+
+def reward_head(model: PreTrainedModel) -> nn.Linear:
+    """The scalar head of a reward model.
+
+    Raises:
+        InputError: the architecture keeps its head under a name we do not know.
+    """
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear):
+        raise InputError(
+            f"{type(model).__name__} has no linear head `score`",
+            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX, GPT-J and their kin have one.",
+        )
+    return head
+
+
+def model_fingerprint(name: str) -> str:
+    """A hash that changes when the model's weights change."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder_hash(folder, WEIGHTS)
+    return text_hash(f"{name}@{AutoConfig.from_pretrained(name)._commit_hash}")
+
+
+def describe_model(name: str) -> dict[str, str]:
+    """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them."""
+    return {
+        "path": name,
+        "hash": model_fingerprint(name),
+        "tokenizer": tokenizer_fingerprint(load_tokenizer(name)),
+    }
+
+
+def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> None:
+    """Refuse two models that read text differently.
+
+    Raises:
+        InputError: the fingerprints of tokenizer and chat template differ.
+    """
+    if first["tokenizer"] != second["tokenizer"]:
+        raise InputError(
+            f"{first['path']} and {second['path']} have different tokenizers or chat templates "
+            f"({first['tokenizer']}, {second['tokenizer']})",
+            "Train the reward model from the same base model as the policy: "
+            "rlhf train-reward --model POLICY_MODEL …",
+        )
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Save weights and tokenizer as a plain Hugging Face folder, atomically."""
+    with new_folder(folder) as partial:
+        model.save_pretrained(partial, state_dict=state)
+        tokenizer.save_pretrained(partial)

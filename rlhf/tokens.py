@@ -1,0 +1,166 @@
+"""From text to token ids and padded batches: the only tokenising and the only padding in the project.
+
+Letters: B sequences, T tokens. Every mask is True at a real token.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from rlhf.errors import InputError
+from rlhf.fingerprints import text_hash
+from rlhf.records import Prompt, Response
+
+PAD_TOKEN_NAMES = (
+    "<|pad|>",
+    "<pad>",
+    "[PAD]",
+    "<|padding|>",
+    "<|endoftext|>",
+    "<|finetune_right_pad_id|>",
+)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Token ids (B, T) and their mask (B, T), True at a real token."""
+
+    ids: Int[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]
+
+    def to(self, device: torch.device) -> "TokenBatch":
+        """The same batch on another device."""
+        return TokenBatch(self.ids.to(device), self.mask.to(device))
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model folder or hub name, with a padding token that is not its end-of-sequence token.
+
+    Raises:
+        InputError: no tokenizer there, no end-of-sequence token, or no token left to pad with.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Cannot load a tokenizer from {name} ({str(error).splitlines()[0]})",
+            "Give a folder that holds tokenizer.json beside the weights.",
+        ) from None
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"The tokenizer of {name} has no end-of-sequence token",
+            "Set `eos_token` in its tokenizer_config.json: the end of a response is trained on.",
+        )
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.pad_token = _choose_pad_token(tokenizer, name)
+    return tokenizer
+
+
+def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
+    vocabulary = tokenizer.get_vocab()
+    for token in (*PAD_TOKEN_NAMES, tokenizer.unk_token, tokenizer.bos_token):
+        if token is not None and token in vocabulary and token != tokenizer.eos_token:
+            return str(token)
+    rows = AutoConfig.from_pretrained(name).get_text_config().vocab_size
+    if len(tokenizer) < rows:  # the embedding has rows that no token uses
+        return PAD_TOKEN_NAMES[0]
+    raise InputError(
+        f"The tokenizer of {name} has no token to pad with: its only special token ends sequences",
+        "Add one with tokenizer.add_special_tokens({'pad_token': '<|pad|>'}), resize the model's "
+        "embeddings with model.resize_token_embeddings, and save both.",
+    )
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of everything that decides how text becomes token ids: vocabulary, merges, chat template."""
+    parts: dict[str, Any] = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "template": tokenizer.chat_template,
+        "eos": tokenizer.eos_token_id,
+    }
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        parts |= {key: state.get(key) for key in ("normalizer", "pre_tokenizer")}
+        parts["merges"] = state["model"].get("merges")
+    return text_hash(json.dumps(parts, ensure_ascii=False))
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt through the chat template, ready for the assistant's answer.
+
+    Raises:
+        InputError: the tokenizer has no chat template.
+    """
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"The tokenizer of {tokenizer.name_or_path} has no chat template",
+            "Use an instruction-tuned model, or put a chat_template.jinja beside its tokenizer.json.",
+        )
+    encoded: Any = tokenizer.apply_chat_template(
+        prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    ids: list[int] = list(encoded["input_ids"])
+    bos = tokenizer.bos_token_id
+    if bos is not None and ids[:2] == [bos, bos]:
+        raise InputError(
+            f"The chat template of {tokenizer.name_or_path} begins with two {tokenizer.bos_token!r}",
+            "Remove the token from the template: the tokenizer adds one itself.",
+        )
+    return ids
+
+
+def encode_response(
+    tokenizer: PreTrainedTokenizerBase, response: Response, fingerprint: str
+) -> list[int]:
+    """Token ids of a response: the sampled ones where this tokenizer made them, else the text's and an end token.
+
+    Args:
+        tokenizer: the tokenizer of the model that will read the response.
+        response: the response.
+        fingerprint: `tokenizer_fingerprint(tokenizer)`, computed once by the caller.
+    """
+    if response.token_ids is not None and response.tokenizer_fingerprint == fingerprint:
+        return list(response.token_ids)
+    ids: list[int] = tokenizer(response.text, add_special_tokens=False)["input_ids"]
+    return [*ids, int(tokenizer.eos_token_id)]
+
+
+def pad_left(sequences: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
+    """Stack sequences so that their last tokens align: the form sampling wants."""
+    return _pad(sequences, pad_id, left=True)
+
+
+def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
+    """Stack sequences so that their first tokens align."""
+    return _pad(sequences, pad_id, left=False)
+
+
+def _pad(sequences: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> TokenBatch:
+    length = max((len(sequence) for sequence in sequences), default=0)
+    ids = torch.full((len(sequences), length), pad_id, dtype=torch.long)
+    mask = torch.zeros((len(sequences), length), dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        where = slice(length - len(sequence), length) if left else slice(0, len(sequence))
+        ids[row, where] = torch.tensor(sequence, dtype=torch.long)
+        mask[row, where] = True
+    return TokenBatch(ids, mask)
+
+
+def join(prompts: TokenBatch, responses: TokenBatch) -> TokenBatch:
+    """Left-padded prompts beside right-padded responses: every response starts in the same column."""
+    return TokenBatch(
+        torch.cat([prompts.ids, responses.ids], dim=1),
+        torch.cat([prompts.mask, responses.mask], dim=1),
+    )
+
+
+def position_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Positions that count real tokens only, so that padding on either side changes nothing."""
+    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
