@@ -1,12 +1,14 @@
 """Functions of prompt and response that stand in for a judge: signal annotators and gold scores.
 
-A signal is named `package.module:function`, takes (prompt text, response text) and returns a number, higher is
-better. The current folder is importable, as with `python -m`.
+A signal is named `package.module:function`, takes (prompt text, response text) and returns a
+number, higher is better. The current folder is importable, as with `python -m`.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 
 from rlhf.errors import InputError
@@ -15,10 +17,10 @@ Signal = Callable[[str, str], float]
 
 
 def load_signal(name: str) -> Signal:
-    """Import `package.module:function`.
+    """Import `package.module:function`, wrapped so that it can only return finite numbers.
 
     Raises:
-        InputError: the name has no colon, the module cannot be imported, or it has no such function.
+        InputError: no colon in the name, no such module, or no such function in it.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not module_name or not function_name:
@@ -42,5 +44,14 @@ def load_signal(name: str) -> Signal:
             f"{module_name} has no function {function_name}",
             f"Check the name after the colon in {name!r}.",
         )
-    signal: Signal = function
+
+    def signal(prompt: str, response: str) -> float:
+        value = function(prompt, response)
+        if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+            raise InputError(
+                f"{name} returned {value!r} for the response {response[:60]!r} to {prompt[:60]!r}",
+                "It must return a finite number for every text; mend the function and run again.",
+            )
+        return float(value)
+
     return signal

@@ -1,29 +1,20 @@
-"""`rlhf generate`: sample responses for the prompts that lack them."""
+"""`rlhf generate`."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
+from policies.settings import GenerateSettings as Settings
 
-from rlhf.config import require_range
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Which model answers, how often, and how it samples."""
-
-    db: Path
-    """The label database."""
-    model: str
-    """Model folder or hub name."""
-    k: Annotated[int, Parameter(name=("--k", "-k"))] = 4
-    """Responses per prompt."""
-
-    def __post_init__(self) -> None:
-        require_range("k", self.k, 1)
+__all__ = ["Settings", "run"]
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Sample responses for prompts that lack them."""
-    return {"responses": 0}
+    """Sample responses for the prompts that lack them."""
+    from labeling_app.store import Store
+    from policies.generate import generate_responses
+
+    with Store(settings.db, must_exist=True) as store:
+        return generate_responses(
+            settings,
+            lambda fingerprint: store.prompts_lacking_responses(settings.k, fingerprint),
+            store.add_responses,
+        )

@@ -1,0 +1,102 @@
+"""PPO's losses and the KL estimators, as sums over real tokens.
+
+Every loss returns a sum; the caller divides by the number of real tokens of all ranks and
+micro-batches, so that neither changes the result. Letters: B sequences, R response tokens.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+MAX_LOG_RATIO = 10.0
+
+
+def policy_loss(
+    log_probs: Float[Tensor, "B R"],
+    old_log_probs: Float[Tensor, "B R"],
+    advantages: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+    clip_range: float,
+) -> Float[Tensor, ""]:
+    """Clipped surrogate (arXiv 1707.06347, eq. 7).
+
+    Σ max(−A ρ, −A clip(ρ, 1 − ε, 1 + ε)), ρ = π/π_old.
+    """
+    ratio = torch.exp(log_probs - old_log_probs)
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    return (loss * response_mask).sum()
+
+
+def value_loss(
+    values: Float[Tensor, "B R"],
+    old_values: Float[Tensor, "B R"],
+    returns: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+    clip_range: float,
+) -> Float[Tensor, ""]:
+    """Clipped value loss: Σ ½ max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²)."""
+    clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    loss = 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)
+    return (loss * response_mask).sum()
+
+
+def forward_kl_k3(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """KL(reference ‖ policy) on the reference's own responses: Σ r − 1 − log r, r = π_θ/π_ref.
+
+    Never negative, unbiased, with an unbiased gradient that is 0 at π_θ = π_ref. log r is clamped
+    to ±10: one token that the policy likes e^10 times better must not own the gradient. (k3:
+    Schulman 2020, "Approximating KL divergence", with the roles of the two models exchanged.)
+    """
+    log_ratio = (log_probs - reference_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return ((torch.exp(log_ratio) - 1 - log_ratio) * response_mask).sum()
+
+
+def reverse_kl_k1(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, " B"]:
+    """KL(policy ‖ reference) on the policy's own samples, in nats per sequence.
+
+    Σ log π_θ − log π_ref: unbiased, may be negative.
+    """
+    return ((log_probs - reference_log_probs) * response_mask).sum(dim=1)
+
+
+def reverse_kl_k3(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, " B"]:
+    """KL(policy ‖ reference) on the policy's own samples, in nats per sequence.
+
+    Σ e^{−s} − 1 + s, s = log π_θ − log π_ref: unbiased, never negative, heavy-tailed where the
+    reference likes a token much better.
+    """
+    s = log_probs - reference_log_probs
+    return ((torch.exp(-s) - 1 + s) * response_mask).sum(dim=1)
+
+
+def approximate_kl(
+    log_probs: Float[Tensor, "B R"],
+    old_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """How far one update has moved the policy: Σ ½ (Δ log-prob)²."""
+    return (0.5 * (log_probs - old_log_probs) ** 2 * response_mask).sum()
+
+
+def clipped_tokens(
+    log_probs: Float[Tensor, "B R"],
+    old_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+    clip_range: float,
+) -> Float[Tensor, ""]:
+    """How many real tokens have a ratio outside 1 ± ε."""
+    ratio = torch.exp(log_probs - old_log_probs)
+    return (((ratio - 1).abs() > clip_range) & response_mask).sum().float()

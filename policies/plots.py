@@ -1,0 +1,304 @@
+"""The pictures of a report, as matplotlib figures that depend on nothing but their arguments.
+
+Figures are made without pyplot, so no window, no state and no display are needed. The accent colour
+means the new policy, grey means the original model; labels stand at the data, not in a legend.
+Names that come from outside (sources, judges) are drawn as they are: no mathtext, no markup.
+"""
+
+import base64
+import math
+import unicodedata
+import warnings
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+ACCENT, PALE, GREY = "#2563eb", "#93b4f8", "#94a3b8"
+INK, MUTED, GRID = "#0f172a", "#64748b", "#e2e8f0"
+MAX_LABEL_CHARACTERS = 40
+PANEL_WIDTH = 5.2  # inches; a panel then stands in the report at its own size
+MAX_BINS = 24
+NO_NUMBER = "–"
+
+Curve = Sequence[tuple[float, float]]
+
+
+def percent(share: float | None) -> str:
+    """A share as whole percent, `78 %`; a dash where there is no number."""
+    if share is None or not math.isfinite(share):
+        return NO_NUMBER
+    return f"{100 * share:.0f}\u00a0%"
+
+
+def interval_text(rate: Mapping[str, Any]) -> str:
+    """An interval as `70–85 %`; a dash where there is none."""
+    low, high = rate["low"], rate["high"]
+    if not (_is_number(low) and _is_number(high)):
+        return NO_NUMBER
+    return f"{100 * low:.0f}–{percent(high)}"
+
+
+def win_rates(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
+    """Bars of win rates with their intervals, against the line of no difference.
+
+    Args:
+        rows: a judge's name and its `value`, `low` and `high`, the judge that matters most first.
+    """
+    figure = _figure(PANEL_WIDTH, 0.6 + 0.75 * len(rows))
+    _draw_win_rates(figure.subplots(), rows)
+    return figure
+
+
+def win_rate_by_source(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
+    """One dot with its interval for every source of prompts, best first."""
+    figure = _figure(PANEL_WIDTH, 0.6 + 0.27 * len(rows))
+    axes = figure.subplots()
+    ordered = sorted(rows, key=lambda row: row[1]["value"])
+    for place, (_, rate) in enumerate(ordered):
+        _draw_interval(axes, rate, place, GREY, width=2.5)
+        axes.plot([rate["value"]], [place], "o", color=ACCENT, markersize=7, zorder=4)
+        axes.text(
+            1.04, place, percent(rate["value"]), va="center", ha="left", fontsize=9.5, color=INK
+        )
+        axes.text(
+            1.19, place, f"n = {rate['n']}", va="center", ha="left", fontsize=8.5, color=MUTED
+        )
+    labels = [_literal(name) for name, _ in ordered]
+    axes.set_yticks(range(len(ordered)), labels, parse_math=False, fontsize=9.5, color=INK)
+    axes.set_ylim(-0.6, len(ordered) - 0.4)
+    _as_shares_of_wins(axes)
+    return figure
+
+
+def score_distributions(panels: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> Figure:
+    """How often each score occurs among new and original answers, one panel per judge.
+
+    Args:
+        panels: the judge's name, the scores of the new policy, the scores of the original model.
+    """
+    figure = _figure(PANEL_WIDTH, 2.4 * len(panels))
+    rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, (name, policy, reference) in zip(rows, panels, strict=True):
+        _draw_distribution(axes, policy, reference)
+        _title(axes, name)
+    return figure
+
+
+def training_curves(curves: Mapping[str, Curve]) -> Figure:
+    """Small multiples of what training measured at each step, two in a row.
+
+    Args:
+        curves: a title and its (step, value) points; values that are not finite leave a gap.
+    """
+    columns = min(2, len(curves))
+    rows = math.ceil(len(curves) / columns)
+    figure = _figure(PANEL_WIDTH, 1.9 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, (title, points) in zip(grid, curves.items(), strict=False):
+        _draw_curve(axes, points)
+        _title(axes, title)
+    for axes in list(grid)[len(curves) :]:
+        axes.set_axis_off()
+    return figure
+
+
+def main_plot(
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    scores: tuple[str, Sequence[float], Sequence[float]],
+) -> Figure:
+    """The one picture of an evaluation: win rates, and the scores that one judge gave."""
+    figure = _figure(10.5, 3.0)
+    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    _draw_win_rates(left, rows)
+    _title(left, "Comparisons won against the original model")
+    name, policy, reference = scores
+    _draw_distribution(right, policy, reference)
+    _title(right, name)
+    return figure
+
+
+def save_main_plot(
+    path: Path,
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    scores: tuple[str, Sequence[float], Sequence[float]],
+) -> None:
+    """Write `main_plot` as a PNG for a README, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(_render(main_plot(rows, scores), "png", dots_per_inch=160))
+    partial.replace(path)
+
+
+def to_data_uri(figure: Figure) -> str:
+    """The figure as an SVG inside a `data:` URI; the same figure gives the same text."""
+    image = base64.b64encode(_render(figure, "svg", dots_per_inch=72)).decode()
+    return f"data:image/svg+xml;base64,{image}"
+
+
+def _render(figure: Figure, kind: str, dots_per_inch: int) -> bytes:
+    buffer = BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {}
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "rlhf"}):
+        # A name in a script that the font lacks is drawn as boxes; the tables spell it out.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format=kind, dpi=dots_per_inch, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    engine = figure.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        engine.set(h_pad=0.08, hspace=0.06)
+    return figure
+
+
+def _draw_win_rates(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    for place, (name, rate) in enumerate(reversed(rows)):
+        color = ACCENT if place == len(rows) - 1 else PALE
+        axes.barh(place, rate["value"], height=0.4, color=color, zorder=2)
+        _draw_interval(axes, rate, place, "white", width=4, cap=0.09)
+        _draw_interval(axes, rate, place, INK, width=1.4, cap=0.08)
+        axes.text(
+            0, place + 0.26, _literal(name), fontsize=10, color=INK, va="bottom", parse_math=False
+        )
+        for text, size, color, lift in (
+            (percent(rate["value"]), 15, INK, 4),
+            (interval_text(rate), 9, MUTED, -11),
+        ):
+            axes.annotate(
+                text,
+                (1.04, place),
+                xytext=(0, lift),
+                textcoords="offset points",
+                fontsize=size,
+                color=color,
+                va="center",
+                annotation_clip=False,
+            )
+    axes.set_ylim(-0.45, len(rows) - 0.4)
+    axes.set_yticks([])
+    _as_shares_of_wins(axes)
+
+
+def _draw_interval(
+    axes: Axes, rate: Mapping[str, Any], place: int, color: str, width: float, cap: float = 0.0
+) -> None:
+    low, high = rate["low"], rate["high"]
+    if not (_is_number(low) and _is_number(high)):
+        return
+    axes.plot([low, high], [place, place], color=color, linewidth=width, zorder=3)
+    if cap:
+        axes.vlines([low, high], place - cap, place + cap, color=color, linewidth=width, zorder=3)
+
+
+def _as_shares_of_wins(axes: Axes) -> None:
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
+    _quiet(axes, grid="x")
+    axes.axvline(0.5, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=2.5)
+
+
+def _draw_distribution(axes: Axes, policy: Sequence[float], reference: Sequence[float]) -> None:
+    """Step histograms over common bins, each with its name at its mean."""
+    sets = [np.array([v for v in scores if _is_number(v)]) for scores in (reference, policy)]
+    together = np.concatenate(sets)
+    if together.size == 0:
+        axes.set_axis_off()
+        return
+    low, high = float(together.min()), float(together.max())
+    margin = 0.5 if low == high else 0.0
+    edges = np.linspace(low - margin, high + margin, _num_bins(together.size) + 1)
+    means = [float(scores.mean()) if scores.size else math.nan for scores in sets]
+    for place, (color, name) in enumerate(((GREY, "original"), (ACCENT, "new"))):
+        if sets[place].size == 0:
+            continue
+        share = np.histogram(sets[place], edges)[0] / sets[place].size
+        axes.stairs(share, edges, fill=True, color=color, alpha=0.22, zorder=2)
+        axes.stairs(share, edges, color=color, linewidth=1.8, zorder=3)
+        to_the_right = means[place] > means[1 - place] or (place == 1 and means[0] == means[1])
+        _mark_mean(axes, means[place], color, name, to_the_right=to_the_right)
+    axes.set_ylim(0, 1.18 * axes.get_ylim()[1])  # room for the two names above the bars
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
+    _quiet(axes, grid="y")
+
+
+def _mark_mean(axes: Axes, mean: float, color: str, name: str, *, to_the_right: bool) -> None:
+    """A line at the mean with the name on top, on the side away from the other mean."""
+    axes.axvline(mean, color=color, linewidth=1.2, linestyle=(0, (3, 3)), zorder=2.5)
+    axes.annotate(
+        f"{name} {mean:+.2f}",
+        (mean, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(3 if to_the_right else -3, -3),
+        textcoords="offset points",
+        ha="left" if to_the_right else "right",
+        va="top",
+        fontsize=9.5,
+        color=MUTED if color == GREY else color,
+    )
+
+
+def _draw_curve(axes: Axes, points: Curve) -> None:
+    steps = [step for step, _ in points]
+    values = [value if _is_number(value) else math.nan for _, value in points]
+    axes.plot(steps, values, color=ACCENT, linewidth=1.6, zorder=3)
+    finite = [(step, value) for step, value in zip(steps, values, strict=True) if _is_number(value)]
+    if finite:
+        axes.plot(*finite[-1], "o", color=ACCENT, markersize=5, zorder=4)
+        axes.annotate(
+            f"{finite[-1][1]:.3g}",
+            finite[-1],
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color=ACCENT,
+            annotation_clip=False,
+        )
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    _quiet(axes, grid="y")
+
+
+def _quiet(axes: Axes, grid: Literal["x", "y"]) -> None:
+    """A frame that does not compete with the data."""
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0, labelsize=9, labelcolor=MUTED)
+    if grid == "x":
+        axes.tick_params(axis="y", labelcolor=INK, labelsize=9.5)
+    axes.grid(axis=grid, color=GRID, linewidth=0.9, zorder=0)
+    axes.set_axisbelow(True)
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(
+        _literal(text, 64), loc="left", fontsize=10.5, color=INK, pad=10, parse_math=False
+    )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _num_bins(count: int) -> int:
+    return max(4, min(MAX_BINS, math.isqrt(2 * count)))
+
+
+def _literal(text: str, limit: int = MAX_LABEL_CHARACTERS) -> str:
+    """The text without control characters, which an SVG may not hold, cut to a label's length."""
+    kept = "".join(c for c in text if unicodedata.category(c)[0] != "C" or c == " ")
+    return kept if len(kept) <= limit else kept[: limit - 1] + "…"

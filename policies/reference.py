@@ -1,0 +1,243 @@
+"""`rlhf reference`: store what the original model answers, with the log-prob of every token.
+
+Prompts are cut into shards; every process works on its own, and a shard that is on disk is never
+made again, so a killed run loses at most the shards in work. Each shard seeds its own sampling: a
+resumed run stores the same rows.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.generate import Sample, decode, encode_prompts, sample_responses
+from policies.log_probs import (
+    TEMPERATURE_EPSILON,
+    Sequences,
+    entropy_of,
+    log_probs_of,
+    response_logits,
+)
+from policies.reference_store import (
+    ReferenceRow,
+    shard_path,
+    write_manifest,
+    write_shard,
+)
+from policies.settings import ReferenceSettings
+from reward.scoring import Scorer, load_scorer
+from rlhf.distributed import start
+from rlhf.errors import InputError
+from rlhf.fingerprints import file_hash
+from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
+from rlhf.metrics import Bar, progress
+from rlhf.models import describe_model, load_causal_lm, model_folder, require_same_tokenizer
+from rlhf.ranked import read_manifest, read_ranked
+from rlhf.records import Prompt, RankedPrompt, Response, Sampling
+from rlhf.rundir import open_stage, stage_status
+from rlhf.tokens import load_tokenizer, pad_left, pad_right
+
+SHARD_SEED_STRIDE = 1_000_003
+SCORE_BATCH = 32
+
+
+def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
+    """Run the stage and return its manifest.
+
+    Raises:
+        InputError: prompts, model or reward model cannot be used, or --out is taken.
+    """
+    began = time.monotonic()
+    records, prompts_hash = load_prompts(settings.prompts)
+    tokenizer = load_tokenizer(settings.model)
+    model_description = describe_model(settings.model)
+    inputs = {
+        "prompts": {"path": str(settings.prompts), "hash": prompts_hash},
+        "model": model_description,
+    }
+    reward_description = None
+    if settings.reward is not None:
+        reward_description = describe_model(model_folder(settings.reward, "reward", "model"))
+        require_same_tokenizer(reward_description, model_description)
+        inputs["reward"] = reward_description
+    accelerator = start(settings.precision, settings.seed)
+    run = open_stage(settings.out, "reference", settings, inputs, resume=settings.resume)
+    accelerator.wait_for_everyone()
+    if run.is_done:
+        return run.read_report()
+    with stage_status(run):
+        run.outputs.mkdir(exist_ok=True)
+        model = load_causal_lm(settings.model).to(accelerator.device).eval()
+        scorer = load_scorer(settings.reward, accelerator) if settings.reward else None
+        writer = _ShardWriter(accelerator, model, tokenizer, scorer, settings, model_description)
+        writer.write_missing(records, run.outputs)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            manifest = write_manifest(
+                run.outputs,
+                model=model_description,
+                reward=reward_description,
+                sampling=writer.sampling,
+                samples_per_prompt=settings.samples,
+                precision=accelerator.mixed_precision,
+                attention=str(model.config._attn_implementation),
+            )
+            seconds = round(time.monotonic() - began, 1)
+            write_json(run.report_json, {**manifest, "seconds": seconds})
+        accelerator.wait_for_everyone()
+    return run.read_report()
+
+
+def load_prompts(path: Path) -> tuple[list[RankedPrompt], str]:
+    """Prompts of an export with their responses, or of a plain JSON Lines file; and their hash.
+
+    Raises:
+        InputError: the path does not exist, a line is malformed, or there is no prompt.
+    """
+    if path.is_dir():
+        records = read_ranked(path)
+        content_hash = str(read_manifest(path)["content_hash"])
+    else:
+        records = [
+            _plain_prompt(parse_line(line, place), place) for place, line in read_lines(path)
+        ]
+        content_hash = file_hash(path)
+    if not records:
+        raise InputError(f"{path} holds no prompts", "Import some: rlhf import FILE --db DB")
+    return records, content_hash
+
+
+def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:
+    messages = value.get("messages", [{"role": "user", "content": value.get("prompt", "")}])
+    try:
+        prompt = Prompt.from_json({**value, "messages": messages})
+    except InputError as error:
+        raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+    return RankedPrompt(prompt=prompt, responses=(), rankings=())
+
+
+@dataclass(frozen=True)
+class _ShardWriter:
+    """What it takes to turn prompts into rows."""
+
+    accelerator: Accelerator
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    scorer: Scorer | None
+    settings: ReferenceSettings
+    description: dict[str, str]
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.settings.temperature,
+            max_new_tokens=self.settings.max_new_tokens,
+            seed=self.settings.seed,
+        )
+
+    def write_missing(self, records: Sequence[RankedPrompt], folder: Path) -> None:
+        """Write every shard of this process that is not on disk yet."""
+        size = self.settings.prompts_per_shard
+        shards = [records[start : start + size] for start in range(0, len(records), size)]
+        mine = range(self.accelerator.process_index, len(shards), self.accelerator.num_processes)
+        total = sum(len(shards[index]) for index in mine) * self.settings.samples
+        with progress("reference outputs", total=total) as bar:
+            for index in mine:
+                if not shard_path(folder, index).is_file():
+                    set_seed(self.settings.seed + SHARD_SEED_STRIDE * (index + 1))
+                    write_shard(folder, index, self._rows(shards[index], bar))
+                else:
+                    bar.advance(len(shards[index]) * self.settings.samples)
+
+    def _rows(self, records: Sequence[RankedPrompt], bar: Bar) -> list[ReferenceRow]:
+        prompts = [record.prompt for record in records]
+        encoded = encode_prompts(self.tokenizer, self.model, prompts, self.settings.max_new_tokens)
+        reused = [self._reusable(record) for record in records]
+        slots = [(p, i) for p in range(len(records)) for i in range(self.settings.samples)]
+        missing = [(p, i) for p, i in slots if i >= len(reused[p])]
+        bar.advance(len(slots) - len(missing))
+        sampled = sample_responses(
+            self.accelerator,
+            self.model,
+            self.tokenizer,
+            [encoded[p] for p, _ in missing],
+            self.sampling,
+            self.settings.batch_size,
+            bar.advance,
+        )
+        fresh = dict(zip(missing, sampled, strict=True))
+        chosen = [fresh[slot] if slot in fresh else reused[slot[0]][slot[1]] for slot in slots]
+        scored = self._score([encoded[p] for p, _ in slots], chosen)
+        return [
+            ReferenceRow(
+                prompt=prompts[p],
+                sample_index=i,
+                prompt_ids=encoded[p],
+                response_ids=sample.token_ids,
+                text=decode(self.tokenizer, sample),
+                finished=sample.finished,
+                reused=(p, i) not in fresh,
+                **columns,
+            )
+            for (p, i), sample, columns in zip(slots, chosen, scored, strict=True)
+        ]
+
+    def _reusable(self, record: RankedPrompt) -> list[Sample]:
+        """Responses of the ranking dataset that this model sampled under these settings."""
+        if not self.settings.reuse:
+            return []
+        fitting = [r for r in record.responses if self._fits(r)]
+        fitting.sort(key=lambda response: response.sample_index)
+        return [Sample(list(r.token_ids or ()), bool(r.finished)) for r in fitting][
+            : self.settings.samples
+        ]
+
+    def _fits(self, response: Response) -> bool:
+        sampling = response.sampling
+        return (
+            response.token_ids is not None
+            and response.model_fingerprint == self.description["hash"]
+            and response.tokenizer_fingerprint == self.description["tokenizer"]
+            and sampling is not None
+            and sampling.is_untruncated
+            and sampling.temperature == self.settings.temperature
+            and sampling.max_new_tokens == self.settings.max_new_tokens
+        )
+
+    @torch.no_grad()
+    def _score(self, prompts: list[list[int]], samples: list[Sample]) -> list[dict[str, Any]]:
+        """Log-probs, entropy and reward of every response, in batches of like length."""
+        order = sorted(range(len(samples)), key=lambda row: len(samples[row].token_ids))
+        columns: dict[int, dict[str, Any]] = {}
+        for first in range(0, len(order), SCORE_BATCH):
+            rows = order[first : first + SCORE_BATCH]
+            pad_id = int(self.tokenizer.pad_token_id)
+            sequences = Sequences(
+                pad_left([prompts[row] for row in rows], pad_id),
+                pad_right([samples[row].token_ids for row in rows], pad_id),
+            ).to(self.accelerator.device)
+            values = self._score_batch(sequences)
+            for position, row in enumerate(rows):
+                length = len(samples[row].token_ids)
+                columns[row] = {k: v[position, :length].tolist() for k, v in values.items()}
+            if self.scorer is not None:
+                for row, reward in zip(rows, self.scorer(sequences.joined).tolist(), strict=True):
+                    columns[row]["reward"] = reward
+        return [columns[row] for row in range(len(samples))]
+
+    def _score_batch(self, sequences: Sequences) -> dict[str, Tensor]:
+        with self.accelerator.autocast():
+            logits = response_logits(self.model, sequences, temperature=1.0)
+        scaled = logits / (self.settings.temperature + TEMPERATURE_EPSILON)
+        return {
+            "log_probs": log_probs_of(scaled, sequences.responses),
+            "log_probs_at_1": log_probs_of(logits, sequences.responses),
+            "entropy": entropy_of(scaled, sequences.responses),
+        }

@@ -1,0 +1,274 @@
+"""report.json for programs and report.html for people, both from one dictionary.
+
+The page shows a number only by naming its place in that dictionary, so what people read cannot
+differ from what programs read. It is one file that opens offline: pictures are data URIs, the only
+script is the search over the samples, and a content security policy forbids everything else. Texts
+of models are escaped and isolated; they can neither run nor reorder what stands around them.
+
+What `write_report` reads of the dictionary (the rest is kept in report.json, not shown); SIDE is
+policy or reference:
+
+    win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives
+    judges.JUDGE            optional: kind (signal, reward model, ai judge, people) and name
+    win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
+    kl.forward, kl.reverse  nats per_token estimator standard_error; reverse is optional
+    reward.SIDE, gold.SIDE  mean std; gold where there is one
+    length.SIDE             mean tokens of an answer
+    eos_rate.SIDE           share of answers that end by themselves
+    distinct.SIDE           distinct_1 distinct_2
+    scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
+    seed, inputs            inputs: name → path and hash
+    split                   optional: test (default) or train
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from policies import plots
+from rlhf.jsonl import write_json, write_text_atomically
+
+Outcome = Literal["better", "worse", "unproven"]
+
+JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy first
+DEFAULT_KINDS = {"people": "people", "ai": "ai judge", "gold": "signal", "reward": "reward model"}
+BULKY = ("samples", "training", "scores")
+CURVES = {
+    "reward/mean": "Reward",
+    "kl/forward_k3_per_token": "Forward KL, nats per token",
+    "length": "Length, tokens",
+    "entropy": "Entropy, nats per token",
+}
+NUM_OPEN = 10
+FEW_PROMPTS = 30
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One judge's scores of the two answers to a prompt."""
+
+    reference: float
+    policy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One prompt with the original and the new answer and what the judges say of them."""
+
+    prompt: str
+    reference: str
+    policy: str
+    rewards: Pair
+    golds: Pair | None = None
+
+
+def write_report(
+    report: Mapping[str, Any],
+    samples: Sequence[Sample],
+    metrics: Sequence[Mapping[str, Any]],
+    json_path: Path,
+    html_path: Path,
+    curves: Mapping[str, str] = CURVES,
+) -> dict[str, Any]:
+    """Write both files, atomically, and return the content of report.json.
+
+    Args:
+        report: the numbers, as the top of this file tells.
+        samples: prompts with both answers; the page opens the first ten.
+        metrics: one object per training step, for the curves; may be empty.
+        json_path: where report.json goes.
+        html_path: where report.html goes.
+        curves: which metrics to draw, and their titles; those that no step has are left out.
+    """
+    content = build_content(report, samples, metrics, curves)
+    page = render(content, curves)
+    write_json(json_path, content)
+    write_text_atomically(html_path, lambda stream: stream.write(page))
+    return content
+
+
+def headline(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of report.json without its long lists: what a command shows in the terminal."""
+    return {name: value for name, value in content.items() if name not in BULKY}
+
+
+def outcome(rate: Mapping[str, Any]) -> Outcome:
+    """What a win rate proves.
+
+    Better or worse only where the interval excludes one half and the sign test, if there is one,
+    agrees: a handful of prompts that all went one way has an interval of no width and proves
+    nothing.
+    """
+    low, high, p_value = rate["low"], rate["high"], rate.get("p_value", 0.0)
+    if low is None or high is None or p_value is None or not p_value < SIGNIFICANCE:
+        return "unproven"
+    if low > 0.5:
+        return "better"
+    return "worse" if high < 0.5 else "unproven"
+
+
+def build_content(
+    report: Mapping[str, Any],
+    samples: Sequence[Sample],
+    metrics: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, str] = CURVES,
+) -> dict[str, Any]:
+    """The content of report.json: the numbers, the verdict, the drawn curves and the samples."""
+    rates = {name: {"level": 0.95, **rate} for name, rate in report["win_rate"].items()}
+    judge = next(name for name in (*JUDGES, *rates) if name in rates)
+    named = report.get("judges", {})
+    content: dict[str, Any] = _storable(
+        {
+            **report,
+            "win_rate": rates,
+            "judges": {
+                name: {"kind": DEFAULT_KINDS.get(name, name), "name": "", **named.get(name, {})}
+                for name in rates
+            },
+            "verdict": {"judge": judge, "outcome": outcome(_storable(rates[judge]))},
+            "split": report.get("split", "test"),
+            "training": {
+                name: [[row["step"], row[name]] for row in metrics if name in row]
+                for name in curves
+                if any(name in row for row in metrics)
+            },
+            "samples": [asdict(sample) for sample in samples],
+        }
+    )
+    return content
+
+
+def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> str:
+    """The page of a `build_content`."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["script_hash"] = _script_hash
+    judge = content["verdict"]["judge"]
+    page = environment.get_template("report.html").render(
+        report=content,
+        judge=judge,
+        judges=[judge, *(name for name in content["win_rate"] if name != judge)],
+        rate=content["win_rate"][judge],
+        outcomes={name: outcome(rate) for name, rate in content["win_rate"].items()},
+        pictures=_pictures(content, curves),
+        show=lambda *path, form="number": _show(content, path, form),
+        winner=_winner,
+        num_open=NUM_OPEN,
+        few_prompts=FEW_PROMPTS,
+    )
+    return page + "\n"
+
+
+def save_main_plot(content: Mapping[str, Any], path: Path) -> None:
+    """Write the picture of a README: win rates, and the first judge's scores before and after."""
+    judge = content["verdict"]["judge"]
+    panel = _scores(content, judge) or _scores(content, "reward")
+    plots.save_main_plot(path, _rates(content), panel or ("", [], []))
+
+
+def _pictures(content: Mapping[str, Any], curves: Mapping[str, str]) -> dict[str, str]:
+    figures = {"win_rates": plots.win_rates(_rates(content))}
+    judge = content["verdict"]["judge"]
+    panels = [p for p in (_scores(content, name) for name in ("gold", "reward")) if p]
+    if panels:
+        figures["scores"] = plots.score_distributions(panels)
+    sources = content.get("win_rate_by_source", {}).get(judge)
+    if sources:
+        figures["sources"] = plots.win_rate_by_source(list(sources.items()))
+    training = {curves[name]: points for name, points in content["training"].items()}
+    if training:
+        figures["training"] = plots.training_curves(training)
+    return {name: plots.to_data_uri(figure) for name, figure in figures.items()}
+
+
+def _rates(content: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Judges with their win rates, the one of the verdict first."""
+    first = content["verdict"]["judge"]
+    names = [first, *(name for name in content["win_rate"] if name != first)]
+    return [(_judge_title(content, name), content["win_rate"][name]) for name in names]
+
+
+def _judge_title(content: Mapping[str, Any], judge: str) -> str:
+    described = content["judges"].get(judge, {"kind": judge, "name": ""})
+    kind = str(described["kind"])
+    short = str(described["name"]).rpartition(".")[2] if kind == "signal" else ""
+    return f"{kind[:1].upper()}{kind[1:]}{f': {short}' if short else ''}"
+
+
+def _scores(content: Mapping[str, Any], judge: str) -> tuple[str, list[float], list[float]] | None:
+    """Title and scores of a judge: all that the report has, else those of the samples."""
+    title = f"Scores by the {_judge_title(content, judge).lower()}"
+    every = content.get("scores", {}).get(judge)
+    if every:
+        return title, every["policy"], every["reference"]
+    pairs = [sample.get(f"{judge}s") for sample in content["samples"]]
+    kept = [pair for pair in pairs if pair]
+    if not kept:
+        return None
+    return title, [pair["policy"] for pair in kept], [pair["reference"] for pair in kept]
+
+
+def _winner(pair: Mapping[str, Any]) -> str:
+    ours, theirs = pair["policy"], pair["reference"]
+    if ours is None or theirs is None or ours == theirs:
+        return "tie"
+    return "new" if ours > theirs else "original"
+
+
+def _show(content: Mapping[str, Any], path: Sequence[str | int], form: str) -> Markup:
+    """The number at `path` of the report, in an element that names its place (a JSON pointer)."""
+    value: Any = content
+    for key in path:
+        value = value[key]
+    if value is None:
+        return Markup('<span class="none">–</span>')
+    pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
+    return Markup('<data value="{}" data-path="{}">{}</data>').format(
+        json.dumps(value), pointer, _format(value, form)
+    )
+
+
+def _format(value: float, form: str) -> str:
+    if form == "percent":
+        return plots.percent(value)
+    if form == "bare_percent":
+        return f"{100 * value:.0f}"
+    if form == "p_value" and value < 0.001:
+        return "< 0.001"
+    if form == "number":
+        return f"{value:.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f}"
+    return {"fixed": "{:.2f}", "signed": "{:+.2f}", "p_value": "{:.3f}", "count": "{}"}[
+        form
+    ].format(value)
+
+
+def _script_hash(script: str) -> str:
+    digest = hashlib.sha256(str(script).encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _storable(value: Any) -> Any:
+    """`value` as JSON can hold it: not-finite numbers become null, lone surrogates a `?`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {str(key): _storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(item) for item in value]
+    return value

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from policies.audit import score_responses
+from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
+from rlhf.distributed import start
+from rlhf.models import load_causal_lm
+from rlhf.tokens import TokenBatch, load_tokenizer, pad_left, pad_right
+
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
+RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26]]
+
+
+def one_by_one(model: torch.nn.Module, temperature: float) -> list[np.ndarray]:
+    """Log-probs from a plain forward of each sequence alone, in NumPy float64."""
+    expected = []
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + response])).logits[0].double().numpy() / temperature
+        shifted = logits[len(prompt) - 1 : -1]
+        top = shifted.max(axis=1)
+        normaliser = np.log(np.exp(shifted - top[:, None]).sum(axis=1)) + top
+        expected.append(shifted[np.arange(len(response)), response] - normaliser)
+    return expected
+
+
+def test_padded_batches_agree_with_single_sequences(tiny_model: Path) -> None:
+    model, tokenizer = load_causal_lm(str(tiny_model)).eval(), load_tokenizer(str(tiny_model))
+    for temperature in (1.0, 0.7):
+        scored = score_responses(start("fp32", 0), model, tokenizer, PROMPTS, RESPONSES, temperature)
+        for mine, theirs in zip(scored, one_by_one(model, temperature), strict=True):
+            np.testing.assert_allclose(mine.numpy(), theirs, atol=2e-5)
+
+
+def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(tiny_model: Path) -> None:
+    model = load_causal_lm(str(tiny_model)).eval()
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    with torch.no_grad():
+        logits = response_logits(model, sequences, 1.0)
+    log_probs = log_probs_of(logits, sequences.responses)
+    entropy = entropy_of(logits, sequences.responses)
+    padding = ~sequences.responses.mask
+    assert (log_probs[padding] == 0).all()
+    assert (entropy[padding] == 0).all()
+    p = np.exp(logits[0, 0].double().numpy())
+    p /= p.sum()
+    np.testing.assert_allclose(entropy[0, 0].item(), -(p * np.log(p)).sum(), rtol=1e-5)
+
+
+def test_trimming_drops_only_columns_of_padding() -> None:
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    trimmed = sequences.rows(torch.tensor([0, 2])).trimmed()
+    assert trimmed.prompts.ids.tolist() == [[5, 6, 7], [0, 0, 13]]
+    assert trimmed.responses.ids.tolist() == [[20, 21, 22, 2], [24, 25, 26, 0]]
+    assert isinstance(trimmed.prompts, TokenBatch)

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import torch
+
+from policies import losses
+
+MASK = torch.tensor([[True, True, False], [True, False, False]])
+
+
+def rows(*values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_policy_loss_by_hand() -> None:
+    old = torch.zeros(2, 3, dtype=torch.float64)
+    new = rows([np.log(1.5), np.log(0.5), 9.0], [np.log(0.5), 9.0, 9.0])
+    advantages = rows([1.0, 1.0, 9.0], [-2.0, 9.0, 9.0])
+    # 1.5 clipped to 1.2: −1.2; 0.5 not clipped upwards for a good token: −0.5; bad token at 0.5: max(1, 1.6) = 1.6
+    loss = losses.policy_loss(new, old, advantages, MASK, 0.2)
+    assert loss.item() == pytest.approx(-1.2 - 0.5 + 1.6)
+
+
+def test_policy_loss_gradient_pushes_good_tokens_up_and_stops_at_the_clip() -> None:
+    new = torch.tensor([[0.0, 0.5, 0.0]], requires_grad=True)
+    advantages = torch.tensor([[1.0, 1.0, -1.0]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    losses.policy_loss(new, torch.zeros(1, 3), advantages, mask, 0.2).backward()
+    assert new.grad is not None
+    assert torch.allclose(new.grad, torch.tensor([[-1.0, 0.0, 1.0]]))
+
+
+def test_value_loss_by_hand() -> None:
+    values, old = rows([1.0, 3.0, 9.0], [0.1, 9.0, 9.0]), rows([0.0, 3.0, 0.0], [0.0, 0.0, 0.0])
+    returns = rows([1.0, 1.0, 9.0], [1.0, 9.0, 9.0])
+    # V = 1 clipped to 0.2: ½ max(0, .64) = .32; ½·4 = 2; 0.1 is inside the range: ½·.81
+    loss = losses.value_loss(values, old, returns, MASK, 0.2)
+    assert loss.item() == pytest.approx(0.32 + 2.0 + 0.405)
+
+
+def test_forward_kl_k3_by_hand_and_never_negative() -> None:
+    policy, reference = rows([-1.0, -2.0, 5.0], [-3.0, 5.0, 5.0]), rows([-2.0, -1.0, 0], [-3.0, 0, 0])
+    # log r = 1, −1, 0: (e − 1 − 1) + (1/e − 1 + 1) + 0
+    expected = np.e - 2 + 1 / np.e
+    assert losses.forward_kl_k3(policy, reference, MASK).item() == pytest.approx(expected)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(2, 3, generator=generator)
+    assert losses.forward_kl_k3(noise, -noise, MASK) > 0
+
+
+def test_forward_kl_k3_is_unbiased_over_an_enumerated_vocabulary() -> None:
+    reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    policy = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    exact = (reference * (reference / policy).log()).sum()
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    terms = [
+        losses.forward_kl_k3(policy[i].log().view(1, 1), reference[i].log().view(1, 1), mask)
+        for i in range(3)
+    ]
+    assert (reference * torch.stack(terms)).sum().item() == pytest.approx(exact.item())
+
+
+def test_forward_kl_k3_gradient_is_zero_at_the_reference_and_pulls_back_elsewhere() -> None:
+    policy = torch.tensor([[-1.0, -1.5, -0.5]], requires_grad=True)
+    reference = torch.full((1, 3), -1.0)
+    losses.forward_kl_k3(policy, reference, torch.ones(1, 3, dtype=torch.bool)).backward()
+    assert policy.grad is not None
+    # d/dx (e^x − 1 − x) = e^x − 1
+    assert torch.allclose(policy.grad, torch.tensor([[0.0, np.exp(-0.5) - 1, np.exp(0.5) - 1]]).float())
+
+
+def test_one_runaway_token_is_clamped() -> None:
+    loss = losses.forward_kl_k3(
+        torch.zeros(1, 1), torch.full((1, 1), -200.0), torch.ones(1, 1, dtype=torch.bool)
+    )
+    assert loss.item() == pytest.approx(np.exp(10) - 11, rel=1e-5)
+
+
+def test_reverse_kl_estimators_by_hand() -> None:
+    policy, reference = rows([-1.0, -2.0, 5.0], [-3.0, 5.0, 5.0]), rows([-2.0, -1.0, 0], [-3.5, 0, 0])
+    # s = 1, −1 | 0.5
+    k1 = losses.reverse_kl_k1(policy, reference, MASK)
+    assert torch.allclose(k1, torch.tensor([0.0, 0.5], dtype=torch.float64))
+    k3 = losses.reverse_kl_k3(policy, reference, MASK)
+    expected = rows([1 / np.e + np.e - 2, np.exp(-0.5) - 0.5])[0]
+    assert torch.allclose(k3, expected)
+
+
+def test_approximate_kl_and_clip_count_by_hand() -> None:
+    old = torch.zeros(2, 3)
+    new = torch.tensor([[0.1, 0.3, 9.0], [-0.4, 9.0, 9.0]])
+    assert losses.approximate_kl(new, old, MASK).item() == pytest.approx(0.5 * (0.01 + 0.09 + 0.16))
+    # e^.1 = 1.105 inside, e^.3 = 1.35 and e^−.4 = .67 outside
+    assert losses.clipped_tokens(new, old, MASK, 0.2).item() == 2.0

@@ -1,0 +1,344 @@
+"""Every number on the page is in report.json, the verdict is honest, hostile texts are inert."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from policies.report import Pair, Sample, build_content, headline, outcome, render, write_report
+from policies.statistics import judge_wins, spread
+
+HOSTILE = [
+    "<script>window.hacked = 1</script>",
+    "</div></details></script><img src=x onerror='window.hacked = 1'>",
+    "${window.hacked = 1} {{ 7 * 191 }} {% raw %}",
+    '"><svg onload=alert(1)>',
+    "\u202egnp.exe \u2066\u2067 \x07\x1b[31m",
+    "",
+    "long " * 20_000,
+]
+VOID = {"meta", "img", "input", "br", "link"}
+
+
+def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
+    """A complete report of 12 prompts."""
+    generator = np.random.default_rng(seed)
+    wins = np.repeat([1.0, 0.5, 0.0], [9, 2, 1]) if wins is None else wins
+    rate = judge_wins(wins, seed=seed).to_json()
+    policy, reference = generator.normal(1, 1, 12), generator.normal(0, 1, 12)
+    sides = {
+        "policy": spread(policy).to_json(),
+        "reference": spread(reference).to_json(),
+    }
+    return {
+        "win_rate": {"reward": judge_wins(np.full(12, 1.0), seed=seed).to_json(), "gold": rate},
+        "judges": {
+            "reward": {"kind": "reward model", "name": "runs/demo/reward"},
+            "gold": {"kind": "signal", "name": "examples.quickstart.sentiment:score"},
+        },
+        "win_rate_by_source": {"gold": {"travel": {**rate, "n": 7}, "food/~drink": rate}},
+        "kl": {
+            "forward": {
+                "nats": 2.914,
+                "per_token": 0.07914,
+                "estimator": "k3",
+                "standard_error": 0.2149,
+            },
+            "reverse": {
+                "nats": 16.42,
+                "per_token": 0.1746,
+                "estimator": "k1",
+                "standard_error": 0.5513,
+            },
+        },
+        "length": {"policy": 38.14, "reference": 36.85},
+        "eos_rate": {"policy": 0.4219, "reference": 0.5156},
+        "distinct": {
+            "policy": {"distinct_1": 0.3124, "distinct_2": 0.7113},
+            "reference": {"distinct_1": 0.4021, "distinct_2": 0.8307},
+        },
+        "reward": sides,
+        "gold": sides,
+        "seed": 17,
+        "inputs": {"policy": {"path": "runs/7/ppo", "hash": "5c1f0e2ab93d7f10"}, "gold": "a.b:c9"},
+    }
+
+
+def samples(texts: list[str] | None = None) -> list[Sample]:
+    """One sample for each text, the text in all three places."""
+    texts = texts or [f"text number {n}" for n in range(12)]
+    return [
+        Sample(
+            prompt=text,
+            reference=text,
+            policy=text,
+            rewards=Pair(reference=0.25, policy=1.5 + n),
+            golds=Pair(reference=0.5, policy=0.5 - (n % 3 - 1) / 4),
+        )
+        for n, text in enumerate(texts)
+    ]
+
+
+METRICS = [
+    {"step": 1, "reward/mean": 0.1, "length": 30.0, "loss/policy": 4.0},
+    {"step": 2, "reward/mean": None, "length": 31.5, "loss/policy": 3.0},
+]
+
+
+class Page(HTMLParser):
+    """What a page shows: its numbers, its other text, and the attributes of its elements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.numbers: list[tuple[str, str, str]] = []  # path, value, as shown
+        self.words: list[str] = []
+        self.verbatim: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self._open: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag) -> None:
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data) -> None:
+        tags = [tag for tag, _ in self._open]
+        classes = " ".join(attributes.get("class") or "" for _, attributes in self._open).split()
+        if "script" in tags or "style" in tags:
+            return
+        if "verbatim" in classes:
+            self.verbatim.append(data)
+        elif tags and tags[-1] == "data":
+            attributes = self._open[-1][1]
+            self.numbers.append((attributes["data-path"], attributes["value"], data))
+        else:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All words and numbers of the page, in a form for reading tests."""
+        return " ".join(" ".join(self.words).split())
+
+
+def look_up(content, pointer: str):
+    for key in pointer.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        content = content[int(key)] if isinstance(content, list) else content[key]
+    return content
+
+
+def verdict(report: dict) -> str:
+    page = render(build_content(report, samples(), METRICS))
+    section = re.search(r'<section class="verdict.*?</section>', page, re.S).group()
+    return " ".join(re.sub(r"<[^>]*>", "", section).replace("\u00a0", " ").split())
+
+
+def test_every_number_on_the_page_is_the_one_in_report_json(tmp_path) -> None:
+    write_report(example(), samples(), METRICS, tmp_path / "report.json", tmp_path / "report.html")
+    content = json.loads((tmp_path / "report.json").read_text())
+    page = Page((tmp_path / "report.html").read_text())
+    for pointer, value, shown in page.numbers:
+        expected = look_up(content, pointer)
+        assert json.loads(value) == expected, pointer
+        plain = shown.replace("\u00a0%", "").replace("< ", "")
+        percent = shown.endswith("%") or pointer.endswith("/low")
+        decimals = len(plain.partition(".")[2])
+        tolerance = 0.5001 * 10**-decimals / (100 if percent else 1)
+        assert float(plain) / (100 if percent else 1) == pytest.approx(expected, abs=tolerance)
+    assert not [words for words in page.words if re.search(r"\d", words)]
+
+
+def test_the_page_shows_all_the_numbers_that_the_contract_names() -> None:
+    page = Page(render(build_content(example(), samples(), METRICS)))
+    shown = {pointer for pointer, _, _ in page.numbers}
+    wanted = {f"/win_rate/{j}/{k}" for j in ("reward", "gold") for k in ("value", "low", "high")}
+    wanted |= {f"/kl/{d}/{k}" for d in ("forward", "reverse") for k in ("nats", "per_token")}
+    wanted |= {f"/kl/{d}/standard_error" for d in ("forward", "reverse")}
+    for side in ("policy", "reference"):
+        wanted |= {f"/length/{side}", f"/eos_rate/{side}", f"/reward/{side}/mean"}
+        wanted |= {f"/distinct/{side}/distinct_{n}" for n in (1, 2)} | {f"/reward/{side}/std"}
+        wanted |= {f"/samples/11/rewards/{side}", f"/samples/11/golds/{side}"}
+    wanted |= {"/seed", "/win_rate/gold/n", "/win_rate_by_source/gold/food~1~0drink/value"}
+    assert wanted <= shown
+
+
+def test_report_json_keeps_what_was_given_and_adds_verdict_curves_and_samples(tmp_path) -> None:
+    given = {**example(), "extra": {"kept": True}}
+    content = write_report(given, samples(), METRICS, tmp_path / "a.json", tmp_path / "a.html")
+    assert json.loads((tmp_path / "a.json").read_text()) == content
+    assert {name: content[name] for name in given} == given
+    assert content["verdict"] == {"judge": "gold", "outcome": "better"}
+    assert content["training"] == {
+        "reward/mean": [[1, 0.1], [2, None]],
+        "length": [[1, 30.0], [2, 31.5]],
+    }
+    assert content["samples"][1]["rewards"] == {"reference": 0.25, "policy": 2.5}
+    assert set(content) - set(headline(content)) == {"samples", "training"}
+
+
+def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:
+    first = render(build_content(example(), samples(), METRICS))
+    assert render(build_content(example(), samples(), METRICS)) == first
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        ({"low": 0.51, "high": 0.9}, "better"),
+        ({"low": 0.5, "high": 0.9}, "unproven"),
+        ({"low": 0.1, "high": 0.49}, "worse"),
+        ({"low": 1.0, "high": 1.0, "p_value": 0.0625}, "unproven"),
+        ({"low": 1.0, "high": 1.0, "p_value": 0.03125}, "better"),
+        ({"low": None, "high": None}, "unproven"),
+    ],
+)
+def test_outcome(rate, expected) -> None:
+    assert outcome(rate) == expected
+
+
+def test_verdict_of_a_better_model_names_the_judge_for_what_it_is() -> None:
+    text = verdict(example())
+    assert text.startswith(
+        "The new model is better The new model wins 83 % of comparisons against the original "
+        "(95 % interval "
+    )
+    assert "judged by the signal examples.quickstart.sentiment:score on 12 held-out prompts" in text
+    assert "stands in for people; no people were asked" in text
+    assert "These are few prompts" in text
+
+
+def test_verdict_when_the_interval_includes_one_half() -> None:
+    text = verdict(example(wins=np.repeat([1.0, 0.0], [7, 5])))
+    assert text.startswith("No proven difference The new model wins 58 % of comparisons")
+    assert "The interval includes one half, so chance alone may explain this result." in text
+    assert "It proves" not in text
+    assert "A sign of reward hacking: the reward model sees an improvement that the signal" in text
+
+
+def test_verdict_of_a_few_prompts_that_all_went_one_way() -> None:
+    text = verdict(example(wins=np.ones(4)))
+    assert text.startswith("No proven difference The new model wins 100 %")
+    assert "The sign test finds that chance alone may explain this result." in text
+
+
+def test_verdict_of_one_prompt_shows_no_interval() -> None:
+    text = verdict(example(wins=np.ones(1)))
+    assert text.startswith("No proven difference")
+    assert "interval " not in text.partition("judged by")[0]
+
+
+def test_verdict_of_a_worse_model() -> None:
+    text = verdict(example(wins=np.repeat([1.0, 0.0], [1, 11])))
+    assert text.startswith("The new model is worse The new model wins 8 % of comparisons")
+
+
+def test_verdict_without_gold_says_that_the_judge_is_the_one_trained_against() -> None:
+    report = example()
+    for place in (report["win_rate"], report["judges"], report):
+        del place["gold"]
+    report["split"] = "train"
+    text = verdict(report)
+    assert "judged by the reward model runs/demo/reward" in text
+    assert "trained to please this very judge" in text
+    assert "prompts that it was trained on" in text
+
+
+def test_a_report_of_the_bare_minimum_renders() -> None:
+    report = example()
+    for name in ("judges", "win_rate_by_source", "gold"):
+        del report[name]
+    del report["kl"]["reverse"]
+    bare = ("value", "low", "high", "n")
+    report["win_rate"] = {
+        judge: {key: rate[key] for key in bare} for judge, rate in report["win_rate"].items()
+    }
+    page = Page(render(build_content(report, [], [])))
+    assert "judged by the signal" in page.text
+    assert "No samples were kept." in page.text
+
+
+def test_the_reverse_kl_is_said_to_be_an_audit() -> None:
+    page = Page(render(build_content(example(), samples(), METRICS)))
+    assert (
+        "An audit: the reference model was loaded for it, which training never does." in page.text
+    )
+    assert "an audit with the reference model loaded" in page.text
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_is_shown_and_nothing_else(text) -> None:
+    report = example()
+    report["win_rate_by_source"] = {"gold": {text: report["win_rate"]["gold"]}}
+    report["judges"]["gold"]["name"] = text
+    report["inputs"] = {text: {"path": text, "hash": text}}
+    harmless = Page(render(build_content(example(), samples(["x"]), METRICS)))
+    page = Page(render(build_content(report, samples([text]), METRICS)))
+    kinds = {(tag, name) for tag, attributes in page.elements for name in attributes}
+    assert kinds <= {(tag, name) for tag, attributes in harmless.elements for name in attributes}
+    assert sum(tag == "script" for tag, _ in page.elements) == 1
+    if text:
+        assert page.verbatim.count(text) >= 5
+    else:
+        assert "(empty)" in page.verbatim
+
+
+def test_nothing_points_outside_and_the_policy_allows_the_one_script() -> None:
+    text = render(build_content(example(), samples(HOSTILE), METRICS))
+    page = Page(text)
+    links = [a[n] for _, a in page.elements for n in ("src", "href", "action", "data") if n in a]
+    assert len(links) == 4
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in links)
+    assert "url(" not in text
+    assert "@import" not in text
+    script = re.search(r"<script>(.*?)</script>", text, re.S).group(1)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_the_first_ten_samples_are_open_and_each_knows_its_winner() -> None:
+    page = Page(render(build_content(example(), samples(), METRICS)))
+    details = [a for tag, a in page.elements if tag == "details" and a.get("class") == "sample"]
+    assert ["open" in a for a in details] == [True] * 10 + [False] * 2
+    assert [a["data-winner"] for a in details[:3]] == ["new", "tie", "original"]
+
+
+def test_numbers_that_are_not_finite_and_broken_text_are_stored_as_json_can_hold_them(
+    tmp_path,
+) -> None:
+    report = example()
+    report["kl"]["reverse"]["nats"] = float("inf")
+    given = [
+        Sample(
+            prompt="\ud800",
+            reference="a",
+            policy="b",
+            rewards=Pair(reference=float("nan"), policy=0.0),
+        )
+    ]
+    write_report(report, given, METRICS, tmp_path / "a.json", tmp_path / "a.html")
+    content = json.loads(
+        (tmp_path / "a.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
+    assert content["kl"]["reverse"]["nats"] is None
+    assert content["samples"][0]["prompt"] == "?"
+    assert '<b><span class="none">–</span> nats</b>' in (tmp_path / "a.html").read_text()
+
+
+def test_a_report_that_lacks_a_number_leaves_no_file(tmp_path) -> None:
+    report = example()
+    del report["length"]["reference"]
+    with pytest.raises(KeyError, match="reference"):
+        write_report(report, samples(), METRICS, tmp_path / "a.json", tmp_path / "a.html")
+    assert list(tmp_path.iterdir()) == []

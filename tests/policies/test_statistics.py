@@ -1,0 +1,161 @@
+"""Statistics against numbers worked by hand, and against NumPy written out again."""
+
+import numpy as np
+import pytest
+
+from policies.statistics import (
+    bootstrap_interval,
+    compare,
+    distinct_n,
+    judge_wins,
+    sign_test,
+    spread,
+    standard_error,
+    win_rate,
+)
+
+
+def test_compare_counts_every_pair_and_half_of_a_tie() -> None:
+    policy = np.array([[3.0, 1.0], [0.0, 0.0], [5.0, -5.0]])
+    reference = np.array([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [9.0, 9.0, 9.0]])
+    # prompt 0: 3 beats 2, 1, 0 → 3; 1 loses to 2, ties 1, beats 0 → 1.5; 4.5 of 6
+    # prompt 1: each 0 ties one of three → twice ½ of 6; prompt 2: nothing
+    np.testing.assert_allclose(
+        compare(policy, reference), [4.5 / 6, 1 / 6, 0.0], rtol=0, atol=1e-15
+    )
+
+
+def test_compare_is_antisymmetric() -> None:
+    generator = np.random.default_rng(3)
+    left, right = generator.integers(0, 4, (20, 3)) * 1.0, generator.integers(0, 4, (20, 5)) * 1.0
+    np.testing.assert_allclose(compare(left, right) + compare(right, left), np.ones(20), atol=1e-12)
+
+
+def test_compare_handles_infinite_scores() -> None:
+    infinite = np.array([[np.inf]])
+    assert compare(infinite, -infinite).tolist() == [1.0]
+    assert compare(infinite, infinite).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reference", "message"),
+    [
+        (np.zeros((2, 1)), np.zeros((3, 1)), "2 prompts against 3"),
+        (np.zeros((2, 0)), np.zeros((2, 1)), "without a response"),
+        (np.array([[np.nan]]), np.zeros((1, 1)), "NaN"),
+    ],
+)
+def test_compare_refuses_what_cannot_be_compared(policy, reference, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare(policy, reference)
+
+
+def test_win_rate_is_the_mean_over_prompts() -> None:
+    assert win_rate(np.array([1.0, 1.0, 0.0, 0.5])) == 0.625
+
+
+@pytest.mark.parametrize(
+    ("wins", "message"),
+    [([], "no prompts"), ([1.2], "between 0 and 1"), ([-0.1], "between"), ([np.nan], "between")],
+)
+def test_win_rate_refuses_what_is_no_share(wins, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        win_rate(np.array(wins))
+
+
+def test_bootstrap_of_two_values_is_known_exactly() -> None:
+    # The means of two draws from {0, 1} are 0, ½, 1 with probability ¼, ½, ¼.
+    wide = bootstrap_interval(np.array([0.0, 1.0]), seed=0)
+    narrow = bootstrap_interval(np.array([0.0, 1.0]), seed=0, level=0.4)
+    assert (wide.value, wide.low, wide.high, wide.n) == (0.5, 0.0, 1.0, 2)
+    assert (narrow.low, narrow.high, narrow.level) == (0.5, 0.5, 0.4)
+
+
+def test_bootstrap_agrees_with_a_resampling_written_out_and_with_the_normal_theory() -> None:
+    values = np.random.default_rng(1).normal(3.0, 2.0, size=100)
+    interval = bootstrap_interval(values, samples=20_000, seed=5)
+    draws = np.random.default_rng(99).integers(0, 100, size=(20_000, 100))
+    low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
+    half_width = 1.96 * values.std() / 10
+    assert interval.low == pytest.approx(low, abs=0.02)
+    assert interval.high == pytest.approx(high, abs=0.02)
+    assert interval.high - interval.low == pytest.approx(2 * half_width, rel=0.05)
+
+
+def test_bootstrap_depends_on_the_seed_alone() -> None:
+    values = np.random.default_rng(2).random(30)
+    state = np.random.get_state()[1].copy()
+    first = bootstrap_interval(values, seed=7)
+    assert bootstrap_interval(values, seed=7) == first
+    assert bootstrap_interval(values, seed=8) != first
+    assert (np.random.get_state()[1] == state).all()
+
+
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(11)
+    held = 0
+    for seed in range(200):
+        wins = (generator.random(64) < 0.7).astype(float)
+        interval = bootstrap_interval(wins, samples=500, seed=seed)
+        held += interval.low <= 0.7 <= interval.high
+    assert 0.88 <= held / 200 <= 0.99
+
+
+def test_one_prompt_has_no_interval_and_none_has_no_mean() -> None:
+    interval = bootstrap_interval(np.array([1.0]), seed=0)
+    assert interval.value == 1.0
+    assert np.isnan([interval.low, interval.high]).all()
+    with pytest.raises(ValueError, match="no values"):
+        bootstrap_interval(np.array([]), seed=0)
+
+
+def test_interval_to_json() -> None:
+    plain = bootstrap_interval(np.array([1.0, 1.0]), seed=0).to_json()
+    assert plain == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 2, "level": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "expected"),
+    [
+        (5, 0, 2 / 32),
+        (0, 5, 2 / 32),
+        (8, 2, 2 * (1 + 10 + 45) / 1024),
+        (3, 3, 1.0),
+        (0, 0, 1.0),
+    ],
+)
+def test_sign_test_is_the_binomial_tail_twice(wins, losses, expected) -> None:
+    assert sign_test(wins, losses) == pytest.approx(expected, rel=1e-12)
+
+
+def test_judge_wins_counts_prompts_and_keeps_shares() -> None:
+    outcome = judge_wins(np.array([1.0, 0.75, 0.5, 0.25]), seed=0).to_json()
+    assert outcome["value"] == 0.625
+    assert (outcome["wins"], outcome["ties"], outcome["losses"]) == (2, 1, 1)
+    assert outcome["p_value"] == 1.0  # 2 · (1 + 3) / 8
+    assert outcome["n"] == 4
+    assert "interval" not in outcome
+
+
+def test_spread_and_standard_error() -> None:
+    values = np.array([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])
+    assert spread(values).to_json() == {"mean": 5.0, "std": 2.0}
+    assert standard_error(values) == pytest.approx(np.sqrt(32 / 7) / np.sqrt(8))
+    assert np.isnan(standard_error(np.array([1.0])))
+    with pytest.raises(ValueError, match="no values"):
+        spread(np.array([]))
+
+
+def test_distinct_n_counts_over_all_texts_and_spans_none() -> None:
+    texts = ["The cat saw the cat.", "A cat!"]
+    # words: the cat saw the cat a cat, 4 different of 7
+    # pairs: the-cat twice, cat-saw, saw-the, a-cat, 4 different of 5
+    assert distinct_n(texts, 1) == 4 / 7
+    assert distinct_n(texts, 2) == 4 / 5
+    assert distinct_n(texts, 6) == 0.0
+    assert distinct_n([], 1) == 0.0
+    assert distinct_n(["", " … "], 1) == 0.0
+
+
+def test_distinct_n_keeps_contractions_and_other_scripts_whole() -> None:
+    assert distinct_n(["don't don\u2019t", "été ÉTÉ"], 1) == 3 / 4
