@@ -1,6 +1,7 @@
 """Saving and resuming a training loop, atomically and for every rank.
 
-checkpoints/step-000100/   accelerate's state (weights, optimizer, schedule, RNG of every rank) and progress.json
+checkpoints/step-000100/   accelerate's state (weights, optimizer, schedule, RNG of every rank)
+                           and progress.json
 checkpoints/latest         the name of the newest complete one
 """
 
@@ -56,11 +57,16 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
         The `progress` that was saved with it, and `step`.
 
     Raises:
-        InputError: the checkpoint was written by another number of processes.
+        InputError: the checkpoint is gone, or was written by another number of processes.
     """
     if not (folder / LATEST).is_file():
         return None
     newest = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+    if not (newest / PROGRESS).is_file():
+        raise InputError(
+            f"{newest} is gone or incomplete, though {folder / LATEST} names it",
+            f"Put the name of another checkpoint there, or delete {folder} to start again.",
+        )
     ranks = len(list(newest.glob("random_states_*.pkl")))
     if ranks != accelerator.num_processes:
         raise InputError(

@@ -1,12 +1,16 @@
 """`rlhf COMMAND`: reads settings, runs one command, turns errors into one message and an exit code.
 
-Every command lives in its own file of `rlhf.commands` and offers three names: `Settings` (a dataclass whose fields
-are the flags), `run(settings)` (returns what the command found, as plain JSON values) and, for training,
-`memory_plan(settings)` (the text that --dry-run adds). Nothing here imports torch: `rlhf --help` answers at once.
+Every command lives in its own file of `rlhf.commands` and offers three names: `Settings` (a
+dataclass whose fields are the flags), `run(settings)` (returns what the command found, as plain
+JSON values) and, for training, `memory_plan(settings)` (the text that --dry-run adds). Nothing here
+imports torch: `rlhf --help` answers at once.
 """
 
 import json
+import os
+import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -25,11 +29,12 @@ from rlhf import __version__
 from rlhf.config import load_settings, to_plain, to_yaml
 from rlhf.errors import ConfigError, RlhfError
 
-
 COMMANDS = {
     "import": "import_",
     "generate": "generate",
     "label": "label",
+    "users": "users",
+    "backup": "backup",
     "annotate": "annotate",
     "export": "export",
     "train-reward": "train_reward",
@@ -40,8 +45,9 @@ COMMANDS = {
 
 HELP = """From a person's click to a better model.
 
-People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy against it with a
-KL term on stored reference outputs, and an evaluation proves whether the result is better.
+People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy
+against it with a KL term on stored reference outputs, and an evaluation proves whether the result
+is better.
 """
 
 errors = Console(stderr=True, highlight=False)
@@ -50,7 +56,12 @@ errors = Console(stderr=True, highlight=False)
 def build_app() -> App:
     """The command line with all its commands."""
     app = App(
-        name="rlhf", help=HELP, version=__version__, config=_settings_from_files, help_epilogue=None
+        name="rlhf",
+        help=HELP,
+        version=__version__,
+        config=_settings_from_files,
+        help_epilogue=None,
+        suppress_keyboard_interrupt=False,  # it would exit with 130 before `main` can say 75
     )
     for name, module in COMMANDS.items():
         if not (Path(__file__).parent / "commands" / f"{module}.py").exists():
@@ -62,6 +73,8 @@ def build_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (0, 1, 2, 3 or 75, as `rlhf.errors` tells)."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers stop jobs with it
     try:
         build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -71,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RlhfError as error:
         return _fail(error)
     except KeyboardInterrupt:
-        errors.print("[bold red]interrupted[/] Run the same command with --resume to go on.")
+        if _is_main_process():
+            errors.print("[bold red]interrupted[/] Run the same command with --resume to go on.")
         return 75
     except Exception:
         traceback.print_exc()
@@ -99,13 +113,11 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
         json: bool = False,
     ) -> None:
         if dry_run:
-            result = {"settings": to_plain(settings)}
-            plan = module.memory_plan(settings) if hasattr(module, "memory_plan") else ""
-            text = to_yaml(settings) + (f"\n{plan}" if plan else "")
+            result, text = _dry_run(module, settings)
         else:
-            result = module.run(settings)
-            text = ""
-        _show(result, text, as_json=json)
+            result, text = module.run(settings), ""
+        if _is_main_process():  # the other processes of a group have nothing to add
+            _show(result, text, as_json=json)
 
     settings_type: Any = Annotated[module.Settings, Parameter(name="*")]
     several_files = Annotated[
@@ -128,6 +140,20 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
     command.__doc__ = module.run.__doc__
     command.__module__ = module.__name__
     return command
+
+
+def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
+    """The resolved settings, and the memory plan as a comment that `--config` passes over."""
+    result: dict[str, Any] = {"settings": to_plain(settings)}
+    text = to_yaml(settings)
+    if hasattr(module, "memory_plan"):
+        result["memory_plan"] = module.memory_plan(settings)
+        text += "\n" + textwrap.indent(result["memory_plan"], "# ", lambda line: True)
+    return result, text.rstrip("\n")
+
+
+def _is_main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
@@ -170,7 +196,7 @@ def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: 
     known = {field.name: field for field in fields(settings)}
     types = get_type_hints(settings)
     for key, value in values.items():
-        name = key.replace("-", "_")
+        name = str(key).replace("-", "_")
         if name not in known:
             close = get_close_matches(name, known, n=1)
             hint = f"Did you mean {prefix}{close[0]}? " if close else ""
@@ -178,7 +204,12 @@ def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: 
                 f"Unknown setting {prefix}{key} in {source}",
                 f"{hint}The settings are: {', '.join(known)}.",
             )
-        if is_dataclass(types[name]) and isinstance(value, dict):
+        if is_dataclass(types[name]):
+            if not isinstance(value, dict):
+                raise ConfigError(
+                    f"{prefix}{key} in {source} is {value!r}, not a group of settings",
+                    f"Its settings are: {', '.join(f.name for f in fields(types[name]))}.",
+                )
             _refuse_unknown(value, types[name], source, f"{prefix}{key}.")
 
 

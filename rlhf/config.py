@@ -79,7 +79,7 @@ def require_range(
     """Refuse a number outside [low, high], or outside (low, high] with `above_low`.
 
     Raises:
-        ConfigError: the value is out of range; the message names the setting, the value and the range.
+        ConfigError: out of range; the message names the setting, the value and the range.
     """
     if low <= value <= high and not (above_low and value == low):
         return

@@ -1,28 +1,44 @@
-"""Processes and precision: one Accelerator, sums over ranks, and `--processes N` on this machine."""
+"""Processes and precision: one Accelerator, sums over ranks, `--processes N` on one machine."""
 
 import os
+import signal
 import sys
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, GuardError, InputError, InterruptedRunError
 
 RANK_SEED_STRIDE = 100_003
 PRECISIONS = ("auto", "bf16", "fp32")
+DELIBERATE = (InputError.exit_code, GuardError.exit_code)
 
 
 def launch(processes: int) -> None:
-    """Run this very command line again in N processes under torchrun's agent, then exit with their status.
+    """Run this command line again in N processes under torchrun's agent, exit with their status.
 
-    Returns at once when one process is wanted, or inside a group that torchrun or accelerate has started.
+    Returns at once when one process is wanted, or inside a group that torchrun or accelerate has
+    started.
+
+    Raises:
+        InterruptedRunError: this process was asked to stop, or one of the N was killed.
     """
     if processes == 1 or "RANK" in os.environ:
         return
+    sys.exit(run_processes([sys.executable, "-m", "rlhf.cli", *sys.argv[1:]], processes))
+
+
+def run_processes(command: list[str], processes: int) -> int:
+    """Run a command N times as one group on this machine and return the group's exit code.
+
+    Raises:
+        InterruptedRunError: this process was asked to stop, or one of the N was killed.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     config = LaunchConfig(
         min_nodes=1,
@@ -34,13 +50,28 @@ def launch(processes: int) -> None:
         max_restarts=0,
         start_method="spawn",
     )
-    command = [sys.executable, "-m", "rlhf.cli", *sys.argv[1:]]
     try:
         elastic_launch(config, command[0])(*command[1:])
+    except SignalException:
+        raise InterruptedRunError(
+            "The processes were stopped", "Run the same command with --resume to go on."
+        ) from None
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        sys.exit(failure.exitcode if failure.exitcode > 0 else 1)
-    sys.exit(0)
+        return _exit_code(error)
+    return 0
+
+
+def _exit_code(error: ChildFailedError) -> int:
+    """The exit code of the process that failed first; what a process said on purpose goes first."""
+    codes = [failure.exitcode for failure in error.failures.values()]
+    rank, first = error.get_first_failure()
+    deliberate = [code for code in codes if code in DELIBERATE]
+    if not deliberate and first.exitcode < 0:
+        raise InterruptedRunError(
+            f"Process {rank} was killed by {signal.Signals(-first.exitcode).name}",
+            "When memory ran out, use smaller batches; then run the same command with --resume.",
+        ) from None
+    return int(deliberate[0] if deliberate else first.exitcode)
 
 
 def is_main_process() -> bool:
@@ -49,18 +80,23 @@ def is_main_process() -> bool:
 
 
 def start(precision: str, seed: int) -> Accelerator:
-    """Join the process group that is there, choose device and precision, seed every rank differently.
+    """Join the group that is there, choose device and precision, seed every rank differently.
 
     Raises:
         ConfigError: the precision is unknown.
     """
-    accelerator = Accelerator(mixed_precision=choose_precision(precision))
+    # without `cpu` accelerate would not join a group on a machine that has no GPU
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(), mixed_precision=choose_precision(precision)
+    )
     set_seed(seed + RANK_SEED_STRIDE * accelerator.process_index)
     return accelerator
 
 
 def choose_precision(precision: str) -> str:
-    """Accelerate's name for a precision; `auto` is bf16 autocast where the hardware multiplies bf16, else fp32.
+    """Accelerate's name for a precision.
+
+    `auto` is bf16 autocast where the hardware multiplies bf16, else fp32.
 
     Raises:
         ConfigError: the precision is unknown.

@@ -6,8 +6,8 @@
     ├── GuardError        exit 3   a guard stopped the run: NaN, broken invariant, KL ceiling
     └── InterruptedRunError  exit 75  stopped, resumable
 
-Every message says what is wrong, the value, and what to type next. `rlhf.cli` is the only place that catches
-these; any other exception is our own bug and exits with 1 and its traceback.
+Every message says what is wrong, the value, and what to type next. `rlhf.cli` is the only place
+that catches these; any other exception is our own bug and exits with 1 and its traceback.
 """
 
 

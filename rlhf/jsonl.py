@@ -1,8 +1,10 @@
 """JSON Lines in, JSON Lines out; every write is atomic (temporary name, fsync, rename)."""
 
+import gzip
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ def parse_line(text: str, place: str) -> JsonObject:
         BadLineError: the line is not JSON, or not an object; `place` (file:line) leads the message.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         raise BadLineError(
             f"{place}: not valid JSON ({error.msg} at column {error.colno}): {text.strip()[:80]!r}",
@@ -39,16 +41,20 @@ def parse_line(text: str, place: str) -> JsonObject:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (`file:line`, text) for every line that is not blank.
+    """Yield (`file:line`, text) for every line that is not blank; a .gz file is unpacked.
 
     Raises:
-        InputError: the file does not exist or is not UTF-8.
+        InputError: the file does not exist, is not UTF-8, or is a broken .gz file.
     """
     if not path.is_file():
         raise InputError(
             f"No such file: {path}", "Check the path; `ls` its folder to see what is there."
         )
-    with path.open(encoding="utf-8") as stream:
+    with (
+        gzip.open(path, "rt", encoding="utf-8-sig")
+        if path.suffix == ".gz"
+        else path.open(encoding="utf-8-sig") as stream
+    ):
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
@@ -57,6 +63,10 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
             raise InputError(
                 f"{path} is not UTF-8 text ({error.reason} at byte {error.start})",
                 f"Convert it first: iconv -f LATIN1 -t UTF-8 {path} > converted.jsonl",
+            ) from None
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise InputError(
+                f"{path} cannot be unpacked ({error})", "Copy or download the file again."
             ) from None
 
 
@@ -93,7 +103,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text_atomically(path: Path, write: Callable[[Any], Any]) -> None:
-    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it to `path`."""
+    """Let `write` fill a temporary file beside `path`, flush it to disk, rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8") as stream:
@@ -114,6 +124,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     yield partial
+    for file in partial.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
     old = path.with_name(f".{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():

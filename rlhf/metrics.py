@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlhf.distributed import is_main_process
-from rlhf.jsonl import read_jsonl, write_jsonl
+from rlhf.jsonl import parse_line, write_jsonl
 
 Metrics = dict[str, Any]
 
@@ -23,8 +23,15 @@ def append_metrics(path: Path, row: Metrics) -> None:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All steps so far, oldest first; empty when there are none."""
-    return list(read_jsonl(path)) if path.is_file() else []
+    """All steps so far, oldest first; empty when there are none.
+
+    A last line that a kill has cut short is left out.
+    """
+    if not path.is_file():
+        return []
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    lines = enumerate(whole.splitlines(), start=1)
+    return [parse_line(line, f"{path}:{number}") for number, line in lines]
 
 
 def forget_metrics_after(path: Path, step: int) -> None:
@@ -34,7 +41,7 @@ def forget_metrics_after(path: Path, step: int) -> None:
 
 
 class Bar:
-    """The handle that `progress` gives: `advance` by work done, `show` a few words beside the bar."""
+    """What `progress` gives: `advance` by work done, `show` a few words beside the bar."""
 
     def __init__(self, progress: Progress, task: Any) -> None:
         self._progress = progress

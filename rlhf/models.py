@@ -1,7 +1,8 @@
 """Loading and saving models: the only `from_pretrained` of a model in the project.
 
-A reward model is an `AutoModelForSequenceClassification` with one label. Its config carries `reward_bias`, the
-constant that plain `from_pretrained` does not add; `rlhf` adds it wherever it scores.
+A reward model is an `AutoModelForSequenceClassification` with one label. Its config carries
+`reward_bias`, the constant that plain `from_pretrained` does not add; `rlhf` adds it wherever it
+scores.
 """
 
 import math
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -25,11 +27,12 @@ from rlhf.jsonl import new_folder
 from rlhf.rundir import RunDir, require_done
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
 
-WEIGHTS = ("*.safetensors",)
+WEIGHTS = ("*.safetensors", "*.bin")
+CLASSIFIER = "ForSequenceClassification"
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """Read a model's config with every dropout at zero: no randomness but sampling in what we train.
+    """Read a model's config with every dropout at zero: sampling is the only randomness we want.
 
     Raises:
         InputError: `name` is neither a model folder nor a model on the hub.
@@ -70,15 +73,21 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedM
     """Load a language model.
 
     Raises:
-        InputError: there is no such model.
+        InputError: there is no such model, it has no weights, or it is a reward model.
     """
     config = load_config(name)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype)
-    return model
+    if _architecture(config).endswith(CLASSIFIER):
+        raise InputError(
+            f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
+            "Give the language model, not the reward model.",
+        )
+    return _load(AutoModelForCausalLM, name, config, dtype)
 
 
 def new_reward_model(name: str, pad_token_id: int, seed: int) -> PreTrainedModel:
-    """Put a fresh scalar head on a language model; weight ~ N(0, 1/√(d+1)) (arXiv 2009.01325, as its code has it).
+    """Put a fresh scalar head on a language model.
+
+    Its weight ~ N(0, std 1/√(d+1)), as the code of arXiv 2009.01325 has it.
 
     Raises:
         InputError: there is no such model.
@@ -99,10 +108,9 @@ def load_reward_model(name: str) -> PreTrainedModel:
         InputError: there is no such model, or it has not exactly one output.
     """
     config = load_config(name)
-    architecture = (config.architectures or ["?"])[0]
-    if not architecture.endswith("ForSequenceClassification") or config.num_labels != 1:
+    if not _architecture(config).endswith(CLASSIFIER) or config.num_labels != 1:
         raise InputError(
-            f"{name} is not a reward model ({architecture}, {config.num_labels} labels)",
+            f"{name} is not a reward model ({_architecture(config)}, {config.num_labels} labels)",
             "Train one: rlhf train-reward --rankings DIR --model M --out R",
         )
     return _load_classifier(name, config.get_text_config().pad_token_id)
@@ -112,9 +120,23 @@ def _load_classifier(name: str, pad_token_id: int) -> PreTrainedModel:
     config = load_config(name)
     config.num_labels = 1
     config.get_text_config().pad_token_id = pad_token_id
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-        name, config=config, dtype=torch.float32
-    )
+    return _load(AutoModelForSequenceClassification, name, config, torch.float32)
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    return str((config.architectures or ["?"])[0])
+
+
+def _load(
+    kind: type[Any], name: str, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = kind.from_pretrained(name, config=config, dtype=dtype)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"Cannot load the weights of {name} ({str(error).splitlines()[0]})",
+            "Copy or download the model again: its folder must hold whole *.safetensors files.",
+        ) from None
     return model
 
 
@@ -128,7 +150,7 @@ def reward_head(model: PreTrainedModel) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise InputError(
             f"{type(model).__name__} has no linear head `score`",
-            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX, GPT-J and their kin have one.",
+            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin have one.",
         )
     return head
 

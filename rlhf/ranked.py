@@ -46,7 +46,8 @@ def read_ranked(folder: Path) -> list[RankedPrompt]:
     manifest = read_manifest(folder)
     if manifest.get("format") != "ranked":
         raise InputError(
-            f"{folder} holds an export of format {manifest.get('format')!r}, training wants 'ranked'",
+            f"{folder} holds an export of format {manifest.get('format')!r}, "
+            "training wants 'ranked'",
             "Export again: rlhf export --format ranked --db DB --out DIR",
         )
     if manifest["content_hash"] != folder_hash(folder, ("*.jsonl",)):

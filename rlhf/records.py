@@ -2,15 +2,17 @@
 
 A worked example, one line of an exported ranking file:
 
-    {"prompt": {"id": "5c1f0e2ab93d7f10", "messages": [{"role": "user", "content": "How was the beach?"}],
-                "split": "train", "source": "travel"},
-     "responses": [{"id": "a1", "text": "Lovely!", "model": "m", ...}, {"id": "b2", "text": "Cold.", ...}],
-     "rankings": [{"annotator": "ann", "kind": "human", "tiers": [["a1"], ["b2"]], "strengths": [2], ...}]}
+    {"prompt": {"id": "5c1f0e2ab93d7f10", "split": "train", "source": "travel",
+                "messages": [{"role": "user", "content": "How was the beach?"}]},
+     "responses": [{"id": "a1", "text": "Lovely!", "model": "m", ...},
+                   {"id": "b2", "text": "Cold.", ...}],
+     "rankings": [{"annotator": "ann", "kind": "human", "tiers": [["a1"], ["b2"]],
+                   "strengths": [2], ...}]}
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
 from rlhf.errors import InputError
@@ -20,15 +22,22 @@ AnnotatorKind = Literal["human", "ai", "signal"]
 JsonObject = dict[str, Any]
 
 ROLES = ("system", "user", "assistant")
+KINDS = ("human", "ai", "signal")
+STRENGTHS = (1, 2, 3)
 
 
 def content_id(*parts: Any) -> str:
-    """A 16-digit hexadecimal id that depends on content alone, so importing twice changes nothing."""
+    """A 16-digit hexadecimal id that depends on content alone: importing twice changes nothing."""
     text = json.dumps(parts, ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _field(value: JsonObject, name: str, kind: type, record: str) -> Any:
+def _field(value: Any, name: str, kind: type, record: str) -> Any:
+    if not isinstance(value, dict):
+        raise InputError(
+            f"A {record} must be a JSON object, found {value!r}",
+            f"Write a {record} as an object with a field {name!r}.",
+        )
     if not isinstance(value.get(name), kind):
         raise InputError(
             f"A {record} needs {name!r} as {kind.__name__}, found {value.get(name)!r}",
@@ -73,7 +82,7 @@ class Prompt:
         """Make a prompt whose id follows from its messages.
 
         Raises:
-            InputError: no messages, an empty user turn, or a conversation that does not end with one.
+            InputError: no messages, an empty user turn, or an end that is not a user turn.
         """
         if not messages or messages[-1].role != "user":
             last = messages[-1].role if messages else "nothing"
@@ -128,13 +137,28 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The settings that produced a response; `top_k = 0` and `top_p = 1` mean the whole distribution."""
+    """The settings that produced a response; `top_k = 0` and `top_p = 1` cut nothing off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 256
     seed: int = 0
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Self:
+        """Read sampling settings as a response's `to_json` wrote them.
+
+        Raises:
+            InputError: a name that is no sampling setting.
+        """
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(value) - set(known))
+        if unknown:
+            raise InputError(
+                f"Unknown sampling settings: {', '.join(unknown)}", f"Use {', '.join(known)}."
+            )
+        return cls(**value)
 
     @property
     def is_untruncated(self) -> bool:
@@ -173,7 +197,7 @@ class Response:
             model=_field(value, "model", str, "response"),
             model_fingerprint=value.get("model_fingerprint"),
             tokenizer_fingerprint=value.get("tokenizer_fingerprint"),
-            sampling=Sampling(**sampling) if sampling else None,
+            sampling=Sampling.from_json(sampling) if sampling else None,
             sample_index=int(value.get("sample_index", 0)),
             token_ids=tuple(tokens) if tokens is not None else None,
             finished=value.get("finished"),
@@ -188,9 +212,9 @@ class Response:
 class Ranking:
     """One annotator's judgement of the responses to one prompt.
 
-    `tiers` holds response ids, best first; the responses of one tier are tied; responses left out were not
-    judged. `strengths[i]` (1 slight, 2 clear, 3 large) says how far tier i stands above tier i + 1; empty when
-    not given.
+    `tiers` holds response ids, best first; the responses of one tier are tied; responses left out
+    were not judged. `strengths[i]` (1 slight, 2 clear, 3 large) says how far tier i stands above
+    tier i + 1; empty when not given.
     """
 
     id: str
@@ -211,8 +235,19 @@ class Ranking:
             )
         if self.strengths and len(self.strengths) != len(self.tiers) - 1:
             raise InputError(
-                f"Ranking {self.id} has {len(self.tiers)} tiers but {len(self.strengths)} strengths",
+                f"Ranking {self.id} has {len(self.tiers)} tiers but {len(self.strengths)} "
+                "strengths",
                 "Give one strength between each tier and the next, or none.",
+            )
+        if set(self.strengths) - set(STRENGTHS):
+            raise InputError(
+                f"Ranking {self.id} has strengths {list(self.strengths)}",
+                "Use 1 (slight), 2 (clear) or 3 (large).",
+            )
+        if self.kind not in KINDS:
+            raise InputError(
+                f"Ranking {self.id} has annotator kind {self.kind!r}",
+                f"Use one of {', '.join(KINDS)}.",
             )
 
     @classmethod
@@ -222,12 +257,18 @@ class Ranking:
         Raises:
             InputError: a field is missing or the tiers contradict each other.
         """
+        tiers = _field(value, "tiers", list, "ranking")
+        if not all(isinstance(tier, list) for tier in tiers):
+            raise InputError(
+                f"Each tier of a ranking must be a list of response ids, found {tiers!r}",
+                'Write for example {"tiers": [["a1"], ["b2", "c3"]]}.',
+            )
         return cls(
             id=_field(value, "id", str, "ranking"),
             prompt_id=_field(value, "prompt_id", str, "ranking"),
             annotator=_field(value, "annotator", str, "ranking"),
             kind=value.get("kind", "human"),
-            tiers=tuple(tuple(tier) for tier in _field(value, "tiers", list, "ranking")),
+            tiers=tuple(tuple(tier) for tier in tiers),
             strengths=tuple(value.get("strengths", ())),
             flags=tuple(value.get("flags", ())),
             note=value.get("note", ""),

@@ -93,6 +93,11 @@ class RunDir:
         content: dict[str, Any] = json.loads(self.stage_file.read_text(encoding="utf-8"))
         return content
 
+    def read_report(self) -> dict[str, Any]:
+        """The content of report.json: what a finished stage found."""
+        content: dict[str, Any] = json.loads(self.report_json.read_text(encoding="utf-8"))
+        return content
+
     @property
     def is_done(self) -> bool:
         """True when the stage finished."""
@@ -102,19 +107,21 @@ class RunDir:
 def open_stage(
     out: Path, stage: str, settings: Any, inputs: dict[str, dict[str, str]], *, resume: bool
 ) -> RunDir:
-    """Create the folder of a stage, or reopen it to resume.
+    """Create the folder of a stage, or reopen it to resume; only the main process looks and writes.
 
     Args:
         out: the folder.
         stage: reward, reference, ppo or evaluate.
         settings: the dataclass of resolved settings; written to config.yaml.
         inputs: for every input its `path` and `hash`; written to stage.json.
-        resume: go on in an existing folder; a folder that does not exist yet is created all the same.
+        resume: go on in an existing folder; one that does not exist yet is created all the same.
 
     Raises:
-        InputError: the folder exists and `resume` is off, or it was made with other settings or inputs.
+        InputError: the folder exists and `resume` is off, or its settings or inputs were others.
     """
     run = RunDir(out)
+    if not _is_main_process():
+        return run
     if out.exists() and any(out.iterdir()):
         if not resume:
             status = run.read_stage().get("status", "no stage of ours")
@@ -181,7 +188,8 @@ def _require_same(run: RunDir, settings: Any, inputs: dict[str, dict[str, str]])
         )
     old = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
     new = to_plain(settings)
-    changed = sorted(k for k in new if k != "resume" and old.get(k) != new[k])
+    free = ("out", "resume")  # a moved folder is the same run
+    changed = sorted(k for k in new if k not in free and old.get(k) != new[k])
     if changed:
         described = ", ".join(f"{key}: {old.get(key)} → {new[key]}" for key in changed)
         raise InputError(
@@ -218,10 +226,16 @@ def _write_stage(
 
 
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
+    if not _is_main_process():
+        return
     content = run.read_stage()
     content.pop("error", None)
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})
+
+
+def _is_main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _version(package: str) -> str | None:

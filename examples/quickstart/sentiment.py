@@ -13,6 +13,8 @@ from functools import cache
 
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
+LONGEST = 10_000  # characters; VADER's time grows with the square of the length
+
 
 @cache
 def _analyser() -> SentimentIntensityAnalyzer:
@@ -27,9 +29,9 @@ def score(prompt: str, response: str) -> float:
 
     Args:
         prompt: not looked at; every signal takes prompt and response.
-        response: the text to judge; an empty one is neutral.
+        response: the text to judge, by its first 10,000 characters; an empty one is neutral.
 
     Returns:
         A number from -1 (most negative) through 0 (neutral) to 1 (most positive).
     """
-    return float(_analyser().polarity_scores(response)["compound"])
+    return float(_analyser().polarity_scores(response[:LONGEST])["compound"])

@@ -18,7 +18,9 @@ def one_by_one(model: torch.nn.Module, temperature: float) -> list[np.ndarray]:
     expected = []
     for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + response])).logits[0].double().numpy() / temperature
+            logits = (
+                model(torch.tensor([prompt + response])).logits[0].double().numpy() / temperature
+            )
         shifted = logits[len(prompt) - 1 : -1]
         top = shifted.max(axis=1)
         normaliser = np.log(np.exp(shifted - top[:, None]).sum(axis=1)) + top
@@ -29,7 +31,9 @@ def one_by_one(model: torch.nn.Module, temperature: float) -> list[np.ndarray]:
 def test_padded_batches_agree_with_single_sequences(tiny_model: Path) -> None:
     model, tokenizer = load_causal_lm(str(tiny_model)).eval(), load_tokenizer(str(tiny_model))
     for temperature in (1.0, 0.7):
-        scored = score_responses(start("fp32", 0), model, tokenizer, PROMPTS, RESPONSES, temperature)
+        scored = score_responses(
+            start("fp32", 0), model, tokenizer, PROMPTS, RESPONSES, temperature
+        )
         for mine, theirs in zip(scored, one_by_one(model, temperature), strict=True):
             np.testing.assert_allclose(mine.numpy(), theirs, atol=2e-5)
 

@@ -38,7 +38,10 @@ def test_value_loss_by_hand() -> None:
 
 
 def test_forward_kl_k3_by_hand_and_never_negative() -> None:
-    policy, reference = rows([-1.0, -2.0, 5.0], [-3.0, 5.0, 5.0]), rows([-2.0, -1.0, 0], [-3.0, 0, 0])
+    policy, reference = (
+        rows([-1.0, -2.0, 5.0], [-3.0, 5.0, 5.0]),
+        rows([-2.0, -1.0, 0], [-3.0, 0, 0]),
+    )
     # log r = 1, −1, 0: (e − 1 − 1) + (1/e − 1 + 1) + 0
     expected = np.e - 2 + 1 / np.e
     assert losses.forward_kl_k3(policy, reference, MASK).item() == pytest.approx(expected)
@@ -65,7 +68,9 @@ def test_forward_kl_k3_gradient_is_zero_at_the_reference_and_pulls_back_elsewher
     losses.forward_kl_k3(policy, reference, torch.ones(1, 3, dtype=torch.bool)).backward()
     assert policy.grad is not None
     # d/dx (e^x − 1 − x) = e^x − 1
-    assert torch.allclose(policy.grad, torch.tensor([[0.0, np.exp(-0.5) - 1, np.exp(0.5) - 1]]).float())
+    assert torch.allclose(
+        policy.grad, torch.tensor([[0.0, np.exp(-0.5) - 1, np.exp(0.5) - 1]]).float()
+    )
 
 
 def test_one_runaway_token_is_clamped() -> None:
@@ -76,7 +81,10 @@ def test_one_runaway_token_is_clamped() -> None:
 
 
 def test_reverse_kl_estimators_by_hand() -> None:
-    policy, reference = rows([-1.0, -2.0, 5.0], [-3.0, 5.0, 5.0]), rows([-2.0, -1.0, 0], [-3.5, 0, 0])
+    policy, reference = (
+        rows([-1.0, -2.0, 5.0], [-3.0, 5.0, 5.0]),
+        rows([-2.0, -1.0, 0], [-3.5, 0, 0]),
+    )
     # s = 1, −1 | 0.5
     k1 = losses.reverse_kl_k1(policy, reference, MASK)
     assert torch.allclose(k1, torch.tensor([0.0, 0.5], dtype=torch.float64))

@@ -82,6 +82,13 @@ def test_bootstrap_agrees_with_a_resampling_written_out_and_with_the_normal_theo
     assert interval.high - interval.low == pytest.approx(2 * half_width, rel=0.05)
 
 
+def test_bootstrap_of_skewed_values_takes_the_quantiles_of_the_means_themselves() -> None:
+    values = np.array([0.0] * 9 + [10.0])
+    interval = bootstrap_interval(values, seed=0)
+    # The number of tens drawn is binomial(10, 0.1): P(0) = .349, P(≤ 2) = .930, P(≤ 3) = .987.
+    assert (interval.low, interval.high) == (0.0, 3.0)
+
+
 def test_bootstrap_depends_on_the_seed_alone() -> None:
     values = np.random.default_rng(2).random(30)
     state = np.random.get_state()[1].copy()

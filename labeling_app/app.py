@@ -1,0 +1,85 @@
+"""The labelling app: one Gradio component over the queue, served by one process.
+
+Gradio evaluates templates as JavaScript, so no text from the database is ever put into one: the
+component asks for its task after it has loaded, and gets it as JSON.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+# Before gradio is imported: it decides at import time whether to phone home.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import gradio as gr
+from fastapi import FastAPI, Request
+
+from labeling_app.session import Board
+
+BOARD_FILES = Path(__file__).parent / "board"
+SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "board.js")
+PAGE_CSS = """
+footer { display: none !important; }
+:root { --body-background-fill: #f6f6f3; }
+.dark { --body-background-fill: #151716; }
+.gradio-container { overflow: visible !important; }
+.gradio-container main, .gradio-container .main {
+  padding: 0 !important; max-width: none !important;
+}
+#board .html-container { padding: 0 !important; }
+"""
+SYSTEM_FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
+CODE_FONT = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
+
+
+def rank_board(rpc: Any) -> gr.HTML:
+    """The ranking board: HTML, CSS and JavaScript from `board/`, one server function.
+
+    Not a subclass: Gradio writes a .pyi file beside the source of every subclass of a component.
+
+    Args:
+        rpc: called by the browser as `server.rpc(payload)`; gets the payload and the request.
+    """
+    return gr.HTML(
+        html_template=_read("board.html"),
+        css_template=_read("board.css"),
+        js_on_load="\n".join(_read(name) for name in SCRIPTS),
+        apply_default_css=False,
+        server_functions=[rpc],
+        elem_id="board",
+    )
+
+
+def _read(name: str) -> str:
+    return (BOARD_FILES / name).read_text(encoding="utf-8")
+
+
+def build_app(board: Board, annotator: str) -> FastAPI:
+    """The web application for one named local annotator."""
+
+    def rpc(payload: dict[str, Any], request: gr.Request) -> dict[str, Any]:
+        return board.answer(annotator, payload)
+
+    with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
+        rank_board(rpc)
+    app = FastAPI(title="rlhf label", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/healthz")
+    def health(request: Request) -> dict[str, str]:
+        return {"status": "ok"}
+
+    mounted: FastAPI = gr.mount_gradio_app(
+        app,
+        page,
+        path="/",
+        ssr_mode=False,
+        run_history=False,
+        footer_links=[],
+        show_error=False,
+        pwa=False,
+        enable_monitoring=False,
+        theme=gr.themes.Default(font=SYSTEM_FONT, font_mono=CODE_FONT),
+        css=PAGE_CSS,
+    )
+    return mounted

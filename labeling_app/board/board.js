@@ -1,0 +1,312 @@
+// The board: a task comes in, the person ranks, the ranking goes out, the next task comes with the answer.
+
+const find = selector => element.querySelector(selector);
+let task = null, ranking = newRanking(0), items = [], shownAt = 0, busy = false, draftTimer = 0;
+const durations = [];
+
+const say = message => { find('.rb-live').textContent = message; };
+const saved = message => { find('.rb-saved').textContent = message; };
+function complain(message) {
+  find('.rb-error').textContent = message;
+  find('.rb-error').hidden = !message;
+}
+
+// ------------------------------------------------------------------ showing
+
+function show(screen) {
+  ({ board, annotator } = screen);
+  task = screen.task;
+  find('.rb-who').textContent = annotator;
+  find('.rb-progress').textContent = `${screen.done} done · ${screen.open} open${pace()}`;
+  find('.rb-work').hidden = !task;
+  find('.rb-empty').hidden = Boolean(task);
+  find('.rb-empty').textContent = screen.nothing_left;
+  for (const name of ['skip', 'all-bad', 'submit']) find(`[data-act=${name}]`).disabled = !task;
+  find('[data-act=undo]').disabled = false;
+  if (task) showTask(screen);
+}
+
+function pace() {
+  if (durations.length < 3) return '';
+  const middle = [...durations].sort((a, b) => a - b)[Math.floor(durations.length / 2)];
+  return ` · ${Math.round(middle / 1000)} s each`;
+}
+
+function showTask(screen) {
+  find('.rb-prompt').replaceChildren(...buildPrompt(task.prompt));
+  items = task.cards.map((content, card) => buildCard(card, content, screen.flags));
+  find('.rb-list').replaceChildren();
+  find('.rb-left-list').replaceChildren();
+  const local = readStorage(`draft:${task.id}`);
+  const draft = local && (local.at || 0) >= ((task.draft && task.draft.at) || 0) ? local : task.draft;
+  ranking = draft ? fromState(draft, items.length) : newRanking(items.length);
+  find('.rb-note').value = ranking.note;
+  find('.rb-reasons').replaceChildren(...screen.skip_reasons.map((reason, index) => {
+    const choice = button('rb-button', `${index + 1}  ${reason}`, 'reason');
+    choice.dataset.value = reason;
+    return choice;
+  }));
+  saved(draft ? 'Draft restored' : '');
+  window.scrollTo(0, 0);
+  paint(ranking.order.length ? ranking.order[0].card : null);
+  showMoreButtons(items);
+  shownAt = performance.now();
+}
+
+function paint(focusCard) {
+  glide(items, () => {
+    find('.rb-list').append(...ranking.order.map(item => items[item.card]));
+    find('.rb-left-list').append(...ranking.left.map(card => items[card]));
+  });
+  let rank = 0;
+  ranking.order.forEach(({ card, relation }, index) => {
+    if (index === 0 || relation !== TIE) rank += 1;
+    paintCard(items[card], rank, relation, index === 0, ranking.flags.get(card) || [], false);
+  });
+  for (const card of ranking.left) paintCard(items[card], 0, BETTER, false, ranking.flags.get(card) || [], true);
+  find('.rb-left').hidden = !ranking.left.length;
+  find('[data-act=all-bad]').setAttribute('aria-pressed', String(ranking.allBad));
+  mark(focusCard);
+}
+
+// One card is marked: it has the focus and takes the next key.
+function mark(card) {
+  if (card === null || card === undefined) return;
+  for (const item of items) item.querySelector('.rb-card').tabIndex = -1;
+  const box = items[card].querySelector('.rb-card');
+  box.tabIndex = 0;
+  box.focus({ preventScroll: true });
+  const { top, bottom } = box.getBoundingClientRect();
+  if (top < 0 || (bottom > window.innerHeight - 80 && top > window.innerHeight / 2)) box.scrollIntoView({ block: 'nearest' });
+}
+
+// ------------------------------------------------------------------ changing
+
+function changed(card, message) {
+  paint(card);
+  if (message) say(message);
+  keepDraft();
+}
+
+function keepDraft() {
+  const id = task.id, state = { ...toState(ranking), touched: ranking.touched, at: Date.now() };
+  writeStorage(`draft:${id}`, state);
+  saved('Draft kept');
+  clearTimeout(draftTimer);
+  draftTimer = setTimeout(async () => {
+    const answer = await ask({ op: 'draft', task_id: id, state });
+    if (task && task.id === id) saved(answer.ok ? 'Draft saved' : 'Offline: draft kept in this browser');
+  }, 800);
+}
+
+const placeText = card => `${letterOf(card)} is at place ${indexOf(ranking, card) + 1} of ${ranking.order.length}`;
+
+function moveTo(card, index) {
+  moveCard(ranking, card, index);
+  changed(card, placeText(card));
+}
+
+function dropOn(card, other, kind) {
+  if (kind === 'tie') {
+    tieWith(ranking, card, other);
+    return changed(card, `${letterOf(card)} ties with ${letterOf(other)}`);
+  }
+  const from = indexOf(ranking, card), to = indexOf(ranking, other) + (kind === 'after' ? 1 : 0);
+  return moveTo(card, from >= 0 && from < to ? to - 1 : to);
+}
+
+function setRelation(card, value) {
+  const index = indexOf(ranking, card);
+  if (index < 1) return;
+  const item = ranking.order[index];
+  item.relation = item.relation === value ? BETTER : value;
+  ranking.touched = true;
+  ranking.marks.clear();
+  const above = letterOf(ranking.order[index - 1].card);
+  const text = { tie: 'ties with', 0: 'is worse than', 1: 'is slightly worse than', 2: 'is clearly worse than', 3: 'is much worse than' };
+  changed(card, `${letterOf(card)} ${text[item.relation]} ${above}`);
+}
+
+function cycleStrength(card) {
+  const item = ranking.order[indexOf(ranking, card)];
+  if (item) setRelation(card, { tie: 1, 0: 1, 1: 2, 2: 3, 3: 3 }[item.relation]);
+}
+
+function toggleLeft(card) {
+  if (ranking.left.includes(card)) return moveTo(card, ranking.order.length);
+  leaveOut(ranking, card);
+  return changed(card, `${letterOf(card)} is not ranked`);
+}
+
+function toggleFlag(card, name) {
+  const names = ranking.flags.get(card) || [];
+  ranking.flags.set(card, names.includes(name) ? names.filter(other => other !== name) : [...names, name]);
+  changed(null, `${letterOf(card)}: ${(ranking.flags.get(card)).join(', ') || 'no flags'}`);
+}
+
+function openFlags(card) {
+  const flags = items[card].querySelector('.rb-flags');
+  flags.hidden = !flags.hidden;
+  if (flags.hidden) mark(card);
+  else flags.firstChild.focus();
+}
+
+function toggleMore(card) {
+  const text = items[card].querySelector('.rb-text'), more = items[card].querySelector('.rb-more');
+  if (more.hidden) return;
+  const open = text.classList.toggle('open');
+  more.textContent = open ? 'Show less' : 'Show all';
+}
+
+function placeMarked(card, number) {
+  placeByNumber(ranking, card, number);
+  const next = nextUnmarked(ranking, items.length);
+  changed(next === undefined ? card : next, `${placeText(card)}${next === undefined ? '' : `; next ${letterOf(next)}`}`);
+}
+
+function toggleAllBad() {
+  ranking.allBad = !ranking.allBad;
+  changed(null, ranking.allBad ? 'All bad' : 'Not all bad');
+}
+
+// ------------------------------------------------------------------ sending
+
+async function send(payload) {
+  // Busy until the next task is shown, so that a second Ctrl+Enter cannot submit twice.
+  if (!task || busy) return;
+  busy = true;
+  element.firstElementChild.classList.add('rb-busy');
+  clearTimeout(draftTimer);
+  const { id } = task;
+  try {
+    const answer = await deliver({ id: newId(), task_id: id, note: ranking.note, ...payload }, complain);
+    if (!answer.ok) return complain(answer.error);
+    complain('');
+    writeStorage(`draft:${id}`, null);
+    durations.push(performance.now() - shownAt);
+    show(answer);
+    say(payload.op === 'submit' ? 'Saved' : 'Skipped');
+  } finally {
+    busy = false;
+    element.firstElementChild.classList.remove('rb-busy');
+  }
+}
+
+function submit() {
+  if (!ranking.order.length) return complain('Rank at least one response, or skip the task.');
+  return send({ op: 'submit', ...toState(ranking), duration_ms: Math.round(performance.now() - shownAt) });
+}
+
+async function undo() {
+  if (busy) return;
+  const answer = await ask({ op: 'undo' });
+  if (!answer.ok) return complain(answer.offline ? 'The server does not answer. Try again in a moment.' : answer.error);
+  complain('');
+  show(answer);
+  say('The last one is open again');
+}
+
+async function start() {
+  for (let attempt = 0; ; attempt += 1) {
+    const screen = await ask({ op: 'next' });
+    if (screen.ok) {
+      ({ board, annotator } = screen);
+      const hadWaiting = readStorage('outbox');
+      if (hadWaiting) await deliverWaiting(complain);
+      complain('');
+      return show(hadWaiting ? await ask({ op: 'next' }) : screen);
+    }
+    complain(screen.offline ? 'The server does not answer yet. Trying again.' : screen.error);
+    await pause(Math.min(10000, 500 * 2 ** attempt));
+  }
+}
+
+// ------------------------------------------------------------------ hands
+
+const cardOf = node => { const item = node && node.closest && node.closest('.rb-item'); return item ? Number(item.dataset.card) : null; };
+
+const actions = {
+  submit, undo,
+  'skip': () => task && find('.rb-skip').showModal(),
+  'keys': () => find('.rb-keys').showModal(),
+  'close': target => target.closest('dialog').close(),
+  'reason': target => { find('.rb-skip').close(); send({ op: 'skip', reason: target.dataset.value }); },
+  'all-bad': () => toggleAllBad(),
+  'up': target => moveTo(cardOf(target), indexOf(ranking, cardOf(target)) - 1),
+  'down': target => moveTo(cardOf(target), indexOf(ranking, cardOf(target)) + 1),
+  'strength': target => setRelation(cardOf(target), target.dataset.value === TIE ? TIE : Number(target.dataset.value)),
+  'flag': target => openFlags(cardOf(target)),
+  'flag-name': target => { toggleFlag(cardOf(target), target.dataset.value); target.focus(); },
+  'leave': target => toggleLeft(cardOf(target)),
+  'more': target => toggleMore(cardOf(target)),
+};
+
+element.addEventListener('click', event => {
+  const target = event.target.closest('[data-act]');
+  if (target) return actions[target.dataset.act](target);
+  const card = cardOf(event.target);
+  if (card !== null && String(getSelection()) === '' && !event.target.closest('a')) mark(card);
+});
+element.addEventListener('input', event => {
+  if (event.target.matches('.rb-note') && task) { ranking.note = event.target.value; keepDraft(); }
+});
+element.addEventListener('pointerdown', startDrag);
+element.addEventListener('pointermove', event => { if (drag) drag.y = event.clientY; });
+element.addEventListener('pointerup', event => endDrag(event, dropOn));
+element.addEventListener('pointercancel', event => endDrag(event, dropOn));
+
+function stepFocus(card, step) {
+  const cards = [...ranking.order.map(item => item.card), ...ranking.left];
+  mark(cards[Math.max(0, Math.min(cards.length - 1, cards.indexOf(card) + step))]);
+}
+
+function onCardKey(event, card) {
+  const number = Number(event.key);
+  if (number >= 1 && number <= items.length) placeMarked(card, number);
+  else if (event.key === '=') setRelation(card, TIE);
+  else if (event.key === '>') cycleStrength(card);
+  else if (event.key === ' ') toggleMore(card);
+  else if (event.key.toUpperCase() === 'X') toggleLeft(card);
+  else if (event.key.toUpperCase() === 'F') openFlags(card);
+  else if (event.key === 'ArrowUp' || event.key === 'ArrowDown') {
+    const step = event.key === 'ArrowUp' ? -1 : 1;
+    if (event.altKey) moveTo(card, indexOf(ranking, card) + step);
+    else stepFocus(card, step);
+  } else return false;
+  return true;
+}
+
+function onBoardKey(event) {
+  const letter = event.key.length === 1 ? event.key.toUpperCase().charCodeAt(0) - 65 : -1;
+  if (letter >= 0 && letter < items.length && !event.shiftKey) mark(letter);
+  else if (event.key.toUpperCase() === 'S') actions.skip();
+  else if (event.key.toUpperCase() === 'U') undo();
+  else if (event.key.toUpperCase() === 'N') find('.rb-note').focus();
+  else if (event.key === '?') actions.keys();
+  else return false;
+  return true;
+}
+
+function onKey(event) {
+  if (!element.isConnected) return document.removeEventListener('keydown', onKey);
+  if (event.isComposing) return undefined;
+  const dialog = find('dialog[open]');
+  if (dialog) {
+    const reason = dialog.matches('.rb-skip') && dialog.querySelectorAll('[data-act=reason]')[Number(event.key) - 1];
+    if (reason) { event.preventDefault(); reason.click(); }
+    return undefined;
+  }
+  if ((event.ctrlKey || event.metaKey) && event.key === 'Enter') { event.preventDefault(); return submit(); }
+  if (event.target.matches('textarea, input')) { if (event.key === 'Escape') mark(0); return undefined; }
+  if (event.ctrlKey || event.metaKey) return undefined;
+  // Space and Enter belong to a button that has the focus.
+  if (event.target.matches('button') && (event.key === ' ' || event.key === 'Enter')) return undefined;
+  const card = cardOf(document.activeElement);
+  const sixthIsF = event.key.toUpperCase() === 'F' && items.length > 5 && !event.shiftKey;
+  if (task && card !== null && !sixthIsF && onCardKey(event, card)) return event.preventDefault();
+  if (onBoardKey(event)) event.preventDefault();
+  return undefined;
+}
+document.addEventListener('keydown', onKey);
+
+start();

@@ -1,0 +1,103 @@
+// The cards on the page. Every element is built here; text of a response enters only as the server's sanitised HTML.
+
+const STRENGTHS = [[TIE, 'Tie'], [1, 'Slightly better'], [2, 'Clearly'], [3, 'Much']];
+
+function make(tag, className, text, attributes = {}) {
+  const node = document.createElement(tag);
+  node.className = className;
+  if (text) node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+function button(className, text, action, label) {
+  return make('button', className, text, { type: 'button', 'data-act': action, ...(label ? { 'aria-label': label } : {}) });
+}
+
+function buildCard(card, content, flagNames) {
+  const letter = letterOf(card);
+  const item = make('li', 'rb-item');
+  item.dataset.card = card;
+  const gap = make('div', 'rb-gap', '', { role: 'group', 'aria-label': `How much better the card above is than ${letter}` });
+  for (const [value, text] of STRENGTHS) {
+    const choice = button('rb-strength', text, 'strength');
+    choice.dataset.value = value;
+    gap.append(choice);
+  }
+  const box = make('article', 'rb-card', '', { tabindex: '-1' });
+  const grip = make('div', 'rb-grip', '', { 'aria-hidden': 'true' });
+  grip.append(make('span', 'rb-rank'), make('span', 'rb-letter', letter), make('span', 'rb-dots', '⠿'));
+  const text = make('div', 'rb-text');
+  text.innerHTML = content.html;
+  const more = button('rb-quiet rb-more', 'Show all', 'more', `Show all of ${letter}`);
+  more.hidden = true;
+  const flags = make('div', 'rb-flags', '', { role: 'group', 'aria-label': `Flags of ${letter}` });
+  flags.hidden = true;
+  for (const name of flagNames) {
+    const chip = button('rb-chip', name, 'flag-name');
+    chip.dataset.value = name;
+    flags.append(chip);
+  }
+  const body = make('div', 'rb-body');
+  body.append(text, more, flags);
+  const tools = make('div', 'rb-tools');
+  tools.append(
+    button('rb-tool', '↑', 'up', `Move ${letter} up`), button('rb-tool', '↓', 'down', `Move ${letter} down`),
+    button('rb-tool', '⚑', 'flag', `Flag ${letter}`), button('rb-tool rb-leave', '✕', 'leave', `Leave ${letter} unranked`));
+  box.append(grip, body, tools);
+  item.append(gap, box);
+  return item;
+}
+
+function buildPrompt(turns) {
+  return turns.map(turn => {
+    const node = make('div', `rb-turn rb-${turn.role}`);
+    if (turns.length > 1) node.append(make('p', 'rb-role', turn.role));
+    const text = make('div', 'rb-text');
+    text.innerHTML = turn.html;
+    node.append(text);
+    return node;
+  });
+}
+
+// Show one card's place: its number, its tie, its strength, its flags.
+function paintCard(item, rank, relation, isTop, flags, isLeft) {
+  const card = Number(item.dataset.card), letter = letterOf(card), box = item.querySelector('.rb-card');
+  item.classList.toggle('tied', relation === TIE && !isTop && !isLeft);
+  item.querySelector('.rb-gap').hidden = isTop || isLeft;
+  item.querySelector('.rb-rank').textContent = isLeft ? '–' : rank;
+  for (const choice of item.querySelectorAll('.rb-strength')) {
+    choice.setAttribute('aria-pressed', String(choice.dataset.value === String(relation)));
+  }
+  for (const chip of item.querySelectorAll('.rb-chip')) {
+    chip.setAttribute('aria-pressed', String(flags.includes(chip.dataset.value)));
+  }
+  if (flags.length) item.querySelector('.rb-flags').hidden = false;
+  item.querySelector('[data-act=flag]').setAttribute('aria-pressed', String(flags.length > 0));
+  const leave = item.querySelector('[data-act=leave]');
+  leave.textContent = isLeft ? '+' : '✕';
+  leave.setAttribute('aria-label', isLeft ? `Rank ${letter}` : `Leave ${letter} unranked`);
+  const place = isLeft ? 'not ranked' : `place ${rank}`;
+  const tied = relation === TIE && !isTop && !isLeft ? ', tied with the one above' : '';
+  box.setAttribute('aria-label', `Response ${letter}, ${place}${tied}`);
+}
+
+// Let cards glide to their new places, unless the person asked for less motion.
+function glide(items, move) {
+  const before = new Map(items.map(item => [item, item.getBoundingClientRect().top]));
+  move();
+  if (matchMedia('(prefers-reduced-motion: reduce)').matches) return;
+  for (const item of items) {
+    const distance = before.get(item) - item.getBoundingClientRect().top;
+    if (distance && before.get(item)) {
+      item.animate([{ transform: `translateY(${distance}px)` }, { transform: 'none' }], { duration: 140, easing: 'ease-out' });
+    }
+  }
+}
+
+function showMoreButtons(items) {
+  for (const item of items) {
+    const text = item.querySelector('.rb-text'), more = item.querySelector('.rb-more');
+    more.hidden = !text.classList.contains('open') && text.scrollHeight <= text.clientHeight + 4;
+  }
+}

@@ -1,0 +1,51 @@
+// Nothing that was decided gets lost: it waits in the browser's storage until the server has said that it is stored.
+// A failed server call resolves to undefined (network, restart, exception alike), so undefined means: not stored yet.
+
+let board = '', annotator = '';
+const storageName = what => `rb:${board}:${annotator}:${what}`;
+
+function readStorage(what) {
+  try { return JSON.parse(localStorage.getItem(storageName(what))); } catch { return null; }
+}
+
+function writeStorage(what, value) {
+  try {
+    if (value === null) localStorage.removeItem(storageName(what));
+    else localStorage.setItem(storageName(what), JSON.stringify(value));
+  } catch { /* storage is full or forbidden: the server's draft is still there */ }
+}
+
+function newId() {
+  // crypto.randomUUID exists on https and localhost only.
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), byte => byte.toString(16).padStart(2, '0')).join('');
+}
+
+const pause = milliseconds => new Promise(done => {
+  const timer = setTimeout(done, milliseconds);
+  window.addEventListener('online', () => { clearTimeout(timer); done(); }, { once: true });
+});
+
+async function ask(payload) {
+  const answer = await server.rpc(payload);
+  return answer === undefined || answer === null ? { ok: false, retry: true, offline: true } : answer;
+}
+
+// Send until the server answers. `report` is told why it takes long.
+async function deliver(payload, report) {
+  const waiting = (readStorage('outbox') || []).filter(item => item.id !== payload.id);
+  writeStorage('outbox', [...waiting, payload]);
+  for (let attempt = 0; ; attempt += 1) {
+    const answer = await ask(payload);
+    if (answer.ok || !answer.retry) {
+      const rest = (readStorage('outbox') || []).filter(item => item.id !== payload.id);
+      writeStorage('outbox', rest.length ? rest : null);
+      return answer;
+    }
+    report(answer.offline ? 'The server does not answer. Your ranking is kept here and sent again.' : answer.error);
+    await pause(Math.min(10000, 500 * 2 ** attempt));
+  }
+}
+
+async function deliverWaiting(report) {
+  for (const payload of readStorage('outbox') || []) await deliver(payload, report);
+}

@@ -1,0 +1,124 @@
+// The ranking as data, without any page.
+//
+// `order` is best first. Each item is {card, relation}: card is the position in which the response was shown, and
+// relation says how the item stands to the one above it: TIE, BETTER (not said by how much), 1 slight, 2 clear, 3 large.
+// `left` are the cards left unranked. `marks` are the numbers typed so far in one pass of placing cards by number.
+
+const TIE = 'tie';
+const BETTER = 0;
+
+function newRanking(numCards) {
+  const order = Array.from({ length: numCards }, (_, card) => ({ card, relation: BETTER }));
+  return { order, left: [], marks: new Map(), flags: new Map(), allBad: false, note: '', touched: false };
+}
+
+const letterOf = card => String.fromCharCode(65 + card);
+const indexOf = (ranking, card) => ranking.order.findIndex(item => item.card === card);
+
+// Take a card out, and keep what the others say about each other.
+function takeOut(ranking, card) {
+  ranking.touched = true;
+  const index = indexOf(ranking, card);
+  if (index < 0) {
+    ranking.left = ranking.left.filter(other => other !== card);
+    return;
+  }
+  const [item] = ranking.order.splice(index, 1);
+  const next = ranking.order[index];
+  if (next && item.relation !== TIE) next.relation = next.relation === TIE ? item.relation : BETTER;
+  mendTop(ranking);
+}
+
+function mendTop(ranking) {
+  if (ranking.order.length) ranking.order[0].relation = BETTER;
+}
+
+// Put a card at an index; `tied` ties it with the one above. Landing inside a tie joins it.
+function putIn(ranking, card, index, tied) {
+  const next = ranking.order[index];
+  const insideTie = next && next.relation === TIE;
+  ranking.order.splice(index, 0, { card, relation: tied || insideTie ? TIE : BETTER });
+  if (next && !insideTie) next.relation = BETTER;
+  mendTop(ranking);
+}
+
+function moveCard(ranking, card, index, tied = false) {
+  takeOut(ranking, card);
+  putIn(ranking, card, Math.max(0, Math.min(ranking.order.length, index)), tied);
+  ranking.marks.clear();
+}
+
+// A card dropped on another ties with it: it joins the end of that card's tie.
+function tieWith(ranking, card, other) {
+  takeOut(ranking, card);
+  let index = indexOf(ranking, other) + 1;
+  while (index < ranking.order.length && ranking.order[index].relation === TIE) index += 1;
+  putIn(ranking, card, index, true);
+  ranking.marks.clear();
+}
+
+function leaveOut(ranking, card) {
+  takeOut(ranking, card);
+  ranking.left.push(card);
+  ranking.marks.clear();
+}
+
+// Place cards by number, one after the other: equal numbers tie, cards without a number fill the other places.
+function placeByNumber(ranking, card, number) {
+  if (ranking.left.includes(card)) moveCard(ranking, card, ranking.order.length);
+  ranking.touched = true;
+  ranking.marks.set(card, number);
+  const marked = [...ranking.marks].sort((a, b) => a[1] - b[1]);
+  const waiting = ranking.order.map(item => item.card).filter(other => !ranking.marks.has(other));
+  const order = [];
+  while (marked.length || waiting.length) {
+    if (marked.length && (marked[0][1] <= order.length + 1 || !waiting.length)) {
+      const [first, value] = marked.shift();
+      order.push({ card: first, relation: BETTER });
+      while (marked.length && marked[0][1] === value) order.push({ card: marked.shift()[0], relation: TIE });
+    } else {
+      order.push({ card: waiting.shift(), relation: BETTER });
+    }
+  }
+  ranking.order = order;
+}
+
+const nextUnmarked = (ranking, numCards) => Array.from({ length: numCards }, (_, card) => card)
+  .find(card => !ranking.marks.has(card) && !ranking.left.includes(card));
+
+function tiersOf(ranking) {
+  const tiers = [];
+  for (const { card, relation } of ranking.order) {
+    if (tiers.length && relation === TIE) tiers[tiers.length - 1].push(card);
+    else tiers.push([card]);
+  }
+  return tiers;
+}
+
+// What is stored and drafted. Nobody who says "all bad" and touches nothing means the order on the screen.
+function toState(ranking) {
+  const onlyBad = ranking.allBad && !ranking.touched;
+  const tiers = onlyBad ? [ranking.order.map(item => item.card)] : tiersOf(ranking);
+  const strengths = ranking.order.slice(1).map(item => item.relation).filter(relation => relation !== TIE);
+  return {
+    tiers,
+    strengths: !onlyBad && strengths.some(Boolean) ? strengths : [],
+    flags: ranking.allBad ? ['all-bad'] : [],
+    response_flags: [...ranking.flags].flatMap(([card, names]) => names.map(name => [card, name])),
+    note: ranking.note,
+  };
+}
+
+function fromState(state, numCards) {
+  const ranking = newRanking(numCards);
+  const ranked = state.tiers.flat();
+  if (ranked.some(card => !Number.isInteger(card) || card < 0 || card >= numCards)) return ranking;
+  ranking.order = state.tiers.flatMap((tier, rank) => tier.map((card, place) => ({
+    card, relation: place ? TIE : (rank && state.strengths[rank - 1]) || BETTER })));
+  ranking.left = newRanking(numCards).order.map(item => item.card).filter(card => !ranked.includes(card));
+  for (const [card, name] of state.response_flags) ranking.flags.set(card, [...(ranking.flags.get(card) || []), name]);
+  ranking.allBad = state.flags.includes('all-bad');
+  ranking.note = state.note;
+  ranking.touched = state.touched !== false;
+  return ranking;
+}

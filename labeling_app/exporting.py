@@ -1,0 +1,181 @@
+"""Rankings out of the database: our own `ranked` folder, or a dataset that trl trains on as it is.
+
+DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from labeling_app.store import Store
+from rlhf.errors import InputError
+from rlhf.fingerprints import folder_hash
+from rlhf.jsonl import JsonObject, new_folder, write_json, write_jsonl
+from rlhf.ranked import MANIFEST, SPLITS, write_ranked
+from rlhf.records import AnnotatorKind, RankedPrompt, Ranking
+
+Format = Literal["ranked", "trl", "trl-conversational", "hh", "kto"]
+ALL_BAD = "all-bad"
+
+
+def export(
+    store: Store,
+    out: Path,
+    format: Format,
+    *,
+    kinds: Collection[AnnotatorKind] = (),
+    annotators: Collection[str] = (),
+) -> dict[str, Any]:
+    """Write the live rankings as a dataset and return its manifest.
+
+    Raises:
+        InputError: `out` exists, or there is nothing to export; the message names the command that
+        comes first.
+    """
+    if out.exists():
+        raise InputError(
+            f"{out} already exists", f"Choose another --out, or remove it first: rm -r {out}"
+        )
+    _require_content(store)
+    records = list(store.ranked_prompts(kinds=kinds, annotators=annotators))
+    if not any(record.rankings for record in records):
+        _raise_nothing_ranked(store, kinds, annotators)
+    chosen = {"kinds": sorted(kinds), "annotators": sorted(annotators)}
+    with new_folder(out) as folder:
+        if format == "ranked":
+            return write_ranked(folder, records, {"chosen": chosen})
+        return _write_rows(folder, format, records, chosen)
+
+
+def _require_content(store: Store) -> None:
+    counts = store.counts()
+    path = store.connections.path
+    if not counts["prompts"]:
+        raise InputError(f"{path} is empty", f"Begin with: rlhf import prompts.jsonl --db {path}")
+    if not counts["responses"]:
+        raise InputError(
+            f"{path} holds {counts['prompts']} prompts and no responses",
+            f"Sample some first: rlhf generate --db {path} --model MODEL",
+        )
+
+
+def _raise_nothing_ranked(
+    store: Store, kinds: Collection[str], annotators: Collection[str]
+) -> None:
+    path = store.connections.path
+    if store.counts()["rankings"]:
+        there = ", ".join(f"{name} ({kind})" for name, kind in store.annotators().items())
+        wanted = ", ".join([*kinds, *annotators])
+        raise InputError(
+            f"No ranking in {path} is by {wanted}",
+            f"Change --kind or --annotator. There are: {there}.",
+        )
+    raise InputError(
+        f"{path} holds responses and no rankings",
+        f"Rank some first: rlhf label --db {path}, or rlhf annotate --db {path} --annotator …",
+    )
+
+
+def _write_rows(
+    folder: Path, format: Format, records: list[RankedPrompt], chosen: dict[str, Any]
+) -> dict[str, Any]:
+    rows_of = ROWS[format]
+    counts = {}
+    for split in SPLITS:
+        rows = [row for r in records if r.prompt.split == split for row in rows_of(r)]
+        counts[split] = write_jsonl(folder / f"{split}.jsonl", rows)
+    if not any(counts.values()):
+        raise InputError(
+            f"The rankings hold ties only: format {format} would have no rows",
+            "Export with --format ranked, which keeps ties, or rank more.",
+        )
+    manifest = {
+        "format": format,
+        "rows": counts,
+        "rankings": sum(len(record.rankings) for record in records),
+        "content_hash": folder_hash(folder, ("*.jsonl",)),
+        "chosen": chosen,
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def pairs(ranking: Ranking) -> Iterator[tuple[str, str, float]]:
+    """Every (better id, worse id, margin) that a ranking implies; ties give none.
+
+    The margin is the sum of the strengths between the two tiers, and 0 where no strengths were
+    given, which leaves trl's loss as it is.
+    """
+    for high, low in combinations(range(len(ranking.tiers)), 2):
+        margin = float(sum(ranking.strengths[high:low]))
+        for better in ranking.tiers[high]:
+            for worse in ranking.tiers[low]:
+                yield better, worse, margin
+
+
+def _preferences(record: RankedPrompt) -> Iterator[tuple[str, str, float]]:
+    texts = {response.id: response.text for response in record.responses}
+    for ranking in record.rankings:
+        for better, worse, margin in pairs(ranking):
+            yield texts[better], texts[worse], margin
+
+
+def _trl_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    for chosen, rejected, margin in _preferences(record):
+        prompt = record.prompt.text
+        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin}
+
+
+def _answer(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def _conversational_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    for chosen, rejected, margin in _preferences(record):
+        yield {
+            "prompt": record.prompt.chat,
+            "chosen": _answer(chosen),
+            "rejected": _answer(rejected),
+            "margin": margin,
+        }
+
+
+def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    """HH-RLHF strings. They know no system turn: its text leads the first human turn."""
+    names = {"system": "Human", "user": "Human", "assistant": "Assistant"}
+    text = ""
+    after_system = False
+    for message in record.prompt.messages:
+        start = "\n\n" if after_system else f"\n\n{names[message.role]}: "
+        text += start + message.content
+        after_system = message.role == "system"
+    for chosen, rejected, _ in _preferences(record):
+        yield {
+            "chosen": f"{text}\n\nAssistant: {chosen}",
+            "rejected": f"{text}\n\nAssistant: {rejected}",
+        }
+
+
+def _kto_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    """KTO labels: the best tier is good, the worst is bad, the middle is left out."""
+    texts = {response.id: response.text for response in record.responses}
+    for ranking in record.rankings:
+        labels = dict.fromkeys(ranking.tiers[-1], False)
+        if ALL_BAD in ranking.flags:
+            labels = {i: False for tier in ranking.tiers for i in tier}
+        elif len(ranking.tiers) < 2:
+            continue
+        else:
+            labels |= dict.fromkeys(ranking.tiers[0], True)
+        for response_id, label in labels.items():
+            completion = _answer(texts[response_id])
+            yield {"prompt": record.prompt.chat, "completion": completion, "label": label}
+
+
+ROWS: dict[str, Callable[[RankedPrompt], Iterator[JsonObject]]] = {
+    "trl": _trl_rows,
+    "trl-conversational": _conversational_rows,
+    "hh": _hh_rows,
+    "kto": _kto_rows,
+}

@@ -1,0 +1,304 @@
+"""One line of somebody's file → a prompt, its responses and what was said about them.
+
+Understood: our own objects, an exported `ranked` line, trl preference data (explicit or implicit
+prompt, plain or conversational), HH-RLHF strings, UltraFeedback, and pairs over K responses. Text
+is kept exactly as it stands.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.errors import InputError
+from rlhf.records import (
+    AnnotatorKind,
+    JsonObject,
+    Message,
+    Prompt,
+    RankedPrompt,
+    Ranking,
+    Response,
+    Split,
+    content_id,
+)
+
+Tiers = Sequence[Sequence[int]]
+HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
+EXAMPLES = (
+    'Write {"prompt": "…"}, {"messages": […]}, with "responses": ["…", "…"] and "tiers": [[0], [1]]'
+    ' if you have them, or {"prompt": "…", "chosen": "…", "rejected": "…"}.'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What to assume where a line does not say it."""
+
+    split: Split = "train"
+    source: str = ""
+    annotator: str = ""
+    kind: AnnotatorKind | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one line holds."""
+
+    prompt: Prompt
+    responses: tuple[Response, ...] = ()
+    rankings: tuple[Ranking, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """Responses in file order and the judgements over their positions."""
+
+    texts: Sequence[str]
+    models: Sequence[str]
+    judgements: Sequence[Tiers] = ()
+    strengths: tuple[int, ...] = ()
+    kind: AnnotatorKind = "human"
+
+
+def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
+    """Recognise the format of one object and read it.
+
+    Raises:
+        InputError: no known format, or a field that cannot be used.
+    """
+    if isinstance(value.get("prompt"), dict):
+        record = RankedPrompt.from_json(value)
+        return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
+    if "chosen" in value and "rejected" in value:
+        messages, answers = _read_preference(value)
+    elif "completions" in value and "instruction" in value:
+        messages, answers = _read_ultrafeedback(value)
+    elif "prompt" in value or "messages" in value:
+        messages, answers = _read_own(value)
+    else:
+        raise InputError(f"No known format has the fields {sorted(value)}", EXAMPLES)
+    return _build(value, messages, answers, defaults)
+
+
+def _build(
+    value: JsonObject, messages: Sequence[Message], answers: _Answers, defaults: Defaults
+) -> Entry:
+    split = value.get("split") or defaults.split
+    source = str(value.get("source") or defaults.source)
+    prompt = Prompt.create(tuple(messages), split, source)
+    responses = _responses(prompt.id, answers)
+    kind = value.get("kind") or defaults.kind or answers.kind
+    if kind not in ("human", "ai", "signal"):
+        raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
+    unnamed = "imported" if kind == "human" else f"imported-{kind}"
+    annotator = str(value.get("annotator") or defaults.annotator or unnamed)
+    rankings = []
+    for judgement in answers.judgements:
+        tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgement)
+        ranking = Ranking(
+            id=content_id("import", prompt.id, annotator, tiers, answers.strengths),
+            prompt_id=prompt.id,
+            annotator=annotator,
+            kind=kind,
+            tiers=tiers,
+            strengths=answers.strengths,
+        )
+        rankings.append(ranking)
+    return Entry(prompt=prompt, responses=responses, rankings=tuple(rankings))
+
+
+def _responses(prompt_id: str, answers: _Answers) -> tuple[Response, ...]:
+    seen: Counter[tuple[str, str]] = Counter()
+    responses = []
+    for index, (text, model) in enumerate(zip(answers.texts, answers.models, strict=True)):
+        if not text.strip():
+            raise InputError(
+                f"Response {index} is empty", "Leave it out, and mend the positions that follow it."
+            )
+        responses.append(
+            Response(
+                id=content_id(prompt_id, model, text, seen[model, text]),
+                prompt_id=prompt_id,
+                text=text,
+                model=model,
+                sample_index=index,
+            )
+        )
+        seen[model, text] += 1
+    return tuple(responses)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} must be text, found {value!r:.80}", EXAMPLES)
+    return value
+
+
+def _messages(value: Any, name: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InputError(f"{name} must be a list of messages, found {value!r:.80}", EXAMPLES)
+    return tuple(Message.from_json(item) for item in value)
+
+
+def _prompt_messages(value: JsonObject) -> tuple[Message, ...]:
+    if "messages" in value:
+        return _messages(value["messages"], "messages")
+    if isinstance(value["prompt"], list):
+        return _messages(value["prompt"], "prompt")
+    return (Message(role="user", content=_text(value["prompt"], "prompt")),)
+
+
+# ---------------------------------------------------------------------------------- our own lines
+
+
+def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+    listed = value.get("responses") or []
+    models = value.get("models") or ["imported"] * len(listed)
+    if not isinstance(listed, list) or not isinstance(models, list) or len(models) != len(listed):
+        raise InputError("responses and models must be lists of the same length", EXAMPLES)
+    texts, names = [], []
+    for index, (item, model) in enumerate(zip(listed, models, strict=True)):
+        given = item if isinstance(item, dict) else {"text": item}
+        texts.append(_text(given.get("text"), f"response {index}"))
+        names.append(str(given.get("model", model)))
+    if value.get("pairs"):
+        judgements = judgements_of_pairs(value["pairs"], len(texts))
+    else:
+        judgements = [_checked_tiers(value["tiers"], len(texts))] if value.get("tiers") else []
+    strengths = tuple(value.get("strengths") or ()) if value.get("tiers") else ()
+    answers = _Answers(texts=texts, models=names, judgements=judgements, strengths=strengths)
+    return _prompt_messages(value), answers
+
+
+def _checked_tiers(tiers: Any, num_responses: int) -> Tiers:
+    if not isinstance(tiers, list) or not all(isinstance(tier, list) for tier in tiers):
+        raise InputError(f"tiers must be lists of positions, found {tiers!r:.80}", EXAMPLES)
+    for position in (position for tier in tiers for position in tier):
+        if type(position) is not int or not 0 <= position < num_responses:
+            raise InputError(
+                f"tiers name position {position!r}, there are {num_responses} responses",
+                "Count positions from 0, best tier first: [[2], [0, 1]].",
+            )
+    return tiers
+
+
+def judgements_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
+    """Pair judgements [i, j, "first" | "second" | "tie"] as rankings.
+
+    When they cover every pair and fit one order, ties included, that order is the one ranking.
+    Otherwise each pair stays a ranking of its own two responses: people are intransitive, and no
+    order would say what they said.
+
+    Raises:
+        InputError: a pair is malformed.
+    """
+    verdicts: dict[tuple[int, int], str] = {}
+    for pair in pairs:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 3
+            or pair[2] not in ("first", "second", "tie")
+        ):
+            raise InputError(
+                f"pairs must hold [i, j, first|second|tie], found {pair!r:.80}", EXAMPLES
+            )
+        _checked_tiers([pair[:2]], num_responses)
+        verdicts[pair[0], pair[1]] = pair[2]
+    wins = Counter({index: 0 for index in range(num_responses)})
+    for (first, second), verdict in verdicts.items():
+        wins[first] += (verdict == "first") - (verdict == "second")
+        wins[second] += (verdict == "second") - (verdict == "first")
+    levels = sorted(set(wins.values()), reverse=True)
+    order = [[index for index in wins if wins[index] == level] for level in levels]
+    complete = len(verdicts) == num_responses * (num_responses - 1) // 2
+    if complete and all(_verdict(wins, *pair) == said for pair, said in verdicts.items()):
+        return [order]
+    return [_pair_tiers(*pair, said) for pair, said in verdicts.items()]
+
+
+def _verdict(wins: Counter[int], first: int, second: int) -> str:
+    if wins[first] == wins[second]:
+        return "tie"
+    return "first" if wins[first] > wins[second] else "second"
+
+
+def _pair_tiers(first: int, second: int, verdict: str) -> Tiers:
+    if verdict == "tie":
+        return [[first, second]]
+    return [[first], [second]] if verdict == "first" else [[second], [first]]
+
+
+# ----------------------------------------------------------------------------- other people's lines
+
+
+def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+    """Trl's preference formats and HH-RLHF: a chosen and a rejected answer."""
+    chosen, rejected = value["chosen"], value["rejected"]
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        messages, texts = _conversations(value, _messages(chosen, "chosen"), rejected)
+    elif value.get("prompt") is not None:
+        messages = _prompt_messages(value)
+        texts = (_text(chosen, "chosen"), _text(rejected, "rejected"))
+    elif HH_TURN.match(_text(chosen, "chosen")):
+        better, worse = _hh_turns(chosen), _hh_turns(_text(rejected, "rejected"))
+        messages, texts = _same_start(better, worse)
+    else:
+        messages, texts = _split_common_start(chosen, _text(rejected, "rejected"))
+    models = [str(value.get(f"{side}_model") or "imported") for side in ("chosen", "rejected")]
+    return messages, _Answers(texts=texts, models=models, judgements=[[[0], [1]]])
+
+
+def _conversations(
+    value: JsonObject, chosen: tuple[Message, ...], rejected: Any
+) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    worse = _messages(rejected, "rejected")
+    if isinstance(value.get("prompt"), list) and len(chosen) == len(worse) == 1:
+        return _messages(value["prompt"], "prompt"), (chosen[0].content, worse[0].content)
+    return _same_start(chosen, worse)
+
+
+def _same_start(
+    chosen: tuple[Message, ...], rejected: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    if chosen[:-1] != rejected[:-1] or not chosen[:-1] or len(chosen) != len(rejected):
+        raise InputError(
+            "chosen and rejected are not two answers to one conversation",
+            "They must have the same turns except for the last one.",
+        )
+    return chosen[:-1], (chosen[-1].content, rejected[-1].content)
+
+
+def _hh_turns(text: str) -> tuple[Message, ...]:
+    pieces = HH_TURN.split(text)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    pairs = zip(pieces[::2], pieces[1::2], strict=True)
+    return tuple(Message(role=roles[name], content=content) for name, content in pairs)
+
+
+def _split_common_start(chosen: str, rejected: str) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    """An implicit prompt is what both texts begin with, as trl's `extract_prompt` has it."""
+    length = 0
+    while length < min(len(chosen), len(rejected)) and chosen[length] == rejected[length]:
+        length += 1
+    if length and chosen[length - 1] == " ":
+        length -= 1
+    start = (Message(role="user", content=chosen[:length]),)
+    return start, (chosen[length:], rejected[length:])
+
+
+def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+    """UltraFeedback: completions with an overall score by GPT-4; equal scores tie."""
+    completions = value["completions"]
+    if not isinstance(completions, list) or not all(isinstance(c, dict) for c in completions):
+        raise InputError("completions must be a list of objects", EXAMPLES)
+    scores = [completion.get("overall_score") for completion in completions]
+    texts = [_text(completion.get("response"), "a response") for completion in completions]
+    models = [str(completion.get("model") or "imported") for completion in completions]
+    judgements: list[Tiers] = []
+    if len(scores) > 1 and all(isinstance(score, int | float) for score in scores):
+        levels = sorted(set(scores), reverse=True)
+        judgements.append([[i for i, s in enumerate(scores) if s == level] for level in levels])
+    messages = (Message(role="user", content=_text(value["instruction"], "instruction")),)
+    return messages, _Answers(texts=texts, models=models, judgements=judgements, kind="ai")

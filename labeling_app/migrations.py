@@ -1,0 +1,141 @@
+"""The schema, step by step; a step and the record that it ran are one transaction.
+
+    prompts ─< responses        what is judged
+       └─────< tasks            one prompt and the responses to rank together
+                 ├─< assignments    leased, expired, done or skipped by whom; the order shown
+                 └─< drafts, skips
+    annotators ─< rankings      append-only; `live` says whether a later one took its place
+
+Two columns make the next task cheap whatever the size of the database: `tasks.open` (how many
+people are still wanted) with its partial index is the queue, and `totals` is kept by triggers so
+that nobody counts rows. Never edit a step that shipped: add the next one.
+"""
+
+from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
+
+migrations = Migrations("labeling_app")
+
+FIRST_SCHEMA = (
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE prompts (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        messages TEXT NOT NULL,
+        split TEXT NOT NULL CHECK (split IN ('train', 'test')),
+        source TEXT NOT NULL,
+        created_at REAL NOT NULL)""",
+    """CREATE TABLE responses (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        text TEXT NOT NULL,
+        model TEXT NOT NULL,
+        model_fingerprint TEXT,
+        tokenizer_fingerprint TEXT,
+        sampling TEXT,
+        sample_index INTEGER NOT NULL,
+        token_ids TEXT,
+        finished INTEGER,
+        created_at REAL NOT NULL)""",
+    "CREATE INDEX responses_of_prompt ON responses (prompt_id, model, sample_index)",
+    "CREATE INDEX responses_of_model ON responses (model_fingerprint, prompt_id)",
+    """CREATE TABLE annotators (
+        name TEXT PRIMARY KEY,
+        kind TEXT NOT NULL CHECK (kind IN ('human', 'ai', 'signal')),
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE tasks (
+        id INTEGER PRIMARY KEY,
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        responses TEXT NOT NULL,
+        purpose TEXT NOT NULL DEFAULT 'rank'
+            CHECK (purpose IN ('rank', 'compare', 'gold', 'repeat', 'training')),
+        overlap INTEGER NOT NULL DEFAULT 1,
+        open INTEGER NOT NULL,
+        priority REAL NOT NULL DEFAULT 0,
+        reason TEXT NOT NULL DEFAULT '',
+        answer TEXT,
+        only_for TEXT,
+        created_at REAL NOT NULL)""",
+    """CREATE INDEX tasks_open ON tasks (priority DESC, id)
+        WHERE open > 0 AND only_for IS NULL""",
+    """CREATE INDEX tasks_open_for_one ON tasks (only_for, id)
+        WHERE open > 0 AND only_for IS NOT NULL""",
+    "CREATE INDEX tasks_of_prompt ON tasks (prompt_id)",
+    """CREATE TABLE assignments (
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        state TEXT NOT NULL CHECK (state IN ('leased', 'expired', 'done', 'skipped')),
+        shown TEXT NOT NULL,
+        expires_at REAL NOT NULL,
+        updated_at REAL NOT NULL,
+        PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
+    "CREATE INDEX leases ON assignments (expires_at) WHERE state = 'leased'",
+    "CREATE INDEX leases_of_annotator ON assignments (annotator, updated_at)"
+    " WHERE state = 'leased'",
+    """CREATE TABLE drafts (
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        state TEXT NOT NULL,
+        updated_at REAL NOT NULL,
+        PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
+    """CREATE TABLE rankings (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        task_id INTEGER REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        tiers TEXT NOT NULL,
+        strengths TEXT NOT NULL DEFAULT '[]',
+        flags TEXT NOT NULL DEFAULT '[]',
+        note TEXT NOT NULL DEFAULT '',
+        shown TEXT,
+        duration_ms INTEGER,
+        rubric TEXT NOT NULL DEFAULT '',
+        created_at REAL NOT NULL,
+        supersedes TEXT REFERENCES rankings (id),
+        live INTEGER NOT NULL DEFAULT 1)""",
+    "CREATE INDEX rankings_of_prompt ON rankings (prompt_id, annotator) WHERE live = 1",
+    "CREATE INDEX rankings_of_annotator ON rankings (annotator, created_at) WHERE live = 1",
+    """CREATE UNIQUE INDEX one_live_ranking ON rankings (task_id, annotator)
+        WHERE live = 1 AND task_id IS NOT NULL""",
+    """CREATE TRIGGER rankings_are_kept BEFORE DELETE ON rankings
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+    """CREATE TRIGGER rankings_do_not_change BEFORE UPDATE OF
+            id, prompt_id, task_id, annotator, tiers, strengths, flags, note, shown, created_at ON
+            rankings
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+    """CREATE TABLE skips (
+        id TEXT PRIMARY KEY,
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        reason TEXT NOT NULL,
+        note TEXT NOT NULL DEFAULT '',
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX skips_of_annotator ON skips (annotator, created_at)",
+    "CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT INTO totals VALUES ('prompts', 0), ('responses', 0), ('rankings', 0),"
+    " ('tasks', 0), ('open', 0)",
+    """CREATE TRIGGER count_prompts AFTER INSERT ON prompts
+        BEGIN UPDATE totals SET value = value + 1 WHERE name = 'prompts'; END""",
+    """CREATE TRIGGER count_responses AFTER INSERT ON responses
+        BEGIN UPDATE totals SET value = value + 1 WHERE name = 'responses'; END""",
+    """CREATE TRIGGER count_new_rankings AFTER INSERT ON rankings
+        BEGIN UPDATE totals SET value = value + NEW.live WHERE name = 'rankings'; END""",
+    """CREATE TRIGGER count_rankings AFTER UPDATE OF live ON rankings
+        BEGIN UPDATE totals SET value = value + NEW.live - OLD.live WHERE name = 'rankings'; END""",
+    """CREATE TRIGGER count_new_tasks AFTER INSERT ON tasks BEGIN
+        UPDATE totals SET value = value + 1 WHERE name = 'tasks';
+        UPDATE totals SET value = value + (NEW.open > 0) WHERE name = 'open'; END""",
+    """CREATE TRIGGER count_tasks AFTER UPDATE OF open ON tasks
+        WHEN (NEW.open > 0) <> (OLD.open > 0) BEGIN
+        UPDATE totals SET value = value + (NEW.open > 0) - (OLD.open > 0)
+            WHERE name = 'open'; END""",
+)
+
+
+@migrations(name="001_first_schema")
+def _first_schema(db: Database) -> None:
+    for statement in FIRST_SCHEMA:
+        db.execute(statement)
+    db.execute("INSERT INTO settings VALUES ('board', lower(hex(randomblob(8))))")

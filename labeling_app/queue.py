@@ -1,0 +1,376 @@
+"""The queue of work: which task an annotator gets next, leases, drafts, submissions, skips, undo.
+
+`tasks.open` is how many more people a task wants: its overlap, less those who ranked it, less those
+who hold a live lease. Every change of an assignment keeps it right in the same transaction, so the
+next task is one step in an index.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlite_utils import Database
+
+from labeling_app.database import Connections
+from labeling_app.store import Store, ensure_annotator, insert_ranking
+from rlhf.errors import InputError
+from rlhf.records import Ranking
+
+LEASE_SECONDS = 15 * 60.0
+MAX_DRAFT_CHARACTERS = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What one annotator is shown: the responses in this annotator's own order."""
+
+    id: int
+    messages: list[dict[str, str]]
+    shown: tuple[str, ...]
+    texts: tuple[str, ...]
+    draft: dict[str, Any] | None
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A ranking as the browser sends it: positions in the order shown, best tier first."""
+
+    id: str
+    task_id: int
+    tiers: tuple[tuple[int, ...], ...]
+    strengths: tuple[int, ...] = ()
+    response_flags: tuple[tuple[int, str], ...] = ()
+    flags: tuple[str, ...] = ()
+    note: str = ""
+    duration_ms: int = 0
+    rubric: str = ""
+
+
+class TaskQueue:
+    """The work of one database, for any number of annotators at once.
+
+    Args:
+        store: the database.
+        lease_seconds: how long a task stays with an annotator who does nothing.
+    """
+
+    def __init__(self, store: Store, *, lease_seconds: float = LEASE_SECONDS) -> None:
+        self.connections: Connections = store.connections
+        self.lease_seconds = lease_seconds
+
+    def add_annotator(self, name: str) -> None:
+        """Make sure that a person of this name exists.
+
+        Raises:
+            InputError: the name belongs to a judge or a signal.
+        """
+        with self.connections.write() as db:
+            ensure_annotator(db, name, "human")
+
+    def set_overlap(self, overlap: int) -> None:
+        """Let `overlap` people rank each task, those already queued included."""
+        with self.connections.write() as db:
+            db.execute("INSERT OR REPLACE INTO settings VALUES ('overlap', ?)", [str(overlap)])
+            db.execute(
+                "UPDATE tasks SET open = open + :n - overlap, overlap = :n"
+                " WHERE overlap <> :n AND purpose = 'rank'",
+                {"n": overlap},
+            )
+
+    def next_task(self, annotator: str) -> Task | None:
+        """The task this annotator holds, or else a new one, leased; None when none is left."""
+        with self.connections.write() as db:
+            _expire_leases(db)
+            task_id = _own_lease(db, annotator) or _first_open(db, annotator)
+            if task_id is None:
+                return None
+            self._lease(db, task_id, annotator)
+            return _load_task(db, task_id, annotator)
+
+    def busy_elsewhere(self, annotator: str) -> tuple[int, float | None]:
+        """How many tasks for this annotator others hold now, and when the first comes free."""
+        query = """
+            SELECT COUNT(*), MIN(expires_at) FROM assignments a
+            WHERE state = 'leased' AND expires_at > :now AND annotator <> :me AND NOT EXISTS (
+                SELECT 1 FROM assignments mine
+                WHERE mine.task_id = a.task_id AND mine.annotator = :me)"""
+        arguments = {"now": time.time(), "me": annotator}
+        count, until = self.connections.db.execute(query, arguments).fetchone()
+        return count, until
+
+    def num_done(self, annotator: str) -> int:
+        """How many tasks this annotator has ranked."""
+        query = "SELECT COUNT(*) FROM rankings WHERE annotator = ? AND live = 1"
+        return int(self.connections.db.execute(query, [annotator]).fetchone()[0])
+
+    def submit(self, annotator: str, submission: Submission) -> None:
+        """Store a ranking; sending the same one again changes nothing, so a browser may retry.
+
+        A second, different ranking of the same task by the same annotator takes the first one's
+        place; the first stays in the database.
+
+        Raises:
+            InputError: the task was never shown to this annotator, or the positions do not fit it.
+        """
+        with self.connections.write() as db:
+            if db.execute("SELECT 1 FROM rankings WHERE id = ?", [submission.id]).fetchone():
+                return
+            shown = _shown(db, submission.task_id, annotator)
+            ranking = _to_ranking(db, annotator, submission, shown)
+            old = _live_ranking(db, submission.task_id, annotator)
+            if old is None or not _same_judgement(old, ranking, submission.strengths):
+                if old is not None:
+                    db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [old["id"]])
+                insert_ranking(
+                    db,
+                    ranking,
+                    task_id=submission.task_id,
+                    strengths=json.dumps(submission.strengths),
+                    shown=json.dumps(shown),
+                    duration_ms=submission.duration_ms,
+                    rubric=submission.rubric,
+                    supersedes=old["id"] if old else None,
+                )
+            _finish(db, submission.task_id, annotator, "done")
+
+    def skip(self, annotator: str, *, skip_id: str, task_id: int, reason: str, note: str) -> None:
+        """Put a task aside for this annotator; others still get it.
+
+        Raises:
+            InputError: the task was never shown to this annotator.
+        """
+        with self.connections.write() as db:
+            _shown(db, task_id, annotator)
+            cursor = db.execute(
+                "INSERT OR IGNORE INTO skips VALUES (?, ?, ?, ?, ?, ?)",
+                [skip_id, task_id, annotator, reason, note, time.time()],
+            )
+            if cursor.rowcount:
+                _finish(db, task_id, annotator, "skipped")
+
+    def save_draft(self, annotator: str, task_id: int, state: dict[str, Any]) -> None:
+        """Keep unfinished work and renew the lease.
+
+        Raises:
+            InputError: the draft is too large.
+        """
+        text = json.dumps(state, ensure_ascii=False)
+        if len(text) > MAX_DRAFT_CHARACTERS:
+            raise InputError(f"The draft has {len(text)} characters", "Shorten the note.")
+        now = time.time()
+        with self.connections.write() as db:
+            state_now = _state(db, task_id, annotator)
+            # A draft that arrives after its submission is late, not new work.
+            if state_now not in ("leased", "expired"):
+                return
+            _write_draft(db, task_id, annotator, text)
+            _set_state(db, task_id, annotator, "leased", expires_at=now + self.lease_seconds)
+
+    def undo(self, annotator: str) -> bool:
+        """Open this annotator's last submission or skip again, with what it said as the draft.
+
+        The ranking stays live until another takes its place: an undo that is never finished loses
+        nothing. Returns False when there is nothing to undo.
+        """
+        query = """
+            SELECT task_id FROM (
+                SELECT task_id, created_at FROM rankings
+                WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL
+                UNION ALL SELECT task_id, created_at FROM skips WHERE annotator = :me)
+            WHERE task_id NOT IN (
+                SELECT task_id FROM assignments WHERE annotator = :me AND state = 'leased')
+            ORDER BY created_at DESC LIMIT 1"""
+        with self.connections.write() as db:
+            row = db.execute(query, {"me": annotator}).fetchone()
+            if row is None:
+                return False
+            self.reopen(annotator, row[0])
+            return True
+
+    def reopen(self, annotator: str, task_id: int) -> None:
+        """Lease a task again to somebody who did or skipped it, with their answer as the draft.
+
+        Raises:
+            InputError: the task was never shown to this annotator.
+        """
+        with self.connections.write() as db:
+            shown = _shown(db, task_id, annotator)
+            old = _live_ranking(db, task_id, annotator)
+            if old is not None:
+                _write_draft(db, task_id, annotator, json.dumps(_as_draft(old, shown)))
+            expires_at = time.time() + self.lease_seconds
+            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+
+    def _lease(self, db: Database, task_id: int, annotator: str) -> None:
+        if _state(db, task_id, annotator) is None:
+            [ids] = db.execute("SELECT responses FROM tasks WHERE id = ?", [task_id]).fetchone()
+            shown = json.loads(ids)
+            random.shuffle(shown)
+            db.execute(
+                "INSERT INTO assignments VALUES (?, ?, 'expired', ?, 0, 0)",
+                [task_id, annotator, json.dumps(shown)],
+            )
+        expires_at = time.time() + self.lease_seconds
+        _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+
+
+def _own_lease(db: Database, annotator: str) -> int | None:
+    query = """SELECT task_id FROM assignments WHERE annotator = ? AND state = 'leased'
+               ORDER BY updated_at DESC LIMIT 1"""
+    row = db.execute(query, [annotator]).fetchone()
+    return row[0] if row else None
+
+
+def _first_open(db: Database, annotator: str) -> int | None:
+    """The open task of highest priority that this annotator has neither ranked nor skipped.
+
+    One whose lease ran out comes first: the draft, if any, is still there.
+    """
+    for query in (
+        """SELECT a.task_id FROM drafts d JOIN assignments a USING (task_id, annotator)
+           JOIN tasks t ON t.id = a.task_id
+           WHERE d.annotator = :me AND a.state = 'expired' AND t.open > 0
+           ORDER BY d.updated_at DESC LIMIT 1""",
+        """SELECT id FROM tasks t WHERE open > 0 AND only_for = :me AND NOT EXISTS (
+               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
+               AND a.state <> 'expired')
+           ORDER BY id LIMIT 1""",
+        """SELECT id FROM tasks t WHERE open > 0 AND only_for IS NULL AND NOT EXISTS (
+               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
+               AND a.state <> 'expired')
+           ORDER BY priority DESC, id LIMIT 1""",
+    ):
+        row = db.execute(query, {"me": annotator}).fetchone()
+        if row:
+            return int(row[0])
+    return None
+
+
+def _expire_leases(db: Database) -> None:
+    query = "SELECT task_id, annotator FROM assignments WHERE state = 'leased' AND expires_at < ?"
+    for task_id, annotator in db.execute(query, [time.time()]).fetchall():
+        done = _live_ranking(db, task_id, annotator) is not None
+        _set_state(db, task_id, annotator, "done" if done else "expired")
+
+
+def _state(db: Database, task_id: int, annotator: str) -> str | None:
+    query = "SELECT state FROM assignments WHERE task_id = ? AND annotator = ?"
+    row = db.execute(query, [task_id, annotator]).fetchone()
+    return row[0] if row else None
+
+
+def _set_state(
+    db: Database, task_id: int, annotator: str, state: str, *, expires_at: float = 0.0
+) -> None:
+    """Move an assignment to a state and keep `tasks.open` right: leased and done hold a place."""
+    before = _state(db, task_id, annotator)
+    places = ("leased", "done")
+    change = (before in places) - (state in places)
+    db.execute(
+        "UPDATE assignments SET state = ?, expires_at = ?, updated_at = ?"
+        " WHERE task_id = ? AND annotator = ?",
+        [state, expires_at, time.time(), task_id, annotator],
+    )
+    if change:
+        db.execute("UPDATE tasks SET open = open + ? WHERE id = ?", [change, task_id])
+
+
+def _finish(db: Database, task_id: int, annotator: str, state: str) -> None:
+    _set_state(db, task_id, annotator, state)
+    db.execute("DELETE FROM drafts WHERE task_id = ? AND annotator = ?", [task_id, annotator])
+
+
+def _write_draft(db: Database, task_id: int, annotator: str, text: str) -> None:
+    db.execute(
+        "INSERT OR REPLACE INTO drafts VALUES (?, ?, ?, ?)", [task_id, annotator, text, time.time()]
+    )
+
+
+def _shown(db: Database, task_id: int, annotator: str) -> list[str]:
+    query = "SELECT shown FROM assignments WHERE task_id = ? AND annotator = ?"
+    row = db.execute(query, [task_id, annotator]).fetchone()
+    if row is None:
+        raise InputError(
+            f"Task {task_id} was never given to {annotator}", "Reload the page to get a task."
+        )
+    shown: list[str] = json.loads(row[0])
+    return shown
+
+
+def _load_task(db: Database, task_id: int, annotator: str) -> Task:
+    query = """SELECT p.messages, t.purpose FROM tasks t JOIN prompts p ON p.id = t.prompt_id
+               WHERE t.id = ?"""
+    messages, purpose = db.execute(query, [task_id]).fetchone()
+    shown = _shown(db, task_id, annotator)
+    texts = dict(_texts(db, shown))
+    query = "SELECT state FROM drafts WHERE task_id = ? AND annotator = ?"
+    draft = db.execute(query, [task_id, annotator]).fetchone()
+    return Task(
+        id=task_id,
+        messages=json.loads(messages),
+        shown=tuple(shown),
+        texts=tuple(texts[response_id] for response_id in shown),
+        draft=json.loads(draft[0]) if draft else None,
+        purpose=purpose,
+    )
+
+
+def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
+    marks = ", ".join("?" * len(ids))
+    yield from db.execute(f"SELECT id, text FROM responses WHERE id IN ({marks})", ids)
+
+
+def _live_ranking(db: Database, task_id: int, annotator: str) -> dict[str, Any] | None:
+    query = "SELECT * FROM rankings WHERE task_id = ? AND annotator = ? AND live = 1"
+    return next(iter(db.query(query, [task_id, annotator])), None)
+
+
+def _to_ranking(db: Database, annotator: str, submission: Submission, shown: list[str]) -> Ranking:
+    positions = [p for tier in submission.tiers for p in tier]
+    flagged = [p for p, _ in submission.response_flags]
+    fits = all(0 <= p < len(shown) for p in [*positions, *flagged]) and positions
+    if not fits or len(submission.strengths) not in (0, len(submission.tiers) - 1):
+        raise InputError(
+            f"The ranking of task {submission.task_id} does not fit its {len(shown)} responses",
+            "Reload the page and rank it again.",
+        )
+    [prompt_id] = db.execute(
+        "SELECT prompt_id FROM tasks WHERE id = ?", [submission.task_id]
+    ).fetchone()
+    named = tuple(f"{flag}@{shown[position]}" for position, flag in submission.response_flags)
+    return Ranking(
+        id=submission.id,
+        prompt_id=prompt_id,
+        annotator=annotator,
+        kind="human",
+        tiers=tuple(tuple(shown[p] for p in tier) for tier in submission.tiers),
+        # A strength left open is 0 on the board; a `Ranking` has them all or none.
+        strengths=submission.strengths if all(submission.strengths) else (),
+        flags=(*submission.flags, *named),
+        note=submission.note,
+    )
+
+
+def _same_judgement(old: dict[str, Any], new: Ranking, strengths: tuple[int, ...]) -> bool:
+    return (
+        json.loads(old["tiers"]) == [list(tier) for tier in new.tiers]
+        and json.loads(old["strengths"]) == list(strengths)
+        and json.loads(old["flags"]) == list(new.flags)
+        and bool(old["note"] == new.note)
+    )
+
+
+def _as_draft(row: dict[str, Any], shown: list[str]) -> dict[str, Any]:
+    """A stored ranking in the board's own terms: positions in the order shown."""
+    flags = [flag.partition("@") for flag in json.loads(row["flags"])]
+    return {
+        "tiers": [[shown.index(i) for i in tier] for tier in json.loads(row["tiers"])],
+        "strengths": json.loads(row["strengths"]),
+        "flags": [name for name, at, _ in flags if not at],
+        "response_flags": [[shown.index(i), name] for name, at, i in flags if at],
+        "note": row["note"],
+    }

@@ -1,0 +1,152 @@
+"""What the board asks and what it gets: plain JSON in, plain JSON out.
+
+Every answer has `ok`. A refusal carries `error`, a sentence for the annotator; `retry` says that
+sending the same again may help. Nothing here knows model names: responses travel as positions in
+the order shown.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from labeling_app.queue import Submission, Task, TaskQueue
+from labeling_app.rendering import conversation_to_html, to_html
+from labeling_app.store import Store
+from rlhf.errors import InputError
+
+MAX_NOTE_CHARACTERS = 10_000
+FLAGS = ("unsafe", "untrue", "off-topic", "broken")
+SKIP_REASONS = ("I don't know enough", "Prompt makes no sense", "Too long", "Upsetting")
+
+Payload = dict[str, Any]
+
+
+class Board:
+    """The operations of the board over one database.
+
+    Args:
+        store: the database.
+        queue: its work.
+    """
+
+    def __init__(self, store: Store, queue: TaskQueue) -> None:
+        self.store = store
+        self.queue = queue
+        self._operations: dict[str, Callable[[str, Payload], None]] = {
+            "next": lambda annotator, payload: None,
+            "submit": self._submit,
+            "skip": self._skip,
+            "undo": self._undo,
+        }
+
+    def answer(self, annotator: str, payload: Payload) -> Payload:
+        """Do what the browser asks and say what comes next."""
+        try:
+            if payload.get("op") == "draft":
+                self._draft(annotator, payload)
+                return {"ok": True}
+            operation = self._operations.get(str(payload.get("op")))
+            if operation is None:
+                return _refusal(f"Unknown operation {payload.get('op')!r}. Reload the page.")
+            operation(annotator, payload)
+            return self._screen(annotator)
+        except InputError as error:
+            return _refusal(f"{error.problem}. {error.remedy}")
+        except sqlite3.OperationalError as error:
+            return _refusal(
+                f"The database could not write ({error}). Your draft is kept.", retry=True
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            return _refusal(f"The request is malformed ({error!r}). Reload the page.")
+
+    def _submit(self, annotator: str, payload: Payload) -> None:
+        self.queue.submit(annotator, read_submission(payload))
+
+    def _skip(self, annotator: str, payload: Payload) -> None:
+        self.queue.skip(
+            annotator,
+            skip_id=_text(payload, "id", 64),
+            task_id=int(payload["task_id"]),
+            reason=_text(payload, "reason", 200),
+            note=_text(payload, "note", MAX_NOTE_CHARACTERS),
+        )
+
+    def _undo(self, annotator: str, payload: Payload) -> None:
+        if not self.queue.undo(annotator):
+            raise InputError("There is nothing to undo", "Rank a task first.")
+
+    def _draft(self, annotator: str, payload: Payload) -> None:
+        self.queue.save_draft(annotator, int(payload["task_id"]), dict(payload["state"]))
+
+    def _screen(self, annotator: str) -> Payload:
+        """The task to show now, progress, and why there is none if there is none."""
+        task = self.queue.next_task(annotator)
+        counts = self.store.counts()
+        return {
+            "ok": True,
+            "board": self.store.board_id,
+            "annotator": annotator,
+            "done": self.queue.num_done(annotator),
+            "open": counts["open"],
+            "tasks": counts["tasks"],
+            "flags": FLAGS,
+            "skip_reasons": SKIP_REASONS,
+            "task": task_payload(task) if task else None,
+            "nothing_left": "" if task else self._nothing_left(annotator, counts),
+        }
+
+    def _nothing_left(self, annotator: str, counts: dict[str, int]) -> str:
+        num_busy, until = self.queue.busy_elsewhere(annotator)
+        if num_busy and until is not None:
+            what = "1 task is" if num_busy == 1 else f"{num_busy} tasks are"
+            clock = datetime.fromtimestamp(until).strftime("%H:%M")
+            return f"{what} being labelled by others until {clock}. Come back then, or reload."
+        if not counts["tasks"]:
+            return "There is nothing to rank yet: no prompt has two responses."
+        return "You have done everything there is. Thank you!"
+
+
+def task_payload(task: Task) -> Payload:
+    """A task as the browser gets it: sanitised HTML and positions, no ids and no model names."""
+    return {
+        "id": task.id,
+        "prompt": conversation_to_html(task.messages),
+        "cards": [{"html": to_html(text), "characters": len(text)} for text in task.texts],
+        "draft": task.draft,
+    }
+
+
+def read_submission(payload: Payload) -> Submission:
+    """Check what a browser sent.
+
+    Raises:
+        InputError: a strength out of range, or text that is too long.
+        KeyError, TypeError, ValueError: a field is missing or of the wrong type.
+    """
+    strengths = tuple(int(strength) for strength in payload.get("strengths", ()))
+    if any(not 0 <= strength <= 3 for strength in strengths):
+        raise InputError(f"Unknown strength in {strengths}", "Reload the page.")
+    return Submission(
+        id=_text(payload, "id", 64),
+        task_id=int(payload["task_id"]),
+        tiers=tuple(tuple(int(position) for position in tier) for tier in payload["tiers"]),
+        strengths=strengths,
+        flags=tuple(str(flag)[:40] for flag in payload.get("flags", ())),
+        response_flags=tuple(
+            (int(position), str(flag)[:40]) for position, flag in payload.get("response_flags", ())
+        ),
+        note=_text(payload, "note", MAX_NOTE_CHARACTERS),
+        duration_ms=max(0, int(payload.get("duration_ms", 0))),
+    )
+
+
+def _text(payload: Payload, name: str, limit: int) -> str:
+    value = payload.get(name, "")
+    if not isinstance(value, str) or len(value) > limit:
+        raise InputError(f"The {name} must be text of at most {limit} characters", "Shorten it.")
+    return value
+
+
+def _refusal(error: str, *, retry: bool = False) -> Payload:
+    return {"ok": False, "error": error, "retry": retry}

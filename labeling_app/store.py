@@ -1,0 +1,365 @@
+"""What the label database holds: prompts, responses, annotators and rankings.
+
+All SQL of this project is here, in `queue.py` (who ranks what next) and in `migrations.py`.
+A worked example:
+
+    with Store(Path("labels.db")) as store:
+        store.add_prompts([prompt])
+        store.add_responses([first, second])
+        store.add_rankings([Ranking(id="r1", prompt_id=prompt.id, annotator="ann", kind="human",
+                                    tiers=((first.id,), (second.id,)))])
+        [record] = store.ranked_prompts()
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from sqlite_utils import Database
+
+from labeling_app.database import Connections
+from rlhf.errors import InputError
+from rlhf.records import (
+    AnnotatorKind,
+    Message,
+    Prompt,
+    RankedPrompt,
+    Ranking,
+    Response,
+    Sampling,
+    Split,
+)
+
+KINDS: tuple[AnnotatorKind, ...] = get_args(AnnotatorKind)
+Row = dict[str, Any]
+
+
+class Store:
+    """The label database in one file.
+
+    Args:
+        path: the file; created when it does not exist.
+        must_exist: refuse a path where there is no file yet.
+
+    Raises:
+        InputError: no such file (with `must_exist`), or not a label database.
+    """
+
+    def __init__(self, path: Path, *, must_exist: bool = False) -> None:
+        if must_exist and not path.is_file():
+            raise InputError(
+                f"No label database at {path}",
+                f"Make one first: rlhf import prompts.jsonl --db {path}",
+            )
+        self.connections = Connections(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.connections.close()
+
+    @property
+    def board_id(self) -> str:
+        """An id of this database, by which a browser keeps the drafts of two databases apart."""
+        query = "SELECT value FROM settings WHERE name = 'board'"
+        return str(self.connections.db.execute(query).fetchone()[0])
+
+    # ------------------------------------------------------------------ prompts and responses
+
+    def add_prompts(self, prompts: Iterable[Prompt]) -> int:
+        """Store prompts that are not there yet. Returns how many were new."""
+        with self.connections.write() as db:
+            before = _total(db, "prompts")
+            now = time.time()
+            db.conn.executemany(
+                "INSERT OR IGNORE INTO prompts (id, messages, split, source, created_at)"
+                " VALUES (?, ?, ?, ?, ?)",
+                ((p.id, _dump(p.chat), p.split, p.source, now) for p in prompts),
+            )
+            return _total(db, "prompts") - before
+
+    def add_responses(self, responses: Iterable[Response]) -> int:
+        """Store responses that are not there yet and queue their prompts for ranking.
+
+        Returns how many were new.
+
+        Raises:
+            InputError: a response is empty, or its prompt is not in the database.
+        """
+        with self.connections.write() as db:
+            before = _total(db, "responses")
+            touched: dict[str, None] = {}
+            for response in responses:
+                _require_usable(db, response)
+                cursor = db.execute(
+                    "INSERT OR IGNORE INTO responses (id, prompt_id, text, model,"
+                    " model_fingerprint, tokenizer_fingerprint, sampling, sample_index,"
+                    " token_ids, finished, created_at)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    _response_values(response),
+                )
+                if cursor.rowcount:
+                    touched[response.prompt_id] = None
+            _queue_tasks(db, touched)
+            return _total(db, "responses") - before
+
+    def prompts(self, split: Split | None = None) -> list[Prompt]:
+        """All prompts, or those of one split, in the order they came."""
+        query = "SELECT * FROM prompts WHERE ? IN (split, '') ORDER BY seq"
+        return [_prompt(row) for row in self.connections.db.query(query, [split or ""])]
+
+    def prompts_lacking_responses(self, k: int, model_fingerprint: str) -> list[tuple[Prompt, int]]:
+        """Prompts with fewer than `k` responses of that model, each with how many it has."""
+        query = """
+            SELECT p.*, (SELECT COUNT(*) FROM responses r
+                         WHERE r.prompt_id = p.id AND r.model_fingerprint = :model) AS have
+            FROM prompts p WHERE have < :k ORDER BY p.seq"""
+        rows = self.connections.db.query(query, {"model": model_fingerprint, "k": k})
+        return [(_prompt(row), row["have"]) for row in rows]
+
+    def responses(self, prompt_id: str) -> list[Response]:
+        """The responses to a prompt, ordered by model and sample index."""
+        return _responses(self.connections.db, prompt_id)
+
+    # ------------------------------------------------------------------ rankings
+
+    def add_rankings(self, rankings: Iterable[Ranking], *, supersede: bool = False) -> int:
+        """Store rankings that are not there yet. Returns how many were new.
+
+        Args:
+            rankings: each with the kind of its annotator; new annotators are added.
+            supersede: retire earlier rankings of the same prompt by the same annotator. They stay
+            in the
+                database and are no longer exported.
+
+        Raises:
+            InputError: a ranking names a response its prompt does not have, or an annotator of
+            another kind.
+        """
+        new = 0
+        with self.connections.write() as db:
+            for ranking in rankings:
+                ensure_annotator(db, ranking.annotator, ranking.kind)
+                _require_own_responses(db, ranking)
+                if db.execute("SELECT 1 FROM rankings WHERE id = ?", [ranking.id]).fetchone():
+                    continue
+                if supersede:
+                    db.execute(
+                        "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ?"
+                        " AND live = 1 AND task_id IS NULL",
+                        [ranking.prompt_id, ranking.annotator],
+                    )
+                insert_ranking(db, ranking)
+                new += 1
+        return new
+
+    def ranked_prompts(
+        self, *, kinds: Collection[AnnotatorKind] = (), annotators: Collection[str] = ()
+    ) -> Iterator[RankedPrompt]:
+        """Every prompt that has responses, with its live rankings, as of one moment.
+
+        Args:
+            kinds: only rankings of these kinds of annotator; empty means all.
+            annotators: only rankings of these annotators; empty means all.
+        """
+        with self.connections.snapshot() as db:
+            for row in db.query("SELECT * FROM prompts ORDER BY seq"):
+                responses = _responses(db, row["id"])
+                if responses:
+                    rankings = tuple(
+                        ranking
+                        for ranking in _rankings(db, row["id"])
+                        if (not kinds or ranking.kind in kinds)
+                        and (not annotators or ranking.annotator in annotators)
+                    )
+                    yield RankedPrompt(
+                        prompt=_prompt(row), responses=tuple(responses), rankings=rankings
+                    )
+
+    def counts(self) -> dict[str, int]:
+        """Prompts, responses, live rankings, tasks and open tasks; triggers keep the numbers."""
+        rows = self.connections.db.query("SELECT name, value FROM totals")
+        return {row["name"]: row["value"] for row in rows}
+
+    def annotators(self) -> dict[str, AnnotatorKind]:
+        """Every annotator's kind, by name."""
+        rows = self.connections.db.query("SELECT name, kind FROM annotators ORDER BY name")
+        return {row["name"]: row["kind"] for row in rows}
+
+
+def ensure_annotator(db: Database, name: str, kind: AnnotatorKind) -> None:
+    """Add an annotator, or check that the one of that name is of that kind.
+
+    Raises:
+        InputError: there is one of another kind: a signal or a judge must never pass for a person.
+    """
+    row = db.execute("SELECT kind FROM annotators WHERE name = ?", [name]).fetchone()
+    if row is None:
+        db.execute("INSERT INTO annotators VALUES (?, ?, ?)", [name, kind, time.time()])
+    elif row[0] != kind:
+        raise InputError(
+            f"{name!r} is an annotator of kind {row[0]} in this database, not {kind}",
+            "Give --annotator another name; people, judges and signals are kept apart.",
+        )
+
+
+def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
+    """Append one ranking; `columns` are those a `Ranking` does not have, such as task_id."""
+    row = {
+        "id": ranking.id,
+        "prompt_id": ranking.prompt_id,
+        "annotator": ranking.annotator,
+        "tiers": _dump(ranking.tiers),
+        "strengths": _dump(ranking.strengths),
+        "flags": _dump(ranking.flags),
+        "note": ranking.note,
+        "created_at": time.time(),
+        **columns,
+    }
+    names, marks = ", ".join(row), ", ".join("?" * len(row))
+    db.execute(f"INSERT INTO rankings ({names}) VALUES ({marks})", list(row.values()))
+
+
+def ranking_from_row(row: Row) -> Ranking:
+    """A ranking from its row joined with its annotator's kind.
+
+    The board lets people leave some strengths open; a `Ranking` has them all or none.
+    """
+    strengths = json.loads(row["strengths"])
+    return Ranking(
+        id=row["id"],
+        prompt_id=row["prompt_id"],
+        annotator=row["annotator"],
+        kind=row["kind"],
+        tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
+        strengths=tuple(strengths) if all(strengths) else (),
+        flags=tuple(json.loads(row["flags"])),
+        note=row["note"],
+    )
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _total(db: Database, name: str) -> int:
+    row = db.execute("SELECT value FROM totals WHERE name = ?", [name]).fetchone()
+    return int(row[0])
+
+
+def _require_usable(db: Database, response: Response) -> None:
+    if not response.text.strip():
+        raise InputError(
+            f"Response {response.id} to prompt {response.prompt_id} is empty",
+            "Leave empty responses out; nobody can judge them.",
+        )
+    known = db.execute("SELECT 1 FROM prompts WHERE id = ?", [response.prompt_id]).fetchone()
+    if not known:
+        raise InputError(
+            f"Response {response.id} answers prompt {response.prompt_id}, which is not there",
+            "Add the prompt first.",
+        )
+
+
+def _require_own_responses(db: Database, ranking: Ranking) -> None:
+    query = "SELECT id FROM responses WHERE prompt_id = ?"
+    known = {row[0] for row in db.execute(query, [ranking.prompt_id])}
+    unknown = sorted({i for tier in ranking.tiers for i in tier} - known)
+    if unknown:
+        raise InputError(
+            f"Ranking {ranking.id} names responses its prompt does not have: {unknown}",
+            "Add the responses first.",
+        )
+
+
+def _queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
+    """Make, or complete, the ranking task of prompts that got new responses.
+
+    A task nobody has seen takes the new responses in; one that somebody has seen stays as it was
+    shown, and the prompt gets a further task with all its responses.
+    """
+    overlap = default_overlap(db)
+    for prompt_id in prompt_ids:
+        query = "SELECT id FROM responses WHERE prompt_id = ? ORDER BY model, sample_index, seq"
+        ids = [row[0] for row in db.execute(query, [prompt_id])]
+        if len(ids) < 2:
+            continue
+        untouched = db.execute(
+            "SELECT id FROM tasks t WHERE prompt_id = ? AND purpose = 'rank'"
+            " AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id)",
+            [prompt_id],
+        ).fetchone()
+        if untouched:
+            db.execute("UPDATE tasks SET responses = ? WHERE id = ?", [_dump(ids), untouched[0]])
+        else:
+            db.execute(
+                "INSERT INTO tasks (prompt_id, responses, overlap, open, created_at)"
+                " VALUES (?, ?, ?, ?, ?)",
+                [prompt_id, _dump(ids), overlap, overlap, time.time()],
+            )
+
+
+def default_overlap(db: Database) -> int:
+    """How many people rank each new task."""
+    row = db.execute("SELECT value FROM settings WHERE name = 'overlap'").fetchone()
+    return int(row[0]) if row else 1
+
+
+def _response_values(response: Response) -> list[Any]:
+    return [
+        response.id,
+        response.prompt_id,
+        response.text,
+        response.model,
+        response.model_fingerprint,
+        response.tokenizer_fingerprint,
+        _dump(asdict(response.sampling)) if response.sampling else None,
+        response.sample_index,
+        _dump(response.token_ids) if response.token_ids is not None else None,
+        response.finished,
+        time.time(),
+    ]
+
+
+def _prompt(row: Row) -> Prompt:
+    messages = tuple(Message(**message) for message in json.loads(row["messages"]))
+    return Prompt(id=row["id"], messages=messages, split=row["split"], source=row["source"])
+
+
+def _responses(db: Database, prompt_id: str) -> list[Response]:
+    query = "SELECT * FROM responses WHERE prompt_id = ? ORDER BY model, sample_index, seq"
+    return [_response(row) for row in db.query(query, [prompt_id])]
+
+
+def _response(row: Row) -> Response:
+    tokens = row["token_ids"]
+    return Response(
+        id=row["id"],
+        prompt_id=row["prompt_id"],
+        text=row["text"],
+        model=row["model"],
+        model_fingerprint=row["model_fingerprint"],
+        tokenizer_fingerprint=row["tokenizer_fingerprint"],
+        sampling=Sampling(**json.loads(row["sampling"])) if row["sampling"] else None,
+        sample_index=row["sample_index"],
+        token_ids=tuple(json.loads(tokens)) if tokens is not None else None,
+        finished=None if row["finished"] is None else bool(row["finished"]),
+    )
+
+
+def _rankings(db: Database, prompt_id: str) -> list[Ranking]:
+    query = """
+        SELECT r.*, a.kind FROM rankings r
+        JOIN annotators a ON a.name = r.annotator
+        LEFT JOIN tasks t ON t.id = r.task_id
+        WHERE r.prompt_id = ? AND r.live = 1 AND COALESCE(t.purpose, 'rank') IN ('rank', 'compare')
+        ORDER BY r.seq"""
+    return [ranking_from_row(row) for row in db.query(query, [prompt_id])]

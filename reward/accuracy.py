@@ -1,0 +1,53 @@
+"""How often the reward model agrees with the judgements, and how sure that number is.
+
+Tied judgements say nothing about who should win and are left out; equal rewards count as half
+right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reward.groups import Group
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Share of pairs ordered as judged, its 95 % interval, and how many pairs and prompts."""
+
+    value: float
+    low: float
+    high: float
+    pairs: int
+    prompts: int
+
+
+def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
+    """Of a group's pairs without ties, how many the rewards order as judged, and how many exist."""
+    right = 0.0
+    for pair in group.pairs:
+        if pair.outcome != 0.5:
+            difference = rewards[pair.first] - rewards[pair.second]
+            right += 0.5 if difference == 0 else float(difference > 0)
+    return right, group.num_preferences
+
+
+def pair_accuracy(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> Accuracy | None:
+    """Accuracy over all pairs with a bootstrap interval; None when every judgement is a tie.
+
+    Whole prompts are resampled, because the pairs of one prompt share responses and stand or fall
+    together.
+    """
+    counts = [count_right(group, values) for group, values in zip(groups, rewards, strict=True)]
+    table = np.array([count for count in counts if count[1]], dtype=np.float64).reshape(-1, 2)
+    if not len(table):
+        return None
+    generator = np.random.default_rng(0)
+    drawn = generator.integers(len(table), size=(RESAMPLES, len(table)))
+    sums = table[drawn].sum(axis=1)  # (resamples, 2)
+    low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
+    right, pairs = table.sum(axis=0)
+    return Accuracy(float(right / pairs), float(low), float(high), int(pairs), len(table))

@@ -1,0 +1,54 @@
+"""From an export folder to what a run trains on, is measured on, and takes its scale from."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from reward.groups import Encoder, Group, build_groups, build_reference_groups, hold_out
+from reward.settings import RewardSettings
+from rlhf.errors import InputError
+from rlhf.ranked import SPLITS, read_ranked
+
+MAX_REFERENCE_OUTPUTS = 512
+
+
+@dataclass(frozen=True)
+class Data:
+    """Groups by their use, where the held-out ones come from, and counts for the report."""
+
+    train: list[Group]
+    held_out: list[Group]
+    reference: list[Group]
+    held_out_source: str
+    counts: dict[str, dict[str, int]]
+
+
+def read_data(
+    settings: RewardSettings, tokenizer: PreTrainedTokenizerBase, model_fingerprint: str
+) -> Data:
+    """Read, encode and split the rankings.
+
+    Raises:
+        InputError: no judged pair to train on or to measure with, or what `build_groups` refuses.
+    """
+    records = read_ranked(settings.rankings)
+    encoder = Encoder.create(
+        tokenizer, settings.max_length, truncate=settings.too_long == "truncate"
+    )
+    groups: dict[str, list[Group]] = {}
+    counts: dict[str, dict[str, int]] = {}
+    for split in SPLITS:
+        chosen = [record for record in records if record.prompt.split == split]
+        groups[split], counts[split] = build_groups(chosen, encoder)
+    train, held_out, source = groups["train"], groups["test"], "test prompts"
+    if not held_out and len(train) > 1:
+        train, held_out = hold_out(train, settings.held_out_fraction)
+        source = "train prompts set aside, because the export has no judged test prompts"
+    if not train or not held_out:
+        raise InputError(
+            f"{settings.rankings} has {len(records)} prompts, but too few with a judged pair: "
+            f"{len(train)} to train on, {len(held_out)} to measure with",
+            "Rank two or more responses of more prompts, then: rlhf export --db DB --out DIR",
+        )
+    reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
+    return Data(train, held_out, reference, source, counts)

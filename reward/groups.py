@@ -1,0 +1,199 @@
+"""From ranked prompts to groups: a prompt, its judged responses as token ids, every judged pair.
+
+Every ranking of every annotator counts; responses that nobody judged are not encoded.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf.errors import InputError
+from rlhf.fingerprints import text_hash
+from rlhf.records import Prompt, RankedPrompt, Ranking, Response
+from rlhf.tokens import encode_prompt, encode_response, tokenizer_fingerprint
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two responses of a group that one annotator compared.
+
+    `outcome` is 1.0 where the first won and 0.5 for a tie; `strength` adds up the strengths between
+    their tiers (0 when not given).
+    """
+
+    first: int
+    second: int
+    outcome: float
+    strength: int
+    annotator: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt's token ids, its responses' token ids, and the judged pairs among them."""
+
+    prompt_id: str
+    prompt: tuple[int, ...]
+    responses: tuple[tuple[int, ...], ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with its longest response."""
+        return len(self.prompt) + max(len(response) for response in self.responses)
+
+    @property
+    def num_preferences(self) -> int:
+        """Pairs that are not ties."""
+        return sum(pair.outcome != 0.5 for pair in self.pairs)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How records become groups: the tokenizer and what to do with what is too long."""
+
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    max_length: int
+    truncate: bool
+
+    @classmethod
+    def create(
+        cls, tokenizer: PreTrainedTokenizerBase, max_length: int, *, truncate: bool
+    ) -> "Encoder":
+        """An encoder with the tokenizer's fingerprint computed once."""
+        return cls(tokenizer, tokenizer_fingerprint(tokenizer), max_length, truncate)
+
+
+def rank_pairs(ranking: Ranking, position: dict[str, int]) -> Iterator[Pair]:
+    """Every pair of a ranking: across tiers the better one first, within a tier as ties.
+
+    Args:
+        ranking: one judgement, of some or all responses.
+        position: for each response id its number in the group.
+    """
+    tiers = [[position[name] for name in tier] for tier in ranking.tiers]
+    for tier in tiers:
+        for first, second in combinations(tier, 2):
+            yield Pair(first, second, 0.5, 0, ranking.annotator)
+    for better, worse in combinations(range(len(tiers)), 2):
+        strength = sum(ranking.strengths[better:worse])
+        for first in tiers[better]:
+            for second in tiers[worse]:
+                yield Pair(first, second, 1.0, strength, ranking.annotator)
+
+
+def build_groups(
+    records: Sequence[RankedPrompt], encoder: Encoder
+) -> tuple[list[Group], dict[str, int]]:
+    """Groups of all prompts with at least one judged pair, and counts of what came and fell out.
+
+    Raises:
+        InputError: a prompt id occurs twice, or prompts are too long and may not be truncated.
+    """
+    _refuse_duplicates(records)
+    groups, counts = [], Counter[str]()
+    for record in records:
+        group = _build_group(record, encoder)
+        counts["rankings"] += len(record.rankings)
+        if group is None:
+            counts["prompts_without_pairs"] += 1
+        elif group.longest > encoder.max_length:
+            counts["prompts_too_long"] += 1
+        else:
+            groups.append(group)
+            counts.update(
+                prompts=1,
+                responses=len(group.responses),
+                pairs=len(group.pairs),
+                ties=len(group.pairs) - group.num_preferences,
+            )
+    if counts["prompts_too_long"] and not encoder.truncate:
+        raise InputError(
+            f"{counts['prompts_too_long']} of {len(records)} prompts with their responses are "
+            f"longer than {encoder.max_length} tokens",
+            "Raise --max-length, or drop their oldest turns with --too-long truncate.",
+        )
+    return groups, dict(counts)
+
+
+def build_reference_groups(
+    records: Sequence[RankedPrompt], encoder: Encoder, model_fingerprint: str, limit: int
+) -> list[Group]:
+    """Groups, without pairs, of responses that the model itself gave from its full distribution.
+
+    Args:
+        records: the whole dataset.
+        encoder: how text becomes tokens; what is too long is left out.
+        model_fingerprint: fingerprint of the model whose outputs are the reference.
+        limit: how many responses to take at most, spread evenly over the dataset.
+    """
+    found = [
+        (record, response)
+        for record in records
+        for response in record.responses
+        if response.model_fingerprint == model_fingerprint
+        and response.sampling is not None
+        and response.sampling.is_untruncated
+    ]
+    stride = max(1, -(-len(found) // limit))
+    chosen: dict[str, tuple[Prompt, list[Response]]] = {}
+    for record, response in found[::stride]:
+        chosen.setdefault(record.prompt.id, (record.prompt, []))[1].append(response)
+    groups = [_encode(prompt, responses, (), encoder) for prompt, responses in chosen.values()]
+    return [group for group in groups if group.longest <= encoder.max_length]
+
+
+def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
+    """Split groups into training and held-out ones by a hash of the prompt id."""
+    number = max(1, round(len(groups) * fraction))
+    order = sorted(groups, key=lambda group: text_hash(group.prompt_id))
+    held_out = {group.prompt_id for group in order[:number]}
+    return (
+        [group for group in groups if group.prompt_id not in held_out],
+        [group for group in groups if group.prompt_id in held_out],
+    )
+
+
+def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
+    judged = {name for ranking in record.rankings for tier in ranking.tiers for name in tier}
+    responses = [response for response in record.responses if response.id in judged]
+    position = {response.id: number for number, response in enumerate(responses)}
+    pairs = tuple(p for ranking in record.rankings for p in rank_pairs(ranking, position))
+    return _encode(record.prompt, responses, pairs, encoder) if pairs else None
+
+
+def _encode(
+    prompt: Prompt, responses: Sequence[Response], pairs: tuple[Pair, ...], encoder: Encoder
+) -> Group:
+    encoded = tuple(
+        tuple(encode_response(encoder.tokenizer, response, encoder.fingerprint))
+        for response in responses
+    )
+    room = encoder.max_length - max(len(response) for response in encoded)
+    ids = encode_prompt(encoder.tokenizer, prompt)
+    while encoder.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):
+        prompt = shorter
+        ids = encode_prompt(encoder.tokenizer, prompt)
+    return Group(prompt.id, tuple(ids), encoded, pairs)
+
+
+def _without_oldest_turn(prompt: Prompt) -> Prompt | None:
+    """The prompt from its second user turn on, system message kept; None if there is no second."""
+    system = [message for message in prompt.messages[:1] if message.role == "system"]
+    turns = prompt.messages[len(system) :]
+    later = [number for number, turn in enumerate(turns) if turn.role == "user" and number > 0]
+    return replace(prompt, messages=(*system, *turns[later[0] :])) if later else None
+
+
+def _refuse_duplicates(records: Sequence[RankedPrompt]) -> None:
+    repeated = [k for k, n in Counter(record.prompt.id for record in records).items() if n > 1]
+    if repeated:
+        raise InputError(
+            f"{len(repeated)} prompt ids occur more than once, for example {repeated[0]}",
+            "Export again with `rlhf export`: one line a prompt, in one split.",
+        )

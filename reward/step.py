@@ -1,0 +1,124 @@
+"""One optimizer step on a global batch, and scoring of many groups; both over all processes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from reward.accuracy import count_right
+from reward.batches import lay_out, plan_step, to_pair_tensors
+from reward.groups import Group
+from reward.losses import bradley_terry, sum_of_prompt_means
+from rlhf.distributed import global_sum
+from rlhf.metrics import progress
+
+MAX_GRAD_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A prepared module with its optimizer and the numbers that every step needs."""
+
+    accelerator: Accelerator
+    module: nn.Module
+    optimizer: Optimizer
+    pad_id: int
+    tokens_per_batch: int
+    margin: float
+    shared: bool
+
+
+def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[str, float]:
+    """One optimizer step on a global batch; every process calls it with the same groups.
+
+    Args:
+        trainee: what is trained.
+        groups: the prompts of the whole batch; this process takes its share.
+        rate: the learning rate of this step.
+    """
+    accelerator, module = trainee.accelerator, trainee.module
+    passes = _my_passes(trainee, groups)
+    totals = torch.zeros(3, dtype=torch.float64)  # loss, right, pairs
+    module.train()
+    for number, part in enumerate(passes):
+        last = number == len(passes) - 1
+        with nullcontext() if last else accelerator.no_sync(module):
+            rewards = _forward(trainee, part)
+            loss = _sum_of_losses(trainee, part, rewards)
+            # Gradients are averaged over processes: divide the sum by the global count / processes.
+            accelerator.backward(loss * (accelerator.num_processes / len(groups)))
+        totals += _tally(part, rewards, loss)
+    for parameters in trainee.optimizer.param_groups:
+        parameters["lr"] = rate
+    norm = accelerator.clip_grad_norm_(module.parameters(), MAX_GRAD_NORM)
+    trainee.optimizer.step()
+    trainee.optimizer.zero_grad()
+    loss_sum, right, pairs = global_sum(accelerator, totals).tolist()
+    return {
+        "loss": loss_sum / len(groups),
+        "accuracy": right / max(pairs, 1),
+        "grad_norm": float(norm),
+    }
+
+
+def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
+    """Head outputs for all responses of all groups, on every process; prompt ids must differ."""
+    passes = _my_passes(trainee, groups)
+    found: list[tuple[str, list[float]]] = []
+    trainee.module.eval()
+    with progress("scoring", len(passes)) as bar, torch.no_grad():
+        for part in passes:
+            rewards = _forward(trainee, part)
+            found += zip([group.prompt_id for group in part], _split(part, rewards), strict=True)
+            bar.advance()
+    if trainee.accelerator.num_processes > 1:
+        found = gather_object(found)
+    by_prompt = dict(found)
+    return [by_prompt[group.prompt_id] for group in groups]
+
+
+def _my_passes(trainee: Trainee, groups: Sequence[Group]) -> list[list[Group]]:
+    accelerator = trainee.accelerator
+    plans = plan_step(
+        groups, accelerator.num_processes, trainee.tokens_per_batch, shared=trainee.shared
+    )
+    return plans[accelerator.process_index]
+
+
+def _forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
+    inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
+    rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
+    return rewards
+
+
+def _sum_of_losses(trainee: Trainee, groups: Sequence[Group], rewards: Tensor) -> Tensor:
+    pairs = to_pair_tensors(groups, rewards.device)
+    losses = bradley_terry(
+        rewards[pairs.first],
+        rewards[pairs.second],
+        pairs.outcome,
+        pairs.strength * trainee.margin,
+    )
+    return sum_of_prompt_means(losses, pairs.weight, pairs.prompt)
+
+
+def _tally(groups: Sequence[Group], rewards: Tensor, loss: Tensor) -> Tensor:
+    counts = [
+        count_right(group, values)
+        for group, values in zip(groups, _split(groups, rewards), strict=True)
+    ]
+    right, pairs = sum(right for right, _ in counts), sum(pairs for _, pairs in counts)
+    return torch.tensor([loss.item(), right, pairs], dtype=torch.float64)
+
+
+def _split(groups: Sequence[Group], rewards: Tensor) -> Iterator[list[float]]:
+    """The rewards of each group, in order."""
+    values: list[float] = rewards.detach().tolist()
+    for group in groups:
+        yield values[: len(group.responses)]
+        values = values[len(group.responses) :]

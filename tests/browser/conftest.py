@@ -1,0 +1,121 @@
+"""A headless Chromium with no way out, and the app as a real process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+]
+REPOSITORY = Path(__file__).parents[2]
+
+
+class App:
+    """`rlhf label` as a process of its own."""
+
+    def __init__(self, db: Path, *arguments: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.db, self.arguments = db, arguments
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "rlhf.cli", "label", "--db", str(self.db)]
+        command += ["--port", str(self.port), *self.arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(self.url + "healthz", timeout=1):
+                    return
+            except (URLError, ConnectionError, TimeoutError):
+                if self.process.poll() is not None:
+                    break
+                time.sleep(0.1)
+        self.process.kill()
+        pytest.fail(f"rlhf label did not start: {self.process.communicate()[0].decode()}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip("no /usr/bin/chromium: run `make browser`")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., App]]:
+    """Import lines into a new database and serve it."""
+    started: list[App] = []
+
+    def start(lines: list[dict], *arguments: str) -> App:
+        from rlhf.cli import main
+
+        source, db = tmp_path / "in.jsonl", tmp_path / "labels.db"
+        source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        assert main(["import", str(source), "--db", str(db)]) == 0
+        started.append(App(db, *arguments))
+        return started[-1]
+
+    yield start
+    for app in started:
+        app.kill()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a page that fails the test on a JavaScript error or a request to anywhere else."""
+    contexts = []
+    problems: list[str] = []
+
+    def watch(request: Request, url: str) -> None:
+        if not request.url.startswith((url, "data:", "blob:")):
+            problems.append(f"outside request: {request.url}")
+
+    def opening(
+        url: str, before: Callable[[Page], object] = lambda page: None, **context: object
+    ) -> Page:
+        contexts.append(browser.new_context(**context))
+        page = contexts[-1].new_page()
+        page.on("request", lambda request: watch(request, url))
+        page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
+        before(page)
+        page.goto(url)
+        return page
+
+    yield opening
+    for context in contexts:
+        context.close()
+    assert problems == []

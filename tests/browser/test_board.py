@@ -1,0 +1,274 @@
+"""A person ranks in a real browser, and what was on the screen is what stands in SQLite."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+from sqlite_utils import Database
+
+pytestmark = pytest.mark.browser
+
+MODEL = "secret-model-7b"
+HOSTILE = [
+    "<script>window.hacked = 1</script>plain",
+    '<img src=x onerror="window.hacked = 1">',
+    "${window.hacked = 1} {{window.hacked}} \\u12 `",
+    "[link](javascript:window.hacked=1) \u202eright to left",
+]
+
+
+def line(prompt: str, texts: list[str]) -> dict:
+    return {"prompt": prompt, "responses": [{"text": text, "model": MODEL} for text in texts]}
+
+
+FOUR = [line(f"question {n}", [f"answer {n}{x}" for x in "pqrs"]) for n in range(8)]
+
+
+def wait_for_task(page: Page, text: str = "") -> None:
+    page.wait_for_selector(f".rb-prompt:has-text('{text}')")
+    page.wait_for_selector(".rb-list .rb-card")
+
+
+def on_screen(page: Page) -> list[tuple[str, str]]:
+    """(rank, text) of every ranked card, from top to bottom."""
+    return [
+        (card.query_selector(".rb-rank").inner_text(), card.query_selector(".rb-text").inner_text())
+        for card in page.query_selector_all(".rb-list .rb-card")
+    ]
+
+
+@contextmanager
+def database(path: Path) -> Iterator[Database]:
+    db = Database(path)
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def in_database(path: Path) -> list[dict]:
+    """Every live ranking with texts in place of ids."""
+    with database(path) as db:
+        texts = {row["id"]: row["text"] for row in db["responses"].rows}
+        found = []
+        for row in db.query("SELECT * FROM rankings WHERE live = 1 ORDER BY seq"):
+            row["tiers"] = [[texts[i] for i in tier] for tier in json.loads(row["tiers"])]
+            row["shown"] = [texts[i] for i in json.loads(row["shown"])]
+            row["flags"] = [
+                f"{flag}@{texts[i]}" if i else flag
+                for flag, _, i in (item.partition("@") for item in json.loads(row["flags"]))
+            ]
+            found.append(row)
+        return found
+
+
+def tiers_on_screen(page: Page) -> list[list[str]]:
+    tiers: dict[str, list[str]] = {}
+    for rank, text in on_screen(page):
+        tiers.setdefault(rank, []).append(text)
+    return list(tiers.values())
+
+
+def test_five_keys_rank_four_with_a_tie(serve, open_page):
+    app = serve(FOUR, "--annotator", "ann")
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    letters = [text for _, text in on_screen(page)]  # A, B, C, D as shown
+    for key in ("3", "1", "3", "4"):
+        page.keyboard.press(key)
+    expected = [[letters[1]], [letters[0], letters[2]], [letters[3]]]
+    assert tiers_on_screen(page) == expected
+    page.keyboard.press("Control+Enter")
+    wait_for_task(page, "question 1")
+    [row] = in_database(app.db)
+    assert row["tiers"] == expected
+    assert row["shown"] == letters
+    assert row["annotator"] == "ann"
+    assert row["duration_ms"] > 0
+    assert "1 done" in page.inner_text(".rb-progress")
+
+
+def test_drag_buttons_and_keys_move_flag_note_and_leave_out(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    a, b, c, d = (text for _, text in on_screen(page))
+
+    def drag(text: str, target: str, share: float) -> None:
+        grip = page.locator(f".rb-card:has-text('{text}') .rb-grip").bounding_box()
+        box = page.locator(f".rb-card:has-text('{target}')").bounding_box()
+        page.mouse.move(grip["x"] + 20, grip["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(grip["x"] + 20, box["y"] + box["height"] * share, steps=6)
+        page.wait_for_timeout(60)
+        page.mouse.up()
+
+    drag(d, a, 0.1)
+    assert [text for _, text in on_screen(page)] == [d, a, b, c]
+    drag(a, c, 0.9)
+    assert [text for _, text in on_screen(page)] == [d, b, c, a]
+    drag(c, d, 0.5)
+    assert tiers_on_screen(page) == [[d, c], [b], [a]]
+    page.click(f".rb-card:has-text('{a}') [data-act=up]")
+    assert tiers_on_screen(page) == [[d, c], [a], [b]]
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("x")
+    assert tiers_on_screen(page) == [[d, c], [a]]
+    assert b in page.inner_text(".rb-left")
+    page.click(f".rb-item:has-text('{a}') .rb-strength:has-text('Clearly')")
+    page.click(f".rb-card:has-text('{d}') [data-act=flag]")
+    page.keyboard.press("Enter")  # the first flag has the focus
+    page.fill(".rb-note", "a <b>note</b> ${x}")
+    page.click("[data-act=submit]")
+    wait_for_task(page, "question 1")
+    [row] = in_database(app.db)
+    assert row["tiers"] == [[d, c], [a]]
+    assert json.loads(row["strengths"]) == [2]
+    assert row["flags"] == [f"unsafe@{d}"]
+    assert row["note"] == "a <b>note</b> ${x}"
+
+
+def test_touch_on_a_phone(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(
+        app.url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True
+    )
+    wait_for_task(page, "question 0")
+    a, b, c, d = (text for _, text in on_screen(page))
+    page.tap(f".rb-card:has-text('{b}') [data-act=up]")
+    page.tap(f".rb-item:has-text('{c}') .rb-strength:has-text('Tie')")
+    # A finger on the grip: raw touch events, as a phone sends them.
+    grip = page.locator(f".rb-card:has-text('{d}') .rb-grip")
+    grip.scroll_into_view_if_needed()
+    start = grip.bounding_box()
+    box = page.locator(f".rb-card:has-text('{a}')").bounding_box()
+    session = page.context.new_cdp_session(page)
+    x, y, end = start["x"] + 15, start["y"] + 15, box["y"] + box["height"] * 0.15
+    touch = "Input.dispatchTouchEvent"
+    session.send(touch, {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]})
+    for step in range(1, 6):
+        point = {"x": x, "y": y + (end - y) * step / 5}
+        session.send(touch, {"type": "touchMove", "touchPoints": [point]})
+    page.wait_for_timeout(60)
+    session.send(touch, {"type": "touchEnd", "touchPoints": []})
+    expected = [[b], [d], [a, c]]
+    page.wait_for_function("document.querySelectorAll('.rb-list .dragging').length === 0")
+    assert tiers_on_screen(page) == expected
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390
+    page.wait_for_timeout(
+        300
+    )  # Chromium drops a tap that follows a moved finger within milliseconds
+    page.tap("[data-act=submit]")
+    wait_for_task(page, "question 1")
+    assert in_database(app.db)[0]["tiers"] == expected
+
+
+def test_the_order_shown_is_a_shuffle_and_no_model_name_leaves_the_server(serve, open_page):
+    app = serve(FOUR)
+    traffic: list[bytes] = []
+    page = open_page(
+        app.url,
+        before=lambda page: page.on("response", lambda answer: traffic.append(body_of(answer))),
+    )
+    for number in range(8):
+        wait_for_task(page, f"question {number}")
+        page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-empty:has-text('You have done everything')")
+    rows = in_database(app.db)
+    orders = {tuple(text[-1] for text in row["shown"]) for row in rows}
+    assert len(rows) == 8
+    assert len(orders) > 1  # eight equal shuffles of four: once in 24^7 runs
+    seen = b"".join(traffic)
+    assert b"answer 0p" in seen
+    assert MODEL.encode() not in seen
+
+
+def body_of(response) -> bytes:
+    if "component_server" in response.url or response.request.resource_type == "document":
+        return response.body()
+    return b""
+
+
+def test_hostile_text_is_shown_and_does_nothing(serve, open_page):
+    app = serve(
+        [line(HOSTILE[0], HOSTILE), line("afterwards", ["a", "b"])], "--annotator", "<b>${x}"
+    )
+    page = open_page(app.url)
+    page.wait_for_selector(".rb-list .rb-card")
+    shown = {text for _, text in on_screen(page)}
+    assert HOSTILE[0] in shown
+    assert HOSTILE[1] in shown
+    assert page.inner_text(".rb-who") == "<b>${x}"
+    page.fill(".rb-note", HOSTILE[2])
+    page.keyboard.press("Control+Enter")
+    wait_for_task(page, "afterwards")
+    assert page.evaluate("window.hacked") is None
+    assert in_database(app.db)[0]["note"] == HOSTILE[2]
+    assert sorted(in_database(app.db)[0]["shown"]) == sorted(HOSTILE)
+
+
+def test_a_draft_survives_a_reload_and_undo_brings_an_answer_back(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    for key in ("2", "1", "2", "4"):
+        page.keyboard.press(key)
+    before = tiers_on_screen(page)
+    page.reload()
+    wait_for_task(page, "question 0")
+    assert tiers_on_screen(page) == before
+    page.keyboard.press("Control+Enter")
+    wait_for_task(page, "question 1")
+    page.keyboard.press("u")
+    wait_for_task(page, "question 0")
+    assert tiers_on_screen(page) == before
+    page.keyboard.press("s")
+    page.keyboard.press("3")  # "Too long"
+    wait_for_task(page, "question 1")
+    with database(app.db) as db:
+        assert [row["reason"] for row in db["skips"].rows] == ["Too long"]
+
+
+def test_a_server_that_dies_during_a_submit_loses_nothing(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    page.keyboard.press("4")
+    app.kill()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-error:has-text('kept here and sent again')")
+    assert in_database(app.db) == []
+    app.start()
+    wait_for_task(page, "question 1")
+    assert len(in_database(app.db)) == 1
+    assert page.locator(".rb-error").is_hidden()
+
+
+def test_a_page_closed_while_the_server_is_down_sends_at_the_next_visit(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    app.kill()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-error:has-text('kept here and sent again')")
+    app.start()
+    page.goto("about:blank")
+    page.goto(app.url)
+    wait_for_task(page, "question 1")
+    assert len(in_database(app.db)) == 1
+
+
+def test_double_submit_stores_one_row_each(serve, open_page):
+    app = serve(FOUR[:2])
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    page.evaluate(
+        "() => { for (let i = 0; i < 2; i++) document.dispatchEvent(new KeyboardEvent('keydown',"
+        " {key: 'Enter', ctrlKey: true, bubbles: true})) }"
+    )
+    wait_for_task(page, "question 1")
+    assert len(in_database(app.db)) == 1

@@ -1,0 +1,134 @@
+"""report.html in a real browser: quiet, offline, searchable, and deaf to what models write."""
+
+import json
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from policies.report import Pair, Sample, write_report
+
+pytestmark = pytest.mark.browser
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+]
+HOSTILE = [
+    "<script>window.hacked = 1</script>",
+    "</div></details><img src='https://example.invalid/x.png' onerror='window.hacked = 1'>",
+    "${window.hacked = 1} {{ 7 * 191 }} <iframe src='javascript:parent.hacked = 1'></iframe>",
+    "<style>main { display: none }</style><base href='https://example.invalid/'>",
+    "before \u202ereversed\u202d forced \u2067 unclosed",
+    "x" * 100_000,
+]
+SIDES = ("policy", "reference")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with report.json and report.html of 16 samples, the hostile ones first."""
+    rate = {"value": 0.78125, "low": 0.703, "high": 0.852, "n": 64}
+    report = {
+        "win_rate": {"reward": rate, "gold": {**rate, "value": 0.75}},
+        "win_rate_by_source": {"gold": {text[:200]: rate for text in HOSTILE}},
+        "kl": {
+            name: {"nats": 4.5, "per_token": 0.1, "estimator": "k1", "standard_error": 0.2}
+            for name in ("forward", "reverse")
+        },
+        "length": dict.fromkeys(SIDES, 37.5),
+        "eos_rate": dict.fromkeys(SIDES, 0.5),
+        "distinct": {side: {"distinct_1": 0.4, "distinct_2": 0.8} for side in SIDES},
+        "reward": {side: {"mean": 0.2, "std": 1.0} for side in SIDES},
+        "seed": 0,
+        "inputs": {"policy": {"path": "runs/demo/ppo", "hash": "abc"}},
+    }
+    texts = HOSTILE + [f"plain text {name}" for name in "abcdefghij"]
+    samples = [
+        Sample(
+            prompt=f"Prompt {place}",
+            reference=text,
+            policy=text,
+            rewards=Pair(reference=0.0, policy=1.0 if place % 2 else -1.0),
+        )
+        for place, text in enumerate(texts)
+    ]
+    metrics = [{"step": step, "reward/mean": step / 10} for step in range(5)]
+    write_report(report, samples, metrics, tmp_path / "report.json", tmp_path / "report.html")
+    return tmp_path
+
+
+@pytest.fixture
+def page(folder: Path):
+    """The opened report; the test fails when the page complained or asked for anything."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
+        opened = browser.new_page(viewport={"width": 1180, "height": 900})
+        complaints: list[str] = []
+        requests: list[str] = []
+        opened.on("console", lambda message: complaints.append(message.text))
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.on("request", lambda request: requests.append(request.url[:100]))
+        opened.goto((folder / "report.html").as_uri())
+        yield opened
+        browser.close()
+    assert complaints == []
+    outside = [url for url in requests if not url.startswith(("data:", "file:"))]
+    assert outside == []
+    assert sum(url.startswith("file:") for url in requests) == 1
+
+
+def shown_samples(page: Page) -> int:
+    return page.locator("details.sample:visible").count()
+
+
+def test_the_report_opens_with_all_pictures_and_the_numbers_of_report_json(
+    page: Page, folder: Path
+) -> None:
+    assert page.locator("h1").inner_text() == "The new model is better"
+    widths = page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
+    assert len(widths) == 4
+    assert min(widths) > 100
+    content = json.loads((folder / "report.json").read_text())
+    shown = page.locator("[data-path='/win_rate/gold/value']").first
+    assert shown.inner_text() == "75\u00a0%"
+    assert float(shown.get_attribute("value")) == content["win_rate"]["gold"]["value"]
+    assert page.locator("details.sample[open]").count() == 10
+
+
+def test_hostile_text_is_read_not_run(page: Page) -> None:
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main").is_visible()
+    answers = page.locator(".answer.new .words")
+    assert [answers.nth(n).text_content() for n in range(len(HOSTILE))] == HOSTILE
+    assert page.locator("iframe, base, main script, main style").count() == 0
+    isolation = "elements => elements.map(e => getComputedStyle(e).unicodeBidi)"
+    assert set(page.locator(".verbatim").evaluate_all(isolation)) == {"isolate"}
+
+
+def test_a_huge_answer_scrolls_inside_its_box(page: Page) -> None:
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 1180
+    answer = page.locator(".answer.new .words").nth(5)
+    assert answer.bounding_box()["height"] < 400
+    assert answer.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
+def test_search_and_filter_narrow_the_samples(page: Page) -> None:
+    assert shown_samples(page) == 16
+    page.get_by_label("Search prompts and answers").fill("TEXT J")
+    assert shown_samples(page) == 1
+    assert page.locator("details.sample:visible").get_attribute("open") is not None
+    page.get_by_label("Show which samples").select_option("original")
+    assert shown_samples(page) == 0
+    assert page.get_by_text("Nothing found.").is_visible()
+    page.get_by_label("Search prompts and answers").fill("")
+    assert shown_samples(page) == 8
+    page.get_by_label("Show which samples").select_option("")
+    assert shown_samples(page) == 16
+    assert page.locator("details.sample[open]").count() == 10

@@ -1,0 +1,65 @@
+"""A database on disk and short ways to fill it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from labeling_app.queue import TaskQueue
+from labeling_app.store import Store
+from rlhf.records import Message, Prompt, Response, content_id
+
+
+def build_prompt(text: str, split: str = "train") -> Prompt:
+    return Prompt.create((Message(role="user", content=text),), split, "test")
+
+
+def build_responses(
+    prompt: Prompt, texts: list[str], model: str = "secret-model"
+) -> list[Response]:
+    return [
+        Response(
+            id=content_id(prompt.id, model, text),
+            prompt_id=prompt.id,
+            text=text,
+            model=model,
+            sample_index=index,
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+@pytest.fixture
+def make_prompt() -> Callable[..., Prompt]:
+    return build_prompt
+
+
+@pytest.fixture
+def make_responses() -> Callable[..., list[Response]]:
+    return build_responses
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "labels.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(store: Store) -> TaskQueue:
+    return TaskQueue(store)
+
+
+@pytest.fixture
+def fill(store: Store) -> Callable[[int, int], list[Prompt]]:
+    """Add prompts with that many responses each."""
+
+    def add(num_prompts: int, num_responses: int) -> list[Prompt]:
+        prompts = [build_prompt(f"prompt {index}") for index in range(num_prompts)]
+        store.add_prompts(prompts)
+        for prompt in prompts:
+            texts = [f"{prompt.text}, answer {index}" for index in range(num_responses)]
+            store.add_responses(build_responses(prompt, texts))
+        return prompts
+
+    return add

@@ -1,0 +1,288 @@
+"""Every format becomes prompts, responses and rankings; a bad line is named, nothing stored."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from labeling_app.formats import Defaults, judgements_of_pairs, read_entry
+from labeling_app.store import Store
+from rlhf.cli import main
+from rlhf.errors import InputError
+from rlhf.records import RankedPrompt
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+ASK = {"role": "user", "content": "Hi?"}
+GOOD = [{"role": "assistant", "content": "yes"}]
+BAD = [{"role": "assistant", "content": "no"}]
+
+
+def write(path: Path, lines: list) -> Path:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def judged(entry) -> list[list[list[str]]]:
+    """The rankings of an entry, as texts."""
+    texts = {response.id: response.text for response in entry.responses}
+    return [[[texts[i] for i in tier] for tier in ranking.tiers] for ranking in entry.rankings]
+
+
+PREFERENCES = {
+    "trl explicit": {"prompt": "Hi?", "chosen": "yes", "rejected": "no"},
+    "trl implicit": {"chosen": "Hi? yes", "rejected": "Hi? no"},
+    "conversational explicit": {"prompt": [ASK], "chosen": GOOD, "rejected": BAD},
+    "conversational implicit": {"chosen": [ASK, *GOOD], "rejected": [ASK, *BAD]},
+    "binarised UltraFeedback": {"prompt": "Hi?", "chosen": [ASK, *GOOD], "rejected": [ASK, *BAD]},
+    "HH-RLHF": {
+        "chosen": "\n\nHuman: Hi?\n\nAssistant: yes",
+        "rejected": "\n\nHuman: Hi?\n\nAssistant: no",
+    },
+    "UltraFeedback": {
+        "instruction": "Hi?",
+        "completions": [
+            {"model": "a", "response": "no", "overall_score": 2.0},
+            {"model": "b", "response": "yes", "overall_score": 7.5},
+        ],
+    },
+    "own, best second": {"prompt": "Hi?", "responses": ["no", "yes"], "tiers": [[1], [0]]},
+    "pairs": {"prompt": "Hi?", "responses": ["no", "yes"], "pairs": [[0, 1, "second"]]},
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_yes_beats_no_in_every_format(name):
+    entry = read_entry(PREFERENCES[name], Defaults())
+    [[[better], [worse]]] = judged(entry)
+    assert (entry.prompt.text, better.strip(), worse.strip()) == ("Hi?", "yes", "no")
+
+
+def test_hh_keeps_the_conversation():
+    start = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
+    entry = read_entry({"chosen": start + "d", "rejected": start + "e"}, Defaults())
+    assert [(m.role, m.content) for m in entry.prompt.messages] == [
+        ("user", "a"), ("assistant", "b"), ("user", "c")
+    ]  # fmt: skip
+    assert judged(entry) == [[["d"], ["e"]]]
+
+
+def test_ultrafeedback_is_the_work_of_a_model_and_equal_scores_tie():
+    value = {
+        "instruction": "Hi?",
+        "completions": [
+            {"model": name, "response": name, "overall_score": score}
+            for name, score in (("a", 3), ("b", 5), ("c", 3))
+        ],
+    }
+    entry = read_entry(value, Defaults())
+    assert judged(entry) == [[["b"], ["a", "c"]]]
+    assert (entry.rankings[0].kind, entry.rankings[0].annotator) == ("ai", "imported-ai")
+    assert [response.model for response in entry.responses] == ["a", "b", "c"]
+
+
+def test_own_lines_carry_everything():
+    value = {
+        "messages": [{"role": "system", "content": "Be brief."}, ASK],
+        "split": "test", "source": "travel", "annotator": "ann", "kind": "human",
+        "responses": [{"text": "yes", "model": "m"}, "no", "maybe"],
+        "tiers": [[0], [2, 1]], "strengths": [3],
+    }  # fmt: skip
+    entry = read_entry(value, Defaults())
+    assert (entry.prompt.split, entry.prompt.source) == ("test", "travel")
+    assert entry.prompt.messages[0].role == "system"
+    assert [response.model for response in entry.responses] == ["m", "imported", "imported"]
+    assert judged(entry) == [[["yes"], ["maybe", "no"]]]
+    assert (entry.rankings[0].strengths, entry.rankings[0].annotator) == ((3,), "ann")
+
+
+def test_pairs_that_fit_an_order_become_that_order():
+    pairs = [[0, 1, "second"], [0, 2, "tie"], [1, 2, "first"]]
+    assert judgements_of_pairs(pairs, 3) == [[[1], [0, 2]]]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [[0, 1, "first"], [1, 2, "first"], [0, 2, "second"]],  # a circle
+        [[0, 1, "tie"], [1, 2, "tie"], [0, 2, "first"]],  # ties that do not carry over
+        [[0, 1, "first"], [1, 2, "first"]],  # 0 against 2 was never asked
+    ],
+)
+def test_other_pairs_stay_what_was_said(pairs):
+    rankings = judgements_of_pairs(pairs, 3)
+    said = {"first": lambda i, j: [[i], [j]], "second": lambda i, j: [[j], [i]]}
+    said["tie"] = lambda i, j: [[i, j]]
+    assert rankings == [said[verdict](i, j) for i, j, verdict in pairs]
+
+
+def test_equal_texts_stay_two_responses():
+    value = {"prompt": "Hi?", "responses": ["same", "same"], "tiers": [[1], [0]]}
+    entry = read_entry(value, Defaults())
+    assert len({response.id for response in entry.responses}) == 2
+
+
+def test_an_exported_line_comes_back_as_it_was():
+    first = read_entry(PREFERENCES["own, best second"], Defaults(source="s"))
+    record = RankedPrompt(prompt=first.prompt, responses=first.responses, rankings=first.rankings)
+    assert read_entry(json.loads(json.dumps(record.to_json())), Defaults()) == first
+
+
+BAD_LINES = {
+    "not JSON": ('{"prompt": ', "not valid JSON"),
+    "not an object": ("[1]", "expected a JSON object"),
+    "no known field": ({"question": "Hi?"}, "No known format has the fields ['question']"),
+    "empty prompt": ({"prompt": "  "}, "user turn of a prompt is empty"),
+    "prompt of a wrong type": ({"prompt": 3}, "prompt must be text, found 3"),
+    "empty response": ({"prompt": "a", "responses": ["b", " "]}, "Response 1 is empty"),
+    "ends with an answer": ({"messages": [ASK, *GOOD]}, "must end with a user turn"),
+    "position too high": ({"prompt": "a", "responses": ["b"], "tiers": [[1]]}, "name position 1"),
+    "position twice": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [0, 1]]},
+        "a response in two tiers",
+    ),
+    "unknown split": ({"prompt": "a", "split": "dev"}, "Unknown split 'dev'"),
+    "unknown kind": ({"prompt": "a", "kind": "robot"}, "Unknown kind of annotator 'robot'"),
+    "unknown verdict": (
+        {"prompt": "a", "responses": ["b", "c"], "pairs": [[0, 1, "maybe"]]},
+        "pairs must hold",
+    ),
+    "two conversations": (
+        {"chosen": [ASK, *GOOD], "rejected": [{"role": "user", "content": "Oh?"}, *BAD]},
+        "not two answers to one conversation",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_is_named_and_nothing_is_stored(name, tmp_path, capsys):
+    line, problem = BAD_LINES[name]
+    path = write(tmp_path / "in.jsonl", [{"prompt": "fine"}, line])
+    assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
+    message = capsys.readouterr().err
+    assert f"{path}:2: " in message
+    assert problem in message
+    assert "--on-error skip" in message
+    assert not (tmp_path / "new.db").exists()
+
+
+def run_json(capsys, *arguments: object) -> dict:
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_skipping_counts_bad_lines_and_shows_the_first(tmp_path, capsys):
+    bad = [{"prompt": ""}] * 7
+    path = write(tmp_path / "in.jsonl", [{"prompt": "a"}, *bad, {"prompt": "b"}])
+    db = tmp_path / "new.db"
+    report = run_json(capsys, "import", path, "--db", db, "--on-error", "skip")
+    assert (report["lines"], report["new_prompts"], report["bad_lines"]) == (9, 2, 7)
+    assert len(report["first_bad"]) == 5
+    assert report["first_bad"][0].startswith(f"{path}:2: ")
+
+
+def test_importing_twice_changes_nothing(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", list(PREFERENCES.values()))
+    db = tmp_path / "new.db"
+    first = run_json(capsys, "import", path, "--db", db)
+    second = run_json(capsys, "import", path, "--db", db)
+    assert first["new_prompts"] == 1  # all nine formats say "Hi?"
+    assert (second["new_prompts"], second["new_responses"], second["new_rankings"]) == (0, 0, 0)
+    assert second["in_db"] == first["in_db"]
+
+
+def test_split_and_source_of_lines_that_do_not_say_it(tmp_path, capsys):
+    path = write(tmp_path / "travel.jsonl", [{"prompt": "a"}, {"prompt": "b", "split": "train"}])
+    run_json(capsys, "import", path, "--db", tmp_path / "new.db", "--split", "test")
+    with Store(tmp_path / "new.db") as store:
+        found = [(p.text, p.split, p.source) for p in store.prompts()]
+    assert found == [("a", "test", "travel"), ("b", "train", "travel")]
+
+
+@pytest.mark.parametrize("container", ["jsonl.gz", "parquet", "csv", "folder", "splits"])
+def test_containers(container, tmp_path, capsys):
+    rows = [{"prompt": f"p{i}", "chosen": "yes", "rejected": "no"} for i in range(3)]
+    path = tmp_path / f"in.{container}"
+    dataset = Dataset.from_list(rows)
+    if container == "jsonl.gz":
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    elif container == "parquet":
+        dataset.to_parquet(path)
+    elif container == "csv":
+        dataset.to_csv(path)
+    elif container == "folder":
+        dataset.save_to_disk(path)
+    else:
+        DatasetDict(train=dataset.select([0, 1]), test=dataset.select([2])).save_to_disk(path)
+    report = run_json(capsys, "import", path, "--db", tmp_path / "new.db")
+    assert (report["new_prompts"], report["new_responses"], report["new_rankings"]) == (3, 6, 3)
+    with Store(tmp_path / "new.db") as store:
+        expected = ["train", "train", "test" if container == "splits" else "train"]
+        assert [p.split for p in store.prompts()] == expected
+
+
+def test_wrong_files_are_refused(tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}'.encode("latin-1"))
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    expected = {
+        "missing.jsonl": "No such file",
+        "missing.parquet": "No such file",
+        "folder": "not one that datasets' save_to_disk wrote",
+        "empty.jsonl": "holds no line",
+        "latin.jsonl": "is not UTF-8",
+        "bad.parquet": "cannot be read as parquet",
+    }
+    for name, problem in expected.items():
+        assert main(["import", str(tmp_path / name), "--db", str(tmp_path / "new.db")]) == 2
+        assert problem in capsys.readouterr().err
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_one_name_cannot_be_a_person_and_a_machine(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", list(PREFERENCES.values()))
+    db = str(tmp_path / "new.db")
+    assert main(["import", str(path), "--db", db, "--annotator", "ann"]) == 2
+    assert "'ann' is an annotator of kind human" in capsys.readouterr().err
+    with Store(tmp_path / "new.db") as store:
+        assert store.counts()["prompts"] == 0
+
+
+def test_unknown_kind_setting():
+    with pytest.raises(InputError, match="Use human, ai or signal"):
+        read_entry({"prompt": "a", "kind": "dog"}, Defaults())
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data")
+def test_real_human_pairs_over_four_responses(tmp_path, capsys):
+    """400 prompts; where the six judgements fit no order, each stays a ranking of two."""
+    path = SHARED / "qa_feedback_human_k4.jsonl.gz"
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    report = run_json(capsys, "import", path, "--db", tmp_path / "new.db")
+    assert (report["new_prompts"], report["new_responses"]) == (400, 1600)
+    by_text = {line["prompt"]: line for line in lines}
+    with Store(tmp_path / "new.db") as store:
+        for record in store.ranked_prompts():
+            line = by_text[record.prompt.text]
+            place = {response.id: response.sample_index for response in record.responses}
+            said = {
+                tuple(sorted(place[i] for tier in r.tiers for i in tier)) for r in record.rankings
+            }
+            whole = said == {(0, 1, 2, 3)}
+            assert whole or len(record.rankings) == 6
+            for first, second, verdict in line["pairs"]:
+                assert verdict in implied(record.rankings, place, first, second)
+
+
+def implied(rankings, place, first, second) -> set[str]:
+    found = set()
+    for ranking in rankings:
+        rank = {place[i]: level for level, tier in enumerate(ranking.tiers) for i in tier}
+        if first in rank and second in rank:
+            order = rank[first] - rank[second]
+            found.add("tie" if order == 0 else "first" if order < 0 else "second")
+    assert len(found) == 1
+    return found

@@ -1,0 +1,54 @@
+"""`rlhf label` refuses what it cannot serve, with the next command to type."""
+
+import socket
+
+import pytest
+
+from rlhf.cli import main
+
+
+def refused(capsys, *arguments: object) -> str:
+    assert main(["label", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+def test_databases_with_nothing_to_rank(store, make_prompt, tmp_path, capsys):
+    assert "No label database" in refused(capsys, "--db", tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+    db = store.connections.path
+    assert "Begin with: rlhf import" in refused(capsys, "--db", db)
+    store.add_prompts([make_prompt("Hi?")])
+    assert "Sample some first: rlhf generate" in refused(capsys, "--db", db)
+
+
+def test_other_machines_are_kept_out(store, fill, capsys):
+    fill(1, 2)
+    message = refused(capsys, "--db", store.connections.path, "--host", "0.0.0.0")
+    assert "--host is 0.0.0.0, which other machines can reach" in message
+
+
+def test_a_port_in_use(store, fill, capsys):
+    fill(1, 2)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        message = refused(capsys, "--db", store.connections.path, "--port", port)
+    assert f"Port {port} of 127.0.0.1 cannot be used" in message
+    assert f"--port {port + 1}" in message
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--port", "0"), ("--overlap", "0"), ("--annotator", " ")]
+)
+def test_settings_out_of_range(tmp_path, capsys, flag, value):
+    assert f"{flag} is" in refused(capsys, "--db", tmp_path / "x.db", flag, value)
+
+
+def test_a_machine_cannot_label_as_a_person(store, fill, capsys):
+    fill(1, 2)
+    db = store.connections.path
+    signal = "signal:tests_of_labels:f"
+    with store.connections.write() as connection:
+        connection.execute("INSERT INTO annotators VALUES (?, 'signal', 0)", [signal])
+    assert "is an annotator of kind signal" in refused(capsys, "--db", db, "--annotator", signal)

@@ -1,0 +1,57 @@
+"""Running commands, and what one run of the whole loop leaves."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.jsonl import write_jsonl
+
+REPOSITORY = Path(__file__).parents[2]
+SIGNAL = "tests.pipeline.signals:count_vowels"
+SHORT = ["--max-new-tokens", "12", "--precision", "fp32"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The files that the commands have left."""
+
+    folder: Path
+    model: Path
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def ppo_arguments(self, out: Path, *more: str, steps: int = 4) -> list[str]:
+        return [
+            *("ppo", "--model", str(self.model), "--reward", self.path("reward")),
+            *("--reference", self.path("reference"), "--out", str(out), "--steps", str(steps)),
+            *("--episodes-per-step", "4", "--precision", "fp32", "--learning-rate", "1e-3"),
+            *more,
+        ]
+
+
+def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one command in a process of its own."""
+    command = [sys.executable, "-m", "rlhf.cli", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=REPOSITORY, env=environment
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def write_prompts(path: Path) -> Path:
+    """Eight training and four test prompts."""
+    words = ["house", "dog", "train", "garden", "meeting", "music", "hotel", "trip"]
+    rows = [{"prompt": f"Tell me about the {word}.", "split": "train"} for word in words]
+    rows += [{"prompt": f"How was the {word}?", "split": "test"} for word in words[:4]]
+    write_jsonl(path, rows)
+    return path

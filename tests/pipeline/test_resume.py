@@ -1,0 +1,91 @@
+"""A killed run goes on and ends as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from policies.reference_store import open_store
+from rlhf.metrics import read_metrics
+from rlhf.rundir import RunDir
+from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process
+
+CLOCK = ("seconds/sample", "seconds/update")
+
+
+def kill_when(arguments: list[str], path: Path, lines: int) -> None:
+    """Start a command and send SIGKILL as soon as a file has that many lines."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlhf.cli", *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    limit = time.monotonic() + 120
+    while time.monotonic() < limit and process.poll() is None:
+        if path.is_file() and len(path.read_text().splitlines()) >= lines:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.005)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_killed_ppo_run_ends_bit_for_bit_like_an_undisturbed_one(
+    loop: Loop, tmp_path: Path
+) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    options = ("--save-every", "3", "--minibatches", "2", "--epochs", "2")
+    whole = run_process(*loop.ppo_arguments(straight, *options, steps=20))
+    assert whole.returncode == 0, whole.stderr
+    kill_when(loop.ppo_arguments(killed, *options, steps=20), killed / "metrics.jsonl", lines=8)
+    assert RunDir(killed).read_stage()["status"] == "running"
+    resumed = run_process(*loop.ppo_arguments(killed, *options, "--resume", steps=20))
+    assert resumed.returncode == 0, resumed.stderr
+    rows = [read_metrics(path / "metrics.jsonl") for path in (straight, killed)]
+    for first, second in zip(*rows, strict=True):
+        assert {k: v for k, v in first.items() if k not in CLOCK} == {
+            k: v for k, v in second.items() if k not in CLOCK
+        }
+    weights = [load_file(path / "policy" / "model.safetensors") for path in (straight, killed)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_a_killed_reference_run_keeps_its_shards_and_loses_no_row(
+    loop: Loop, tmp_path: Path
+) -> None:
+    def arguments(out: Path) -> list[str]:
+        return [
+            *("reference", "--prompts", loop.path("prompts.jsonl"), "--model", str(loop.model)),
+            *("--out", str(out), "--prompts-per-shard", "2", "--samples", "2", *SHORT, "--resume"),
+        ]
+
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert run_process(*arguments(straight)).returncode == 0
+    kill_when(arguments(killed), killed / "outputs" / "shard-00001.parquet", lines=1)
+    kept = (killed / "outputs" / "shard-00000.parquet").stat().st_mtime_ns
+    assert not (killed / "outputs" / "manifest.json").exists()
+    assert run_process(*arguments(killed)).returncode == 0
+    assert (killed / "outputs" / "shard-00000.parquet").stat().st_mtime_ns == kept
+    rows = [open_store(path / "outputs").rows for path in (straight, killed)]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 24
+    assert not any(row.reused for row in rows[0])
+
+
+@pytest.mark.parametrize("processes", ["2"])
+def test_two_processes_train_together(loop: Loop, tmp_path: Path, processes: str) -> None:
+    out = tmp_path / "two"
+    done = run_process(*loop.ppo_arguments(out, "--processes", processes))
+    assert done.returncode == 0, done.stderr
+    rows = read_metrics(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[0]["kl/forward_k3_per_token"] == pytest.approx(0.0, abs=1e-6)
+    assert rows[0]["approx_kl"] == pytest.approx(0.0, abs=1e-8)

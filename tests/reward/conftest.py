@@ -1,0 +1,46 @@
+"""Ranked datasets for the reward tests: sunny words beat rainy ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlhf.ranked import write_ranked
+from rlhf.records import Message, Prompt, RankedPrompt, Ranking, Response
+
+GOOD = ("Lovely, warm and happy!", "We loved the kind people.")
+BAD = ("Awful, cold and sad.", "I hated the late train.")
+
+MakeRecord = Callable[..., RankedPrompt]
+
+
+def build_record(
+    number: int,
+    split: str = "train",
+    texts: tuple[str, ...] = (GOOD[0], GOOD[1], BAD[0], BAD[1]),
+    tiers: tuple[tuple[int, ...], ...] = ((0,), (1,), (2, 3)),
+) -> RankedPrompt:
+    """One prompt with responses and one ranking; tiers name responses by number."""
+    question = f"How was trip {number}, the one to the {'very ' * (number % 5)}far house?"
+    prompt = Prompt.create((Message(role="user", content=question),), split, "test")
+    responses = tuple(
+        Response(id=f"{prompt.id}-{n}", prompt_id=prompt.id, text=text, model="m")
+        for n, text in enumerate(texts)
+    )
+    ranking = Ranking(
+        id=f"{prompt.id}-r",
+        prompt_id=prompt.id,
+        annotator="ann",
+        kind="human",
+        tiers=tuple(tuple(responses[n].id for n in tier) for tier in tiers),
+    )
+    return RankedPrompt(prompt=prompt, responses=responses, rankings=(ranking,))
+
+
+@pytest.fixture(scope="session")
+def rankings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of 24 train and 8 test prompts."""
+    folder = tmp_path_factory.mktemp("rankings")
+    records = [build_record(n, "test" if n % 4 == 0 else "train") for n in range(32)]
+    write_ranked(folder, records, {})
+    return folder

@@ -1,0 +1,27 @@
+import pytest
+import torch
+
+from reward.normalise import fit_scale, fold_into_head
+from rlhf.errors import GuardError
+
+
+def test_scale_by_hand():
+    scale = fit_scale([1.0, 3.0], "reference outputs")  # mean 2, standard deviation 1
+    assert (scale.gain, scale.bias, scale.responses) == (1.0, -2.0, 2)
+    scale = fit_scale([0.0, 10.0], "reference outputs")  # mean 5, standard deviation 5
+    assert (scale.gain, scale.bias) == (0.2, -1.0)
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 1.0], [2.0], [float("nan"), 1.0]])
+def test_rewards_that_do_not_differ_stop_the_run(rewards):
+    with pytest.raises(GuardError, match="the same reward"):
+        fit_scale(rewards, "held-out ranked responses")
+
+
+def test_gain_goes_into_weight_and_bias_of_the_head_only():
+    state = {"score.weight": torch.ones(1, 2), "score.bias": torch.ones(1), "x": torch.ones(1)}
+    folded = fold_into_head(state, 3.0)
+    assert folded["score.weight"].tolist() == [[3.0, 3.0]]
+    assert folded["score.bias"].tolist() == [3.0]
+    assert folded["x"].tolist() == [1.0]
+    assert state["score.weight"].tolist() == [[1.0, 1.0]]

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from reward.scoring import load_scorer
+from rlhf.errors import GuardError, InputError
+from rlhf.models import load_reward_model, new_reward_model, save_model
+from rlhf.tokens import join, load_tokenizer, pad_left, pad_right
+
+
+@pytest.fixture(scope="module")
+def reward_folder(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reward") / "model"
+    model = new_reward_model(str(tiny_model), 0, seed=3)
+    model.config.reward_bias = 0.25
+    save_model(model, load_tokenizer(str(tiny_model)), folder)
+    return folder
+
+
+def test_scores_are_head_plus_bias_whatever_the_padding(reward_folder):
+    scorer = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
+    prompts, responses = [[7, 8], [9], [10, 11, 12]], [[20, 21], [22, 0], [23]]
+    whole = [p + r for p, r in zip(prompts, responses, strict=True)]
+    plain = load_reward_model(str(reward_folder)).eval()
+    with torch.no_grad():
+        hidden = [plain.model(torch.tensor([s])).last_hidden_state[0, -1] for s in whole]
+        expected = [float(plain.score(h)) + 0.25 for h in hidden]
+    for batch in (
+        pad_right(whole, 0),
+        pad_left(whole, 0),
+        join(pad_left(prompts, 0), pad_right(responses, 0)),
+    ):
+        for budget in (1, 6, 1000):
+            assert scorer(batch, budget).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_scoring_works_under_bf16_autocast(reward_folder):
+    exact = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
+    batch = pad_right([[7, 8, 9], [10]], 0)
+    expected = exact(batch).tolist()
+    with torch.autocast("cpu", torch.bfloat16):
+        rewards = exact(batch)
+    assert rewards.dtype == torch.float32
+    assert rewards.tolist() == pytest.approx(expected, abs=0.05)
+
+
+def test_a_language_model_is_refused(tiny_model):
+    with pytest.raises(InputError, match="is not a reward model") as caught:
+        load_scorer(str(tiny_model), Accelerator(mixed_precision="no"))
+    assert "rlhf train-reward" in caught.value.remedy
+
+
+def test_broken_weights_are_named(reward_folder, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in reward_folder.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    state = load_file(broken / "model.safetensors")
+    state["score.weight"] *= float("nan")
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    scorer = load_scorer(str(broken), Accelerator(mixed_precision="no"))
+    with pytest.raises(GuardError, match="2 of 2 responses a reward that is not a number"):
+        scorer(pad_right([[7], [8]], 0))

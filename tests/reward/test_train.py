@@ -1,0 +1,241 @@
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from reward.scoring import load_scorer
+from reward.settings import RewardSettings
+from reward.train import anneal, train_reward
+from rlhf.errors import ConfigError, GuardError, InputError
+from rlhf.fingerprints import file_hash
+from rlhf.metrics import read_metrics
+from rlhf.models import model_fingerprint
+from rlhf.ranked import write_ranked
+from rlhf.records import Sampling
+from rlhf.rundir import RunDir
+from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, pad_right
+
+from .conftest import build_record
+
+
+def settings_for(rankings, tiny_model, out, **changes):
+    default = {"precision": "fp32", "prompts_per_batch": 4, "tokens_per_batch": 400}
+    values = {**default, "learning_rate": 1e-3, **changes}
+    return RewardSettings(rankings=rankings, model=str(tiny_model), out=out, **values)
+
+
+@pytest.fixture(scope="module")
+def trained(rankings, tiny_model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "reward"
+    settings = settings_for(rankings, tiny_model, out, epochs=4, save_every=5)
+    return settings, train_reward(settings)
+
+
+def sequences_of(records, tokenizer):
+    return [
+        encode_prompt(tokenizer, record.prompt) + encode_response(tokenizer, response, "")
+        for record in records
+        for response in record.responses
+    ]
+
+
+def test_training_learns_the_rankings(trained):
+    settings, report = trained
+    rows = read_metrics(RunDir(settings.out).metrics_file)
+    assert [row["step"] for row in rows] == list(range(1, 25))
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=0.15)
+    assert rows[-1]["loss"] < 0.55
+    assert set(rows[0]) == {
+        *("step", "epoch", "loss", "accuracy", "grad_norm", "learning_rate", "seconds")
+    }
+    assert report["accuracy"]["value"] > 0.8
+    assert report["accuracy"]["low"] <= report["accuracy"]["value"] <= report["accuracy"]["high"]
+    assert report["accuracy"]["pairs"] == 8 * 5  # ties between responses are left out
+    assert report["held_out"] == {"prompts": 8, "from": "test prompts"}
+    assert json.loads(RunDir(settings.out).report_json.read_text()) == report
+
+
+def test_held_out_rewards_have_mean_0_and_std_1_after_reload(trained):
+    settings, report = trained
+    assert report["normalisation"]["fitted_on"] == "held-out ranked responses"
+    scorer = load_scorer(str(settings.out), Accelerator(mixed_precision="no"))
+    records = [build_record(n, "test") for n in range(0, 32, 4)]
+    sequences = sequences_of(records, load_tokenizer(settings.model))
+    rewards = scorer(pad_right(sequences, 0))
+    assert rewards.mean().item() == pytest.approx(0, abs=1e-4)
+    assert rewards.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    plain = AutoModelForSequenceClassification.from_pretrained(settings.out / "model").eval()
+    with torch.no_grad():
+        logits = plain(**dict(input_ids=pad_right(sequences, 0).ids)).logits[:, 0]
+    assert plain.config.reward_bias == report["normalisation"]["bias"]
+    torch.testing.assert_close(logits + plain.config.reward_bias, rewards, atol=1e-5, rtol=0)
+
+
+def test_rewards_are_normalised_on_reference_outputs_where_there_are_some(tiny_model, tmp_path):
+    fingerprint = model_fingerprint(str(tiny_model))
+    records = []
+    for number in range(12):
+        record = build_record(number, "test" if number < 4 else "train")
+        sampled = replace(record.responses[0], model_fingerprint=fingerprint, sampling=Sampling())
+        records.append(replace(record, responses=(sampled, *record.responses[1:])))
+    (tmp_path / "data").mkdir()
+    write_ranked(tmp_path / "data", records, {})
+    report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
+    assert report["normalisation"]["fitted_on"] == "reference outputs in the dataset"
+    assert report["normalisation"]["responses"] == 12
+    scorer = load_scorer(str(tmp_path / "out"), Accelerator(mixed_precision="no"))
+    only = [replace(record, responses=record.responses[:1]) for record in records]
+    rewards = scorer(pad_right(sequences_of(only, load_tokenizer(str(tiny_model))), 0))
+    assert rewards.mean().item() == pytest.approx(0, abs=1e-4)
+    assert rewards.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_tokens_per_batch_changes_nothing(rankings, tiny_model, tmp_path):
+    losses = []
+    for budget in (1, 100_000):
+        out = tmp_path / str(budget)
+        train_reward(settings_for(rankings, tiny_model, out, tokens_per_batch=budget))
+        losses.append([row["loss"] for row in read_metrics(out / "metrics.jsonl")])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_finished_stage_only_returns_its_report(trained):
+    settings, report = trained
+    again = train_reward(replace(settings, resume=True))
+    assert again == {**report, "already_done": True}
+    with pytest.raises(InputError, match="already exists"):
+        train_reward(settings)
+
+
+def test_prompts_are_held_out_when_there_are_no_test_prompts(tiny_model, tmp_path):
+    (tmp_path / "data").mkdir()
+    write_ranked(tmp_path / "data", [build_record(n) for n in range(20)], {})
+    report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
+    assert report["held_out"]["prompts"] == 2
+    assert "set aside" in report["held_out"]["from"]
+
+
+def test_too_few_rankings_leave_nothing_behind(tiny_model, tmp_path):
+    (tmp_path / "data").mkdir()
+    write_ranked(tmp_path / "data", [build_record(1), build_record(2, tiers=((0,),))], {})
+    with pytest.raises(InputError, match="1 to train on, 0 to measure with"):
+        train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_broken_weights_stop_the_run_with_the_step(rankings, tiny_model, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in Path(tiny_model).iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    state = load_file(broken / "model.safetensors")
+    state["model.norm.weight"] *= float("nan")
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(GuardError, match="not a number at step 1") as caught:
+        train_reward(settings_for(rankings, broken, tmp_path / "out"))
+    assert "There is no checkpoint yet" in caught.value.remedy
+    assert RunDir(tmp_path / "out").read_stage()["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learning_rate": 0}, "--learning-rate is 0"),
+        ({"epochs": 0}, "--epochs is 0"),
+        ({"precision": "fp8"}, "--precision is 'fp8'"),
+        ({"too_long": "ignore"}, "--too-long is 'ignore'"),
+        ({"held_out_fraction": 0.9}, "--held-out-fraction is 0.9"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        settings_for(Path("r"), "m", Path("o"), **changes)
+
+
+def test_learning_rate_rises_then_falls_to_0():
+    factors = [anneal(step, 10, 2) for step in range(11)]
+    assert factors[:3] == [0.5, 1.0, 1.0]
+    assert factors[2:] == pytest.approx([1 - n / 8 for n in range(9)])
+
+
+# ---- whole processes ----
+
+
+def command(rankings, tiny_model, out, *more):
+    words = ["--rankings", rankings, "--model", tiny_model, "--out", out, "--precision", "fp32"]
+    words += ["--prompts-per-batch", "4", "--learning-rate", "1e-3", "--json", *more]
+    return [sys.executable, "-m", "rlhf.cli", "train-reward", *map(str, words)]
+
+
+def start(words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(words):
+    process = start(words)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def test_two_processes_give_the_loss_curve_of_one(rankings, tiny_model, tmp_path):
+    one = finish(command(rankings, tiny_model, tmp_path / "one"))
+    two = finish(command(rankings, tiny_model, tmp_path / "two", "--processes", "2"))
+    assert (one["processes"], two["processes"]) == (1, 2)
+    curves = [
+        [(row["loss"], row["grad_norm"]) for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("one", "two")
+    ]
+    torch.testing.assert_close(*map(torch.tensor, curves), atol=1e-5, rtol=1e-4)
+    assert one["accuracy"] == two["accuracy"]
+    states = [load_file(tmp_path / name / "model/model.safetensors") for name in ("one", "two")]
+    torch.testing.assert_close(*states, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_and_resumed_gives_the_same_weights(rankings, tiny_model, tmp_path, processes):
+    more = ["--epochs", "8", "--save-every", "3", "--processes", str(processes)]
+    finish(command(rankings, tiny_model, tmp_path / "whole", *more))
+
+    out = tmp_path / "killed"
+    words = command(rankings, tiny_model, out, *more)
+    process = start(words)
+    deadline = time.monotonic() + 200
+    while len(read_metrics(out / "metrics.jsonl")) < 11:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    # torchrun's agent gives every worker a session of its own: end the whole tree
+    for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
+        victim.kill()
+    process.communicate()
+    assert RunDir(out).read_stage()["status"] == "running"
+    assert len(read_metrics(out / "metrics.jsonl")) < 48
+
+    report = finish([*words, "--resume"])
+    assert "already_done" not in report
+    whole, again = (tmp_path / name / "model/model.safetensors" for name in ("whole", "killed"))
+    assert file_hash(whole) == file_hash(again)
+    losses = [
+        [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "killed")
+    ]
+    assert losses[0] == losses[1]

@@ -1,0 +1,355 @@
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf import __version__, cli
+from rlhf.config import require_range
+from rlhf.errors import GuardError, InputError, InterruptedRunError, RlhfError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brake:
+    """A group of settings."""
+
+    source: str = "reference"
+    """Where it comes from."""
+    coefficient: float = 0.1
+    """How strong it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a command that only this test knows."""
+
+    model: str
+    """Model folder or hub name."""
+    out: Path = Path("runs/a")
+    """Folder of this stage."""
+    steps: int = 3
+    """How many steps."""
+    learning_rate: float = 3e-6
+    """Peak learning rate."""
+    tags: tuple[str, ...] = ()
+    """Words."""
+    note: str | None = None
+    """A remark."""
+    fast: bool = False
+    """Whether to hurry."""
+    brake: Brake = field(default_factory=Brake)
+    """The brake."""
+
+    def __post_init__(self) -> None:
+        require_range("steps", self.steps, 1)
+
+
+def _command(run: Callable[[Settings], dict[str, Any]], plan: str = "") -> ModuleType:
+    module = ModuleType("rlhf.commands.generate")
+    module.Settings = Settings
+    module.run = run
+    if plan:
+        module.memory_plan = lambda settings: plan
+    return module
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Settings]]:
+    """Puts a command `probe` beside the real ones; gives the settings that it ran with."""
+
+    def install(fail: BaseException | None = None, plan: str = "") -> list[Settings]:
+        seen: list[Settings] = []
+
+        def run(settings: Settings) -> dict[str, Any]:
+            """Do what this test wants."""
+            seen.append(settings)
+            if fail is not None:
+                raise fail
+            return {"steps": settings.steps, "kl": {"nats": 0.12345678}, "text": "grüß"}
+
+        monkeypatch.setitem(sys.modules, "rlhf.commands.generate", _command(run, plan))
+        monkeypatch.setitem(cli.COMMANDS, "probe", "generate")
+        return seen
+
+    return install
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlhf.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_imports_neither_torch_nor_other_slow_packages(command: str) -> None:
+    code = (
+        "import sys; from rlhf.cli import main; "
+        f"code = main({[*command.split(), '--help']}); "
+        "slow = {'torch', 'transformers', 'numpy', 'gradio', 'datasets', 'scipy'}; "
+        "print('LOADED', sorted(slow & set(sys.modules)), code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED [] 0"
+    assert done.stderr == ""
+
+
+def test_help_tells_what_each_setting_means(probe, capsys) -> None:
+    probe()
+    assert cli.main(["probe", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("Do what this test wants", "Peak learning rate", "--brake.coefficient", "3e-06"):
+        assert words in shown
+    for words in ("--config", "--dry-run", "--json"):
+        assert words in shown
+
+
+def test_help_names_every_command(capsys) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in cli.COMMANDS if f"│ {name} " not in shown] == []
+
+
+def test_version(capsys) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_files_compose_left_to_right_and_flags_win(probe, tmp_path: Path) -> None:
+    seen = probe()
+    first = write(
+        tmp_path / "a.yaml",
+        "model: first\nsteps: 1\nlearning_rate: 1e-5\nbrake:\n  source: none\n  coefficient: 1\n",
+    )
+    second = write(tmp_path / "b.yaml", "steps: 2\nnote: second\nbrake:\n  coefficient: 2\n")
+    words = ["probe", "--config", first, "--config", second, "--note", "flag", "--fast"]
+    assert cli.main(words) == 0
+    assert cli.main([*words, "--brake.coefficient", "9"]) == 0
+    brake = Brake(source="none", coefficient=2.0)
+    expected = Settings(
+        model="first", steps=2, learning_rate=1e-5, note="flag", fast=True, brake=brake
+    )
+    assert seen[0] == expected
+    assert seen[1].brake == Brake(source="none", coefficient=9.0)
+
+
+def test_what_a_dry_run_prints_can_be_read_back(probe, tmp_path: Path, capsys) -> None:
+    seen = probe(plan="Memory per process\n\n  weights: 1.0 GiB")
+    words = ["--model", "a: b # c", "--tags", "x", "--tags", "y", "--learning-rate", "2e-5"]
+    assert cli.main(["probe", *words, "--brake.source", "none", "--dry-run"]) == 0
+    assert seen == []
+    printed = capsys.readouterr().out
+    assert printed.endswith("# Memory per process\n# \n#   weights: 1.0 GiB\n")
+
+    file = write(tmp_path / "printed.yaml", printed)
+    assert cli.main(["probe", "--config", file]) == 0
+    assert cli.main(["probe", *words, "--brake.source", "none"]) == 0
+    assert seen[0] == seen[1]
+    assert seen[0].tags == ("x", "y")
+
+
+def test_the_dry_run_of_defaults_can_be_read_back_too(probe, tmp_path: Path, capsys) -> None:
+    seen = probe()
+    assert cli.main(["probe", "--model", "m", "--dry-run"]) == 0
+    assert cli.main(["probe", "--config", write(tmp_path / "a.yaml", capsys.readouterr().out)]) == 0
+    assert seen == [Settings(model="m")]
+
+
+def test_a_dry_run_as_json_holds_settings_and_plan(probe, capsys) -> None:
+    probe(plan="the plan")
+    assert cli.main(["probe", "--model", "m", "--dry-run", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["settings"]["brake"] == {"source": "reference", "coefficient": 0.1}
+    assert printed["memory_plan"] == "the plan"
+
+
+def test_json_is_one_object_on_the_last_line_of_stdout(probe, capsys) -> None:
+    probe()
+    assert cli.main(["probe", "--model", "m", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"steps": 3, "kl": {"nats": 0.12345678}, "text": "grüß"}
+
+
+def test_only_the_main_process_of_a_group_prints_the_result(probe, monkeypatch, capsys) -> None:
+    probe()
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main(["probe", "--model", "m", "--json"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_people_see_a_table_with_nested_names(probe, capsys) -> None:
+    probe()
+    assert cli.main(["probe", "--model", "m"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["steps", "3"], ["kl.nats", "0.1235"], ["text", "grüß"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model: m\nlearning_rat: 1\n",
+            "Unknown setting learning_rat in FILE\n"
+            "  Did you mean learning_rate? The settings are: model, out, steps, ",
+        ),
+        ("zzz: 1\n", "Unknown setting zzz in FILE\n  The settings are: model, out, "),
+        (
+            "model: m\nbrake:\n  coeficient: 1\n",
+            "Unknown setting brake.coeficient in FILE\n  Did you mean brake.coefficient? "
+            "The settings are: source, coefficient.",
+        ),
+        (
+            "model: m\nbrake: 3\n",
+            "brake in FILE is 3, not a group of settings\n  Its settings are: source, coefficient.",
+        ),
+        ("model: m\nsteps: 0\n", "--steps is 0\n  Give a value of at least 1."),
+        ("model: m\n7: x\n", "Unknown setting 7 in FILE"),
+    ],
+)
+def test_wrong_settings_in_a_file(probe, tmp_path: Path, capsys, text: str, message: str) -> None:
+    seen = probe()
+    file = write(tmp_path / "a.yaml", text)
+    assert cli.main(["probe", "--config", file]) == 2
+    shown = capsys.readouterr()
+    assert (seen, shown.out) == ([], "")
+    assert shown.err.startswith("error " + message.replace("FILE", file))
+
+
+def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> None:
+    seen = probe()
+    file = write(tmp_path / "a.yaml", "model: m\nlearning-rate: 0.5\n")
+    assert cli.main(["probe", "--config", file]) == 0
+    assert seen[0].learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["probe", "--modle", "m"], "Did you mean --model"),
+        (["probe"], "--model requires an argument.\n  See: rlhf probe --help"),
+        (["probe", "--model", "m", "--steps", "few"], 'unable to convert "few" into int'),
+        (["prope"], "Unknown command"),
+        (["probe", "--config", "none.yaml"], "No such settings file: none.yaml"),
+    ],
+)
+def test_wrong_words_on_the_command_line(probe, capsys, words: list[str], message: str) -> None:
+    probe()
+    assert cli.main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (InputError("No such thing: [x]", "Look elsewhere."), 2),
+        (GuardError("loss is nan", "Lower it."), 3),
+        (InterruptedRunError("stopped", "Add --resume."), 75),
+        (RlhfError("odd", "Ask."), 1),
+    ],
+)
+def test_our_failures_give_one_message_and_their_code(
+    probe, capsys, failure: RlhfError, code: int
+) -> None:
+    probe(fail=failure)
+    assert cli.main(["probe", "--model", "m"]) == code
+    shown = capsys.readouterr()
+    assert shown.err == f"error {failure.problem}\n  {failure.remedy}\n"
+    assert shown.out == ""
+
+
+def test_a_long_message_is_not_broken_into_lines(probe, capsys) -> None:
+    path = "/very/long/" * 30
+    probe(fail=InputError(f"No such folder: {path}", "Check it."))
+    cli.main(["probe", "--model", "m"])
+    assert path in capsys.readouterr().err
+
+
+def test_interrupted(probe, capsys) -> None:
+    probe(fail=KeyboardInterrupt())
+    assert cli.main(["probe", "--model", "m"]) == 75
+    assert "with --resume to go on" in capsys.readouterr().err
+
+
+def test_our_own_bugs_show_their_traceback(probe, capsys) -> None:
+    probe(fail=ZeroDivisionError("oh"))
+    assert cli.main(["probe", "--model", "m"]) == 1
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: oh" in shown
+    assert "Please report it" in shown
+
+
+def test_the_real_program_says_what_is_wrong_and_exits_with_2() -> None:
+    done = run_cli("ppo", "--model", "a", "--reward", "b", "--reference", "c", "--out", "d",
+                   "--clip-range", "0")  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error --clip-range is 0\n  Give a value of more than 0.\n"
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_command_has_settings_with_help_and_a_run(name: str) -> None:
+    module = import_module(f"rlhf.commands.{cli.COMMANDS[name]}")
+    assert module.run.__doc__
+    assert module.Settings.__doc__
+    source = Path(sys.modules[module.Settings.__module__].__file__).read_text(encoding="utf-8")
+    for setting in module.Settings.__dataclass_fields__:
+        line = re.search(rf"^    {setting}: .*(\n        .*|\n    \).*)*\n    \"\"\"", source, re.M)
+        assert line, f"{name}: no help under {setting}"
+
+
+SLEEPER = """
+import signal, sys, time
+from pathlib import Path
+from rlhf import cli
+from rlhf.rundir import RunDir, stage_status
+import rlhf.commands.generate as command
+
+def run(settings):
+    '''Sleep.'''
+    run = RunDir(Path(sys.argv[-1]))
+    run.path.mkdir()
+    with stage_status(run):
+        print("ready", flush=True)
+        time.sleep(60)
+
+command.run = run
+sys.argv = ["rlhf", "generate", "--db", "d", "--model", sys.argv[-1]]
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_program_exits_with_75_and_says_so_in_its_run(tmp_path: Path, sent: int) -> None:
+    out = tmp_path / "out"
+    program = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER.replace("sys.argv[-1]", repr(str(out)))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    program.send_signal(sent)
+    _, shown = program.communicate(timeout=20)
+    assert program.returncode == 75, shown
+    assert "--resume" in shown
+    stage = yaml.safe_load((out / "stage.json").read_text(encoding="utf-8"))
+    assert stage["status"] == "interrupted"

@@ -1,0 +1,93 @@
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf.config import load_settings, require_range, to_plain, to_yaml
+from rlhf.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    rate: float = 3e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    out: Path
+    files: tuple[Path, ...] = ()
+    note: str | None = None
+    inner: Inner = field(default_factory=Inner)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_later_files_win_key_by_key(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.yaml", "steps: 1\nseed: 7\nkl:\n  source: none\n  coefficient: 1\n")
+    second = write(tmp_path / "b.yaml", "steps: 2\nkl:\n  coefficient: 3\n")
+    assert load_settings([first, second]) == {
+        "steps": 2,
+        "seed": 7,
+        "kl": {"source": "none", "coefficient": 3},
+    }
+    assert load_settings([second, first])["steps"] == 1
+
+
+def test_an_empty_file_settles_nothing(tmp_path: Path) -> None:
+    assert load_settings([write(tmp_path / "a.yaml", "# nothing yet\n")]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b\n", "holds a list, not settings\n  Write one `name: value` a line"),
+        ("steps: [1\n", "is not valid YAML: .*line 2.*\n  Mend the file"),
+    ],
+)
+def test_a_file_that_is_no_settings_file_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_settings([write(tmp_path / "a.yaml", text)])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"No such settings file: {tmp_path}/none.yaml"):
+        load_settings([tmp_path / "none.yaml"])
+
+
+def test_settings_become_plain_values_and_yaml() -> None:
+    settings = Outer(out=Path("runs/a"), files=(Path("b"), Path("c")))
+    plain = {"out": "runs/a", "files": ["b", "c"], "note": None, "inner": {"rate": 3e-6}}
+    assert to_plain(settings) == plain
+    assert list(yaml.safe_load(to_yaml(settings))) == list(plain)
+    assert yaml.safe_load(to_yaml(settings)) == plain
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "above_low"),
+    [(1, 1, 5, False), (5, 1, 5, False), (0.1, 0, 1, True), (1e9, 0, float("inf"), False)],
+)
+def test_a_number_in_range_passes(value: float, low: float, high: float, above_low: bool) -> None:
+    require_range("n", value, low, high, above_low=above_low)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "above_low", "message"),
+    [
+        (0, 1, float("inf"), False, "--batch-size is 0\n  Give a value of at least 1."),
+        (6, 1, 5, False, "--batch-size is 6\n  Give a value of at least 1 and at most 5."),
+        (0, 0, 1, True, "--batch-size is 0\n  Give a value of more than 0 and at most 1."),
+        (float("nan"), 0, 1, False, "--batch-size is nan\n  Give a value of at least 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(
+    value: float, low: float, high: float, above_low: bool, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_range("batch_size", value, low, high, above_low=above_low)
+    assert str(caught.value).startswith(message)

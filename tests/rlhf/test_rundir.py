@@ -1,0 +1,196 @@
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.errors import InputError, InterruptedRunError
+from rlhf.rundir import RunDir, open_stage, require_done, stage_status
+
+INPUTS = {"model": {"path": "m", "hash": "abc"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    out: Path
+    seed: int = 3
+    steps: int = 10
+    rate: float = 3e-6
+    files: tuple[str, ...] = ("a",)
+    resume: bool = False
+
+
+def open_ppo(
+    out: Path, inputs: dict[str, dict[str, str]] = INPUTS, resume: bool = False, **changes: Any
+) -> RunDir:
+    settings = Settings(out=out, resume=resume, **changes)
+    return open_stage(out, "ppo", settings, inputs, resume=resume)
+
+
+def finish(run: RunDir) -> None:
+    with stage_status(run):
+        run.policy.mkdir()
+
+
+def test_a_new_stage_records_what_it_is(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "runs" / "ppo")
+    stage = run.read_stage()
+    assert (stage["stage"], stage["status"], stage["seed"]) == ("ppo", "running", 3)
+    assert stage["inputs"] == INPUTS
+    assert stage["versions"]["torch"].startswith("2.")
+    assert stage["hardware"]["cpus"] >= 1
+    assert stage["started_at"].endswith("+00:00")
+    assert "steps: 10" in run.config_file.read_text(encoding="utf-8")
+    assert not run.is_done
+
+
+def test_how_a_stage_ended(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+
+    def end(error: BaseException) -> None:
+        with stage_status(run):
+            raise error
+
+    for error, status in ((KeyboardInterrupt(), "interrupted"),
+                          (InterruptedRunError("stopped", "go on"), "interrupted"),
+                          (ValueError("oh"), "failed")):  # fmt: skip
+        with pytest.raises(type(error)):
+            end(error)
+        assert run.read_stage()["status"] == status
+    assert run.read_stage()["error"] == "ValueError: oh"
+    finish(run)
+    assert run.is_done
+    assert "error" not in run.read_stage()
+    assert run.read_stage()["inputs"] == INPUTS
+
+
+def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    finish(run)
+    before = run.stage_file.read_text(encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        open_ppo(run.path)
+    assert str(caught.value) == (
+        f"{run.path} already exists (done)\n"
+        "  Add --resume to go on with it, or choose another --out."
+    )
+    assert run.stage_file.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("mine", encoding="utf-8")
+    words = r"no config\.yaml" if resume else "already exists .no stage of ours."
+    with pytest.raises(InputError, match=words):
+        open_ppo(tmp_path, resume=resume)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_folder_can_be_used(tmp_path: Path) -> None:
+    assert open_ppo(tmp_path).read_stage()["status"] == "running"
+
+
+def test_resume_goes_on_with_the_same_settings(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    with pytest.raises(ValueError, match="oh"), stage_status(run):
+        raise ValueError("oh")
+    open_ppo(run.path, resume=True)
+    assert run.read_stage()["status"] == "running"
+    assert "error" not in run.read_stage()
+
+
+def test_resume_of_a_folder_that_is_not_there_starts_it(tmp_path: Path) -> None:
+    assert open_ppo(tmp_path / "new", resume=True).read_stage()["status"] == "running"
+
+
+def test_a_moved_folder_can_be_resumed(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "old")
+    run.path.rename(tmp_path / "new")
+    open_ppo(tmp_path / "new", resume=True)
+
+
+def test_a_finished_stage_stays_as_it_is_on_resume(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    finish(run)
+    before = run.stage_file.read_text(encoding="utf-8")
+    assert open_ppo(run.path, resume=True).is_done
+    assert run.stage_file.read_text(encoding="utf-8") == before
+
+
+def test_resume_with_other_settings_names_them(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    with pytest.raises(InputError) as caught:
+        open_ppo(run.path, resume=True, steps=20, rate=1e-5)
+    assert str(caught.value) == (
+        f"{run.path} was started with other settings (rate: 3e-06 → 1e-05, steps: 10 → 20)\n"
+        "  Resume with the same settings, or choose another --out."
+    )
+
+
+def test_resume_with_another_input_names_it(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    with pytest.raises(InputError) as caught:
+        open_ppo(run.path, {"model": {"path": "m", "hash": "xyz"}}, resume=True)
+    assert str(caught.value) == (
+        f"The input model (m) has changed since {run.path} was started\n"
+        "  Choose another --out and start again."
+    )
+
+
+def test_only_the_main_process_looks_and_writes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    run = open_ppo(tmp_path / "ppo")
+    with stage_status(run):
+        pass
+    assert not run.path.exists()
+
+
+def test_the_next_stage_reads_a_finished_one(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    finish(run)
+    run.report_json.write_text('{"steps": 10}', encoding="utf-8")
+    found = require_done(run.path, "ppo", "policy")
+    assert found == run
+    assert found.read_report() == {"steps": 10}
+
+
+def test_require_done_says_what_is_missing_and_the_command_that_makes_it(tmp_path: Path) -> None:
+    out = tmp_path / "ppo"
+
+    def refusal(stage: str = "ppo", result: str = "policy") -> str:
+        with pytest.raises(InputError) as caught:
+            require_done(out, stage, result)
+        return str(caught.value)
+
+    assert refusal() == (
+        f"{out} does not hold a finished ppo stage (no stage.json)\n"
+        f"  Make it first: rlhf ppo --out {out} …"
+    )
+    run = open_ppo(out)
+    assert refusal() == (
+        f"The ppo stage in {out} is running, not done\n"
+        f"  Finish it first: rlhf ppo --resume --out {out} …"
+    )
+    finish(run)
+    assert refusal("reward", "model") == (
+        f"{out} holds the stage 'ppo', 'reward' is wanted here\n"
+        "  Give the --out folder of rlhf train-reward."
+    )
+    run.policy.rmdir()
+    assert refusal() == f"{out} has lost its policy folder\n  Make it again with rlhf ppo."
+
+
+def test_names_of_the_files(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    settled = (run.config_file, run.stage_file, run.metrics_file, run.report_json, run.report_html)
+    results = (run.checkpoints, run.model, run.policy, run.outputs)
+    names = [path.relative_to(tmp_path).as_posix() for path in (*settled, *results)]
+    expected = "config.yaml stage.json metrics.jsonl report.json report.html"
+    assert names == [*expected.split(), "checkpoints", "model", "policy", "outputs"]
+    assert run.read_stage() == {}
+
+
+def test_stage_json_is_json_that_programs_read(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    assert json.loads(run.stage_file.read_text(encoding="utf-8")) == run.read_stage()
