@@ -15,7 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import gradio as gr
 from fastapi import FastAPI, Request
 
+from labeling_app.access import USER
 from labeling_app.session import Board
+from labeling_app.users import User
 
 BOARD_FILES = Path(__file__).parent / "board"
 SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "board.js")
@@ -55,19 +57,23 @@ def _read(name: str) -> str:
     return (BOARD_FILES / name).read_text(encoding="utf-8")
 
 
-def build_app(board: Board, annotator: str) -> FastAPI:
-    """The web application for one named local annotator."""
+def build_app(board: Board) -> FastAPI:
+    """The web application; a `Door` in front of it says who sends each request."""
 
     def rpc(payload: dict[str, Any], request: gr.Request) -> dict[str, Any]:
-        return board.answer(annotator, payload)
+        return board.answer(_sender(request).name, payload)
 
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
         rank_board(rpc)
     app = FastAPI(title="rlhf label", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/healthz")
-    def health(request: Request) -> dict[str, str]:
+    def health() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.get("/whoami")
+    def who_am_i(request: Request) -> dict[str, str]:
+        return {"name": _sender(request).name, "role": _sender(request).role}
 
     mounted: FastAPI = gr.mount_gradio_app(
         app,
@@ -83,3 +89,8 @@ def build_app(board: Board, annotator: str) -> FastAPI:
         css=PAGE_CSS,
     )
     return mounted
+
+
+def _sender(request: Any) -> User:
+    user: User = request.scope[USER]
+    return user

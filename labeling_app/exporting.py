@@ -4,10 +4,12 @@ DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
 """
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
+from labeling_app.auth import pseudonym
 from labeling_app.store import Store
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash
@@ -26,8 +28,11 @@ def export(
     *,
     kinds: Collection[AnnotatorKind] = (),
     annotators: Collection[str] = (),
+    names: bool = False,
 ) -> dict[str, Any]:
     """Write the live rankings as a dataset and return its manifest.
+
+    People stand in it under pseudonyms that stay the same for one database, unless `names`.
 
     Raises:
         InputError: `out` exists, or there is nothing to export; the message names the command that
@@ -38,14 +43,30 @@ def export(
             f"{out} already exists", f"Choose another --out, or remove it first: rm -r {out}"
         )
     _require_content(store)
-    records = list(store.ranked_prompts(kinds=kinds, annotators=annotators))
+    show = _Names(store, real=names)
+    records = [show.in_record(r) for r in store.ranked_prompts(kinds=kinds, annotators=annotators)]
     if not any(record.rankings for record in records):
         _raise_nothing_ranked(store, kinds, annotators)
-    chosen = {"kinds": sorted(kinds), "annotators": sorted(annotators)}
+    chosen = {"kinds": sorted(kinds), "annotators": sorted(map(show.of, annotators))}
     with new_folder(out) as folder:
         if format == "ranked":
             return write_ranked(folder, records, {"chosen": chosen})
         return _write_rows(folder, format, records, chosen)
+
+
+class _Names:
+    """What annotators are called in an export."""
+
+    def __init__(self, store: Store, *, real: bool) -> None:
+        people = [name for name, kind in store.annotators().items() if kind == "human"]
+        self.pseudonyms = {} if real else {name: pseudonym(store.secret, name) for name in people}
+
+    def of(self, name: str) -> str:
+        return self.pseudonyms.get(name, name)
+
+    def in_record(self, record: RankedPrompt) -> RankedPrompt:
+        rankings = tuple(replace(r, annotator=self.of(r.annotator)) for r in record.rankings)
+        return replace(record, rankings=rankings)
 
 
 def _require_content(store: Store) -> None:

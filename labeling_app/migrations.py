@@ -134,8 +134,29 @@ FIRST_SCHEMA = (
 )
 
 
+USERS = (
+    """CREATE TABLE users (
+        name TEXT PRIMARY KEY REFERENCES annotators (name),
+        role TEXT NOT NULL CHECK (role IN ('annotator', 'lead', 'admin')),
+        password TEXT NOT NULL,
+        disabled INTEGER NOT NULL DEFAULT 0,
+        failures INTEGER NOT NULL DEFAULT 0,
+        locked_until REAL NOT NULL DEFAULT 0,
+        epoch INTEGER NOT NULL DEFAULT 0,
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    # Signs cookies and makes pseudonyms; in the database, so that a restart signs nobody out.
+    "INSERT INTO settings VALUES ('secret', lower(hex(randomblob(32))))",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
         db.execute(statement)
     db.execute("INSERT INTO settings VALUES ('board', lower(hex(randomblob(8))))")
+
+
+@migrations(name="002_users")
+def _users(db: Database) -> None:
+    for statement in USERS:
+        db.execute(statement)

@@ -1,50 +1,85 @@
 """`rlhf label`: start the app on a port and say where it is."""
 
+import getpass
 import socket
 from pathlib import Path
 
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
 
 from labeling_app.queue import TaskQueue
 from labeling_app.session import Board
 from labeling_app.store import Store
+from labeling_app.users import User, Users
 from rlhf.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(db: Path, *, host: str, port: int, annotator: str, overlap: int) -> dict[str, int]:
+def serve(db: Path, *, host: str, port: int, annotator: str | None, overlap: int) -> dict[str, int]:
     """Serve the board until it is interrupted, then say how many rankings were made meanwhile.
 
+    With users in the database everybody signs in; without, one person labels on this machine.
+
     Raises:
-        InputError: no database, nothing to rank, a port in use, or a host others can reach.
+        InputError: no database, nothing to rank, a port in use, a host that others can reach and no
+            users to sign in, or an annotator named where people sign in.
     """
-    if host not in LOOPBACK:
-        raise InputError(
-            f"--host is {host}, which other machines can reach, and this database has no users",
-            "Leave --host out to label on this machine as one person.",
-        )
     with Store(db, must_exist=True) as store:
         _require_tasks(store, db)
+        users = Users(store)
+        local = None if users.all() else (annotator or getpass.getuser())
+        _require_fitting_access(host, annotator, local, db)
         queue = TaskQueue(store)
-        queue.add_annotator(annotator)
+        if local:
+            queue.add_annotator(local)
         queue.set_overlap(overlap)
         before = store.counts()["rankings"]
         _require_free_port(host, port)
-        _run(Board(store, queue), host, port, annotator)
+        _run(Board(store, queue, has_sign_in=local is None), users, local, host, port)
         counts = store.counts()
     return {"new_rankings": counts["rankings"] - before, "open_tasks": counts["open"]}
 
 
-def _run(board: Board, host: str, port: int, annotator: str) -> None:
+def _run(board: Board, users: Users, local: str | None, host: str, port: int) -> None:
+    from labeling_app.access import Door, user_of_cookie
     from labeling_app.app import build_app
 
-    app = build_app(board, annotator)
-    Console(stderr=True, highlight=False).print(
-        f"Label as [bold]{annotator}[/] at [bold]http://{host}:{port}[/]  (Ctrl+C stops)"
-    )
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    secret = board.store.secret
+    if local is None:
+        door = Door(
+            build_app(board), find_user=user_of_cookie(users, secret), users=users, secret=secret
+        )
+    else:
+        alone = User(name=local, role="admin", disabled=False, epoch=0)
+        door = Door(
+            build_app(board),
+            find_user=lambda request: alone,
+            users=None,
+            secret=secret,
+            hosts=frozenset(LOOPBACK),
+        )
+    who = f"as [bold]{escape(local)}[/] " if local else ""
+    address = f"[{host}]" if ":" in host else host
+    console = Console(stderr=True, highlight=False)
+    console.print(f"Label {who}at [bold]http://{address}:{port}[/]  (Ctrl+C stops)")
+    if host not in LOOPBACK:
+        console.print("Passwords travel in the clear: put a TLS proxy in front on an open network.")
+    uvicorn.run(door, host=host, port=port, log_level="warning")
+
+
+def _require_fitting_access(host: str, annotator: str | None, local: str | None, db: Path) -> None:
+    if local and host not in LOOPBACK:
+        raise InputError(
+            f"--host is {host}, which other machines can reach, and {db} has no users",
+            f"Add the first user: rlhf users add NAME --role admin --db {db}",
+        )
+    if annotator and not local:
+        raise InputError(
+            f"--annotator is {annotator!r}, and in {db} people sign in",
+            "Leave --annotator out; `rlhf users list` shows who may sign in.",
+        )
 
 
 def _require_tasks(store: Store, db: Path) -> None:

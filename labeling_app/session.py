@@ -28,9 +28,11 @@ class Board:
     Args:
         store: the database.
         queue: its work.
+        has_sign_in: whether people signed in, and so may sign out.
     """
 
-    def __init__(self, store: Store, queue: TaskQueue) -> None:
+    def __init__(self, store: Store, queue: TaskQueue, *, has_sign_in: bool = False) -> None:
+        self.has_sign_in = has_sign_in
         self.store = store
         self.queue = queue
         self._operations: dict[str, Callable[[str, Payload], None]] = {
@@ -87,6 +89,7 @@ class Board:
             "ok": True,
             "board": self.store.board_id,
             "annotator": annotator,
+            "has_sign_in": self.has_sign_in,
             "done": self.queue.num_done(annotator),
             "open": counts["open"],
             "tasks": counts["tasks"],

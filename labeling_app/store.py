@@ -69,8 +69,16 @@ class Store:
     @property
     def board_id(self) -> str:
         """An id of this database, by which a browser keeps the drafts of two databases apart."""
-        query = "SELECT value FROM settings WHERE name = 'board'"
-        return str(self.connections.db.execute(query).fetchone()[0])
+        return self._setting("board")
+
+    @property
+    def secret(self) -> str:
+        """What signs cookies and makes pseudonyms; never leaves the server."""
+        return self._setting("secret")
+
+    def _setting(self, name: str) -> str:
+        query = "SELECT value FROM settings WHERE name = ?"
+        return str(self.connections.db.execute(query, [name]).fetchone()[0])
 
     # ------------------------------------------------------------------ prompts and responses
 

@@ -5,7 +5,8 @@ log-probs of fresh samples. Training never loads the reference model; this audit
 so.
 """
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.generate import Sample
 from policies.log_probs import Sequences, log_probs_of, response_logits
-from policies.losses import MAX_LOG_RATIO, reverse_kl_k1, reverse_kl_k3
+from policies.losses import forward_kl_k3, reverse_kl_k1, reverse_kl_k3
 from policies.reference_store import ReferenceRow, ReferenceStore, require_reference_of
 from rlhf.models import describe_model, load_causal_lm
 from rlhf.tokens import pad_left, pad_right
@@ -76,10 +77,11 @@ def audit_reverse_kl(
     ours = score_responses(accelerator, policy, tokenizer, prompts, responses, temperature)
     theirs = score_responses(accelerator, reference, tokenizer, prompts, responses, temperature)
     pairs = list(zip(ours, theirs, strict=True))
+    nats = [_nats(reverse_kl_k1, mine, reference_log_probs) for mine, reference_log_probs in pairs]
     return {
-        **_estimate([_row(reverse_kl_k1, a, b) for a, b in pairs], pairs),
+        **estimate(nats, [len(mine) for mine in ours], [str(ids) for ids in prompts]),
         "estimator": "k1",
-        "k3_nats": _mean([_row(reverse_kl_k3, a, b) for a, b in pairs]),
+        "k3_nats": statistics.fmean(_nats(reverse_kl_k3, mine, other) for mine, other in pairs),
     }
 
 
@@ -99,30 +101,38 @@ def measure_forward_kl(
         [row.response_ids for row in rows],
         temperature,
     )
-    pairs = [(mine, torch.tensor(row.log_probs)) for mine, row in zip(ours, rows, strict=True)]
-    nats = []
-    for mine, stored in pairs:
-        log_ratio = (mine - stored).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        nats.append(float((log_ratio.exp() - 1 - log_ratio).sum()))
-    return {**_estimate(nats, pairs), "estimator": "k3"}
+    nats = [
+        _nats(forward_kl_k3, mine, torch.tensor(row.log_probs))
+        for mine, row in zip(ours, rows, strict=True)
+    ]
+    groups = [row.prompt.id for row in rows]
+    return {**estimate(nats, [len(mine) for mine in ours], groups), "estimator": "k3"}
 
 
-def _row(estimator: Any, ours: Tensor, theirs: Tensor) -> float:
-    mask = torch.ones((1, len(ours)), dtype=torch.bool)
-    return float(estimator(ours[None], theirs[None], mask))
+def estimate(
+    nats: Sequence[float], lengths: Sequence[int], groups: Sequence[str]
+) -> dict[str, Any]:
+    """Mean KL per sequence and per token, with the standard error of the first.
 
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _estimate(nats: Sequence[float], pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    tokens = sum(len(mine) for mine, _ in pairs)
-    values = torch.tensor(nats, dtype=torch.float64)
-    error = float(values.std(correction=1) / len(nats) ** 0.5) if len(nats) > 1 else 0.0
+    Args:
+        nats: one estimate per sequence.
+        lengths: tokens of each sequence.
+        groups: the prompt of each sequence; answers to one prompt resemble each other, so the
+            error is that of the prompts' means. None where there is a single prompt.
+    """
+    by_prompt: dict[str, list[float]] = {}
+    for group, value in zip(groups, nats, strict=True):
+        by_prompt.setdefault(group, []).append(value)
+    means = [statistics.fmean(values) for values in by_prompt.values()]
+    several = len(means) > 1
     return {
-        "nats": float(values.mean()),
-        "standard_error": error,
-        "per_token": float(values.sum()) / tokens,
+        "nats": statistics.fmean(nats),
+        "standard_error": statistics.stdev(means) / len(means) ** 0.5 if several else None,
+        "per_token": sum(nats) / sum(lengths),
         "sequences": len(nats),
     }
+
+
+def _nats(estimator: Callable[..., Tensor], mine: Tensor, other: Tensor) -> float:
+    everything = torch.ones((1, len(mine)), dtype=torch.bool)
+    return float(estimator(mine[None], other[None], everything))

@@ -43,7 +43,7 @@ def num_tokens(group: Group, *, shared: bool) -> int:
 
 
 def deal(groups: Sequence[Group], hands: int, *, shared: bool) -> list[list[Group]]:
-    """Share groups among `hands`, longest first, so that all have about the same number of tokens."""
+    """Share groups among `hands`, longest first, so that all have about as many tokens."""
     shares: list[list[Group]] = [[] for _ in range(hands)]
     work = [0] * hands
     costs = {group.prompt_id: num_tokens(group, shared=shared) for group in groups}
@@ -55,7 +55,7 @@ def deal(groups: Sequence[Group], hands: int, *, shared: bool) -> list[list[Grou
 
 
 def split_packed(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
-    """Cut groups into even packed rows of at most `tokens` tokens; a longer group is a row alone."""
+    """Cut groups into even packed rows of at most `tokens` tokens; a longer group goes alone."""
     if not groups:
         return []
     total = sum(num_tokens(group, shared=True) for group in groups)
@@ -101,7 +101,7 @@ def plan_step(
 
 
 def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:
-    """Groups as a packed row, or as padded rows of prompt + response; one padding token for none."""
+    """Groups as a packed row or as padded rows of prompt + response; a padding token for none."""
     if shared:
         return pack(groups, pad_id)
     sequences = [group.prompt + response for group in groups for response in group.responses]

@@ -13,7 +13,7 @@ from rlhf.models import reward_head
 
 @dataclass(frozen=True)
 class Stretch:
-    """Where one prompt lies in a packed row: `prompt` tokens, then its responses of these lengths."""
+    """One prompt in a packed row: `prompt` tokens, then its responses of these lengths."""
 
     prompt: int
     responses: tuple[int, ...]

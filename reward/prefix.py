@@ -27,7 +27,7 @@ from reward.model import Inputs, Layout, RewardModule, Stretch, last_tokens
 from rlhf.tokens import pad_right
 
 ATTENTION = "shared_prefix"
-TOLERANCE = 1e-3  # of rewards, in float32
+TOLERANCE = 1e-3  # relative to the largest reward
 QUERIES_AT_ONCE = 128  # a long prompt goes in blocks: half its square is never computed
 
 
@@ -91,8 +91,10 @@ def _attend_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float) -> list[Tensor
     found = []
     for start in range(0, len(q), QUERIES_AT_ONCE):
         end = min(start + QUERIES_AT_ONCE, len(q))
-        parts = (x.transpose(0, 1).unsqueeze(0) for x in (q[start:end], k[:end], v[:end]))
-        found.append(tail_attention(*parts, scale)[0].transpose(0, 1))
+        query, key, value = (
+            x.transpose(0, 1).unsqueeze(0) for x in (q[start:end], k[:end], v[:end])
+        )
+        found.append(tail_attention(query, key, value, scale)[0].transpose(0, 1))
     return found
 
 
@@ -117,12 +119,12 @@ def tail_attention(
 
     Query i stands at place S − Q + i and sees every key up to there.
     """
-    attended: Tensor = _TailAttention.apply(query, key, value, scale)
+    attended: Tensor = _TailAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     return attended
 
 
 class _TailAttention(torch.autograd.Function):
-    """Written out so that scores are masked in place and heads that share keys go in one product."""
+    """Written out to mask scores in place and to multiply heads that share keys in one product."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -170,9 +172,7 @@ def share_prompts(module: RewardModule) -> str | None:
     before = classifier.config._attn_implementation
     classifier.set_attn_implementation(ATTENTION)
     if classifier.config._attn_implementation != ATTENTION:
-        return (
-            f"{type(classifier).__name__} does not take its attention from transformers' interface"
-        )
+        return f"{type(classifier).__name__} has its own attention code"
     try:
         difference = _probe(module)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -180,12 +180,12 @@ def share_prompts(module: RewardModule) -> str | None:
         return f"{type(classifier).__name__} cannot run on packed rows ({error})"
     if difference > TOLERANCE:
         classifier.set_attn_implementation(before)
-        return f"packed rows change the rewards of {type(classifier).__name__} by {difference:.2g}"
+        return f"packed rows change the rewards of {type(classifier).__name__} by {difference:.2%}"
     return None
 
 
 def _other_attention(config: PreTrainedConfig) -> str | None:
-    """Attention that differs from plain causal beyond a distance, which a short trial cannot see."""
+    """Attention that differs from causal only beyond a distance, which a short trial cannot see."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         return f"its layers use {', '.join(sorted(kinds))}"
@@ -196,7 +196,7 @@ def _other_attention(config: PreTrainedConfig) -> str | None:
 
 
 def _probe(module: RewardModule) -> float:
-    """Largest difference between rewards of a packed row and of padded rows."""
+    """Largest difference between rewards of a packed row and of padded rows, relative."""
     first = Group("", tuple(range(3, 14)), ((14, 15, 16), (17,), (18, 19)), ())
     second = Group("", (5, 9, 7), ((11, 3), (4, 8, 6, 10)), ())
     packed = pack([first, second], 0)
@@ -209,4 +209,4 @@ def _probe(module: RewardModule) -> float:
     with torch.no_grad():
         rewards = [module(inputs.to(device)) for inputs in (packed, Inputs(padded.ids, reads))]
     module.train(was_training)
-    return float((rewards[0] - rewards[1]).abs().max())
+    return float((rewards[0] - rewards[1]).abs().max() / rewards[1].abs().max())

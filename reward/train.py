@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch.optim import AdamW
 from transformers import PreTrainedTokenizerBase
 
@@ -58,41 +59,44 @@ def train_reward(settings: RewardSettings) -> dict[str, Any]:
         return {**run.read_report(), "already_done": True}
 
     with stage_status(run):
-        pad_id = int(tokenizer.pad_token_id)
-        classifier = new_reward_model(settings.model, pad_id, settings.seed)
-        if settings.gradient_checkpointing:
-            classifier.gradient_checkpointing_enable({"use_reentrant": False})
-        module = RewardModule(classifier)
-        obstacle = share_prompts(module) if settings.share_prompt else "switched off"
-        optimizer = AdamW(
-            module.parameters(), lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0
-        )
-        module, optimizer = accelerator.prepare(module, optimizer)
-        trainee = Trainee(
-            accelerator,
-            module,
-            optimizer,
-            pad_id,
-            settings.tokens_per_batch,
-            settings.margin,
-            shared=obstacle is None,
-        )
-        if settings.share_prompt and obstacle:
-            accelerator.print(
-                f"Prompts are encoded once per response: {obstacle}.", file=sys.stderr
-            )
+        trainee = _build_trainee(settings, accelerator, int(tokenizer.pad_token_id))
         before = _train(settings, run, trainee, data)
         after = pair_accuracy(data.held_out, score_groups(trainee, data.held_out))
         scale = _fit_scale(trainee, data)
         _save(trainee, run, tokenizer, scale)
         report = _report(data, run, before, after, scale)
-        report["shared_prompt"] = obstacle or "yes"
+        report["shared_prompt"] = trainee.shared
         report["processes"] = accelerator.num_processes
         report["seconds"] = round(time.monotonic() - began, 1)
         if accelerator.is_main_process:
             write_json(run.report_json, report)
         accelerator.wait_for_everyone()
     return report
+
+
+def _build_trainee(settings: RewardSettings, accelerator: Accelerator, pad_id: int) -> Trainee:
+    """The model with its new head and its optimizer, ready for `take_step`."""
+    classifier = new_reward_model(settings.model, pad_id, settings.seed)
+    if settings.gradient_checkpointing:
+        classifier.activation_checkpointing_enable({"use_reentrant": False})
+    module = RewardModule(classifier)
+    obstacle = share_prompts(module) if settings.share_prompt else None
+    if obstacle:
+        words = f"Every response repeats its prompt, which takes longer: {obstacle}."
+        accelerator.print(words, file=sys.stderr)
+    optimizer = AdamW(
+        module.parameters(), lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True
+    )
+    module, optimizer = accelerator.prepare(module, optimizer)
+    return Trainee(
+        accelerator=accelerator,
+        module=module,
+        optimizer=optimizer,
+        pad_id=pad_id,
+        tokens_per_batch=settings.tokens_per_batch,
+        margin=settings.margin,
+        shared=settings.share_prompt and obstacle is None,
+    )
 
 
 def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) -> Accuracy | None:

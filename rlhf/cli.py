@@ -43,6 +43,13 @@ COMMANDS = {
     "evaluate": "evaluate",
 }
 
+LIBRARY_SETTINGS = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads slow a shared machine down tenfold
+    "TRANSFORMERS_VERBOSITY": "error",  # a fresh reward head is no news
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # loading takes seconds; our own bars show the work
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
 HELP = """From a person's click to a better model.
 
 People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy
@@ -73,6 +80,8 @@ def build_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (0, 1, 2, 3 or 75, as `rlhf.errors` tells)."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    for name, value in LIBRARY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     if arguments is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers stop jobs with it
     try:

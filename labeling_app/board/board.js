@@ -9,6 +9,7 @@ const saved = message => { find('.rb-saved').textContent = message; };
 function complain(message) {
   find('.rb-error').textContent = message;
   find('.rb-error').hidden = !message;
+  find('.rb-sign-in').hidden = message !== SIGNED_OUT;
 }
 
 // ------------------------------------------------------------------ showing
@@ -17,6 +18,7 @@ function show(screen) {
   ({ board, annotator } = screen);
   task = screen.task;
   find('.rb-who').textContent = annotator;
+  find('.rb-sign-out').hidden = !screen.has_sign_in;
   find('.rb-progress').textContent = `${screen.done} done · ${screen.open} open${pace()}`;
   find('.rb-work').hidden = !task;
   find('.rb-empty').hidden = Boolean(task);
@@ -200,7 +202,7 @@ function submit() {
 async function undo() {
   if (busy) return;
   const answer = await ask({ op: 'undo' });
-  if (!answer.ok) return complain(answer.offline ? 'The server does not answer. Try again in a moment.' : answer.error);
+  if (!answer.ok) return complain(answer.error);
   complain('');
   show(answer);
   say('The last one is open again');
@@ -216,7 +218,7 @@ async function start() {
       complain('');
       return show(hadWaiting ? await ask({ op: 'next' }) : screen);
     }
-    complain(screen.offline ? 'The server does not answer yet. Trying again.' : screen.error);
+    complain(screen.error);
     await pause(Math.min(10000, 500 * 2 ** attempt));
   }
 }

@@ -2,6 +2,7 @@
 // A failed server call resolves to undefined (network, restart, exception alike), so undefined means: not stored yet.
 
 let board = '', annotator = '';
+const SIGNED_OUT = 'You are signed out.';
 const storageName = what => `rb:${board}:${annotator}:${what}`;
 
 function readStorage(what) {
@@ -27,7 +28,10 @@ const pause = milliseconds => new Promise(done => {
 
 async function ask(payload) {
   const answer = await server.rpc(payload);
-  return answer === undefined || answer === null ? { ok: false, retry: true, offline: true } : answer;
+  if (answer !== undefined && answer !== null) return answer;
+  const probe = await fetch('/whoami').catch(() => null);
+  const error = probe && probe.status === 401 ? SIGNED_OUT : 'The server does not answer. Your ranking is kept here and sent again.';
+  return { ok: false, retry: true, error };
 }
 
 // Send until the server answers. `report` is told why it takes long.
@@ -41,7 +45,7 @@ async function deliver(payload, report) {
       writeStorage('outbox', rest.length ? rest : null);
       return answer;
     }
-    report(answer.offline ? 'The server does not answer. Your ranking is kept here and sent again.' : answer.error);
+    report(answer.error);
     await pause(Math.min(10000, 500 * 2 ** attempt));
   }
 }

@@ -19,6 +19,8 @@ class Settings:
     """Only rankings by these kinds of annotator; all when not given."""
     annotator: tuple[str, ...] = ()
     """Only rankings by these annotators; all when not given."""
+    names: bool = False
+    """Write people's real names; otherwise each has a pseudonym that stays the same."""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -33,5 +35,6 @@ def run(settings: Settings) -> dict[str, Any]:
             settings.format,
             kinds=settings.kind,
             annotators=settings.annotator,
+            names=settings.names,
         )
     return {"out": str(settings.out), **manifest}

@@ -1,7 +1,6 @@
 """`rlhf label`: rank responses in the browser."""
 
-import getpass
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,18 @@ class Settings:
     db: Path
     """The label database."""
     host: str = "127.0.0.1"
-    """Address to serve on."""
+    """Address to serve on; other machines reach 0.0.0.0, which needs users: rlhf users add."""
     port: int = 7860
     """Port to serve on."""
-    annotator: str = field(default_factory=getpass.getuser)
-    """Your name as annotator; the login name when not given."""
+    annotator: str | None = None
+    """Your name where nobody signs in; the login name when not given."""
     overlap: int = 1
     """How many people rank each task."""
 
     def __post_init__(self) -> None:
         require_range("port", self.port, 1, 65535)
         require_range("overlap", self.overlap, 1, 100)
-        if not self.annotator.strip() or len(self.annotator) > 100:
+        if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
             raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
 
 

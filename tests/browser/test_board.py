@@ -98,6 +98,7 @@ def test_drag_buttons_and_keys_move_flag_note_and_leave_out(serve, open_page):
     a, b, c, d = (text for _, text in on_screen(page))
 
     def drag(text: str, target: str, share: float) -> None:
+        page.wait_for_timeout(250)  # until the cards of the last move have come to rest
         grip = page.locator(f".rb-card:has-text('{text}') .rb-grip").bounding_box()
         box = page.locator(f".rb-card:has-text('{target}')").bounding_box()
         page.mouse.move(grip["x"] + 20, grip["y"] + 20)

@@ -26,18 +26,18 @@ def prompts() -> list[Prompt]:
 
 
 def test_counts_and_sources_of_both_splits(prompts) -> None:
-    assert Counter(prompt.split for prompt in prompts) == {"train": 208, "test": 64}
+    assert Counter(prompt.split for prompt in prompts) == {"train": 512, "test": 64}
     by_source = Counter((prompt.source, prompt.split) for prompt in prompts)
     sources = {source for source, _ in by_source}
     assert len(sources) == 16
-    assert {by_source[source, "train"] for source in sources} == {13}
+    assert {by_source[source, "train"] for source in sources} == {32}
     assert {by_source[source, "test"] for source in sources} == {4}
 
 
 def test_each_prompt_is_a_short_question_after_the_same_instruction(prompts) -> None:
     for prompt in prompts:
         assert [message.role for message in prompt.messages] == ["system", "user"]
-        assert prompt.messages[0].content == "Answer in one or two short sentences."
+        assert prompt.messages[0].content == "Answer in one short sentence."
         assert 6 <= len(prompt.text.split()) <= 20, prompt.text
     assert len({prompt.id for prompt in prompts}) == len(prompts)
 

@@ -56,10 +56,11 @@ def fill(store: Store) -> Callable[[int, int], list[Prompt]]:
 
     def add(num_prompts: int, num_responses: int) -> list[Prompt]:
         prompts = [build_prompt(f"prompt {index}") for index in range(num_prompts)]
-        store.add_prompts(prompts)
-        for prompt in prompts:
-            texts = [f"{prompt.text}, answer {index}" for index in range(num_responses)]
-            store.add_responses(build_responses(prompt, texts))
+        with store.connections.write():
+            store.add_prompts(prompts)
+            for prompt in prompts:
+                texts = [f"{prompt.text}, answer {index}" for index in range(num_responses)]
+                store.add_responses(build_responses(prompt, texts))
         return prompts
 
     return add

@@ -35,13 +35,30 @@ def judged(store, make_prompt, make_responses):
 
 
 def test_ranked_export_reads_back_as_it_was(store, judged, tmp_path):
-    manifest = export(store, tmp_path / "out", "ranked")
+    manifest = export(store, tmp_path / "out", "ranked", names=True)
     records = read_ranked(tmp_path / "out")
     assert records == list(store.ranked_prompts())
     assert records[0].rankings == (judged,)
     assert records[1].rankings == ()  # kept: the reference stage reads its prompt
     assert manifest["prompts"] == {"train": 1, "test": 1}
     assert manifest["rankings"] == 1
+
+
+def test_people_have_pseudonyms_and_signals_their_names(store, judged, tmp_path):
+    signal = Ranking(
+        id="r2", prompt_id=judged.prompt_id, annotator="signal:a:b", kind="signal",
+        tiers=judged.tiers,
+    )  # fmt: skip
+    store.add_rankings([signal])
+    export(store, tmp_path / "out", "ranked")
+    export(store, tmp_path / "filtered", "ranked", annotators=["ann"])
+    first, second = read_ranked(tmp_path / "out")[0].rankings
+    assert first.annotator.startswith("person-")
+    assert second.annotator == "signal:a:b"
+    for file in tmp_path.rglob("*.json*"):
+        assert '"ann"' not in file.read_text()
+    [again, *_] = read_ranked(tmp_path / "filtered")
+    assert again.rankings == (first,)
 
 
 def test_trl_pairs_and_margins(store, judged, tmp_path):
@@ -155,10 +172,10 @@ def test_the_command_filters(store, judged, tmp_path, capsys):
 
 
 def test_import_of_an_export_gives_the_same_export(store, judged, tmp_path, capsys):
-    export(store, tmp_path / "out", "ranked")
+    export(store, tmp_path / "out", "ranked", names=True)
     files = [str(tmp_path / "out" / f"{split}.jsonl") for split in ("train", "test")]
     db = str(tmp_path / "again.db")
     assert main(["import", *files, "--db", db]) == 0
-    assert main(["export", "--db", db, "--out", str(tmp_path / "again")]) == 0
+    assert main(["export", "--db", db, "--out", str(tmp_path / "again"), "--names"]) == 0
     capsys.readouterr()
     assert read_ranked(tmp_path / "again") == read_ranked(tmp_path / "out")

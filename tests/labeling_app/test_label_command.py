@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from labeling_app.users import Users
 from rlhf.cli import main
 
 
@@ -25,6 +26,15 @@ def test_other_machines_are_kept_out(store, fill, capsys):
     fill(1, 2)
     message = refused(capsys, "--db", store.connections.path, "--host", "0.0.0.0")
     assert "--host is 0.0.0.0, which other machines can reach" in message
+    assert "rlhf users add NAME --role admin --db" in message
+
+
+def test_a_name_where_people_sign_in(store, fill, capsys):
+    fill(1, 2)
+    Users(store).add("ann", "annotator", "long enough")
+    message = refused(capsys, "--db", store.connections.path, "--annotator", "bob")
+    assert "--annotator is 'bob'" in message
+    assert "people sign in" in message
 
 
 def test_a_port_in_use(store, fill, capsys):

@@ -11,7 +11,7 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from reward.model import RewardModule, last_tokens
+from reward.model import Inputs, RewardModule, last_tokens
 from rlhf.errors import InputError
 from rlhf.tokens import pad_right
 
@@ -47,7 +47,7 @@ def test_padded_rows_score_as_transformers_scores_each_alone(family):
     sequences = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
     batch = pad_right(sequences, 0)
     with torch.no_grad():
-        got = RewardModule(classifier)(batch.ids, last_tokens(batch.mask.sum(1), 5))
+        got = RewardModule(classifier)(Inputs(batch.ids, last_tokens(batch.mask.sum(1), 5)))
         expected = [classifier(torch.tensor([s])).logits.item() for s in sequences]
     assert got.tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -57,7 +57,9 @@ def test_a_response_that_ends_with_the_pad_token_is_read_there():
     sequences = [[5, 6, 0], [5, 6]]
     batch = pad_right(sequences, 0)
     with torch.no_grad():
-        with_pad, without = RewardModule(classifier)(batch.ids, last_tokens(batch.mask.sum(1), 3))
+        with_pad, without = RewardModule(classifier)(
+            Inputs(batch.ids, last_tokens(batch.mask.sum(1), 3))
+        )
         blind = classifier(batch.ids).logits[:, 0]
     assert blind[0].item() == pytest.approx(
         blind[1].item(), abs=1e-7
@@ -69,7 +71,7 @@ def test_the_head_runs_in_float32_under_autocast():
     module = RewardModule(build_classifier("llama"))
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        reward = module(ids, torch.tensor([2]))
+        reward = module(Inputs(ids, torch.tensor([2])))
         hidden = module.classifier.base_model(input_ids=ids).last_hidden_state[:, -1].float()
     assert reward.dtype == torch.float32
     exact = (hidden @ module.classifier.score.weight.T)[:, 0]

@@ -1,0 +1,243 @@
+"""How far the memory plan is from the memory that is really taken.
+
+Each case runs in its own process on the CPU: it notes the peak of resident memory after the imports,
+loads the models, takes two training steps (or samples once) with the project's own modules, and
+compares the growth of the peak with the plan. `MALLOC_MMAP_THRESHOLD_` makes the allocator give freed
+tensors back, so that the peak is one of tensors.
+
+    python examples/benchmarks/plan.py [--quick] [--json]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlhf.planner import Shape
+
+REPOSITORY = Path(__file__).parents[2]
+REAL_MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement: sequences of prompt and response tokens in one forward pass."""
+
+    stage: str
+    sequences: int
+    prompt: int
+    response: int
+    bf16: bool = True
+    checkpointing: bool = False
+
+
+TINY_CASES = (
+    Case("reward", 256, 128, 128),
+    Case("reward", 256, 128, 128, bf16=False),
+    Case("ppo", 128, 96, 160),
+    Case("reference", 512, 128, 128),
+)
+REAL_CASES = (
+    Case("reward", 8, 64, 64),
+    Case("reward", 8, 64, 64, checkpointing=True),
+    Case("reward", 8, 64, 64, bf16=False),
+    Case("ppo", 4, 64, 64),
+    Case("reference", 16, 192, 16),
+)
+
+
+def build_tiny_model(folder: Path) -> Path:
+    """Save a model of random weights whose activations are large enough to be measured."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(REAL_MODEL).save_pretrained(folder)
+    return folder
+
+
+def measure(model: str, case: Case) -> dict[str, float]:
+    """Run one case in this process; returns plan and growth of the peak, in bytes."""
+    from accelerate import Accelerator
+
+    from policies.actor_critic import PolicyAndCritic  # noqa: F401 — imports belong to the baseline
+    from policies.generate import sample_responses  # noqa: F401
+    from rlhf.planner import read_shape
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if case.bf16 else "no")
+    shape = read_shape(model)
+    before = peak_resident_bytes()
+    stages = {"reward": train_reward, "ppo": train_policy, "reference": sample}
+    planned = stages[case.stage](model, case, shape, accelerator)
+    return {"planned": planned, "measured": peak_resident_bytes() - before}
+
+
+def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
+    """Sample one batch; returns the bytes that the plan says for it."""
+    from policies.generate import sample_responses
+    from rlhf.models import load_causal_lm
+    from rlhf.planner import reference_plan
+    from rlhf.records import Sampling
+    from rlhf.tokens import load_tokenizer
+
+    language_model = load_causal_lm(model).eval()
+    sampling = Sampling(max_new_tokens=case.response)
+    prompts = random_ids(case.sequences, case.prompt)
+    tokenizer = load_tokenizer(model)
+    sample_responses(accelerator, language_model, tokenizer, prompts, sampling, case.sequences)
+    plan = reference_plan(
+        shape,
+        None,
+        batch=case.sequences,
+        prompt=case.prompt,
+        new=case.response,
+        bf16=case.bf16,
+    )
+    return sum(item.size for item in plan.resident + plan.phases["sampling"])
+
+
+def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
+    """Take two steps of reward training; returns the bytes that the plan says for them."""
+    import torch
+
+    from reward.model import Inputs, RewardModule, last_tokens
+    from rlhf.models import new_reward_model
+    from rlhf.planner import reward_plan
+
+    classifier = new_reward_model(model, 0, 0)
+    if case.checkpointing:
+        classifier.gradient_checkpointing_enable({"use_reentrant": False})
+    module = RewardModule(classifier)
+    length = case.prompt + case.response
+    reads = last_tokens(torch.full((case.sequences,), length), length)
+    inputs = Inputs(torch.tensor(random_ids(case.sequences, length)), reads)
+    take_two_steps(accelerator, module, lambda: module(inputs).sum())
+    return reward_plan(
+        shape,
+        tokens=case.sequences * length,
+        length=length,
+        bf16=case.bf16,
+        checkpointing=case.checkpointing,
+        processes=1,
+    ).peak
+
+
+def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
+    """Take two steps of PPO's update; returns the bytes that the plan says for them."""
+    from policies.actor_critic import PolicyAndCritic
+    from policies.log_probs import Sequences
+    from reward.model import RewardModule
+    from rlhf.models import load_causal_lm, new_reward_model
+    from rlhf.planner import ppo_plan
+    from rlhf.tokens import pad_left, pad_right
+
+    scorer = RewardModule(new_reward_model(model, 0, 1)).requires_grad_(False)
+    module = PolicyAndCritic(load_causal_lm(model), new_reward_model(model, 0, 0), 0.0)
+    prompts = random_ids(case.sequences, case.prompt)
+    prompts[0] = prompts[0][1:]  # padding somewhere, or the masks are left away
+    responses = random_ids(case.sequences, case.response)
+    sequences = Sequences(pad_left(prompts, 0), pad_right(responses, 0))
+
+    def loss() -> "torch.Tensor":
+        log_probs, values = module(sequences, case.sequences, 1.0)
+        return log_probs.sum() + values.sum()
+
+    take_two_steps(accelerator, module, loss)
+    del scorer  # it had to be there until now
+    return ppo_plan(
+        shape,
+        shape,
+        sample_batch=1,
+        episodes=case.sequences,
+        reference_rows=0,
+        prompt=case.prompt,
+        new=case.response,
+        bf16=case.bf16,
+        processes=1,
+    ).peak
+
+
+def take_two_steps(
+    accelerator: Any, module: "torch.nn.Module", loss: Callable[[], "torch.Tensor"]
+) -> None:
+    """Train for two steps; from the second on Adam's moments are there."""
+    import torch
+
+    module.train()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
+    for _ in range(2):
+        with accelerator.autocast():
+            value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def random_ids(rows: int, length: int) -> list[list[int]]:
+    """Token ids that are neither padding nor an end."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    ids: list[list[int]] = torch.randint(3, 500, (rows, length), generator=generator).tolist()
+    return ids
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this system does not tell the peak of resident memory")
+
+
+def run_case(model: str, case: Case) -> dict[str, Any]:
+    """Measure one case in a fresh process."""
+    words = [sys.executable, __file__, "--model", model, "--case", json.dumps(asdict(case))]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    ratio = found["measured"] / found["planned"]
+    return {"model": Path(model).name, **asdict(case), **found, "ratio": round(ratio, 3)}
+
+
+def main() -> None:
+    """Measure all cases and print them."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="only the tiny model")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(arguments.model, Case(**json.loads(arguments.case)))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = str(build_tiny_model(Path(folder) / "tiny"))
+        runs = [run_case(tiny, case) for case in TINY_CASES]
+        if not arguments.quick:
+            runs += [run_case(str(REAL_MODEL), case) for case in REAL_CASES]
+    for run in runs:
+        words = [f"{key}={run[key]}" for key in asdict(TINY_CASES[0])]
+        sizes = [f"{key} {run[key] / 2**20:.0f} MiB" for key in ("planned", "measured")]
+        print(run["model"], *words, *sizes, f"ratio {run['ratio']}")
+    if arguments.json:
+        worst = max((run["ratio"] for run in runs), key=lambda ratio: abs(ratio - 1))
+        versions = {name: version(name) for name in ("torch", "transformers")}
+        print(json.dumps({"ratio": worst, "runs": runs, "versions": versions}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""How much memory a stage needs in each process, from a model's config: no weights are loaded.
+
+Letters: L layers, d hidden size, f inner size of the MLP, q and k widths of all query and all key
+heads, V vocabulary, T tokens of a sequence.
+
+Models are held and trained in float32; with bf16, autocast multiplies in bf16 and keeps what the
+backward pass needs of the multiplications in bf16. Not counted: the CUDA context (0.5 to 1 GiB),
+fragmentation, and temporaries of single operations. Mixtures of experts: weights are right,
+activations are those of one expert of the config's inner size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from rlhf.errors import InputError
+from rlhf.models import load_config
+
+GIB = 2**30
+FP32 = 4
+BF16 = 2
+GATES = ("gate_proj", "gate_up_proj")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a language model that decide its memory.
+
+    `trunk` counts the parameters below the output matrix; `linear` and `trunk_linear` those of the
+    matrices that autocast multiplies in bf16; `lora_rows` is the sum of their inputs and outputs.
+    """
+
+    parameters: int
+    trunk: int
+    linear: int
+    trunk_linear: int
+    lora_rows: int
+    layers: int
+    hidden: int
+    inner: int
+    query_width: int
+    key_width: int
+    vocabulary: int
+    gated: bool
+
+    @property
+    def reward_parameters(self) -> int:
+        """Parameters of a reward model on this trunk: one scalar head."""
+        return self.trunk + self.hidden
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of a plan: what takes memory, how many bytes, and why."""
+
+    what: str
+    size: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is in memory all the time, and what each phase of a stage adds to it, one at a time."""
+
+    title: str
+    resident: tuple[Item, ...]
+    phases: dict[str, tuple[Item, ...]]
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak: what is always there and the greediest phase."""
+        always = sum(item.size for item in self.resident)
+        return always + max(sum(item.size for item in phase) for phase in self.phases.values())
+
+    @property
+    def text(self) -> str:
+        """The plan as a table: what, GiB, why."""
+        rows = [(item.what, _gib(item.size), item.why) for item in self.resident]
+        for phase, items in self.phases.items():
+            rows.append((f"while {phase}", "", ""))
+            rows += [(f"  {item.what}", _gib(item.size), item.why) for item in items]
+        rows.append(("peak", _gib(self.peak), "what is always there and the greediest phase"))
+        width = max(len(what) for what, _, _ in rows)
+        lines = [f"{what:<{width}}  {size:>7}  {why}".rstrip() for what, size, why in rows]
+        return "\n".join([self.title, f"{'':<{width}}  {'GiB':>7}", *lines])
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}" if size >= GIB / 10 else f"{size / GIB:.4f}"
+
+
+def read_shape(model: str) -> Shape:
+    """The sizes of a model folder or hub name, counted on a copy without storage.
+
+    Raises:
+        InputError: there is no such model, or it is no language model.
+    """
+    config = load_config(model)
+    try:
+        with torch.device("meta"):
+            network: Any = AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        raise InputError(
+            f"{model} is no language model ({type(config).__name__})",
+            "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin.",
+        ) from None
+    text: Any = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    matrices = _matrices(network)
+    return Shape(
+        parameters=_count(network),
+        trunk=_count(network.base_model),
+        linear=sum(weight.numel() for weight in matrices),
+        trunk_linear=sum(weight.numel() for weight in _matrices(network.base_model)),
+        lora_rows=sum(sum(weight.shape) for weight in _matrices(network.base_model)),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        inner=_inner_size(text),
+        query_width=heads * width,
+        key_width=(getattr(text, "num_key_value_heads", None) or heads) * width,
+        vocabulary=text.vocab_size,
+        gated=any(name.endswith(GATES) for name, _ in network.named_modules()),
+    )
+
+
+def _count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _matrices(network: nn.Module) -> list[torch.Tensor]:
+    """Weights that autocast multiplies in bf16."""
+    return [part.weight for part in network.modules() if isinstance(part, nn.Linear | Conv1D)]
+
+
+def _inner_size(config: Any) -> int:
+    for name in ("intermediate_size", "ffn_dim", "n_inner"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return 4 * int(config.hidden_size)
+
+
+def layer_bytes(shape: Shape, length: int, *, bf16: bool, padded: bool) -> float:
+    """What one layer's forward pass keeps for the backward pass, for each token.
+
+    Counted from the operations of a pre-norm decoder in transformers (what each one saves), in the
+    manner of Korthikanti et al. (arXiv 2205.05198, equation 1: 34·d + 5·heads·T, there for 16-bit
+    residuals, dropout and attention scores that are kept). With bf16, in brackets with float32:
+
+        two RMS norms         16·d          input and normalised value of each, float32
+        copies to project     10·d (8·d)    bf16: one each for q, k, v, gate, up (8·d without gate);
+                                            float32: one for attention, one for the MLP
+        attention             2·(2q + 2k)   query, key, value, output; (4·…); k = q when padded,
+                                            because a mask makes transformers repeat the keys
+        padding mask          2·T (4·T)     only when padded
+        gated MLP             8·f (16·f)    gate, its activation, up, the product; half without gate
+    """
+    size = BF16 if bf16 else FP32
+    copies = BF16 * (5 if shape.gated else 4) if bf16 else 2 * FP32
+    keys = shape.query_width if padded else shape.key_width
+    attention = size * (2 * shape.query_width + 2 * keys)
+    mask = size * length if padded else 0
+    mlp = (4 if shape.gated else 2) * size * shape.inner
+    return float((16 + copies) * shape.hidden + attention + mask + mlp)
+
+
+def activation_bytes(
+    shape: Shape, tokens: int, length: int, *, bf16: bool, padded: bool, checkpointing: bool
+) -> float:
+    """Activations of a forward pass of `tokens` tokens in sequences of `length`.
+
+    tokens · L · layer_bytes; with checkpointing tokens · (4·d·L + layer_bytes): only the float32
+    input of each layer stays, and one layer at a time is computed again.
+    """
+    layer = layer_bytes(shape, length, bf16=bf16, padded=padded)
+    if checkpointing:
+        return tokens * (FP32 * shape.hidden * shape.layers + layer)
+    return tokens * layer * shape.layers
+
+
+def logits_bytes(shape: Shape, tokens: int) -> float:
+    """Logits of `tokens` positions at their peak: 16·V for each.
+
+    The float32 logits divided by the temperature stay (4·V); in the backward pass the gradients of
+    log-sum-exp and of the chosen tokens and their sum come on top (4·V each).
+    """
+    return float(4 * FP32 * shape.vocabulary * tokens)
+
+
+def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
+    """Keys and values of `tokens` positions: L·k·(4 + 4), with bf16 L·k·(4 + 2).
+
+    Rotary embeddings are float32 here: under autocast keys stay float32, values are bf16.
+    """
+    return float(shape.layers * shape.key_width * tokens * (FP32 + (BF16 if bf16 else FP32)))
+
+
+def _trained(name: str, parameters: int, processes: int) -> list[Item]:
+    items = [
+        Item(f"{name}: weights", FP32 * parameters, "float32, 4 bytes a parameter"),
+        Item(f"{name}: Adam", 2 * FP32 * parameters, "two moments, 8 bytes a parameter"),
+    ]
+    if processes > 1:
+        buckets = "gradients on their way to other processes"
+        items.append(Item(f"{name}: buckets", FP32 * parameters, buckets))
+    return items
+
+
+def _frozen(name: str, parameters: int) -> Item:
+    return Item(f"{name}: weights", FP32 * parameters, "float32, frozen")
+
+
+def _copies(parameters: int, *, bf16: bool) -> list[Item]:
+    if not bf16:
+        return []
+    return [Item("bf16 copies of the matrices", BF16 * parameters, "kept by autocast")]
+
+
+def _stepping(parameters: int) -> tuple[Item, ...]:
+    return (
+        Item("gradients", FP32 * parameters, "float32"),
+        Item("square roots", FP32 * parameters, "of Adam's second moments, all at once on a GPU"),
+    )
+
+
+def _sampling(shape: Shape, batch: int, prompt: int, new: int, *, bf16: bool) -> tuple[Item, ...]:
+    cache = kv_cache_bytes(shape, batch * (prompt + new), bf16=bf16)
+    layer = batch * prompt * layer_bytes(shape, prompt, bf16=bf16, padded=True)
+    return (
+        *_copies(shape.linear, bf16=bf16),
+        Item("keys and values", cache, f"{batch} sequences of {prompt} + {new} tokens"),
+        Item("one layer of the prompts", layer, f"{batch} × {prompt} tokens"),
+        Item("logits", logits_bytes(shape, batch), f"{batch} distributions"),
+    )
+
+
+def reward_plan(
+    shape: Shape, *, tokens: int, length: int, bf16: bool, checkpointing: bool, processes: int
+) -> Plan:
+    """Training a reward model: one trained model, `tokens` tokens in each forward pass."""
+    parameters = shape.reward_parameters
+    activations = activation_bytes(
+        shape, tokens, length, bf16=bf16, padded=False, checkpointing=checkpointing
+    )
+    computing = (
+        Item("gradients", FP32 * parameters, "float32"),
+        *_copies(shape.trunk_linear, bf16=bf16),
+        Item("activations", activations, f"{tokens} tokens in a forward pass"),
+    )
+    return Plan(
+        "Memory of each process for the reward model",
+        tuple(_trained("reward model", parameters, processes)),
+        {"computing gradients": computing, "stepping": _stepping(parameters)},
+    )
+
+
+def reference_plan(
+    shape: Shape, reward: Shape | None, *, batch: int, prompt: int, new: int, bf16: bool
+) -> Plan:
+    """Storing reference outputs: one frozen model samples and scores, a reward model may judge."""
+    resident = [_frozen("reference model", shape.parameters)]
+    if reward is not None:
+        resident.append(_frozen("reward model", reward.reward_parameters))
+    layer = batch * (prompt + new) * layer_bytes(shape, prompt + new, bf16=bf16, padded=True)
+    scoring = (
+        *_copies(shape.linear, bf16=bf16),
+        Item("one layer", layer, f"{batch} × {prompt + new} tokens"),
+        Item("logits", logits_bytes(shape, batch * new), f"{batch} × {new} positions"),
+    )
+    return Plan(
+        f"Memory of each process for the reference outputs, with prompts of {prompt} tokens",
+        tuple(resident),
+        {"sampling": _sampling(shape, batch, prompt, new, bf16=bf16), "scoring": scoring},
+    )
+
+
+def ppo_plan(
+    shape: Shape,
+    reward: Shape,
+    *,
+    sample_batch: int,
+    episodes: int,
+    reference_rows: int,
+    prompt: int,
+    new: int,
+    bf16: bool,
+    processes: int,
+    checkpointing: bool = False,
+) -> Plan:
+    """PPO: policy and critic are trained, the reward model is frozen, no reference model.
+
+    Args:
+        shape: the policy.
+        reward: the reward model, and the critic that starts as its copy.
+        sample_batch: sequences sampled at once.
+        episodes: episodes in one forward and backward pass.
+        reference_rows: stored rows of the KL term beside them; the critic does not see these.
+        prompt: tokens of the longest prompts.
+        new: tokens of the longest responses.
+        bf16: autocast.
+        processes: in the group.
+        checkpointing: activations are computed again in the backward pass.
+    """
+    trained = shape.parameters + reward.reward_parameters
+    length, rows = prompt + new, episodes + reference_rows
+
+    def activations(model: Shape, sequences: int) -> float:
+        return activation_bytes(
+            model, sequences * length, length, bf16=bf16, padded=True, checkpointing=checkpointing
+        )
+
+    updating = (
+        Item("gradients", FP32 * trained, "float32, policy and critic"),
+        *_copies(shape.linear + reward.trunk_linear, bf16=bf16),
+        Item("policy: activations", activations(shape, rows), f"{rows} × {length} tokens"),
+        Item("critic: activations", activations(reward, episodes), f"{episodes} × {length} tokens"),
+        Item("logits", logits_bytes(shape, rows * (new + 1)), f"{rows} × {new + 1} positions"),
+    )
+    resident = (
+        *_trained("policy", shape.parameters, processes),
+        *_trained("critic", reward.reward_parameters, processes),
+        _frozen("reward model", reward.reward_parameters),
+    )
+    return Plan(
+        f"Memory of each process for PPO, with prompts of {prompt} tokens",
+        resident,
+        {
+            "sampling": _sampling(shape, sample_batch, prompt, new, bf16=bf16),
+            "computing gradients": updating,
+            "stepping": _stepping(trained),
+        },
+    )

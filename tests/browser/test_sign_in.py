@@ -1,0 +1,79 @@
+"""Several people sign in, each ranks under the own name, and a restart signs nobody out."""
+
+import io
+import json
+
+import pytest
+
+from labeling_app.store import Store
+from labeling_app.users import Users
+from rlhf.cli import main
+
+pytestmark = pytest.mark.browser
+
+LINES = [{"prompt": f"question {n}", "responses": ["a", "b"]} for n in range(6)]
+
+
+@pytest.fixture
+def served(serve, tmp_path, monkeypatch, capsys):
+    """The app with two users; ann's name is hostile."""
+    source = tmp_path / "first.jsonl"
+    source.write_text(json.dumps(LINES[0]))
+    db = str(tmp_path / "labels.db")
+    assert main(["import", str(source), "--db", db]) == 0
+    for name in ("<b>ann", "bob"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("long enough\n"))
+        assert main(["users", "add", name, "--db", db, "--password-stdin"]) == 0
+    return serve(LINES)
+
+
+def sign_in(page, name: str, password: str = "long enough") -> None:
+    page.wait_for_url("**/sign-in")
+    page.fill("#name", name)
+    page.fill("#password", password)
+    page.keyboard.press("Enter")
+
+
+def test_two_people_get_different_tasks_under_their_own_names(served, open_page):
+    page, other = open_page(served.url), open_page(served.url)
+    sign_in(page, "<b>ann")
+    page.wait_for_selector(".rb-list .rb-card")
+    assert page.inner_text(".rb-who") == "<b>ann"
+    sign_in(other, "bob")
+    other.wait_for_selector(".rb-list .rb-card")
+    assert page.inner_text(".rb-prompt") != other.inner_text(".rb-prompt")
+    for one in (page, other):
+        one.keyboard.press("Control+Enter")
+        one.wait_for_selector(".rb-progress:has-text('1 done')")
+    with Store(served.db) as store:
+        names = {r.annotator for record in store.ranked_prompts() for r in record.rankings}
+    assert names == {"<b>ann", "bob"}
+
+
+def test_a_restart_signs_nobody_out_and_signing_out_does(served, open_page):
+    page = open_page(served.url)
+    sign_in(page, "bob", "wrong")
+    page.wait_for_selector(".problem:has-text('Name or password is wrong')")
+    sign_in(page, "bob")
+    page.wait_for_selector(".rb-list .rb-card")
+    served.kill()
+    served.start()
+    page.reload()
+    page.wait_for_selector(".rb-list .rb-card")
+    page.click("text=Sign out")
+    page.wait_for_url("**/sign-in")
+    page.goto(served.url)
+    page.wait_for_url("**/sign-in")
+
+
+def test_a_ranking_made_while_signed_out_is_sent_after_signing_in_again(served, open_page):
+    page = open_page(served.url)
+    sign_in(page, "bob")
+    page.wait_for_selector(".rb-list .rb-card")
+    with Store(served.db) as store:
+        Users(store).reset_password("bob", "another one")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-sign-in:has-text('your ranking is kept')")
+    page.click(".rb-sign-in a")
+    sign_in(page, "bob", "another one")
+    page.wait_for_selector(".rb-progress:has-text('1 done')")
