@@ -14,8 +14,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gradio as gr
 from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
 
 from labeling_app.access import USER
+from labeling_app.dashboard import dashboard_page
 from labeling_app.session import Board
 from labeling_app.users import User
 
@@ -61,7 +63,8 @@ def build_app(board: Board) -> FastAPI:
     """The web application; a `Door` in front of it says who sends each request."""
 
     def rpc(payload: dict[str, Any], request: gr.Request) -> dict[str, Any]:
-        return board.answer(_sender(request).name, payload)
+        sender = _sender(request)
+        return {**board.answer(sender.name, payload), "may_lead": sender.role != "annotator"}
 
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
         rank_board(rpc)
@@ -74,6 +77,12 @@ def build_app(board: Board) -> FastAPI:
     @app.get("/whoami")
     def who_am_i(request: Request) -> dict[str, str]:
         return {"name": _sender(request).name, "role": _sender(request).role}
+
+    @app.get("/dashboard")
+    def dashboard(request: Request) -> HTMLResponse:
+        if _sender(request).role == "annotator":
+            return HTMLResponse("The dashboard is for leads.", status_code=403)
+        return HTMLResponse(dashboard_page(board.store))
 
     mounted: FastAPI = gr.mount_gradio_app(
         app,

@@ -149,6 +149,12 @@ USERS = (
 )
 
 
+RUBRICS = (
+    """CREATE TABLE rubrics (
+        version TEXT PRIMARY KEY, text TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID""",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -159,4 +165,10 @@ def _first_schema(db: Database) -> None:
 @migrations(name="002_users")
 def _users(db: Database) -> None:
     for statement in USERS:
+        db.execute(statement)
+
+
+@migrations(name="003_rubrics")
+def _rubrics(db: Database) -> None:
+    for statement in RUBRICS:
         db.execute(statement)

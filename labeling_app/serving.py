@@ -17,7 +17,16 @@ from rlhf.errors import InputError
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(db: Path, *, host: str, port: int, annotator: str | None, overlap: int) -> dict[str, int]:
+def serve(
+    db: Path,
+    *,
+    host: str,
+    port: int,
+    annotator: str | None,
+    overlap: int,
+    rubric: Path | None,
+    flags: tuple[str, ...],
+) -> dict[str, int]:
     """Serve the board until it is interrupted, then say how many rankings were made meanwhile.
 
     With users in the database everybody signs in; without, one person labels on this machine.
@@ -37,7 +46,10 @@ def serve(db: Path, *, host: str, port: int, annotator: str | None, overlap: int
         queue.set_overlap(overlap)
         before = store.counts()["rankings"]
         _require_free_port(host, port)
-        _run(Board(store, queue, has_sign_in=local is None), users, local, host, port)
+        board = Board(
+            store, queue, has_sign_in=local is None, rubric=_read_rubric(rubric), flags=flags
+        )
+        _run(board, users, local, host, port)
         counts = store.counts()
     return {"new_rankings": counts["rankings"] - before, "open_tasks": counts["open"]}
 
@@ -67,6 +79,17 @@ def _run(board: Board, users: Users, local: str | None, host: str, port: int) ->
     if host not in LOOPBACK:
         console.print("Passwords travel in the clear: put a TLS proxy in front on an open network.")
     uvicorn.run(door, host=host, port=port, log_level="warning")
+
+
+def _read_rubric(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"The rubric {path} cannot be read ({error})", "Give --rubric a markdown file."
+        ) from None
 
 
 def _require_fitting_access(host: str, annotator: str | None, local: str | None, db: Path) -> None:

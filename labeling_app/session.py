@@ -7,9 +7,11 @@ the order shown.
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from labeling_app.history import recent_work
 from labeling_app.queue import Submission, Task, TaskQueue
 from labeling_app.rendering import conversation_to_html, to_html
 from labeling_app.store import Store
@@ -29,10 +31,25 @@ class Board:
         store: the database.
         queue: its work.
         has_sign_in: whether people signed in, and so may sign out.
+        rubric: what to judge by, as markdown; shown beside the work.
+        flags: what a response can be flagged as.
     """
 
-    def __init__(self, store: Store, queue: TaskQueue, *, has_sign_in: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        queue: TaskQueue,
+        *,
+        has_sign_in: bool = False,
+        rubric: str = "",
+        flags: tuple[str, ...] = FLAGS,
+    ) -> None:
         self.has_sign_in = has_sign_in
+        self.flags = flags
+        self.rubric = {
+            "version": store.add_rubric(rubric) if rubric else "",
+            "html": to_html(rubric) if rubric else "",
+        }
         self.store = store
         self.queue = queue
         self._operations: dict[str, Callable[[str, Payload], None]] = {
@@ -40,27 +57,33 @@ class Board:
             "submit": self._submit,
             "skip": self._skip,
             "undo": self._undo,
+            "open": self._open,
         }
 
     def answer(self, annotator: str, payload: Payload) -> Payload:
         """Do what the browser asks and say what comes next."""
         try:
-            if payload.get("op") == "draft":
-                self._draft(annotator, payload)
-                return {"ok": True}
-            operation = self._operations.get(str(payload.get("op")))
-            if operation is None:
-                return _refusal(f"Unknown operation {payload.get('op')!r}. Reload the page.")
-            operation(annotator, payload)
-            return self._screen(annotator)
+            return self._answer(annotator, payload)
         except InputError as error:
             return _refusal(f"{error.problem}. {error.remedy}")
         except sqlite3.OperationalError as error:
-            return _refusal(
-                f"The database could not write ({error}). Your draft is kept.", retry=True
-            )
+            problem = f"The database could not write ({error}). Your draft is kept."
+            return _refusal(problem, retry=True)
         except (KeyError, TypeError, ValueError) as error:
             return _refusal(f"The request is malformed ({error!r}). Reload the page.")
+
+    def _answer(self, annotator: str, payload: Payload) -> Payload:
+        name = payload.get("op")
+        if name == "draft":
+            self._draft(annotator, payload)
+            return {"ok": True}
+        if name == "history":
+            return {"ok": True, "past": self._history(annotator)}
+        operation = self._operations.get(str(name))
+        if operation is None:
+            return _refusal(f"Unknown operation {name!r}. Reload the page.")
+        operation(annotator, payload)
+        return self._screen(annotator)
 
     def _submit(self, annotator: str, payload: Payload) -> None:
         self.queue.submit(annotator, read_submission(payload))
@@ -78,6 +101,12 @@ class Board:
         if not self.queue.undo(annotator):
             raise InputError("There is nothing to undo", "Rank a task first.")
 
+    def _open(self, annotator: str, payload: Payload) -> None:
+        self.queue.reopen(annotator, int(payload["task_id"]))
+
+    def _history(self, annotator: str) -> list[Payload]:
+        return [asdict(past) for past in recent_work(self.store.connections, annotator)]
+
     def _draft(self, annotator: str, payload: Payload) -> None:
         self.queue.save_draft(annotator, int(payload["task_id"]), dict(payload["state"]))
 
@@ -93,7 +122,8 @@ class Board:
             "done": self.queue.num_done(annotator),
             "open": counts["open"],
             "tasks": counts["tasks"],
-            "flags": FLAGS,
+            "flags": self.flags,
+            "rubric": self.rubric,
             "skip_reasons": SKIP_REASONS,
             "task": task_payload(task) if task else None,
             "nothing_left": "" if task else self._nothing_left(annotator, counts),
@@ -141,6 +171,7 @@ def read_submission(payload: Payload) -> Submission:
         ),
         note=_text(payload, "note", MAX_NOTE_CHARACTERS),
         duration_ms=max(0, int(payload.get("duration_ms", 0))),
+        rubric=_text(payload, "rubric", 16),
     )
 
 

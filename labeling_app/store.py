@@ -1,7 +1,7 @@
 """What the label database holds: prompts, responses, annotators and rankings.
 
-All SQL of this project is here, in `queue.py` (who ranks what next) and in `migrations.py`.
-A worked example:
+SQL stands here, in `queue.py` (who ranks what next), `history.py`, `users.py` and `migrations.py`,
+and nowhere else. A worked example:
 
     with Store(Path("labels.db")) as store:
         store.add_prompts([prompt])
@@ -22,6 +22,7 @@ from sqlite_utils import Database
 
 from labeling_app.database import Connections
 from rlhf.errors import InputError
+from rlhf.fingerprints import text_hash
 from rlhf.records import (
     AnnotatorKind,
     Message,
@@ -196,6 +197,14 @@ class Store:
         """Prompts, responses, live rankings, tasks and open tasks; triggers keep the numbers."""
         rows = self.connections.db.query("SELECT name, value FROM totals")
         return {row["name"]: row["value"] for row in rows}
+
+    def add_rubric(self, text: str) -> str:
+        """Keep a rubric and return its version, which follows from its text."""
+        version = text_hash(text)
+        with self.connections.write() as db:
+            values = [version, text, time.time()]
+            db.execute("INSERT OR IGNORE INTO rubrics VALUES (?, ?, ?)", values)
+        return version
 
     def annotators(self) -> dict[str, AnnotatorKind]:
         """Every annotator's kind, by name."""

@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from policies.settings import GenerateSettings
 from rlhf.distributed import start
 from rlhf.errors import InputError
 from rlhf.metrics import progress
-from rlhf.models import describe_model, load_causal_lm
+from rlhf.models import describe_model, load_causal_lm, load_config
 from rlhf.records import Prompt, Response, Sampling, content_id
 from rlhf.tokens import encode_prompt, load_tokenizer, pad_left
 
@@ -29,7 +34,7 @@ class Sample:
 
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
-    model: PreTrainedModel,
+    config: PreTrainedConfig,
     prompts: Sequence[Prompt],
     max_new_tokens: int,
 ) -> list[list[int]]:
@@ -39,7 +44,7 @@ def encode_prompts(
         InputError: a prompt and an answer of full length do not fit together.
     """
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if context is not None and len(ids) + max_new_tokens > context:
             raise InputError(
@@ -143,8 +148,11 @@ def generate_responses(
     slots = [(prompt, index) for prompt, have in todo for index in range(have, settings.k)]
     if not slots:
         return {"responses": 0, "prompts": 0, "model": settings.model}
-    accelerator = start(settings.precision, settings.seed)
     tokenizer = load_tokenizer(settings.model)
+    encoded = encode_prompts(
+        tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
+    )
+    accelerator = start(settings.precision, settings.seed)
     model = load_causal_lm(settings.model).to(accelerator.device).eval()
     sampling = Sampling(
         temperature=settings.temperature,
@@ -153,7 +161,6 @@ def generate_responses(
         max_new_tokens=settings.max_new_tokens,
         seed=settings.seed,
     )
-    encoded = encode_prompts(tokenizer, model, [p for p, _ in slots], settings.max_new_tokens)
     order = sorted(range(len(slots)), key=lambda slot: len(encoded[slot]))
     with progress("responses", total=len(slots)) as bar:
         for first in range(0, len(order), settings.batch_size):

@@ -38,7 +38,13 @@ from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
 from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
 from rlhf.metrics import Bar, progress
-from rlhf.models import describe_model, load_causal_lm, model_folder, require_same_tokenizer
+from rlhf.models import (
+    describe_model,
+    load_causal_lm,
+    load_config,
+    model_folder,
+    require_same_tokenizer,
+)
 from rlhf.ranked import read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import open_stage, stage_status
@@ -56,8 +62,17 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     """
     began = time.monotonic()
     records, prompts_hash = load_prompts(settings.prompts)
-    tokenizer = load_tokenizer(settings.model)
     model_description = describe_model(settings.model)
+    tokenizer = load_tokenizer(settings.model)
+    config = load_config(settings.model)
+    prompts = [record.prompt for record in records]
+    encoded = dict(
+        zip(
+            (prompt.id for prompt in prompts),
+            encode_prompts(tokenizer, config, prompts, settings.max_new_tokens),
+            strict=True,
+        )
+    )
     inputs = {
         "prompts": {"path": str(settings.prompts), "hash": prompts_hash},
         "model": model_description,
@@ -76,7 +91,9 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         run.outputs.mkdir(exist_ok=True)
         model = load_causal_lm(settings.model).to(accelerator.device).eval()
         scorer = load_scorer(settings.reward, accelerator) if settings.reward else None
-        writer = _ShardWriter(accelerator, model, tokenizer, scorer, settings, model_description)
+        writer = _ShardWriter(
+            accelerator, model, tokenizer, scorer, settings, model_description, encoded
+        )
         writer.write_missing(records, run.outputs)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
@@ -133,6 +150,7 @@ class _ShardWriter:
     scorer: Scorer | None
     settings: ReferenceSettings
     description: dict[str, str]
+    prompt_ids: dict[str, list[int]]
 
     @property
     def sampling(self) -> Sampling:
@@ -158,7 +176,7 @@ class _ShardWriter:
 
     def _rows(self, records: Sequence[RankedPrompt], bar: Bar) -> list[ReferenceRow]:
         prompts = [record.prompt for record in records]
-        encoded = encode_prompts(self.tokenizer, self.model, prompts, self.settings.max_new_tokens)
+        encoded = [self.prompt_ids[prompt.id] for prompt in prompts]
         reused = [self._reusable(record) for record in records]
         slots = [(p, i) for p in range(len(records)) for i in range(self.settings.samples)]
         missing = [(p, i) for p, i in slots if i >= len(reused[p])]

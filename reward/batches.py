@@ -5,28 +5,13 @@ without talking, and a resumed run sees the same batches.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from reward.groups import Group, Pair
+from reward.groups import Group
 from reward.model import Inputs, last_tokens
 from reward.prefix import pack
 from rlhf.tokens import pad_right
-
-
-@dataclass(frozen=True)
-class PairTensors:
-    """The pairs of several groups; `first` and `second` number the responses over all groups."""
-
-    first: Int[Tensor, " P"]
-    second: Int[Tensor, " P"]
-    outcome: Float[Tensor, " P"]
-    strength: Float[Tensor, " P"]
-    weight: Float[Tensor, " P"]
-    prompt: Int[Tensor, " P"]
 
 
 def epoch_order(num_groups: int, seed: int, epoch: int) -> list[int]:
@@ -109,26 +94,3 @@ def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:
         return Inputs(torch.full((1, 1), pad_id), torch.zeros(0, dtype=torch.long))
     batch = pad_right(sequences, pad_id)
     return Inputs(batch.ids, last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1]))
-
-
-def to_pair_tensors(groups: Sequence[Group], device: torch.device) -> PairTensors:
-    """The pairs of all groups, with responses numbered as `lay_out` lays them."""
-    found: list[
-        tuple[int, int, Pair]
-    ] = []  # number of the group, of its first response, and the pair
-    start = 0
-    for number, group in enumerate(groups):
-        found += [(number, start, pair) for pair in group.pairs]
-        start += len(group.responses)
-
-    def tensor(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    return PairTensors(
-        first=tensor([base + pair.first for _, base, pair in found], torch.long),
-        second=tensor([base + pair.second for _, base, pair in found], torch.long),
-        outcome=tensor([pair.outcome for _, _, pair in found], torch.float32),
-        strength=tensor([pair.strength for _, _, pair in found], torch.float32),
-        weight=tensor([pair.weight for _, _, pair in found], torch.float32),
-        prompt=tensor([number for number, _, _ in found], torch.long),
-    )

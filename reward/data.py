@@ -6,8 +6,9 @@ from transformers import PreTrainedTokenizerBase
 
 from reward.groups import Encoder, Group, build_groups, build_reference_groups, hold_out
 from reward.settings import RewardSettings
-from rlhf.errors import InputError
+from rlhf.errors import ConfigError, InputError
 from rlhf.ranked import SPLITS, read_ranked
+from rlhf.records import RankedPrompt
 
 MAX_REFERENCE_OUTPUTS = 512
 
@@ -32,8 +33,12 @@ def read_data(
         InputError: no judged pair to train on or to measure with, or what `build_groups` refuses.
     """
     records = read_ranked(settings.rankings)
+    _refuse_unknown_annotators(settings, records)
     encoder = Encoder.create(
-        tokenizer, settings.max_length, truncate=settings.too_long == "truncate"
+        tokenizer,
+        settings.max_length,
+        truncate=settings.too_long == "truncate",
+        weights=settings.annotator_weights,
     )
     groups: dict[str, list[Group]] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -52,3 +57,13 @@ def read_data(
         )
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
     return Data(train, held_out, reference, source, counts)
+
+
+def _refuse_unknown_annotators(settings: RewardSettings, records: list[RankedPrompt]) -> None:
+    known = {ranking.annotator for record in records for ranking in record.rankings}
+    unknown = sorted(set(settings.annotator_weights) - known)
+    if unknown:
+        raise ConfigError(
+            f"--annotator-weights names {', '.join(unknown)}, who ranked nothing here",
+            f"The annotators are: {', '.join(sorted(known))}.",
+        )

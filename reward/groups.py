@@ -4,7 +4,7 @@ Every ranking of every annotator counts; responses that nobody judged are not en
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -33,13 +33,23 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class TieredRanking:
+    """One annotator's ranking by numbers of responses, best tier first."""
+
+    tiers: tuple[tuple[int, ...], ...]
+    annotator: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class Group:
-    """A prompt's token ids, its responses' token ids, and the judged pairs among them."""
+    """A prompt's token ids, its responses' token ids, the judged pairs among them, the rankings."""
 
     prompt_id: str
     prompt: tuple[int, ...]
     responses: tuple[tuple[int, ...], ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Pair, ...] = ()
+    rankings: tuple[TieredRanking, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -54,37 +64,50 @@ class Group:
 
 @dataclass(frozen=True)
 class Encoder:
-    """How records become groups: the tokenizer and what to do with what is too long."""
+    """How records become groups: the tokenizer, the longest sequence, and who counts how much."""
 
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str
     max_length: int
     truncate: bool
+    weights: Mapping[str, float]
 
     @classmethod
     def create(
-        cls, tokenizer: PreTrainedTokenizerBase, max_length: int, *, truncate: bool
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        *,
+        truncate: bool,
+        weights: Mapping[str, float] | None = None,
     ) -> "Encoder":
-        """An encoder with the tokenizer's fingerprint computed once."""
-        return cls(tokenizer, tokenizer_fingerprint(tokenizer), max_length, truncate)
+        """An encoder with the tokenizer's fingerprint computed once; weights are by annotator."""
+        fingerprint = tokenizer_fingerprint(tokenizer)
+        return cls(tokenizer, fingerprint, max_length, truncate, weights or {})
+
+    def weight(self, ranking: Ranking) -> float:
+        """How much a ranking counts: 1 unless its annotator has a weight."""
+        return self.weights.get(ranking.annotator, 1.0)
 
 
-def rank_pairs(ranking: Ranking, position: dict[str, int]) -> Iterator[Pair]:
+def rank_pairs(ranking: Ranking, position: dict[str, int], weight: float = 1.0) -> Iterator[Pair]:
     """Every pair of a ranking: across tiers the better one first, within a tier as ties.
 
     Args:
         ranking: one judgement, of some or all responses.
         position: for each response id its number in the group.
+        weight: how much the annotator counts.
     """
     tiers = [[position[name] for name in tier] for tier in ranking.tiers]
+    who = ranking.annotator
     for tier in tiers:
         for first, second in combinations(tier, 2):
-            yield Pair(first, second, 0.5, 0, ranking.annotator)
+            yield Pair(first, second, 0.5, 0, who, weight)
     for better, worse in combinations(range(len(tiers)), 2):
         strength = sum(ranking.strengths[better:worse])
         for first in tiers[better]:
             for second in tiers[worse]:
-                yield Pair(first, second, 1.0, strength, ranking.annotator)
+                yield Pair(first, second, 1.0, strength, who, weight)
 
 
 def build_groups(
@@ -144,7 +167,7 @@ def build_reference_groups(
     chosen: dict[str, tuple[Prompt, list[Response]]] = {}
     for record, response in found[::stride]:
         chosen.setdefault(record.prompt.id, (record.prompt, []))[1].append(response)
-    groups = [_encode(prompt, responses, (), encoder) for prompt, responses in chosen.values()]
+    groups = [_encode(prompt, responses, encoder) for prompt, responses in chosen.values()]
     return [group for group in groups if group.longest <= encoder.max_length]
 
 
@@ -160,16 +183,33 @@ def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], lis
 
 
 def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
-    judged = {name for ranking in record.rankings for tier in ranking.tiers for name in tier}
+    rankings = [
+        ranking
+        for ranking in record.rankings
+        if encoder.weight(ranking) > 0 and sum(map(len, ranking.tiers)) > 1
+    ]
+    judged = {name for ranking in rankings for tier in ranking.tiers for name in tier}
     responses = [response for response in record.responses if response.id in judged]
+    if not responses:
+        return None
     position = {response.id: number for number, response in enumerate(responses)}
-    pairs = tuple(p for ranking in record.rankings for p in rank_pairs(ranking, position))
-    return _encode(record.prompt, responses, pairs, encoder) if pairs else None
+    group = _encode(record.prompt, responses, encoder)
+    weighted = [(ranking, encoder.weight(ranking)) for ranking in rankings]
+    return replace(
+        group,
+        pairs=tuple(p for ranking, w in weighted for p in rank_pairs(ranking, position, w)),
+        rankings=tuple(
+            TieredRanking(
+                tuple(tuple(position[name] for name in tier) for tier in ranking.tiers),
+                ranking.annotator,
+                weight,
+            )
+            for ranking, weight in weighted
+        ),
+    )
 
 
-def _encode(
-    prompt: Prompt, responses: Sequence[Response], pairs: tuple[Pair, ...], encoder: Encoder
-) -> Group:
+def _encode(prompt: Prompt, responses: Sequence[Response], encoder: Encoder) -> Group:
     encoded = tuple(
         tuple(encode_response(encoder.tokenizer, response, encoder.fingerprint))
         for response in responses
@@ -179,7 +219,7 @@ def _encode(
     while encoder.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):
         prompt = shorter
         ids = encode_prompt(encoder.tokenizer, prompt)
-    return Group(prompt.id, tuple(ids), encoded, pairs)
+    return Group(prompt.id, tuple(ids), encoded)
 
 
 def _without_oldest_turn(prompt: Prompt) -> Prompt | None:

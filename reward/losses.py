@@ -1,10 +1,12 @@
 """Losses over the rewards of one prompt's responses.
 
-Differs from InstructGPT (arXiv 2203.02155): ties count as half a win each way, and every pair may
-carry a margin and a weight. Letters: P pairs, over all prompts of a batch.
+Differs from InstructGPT (arXiv 2203.02155): ties count as half a win each way, and every judgement
+may carry a margin and a weight. Letters, over all prompts of a batch: P pairs, M rankings of up to
+K responses, J judgements (pairs or rankings).
 """
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -32,20 +34,71 @@ def bradley_terry(
     return -outcome * won - (1 - outcome) * lost
 
 
-def sum_of_prompt_means(
-    losses: Float[Tensor, " P"], weights: Float[Tensor, " P"], prompt: Int[Tensor, " P"]
-) -> Float[Tensor, ""]:
-    """Add up, over prompts, the weighted mean loss of each one's pairs: a prompt counts once.
+def plackett_luce(rewards: Float[Tensor, "M K"], tier: Int[Tensor, "M K"]) -> Float[Tensor, " M"]:
+    """Negative log-likelihood of each ranking under Plackett (1975) and Luce (1959).
 
-    Σ_x (Σ_p w_p·l_p / Σ_p w_p), p over the pairs of prompt x. Divide by the number of prompts of
-    the whole batch, over all forward passes and processes, for arXiv 2203.02155, equation 1.
+    The best tier is chosen first, then the next from what is left. For tier D of d responses and
+    everything S not chosen before it: Σ_{i∈D} −r_i + Σ_{l<d} log(Σ_S exp r − (l/d)·Σ_D exp r),
+    which is Efron's (1977) form for ties; with one response a tier it is exact, and with two
+    responses it is Bradley-Terry.
 
     Args:
-        losses: loss of each pair.
-        weights: weight of each pair, not all 0 within a prompt.
-        prompt: number of the prompt that each pair belongs to.
+        rewards: reward of every response of every ranking.
+        tier: tier of every response, 0 the best; −1 where there is none.
     """
-    if prompt.numel() == 0:
-        return losses.sum()
+    mine, other = tier.unsqueeze(2), tier.unsqueeze(1)  # (M, K, 1), (M, 1, K)
+    real = tier >= 0
+    hidden = torch.finfo(rewards.dtype).min
+    everyone = rewards.unsqueeze(1).expand(-1, tier.shape[1], -1)
+    left = everyone.masked_fill(other < mine, hidden).logsumexp(dim=2)
+    same = other == mine
+    tied = everyone.masked_fill(~same, hidden).logsumexp(dim=2)
+    before_me = same.long().tril(-1).sum(dim=2)
+    part = before_me.to(rewards.dtype) / same.sum(dim=2)
+    terms = left + torch.log1p(-part * (tied - left).exp()) - rewards
+    return terms.masked_fill(~real, 0).sum(dim=1)
+
+
+def rank_targets(tier: Int[Tensor, "M K"]) -> Float[Tensor, "M K"]:
+    """Scores from −1 (worst) to 1 (best) by rank; tied responses share the middle of their ranks.
+
+    1 − 2·(better + (tied − 1)/2) / (ranked − 1), and 0 where only one response is ranked.
+    """
+    mine, other = tier.unsqueeze(2), tier.unsqueeze(1)
+    real = tier >= 0
+    better = ((other < mine) & real.unsqueeze(1)).sum(dim=2)
+    tied = (other == mine).sum(dim=2)
+    ranked = real.sum(dim=1, keepdim=True)
+    middle = better + (tied - 1) / 2
+    return (1 - 2 * middle / (ranked - 1).clamp(min=1)).masked_fill(~real | (ranked < 2), 0)
+
+
+def regression(
+    rewards: Float[Tensor, "M K"], targets: Float[Tensor, "M K"], mask: Bool[Tensor, "M K"]
+) -> Float[Tensor, " M"]:
+    """Mean squared difference between rewards and given scores, over the responses of each ranking.
+
+    Args:
+        rewards: reward of every response of every ranking.
+        targets: the score it should get.
+        mask: True where there is a response.
+    """
+    squares = (rewards - targets).square().masked_fill(~mask, 0)
+    return squares.sum(dim=1) / mask.sum(dim=1)
+
+
+def sum_of_prompt_means(
+    losses: Float[Tensor, " J"], weights: Float[Tensor, " J"], prompt: Int[Tensor, " J"]
+) -> Float[Tensor, ""]:
+    """Add up, over prompts, the weighted mean loss of its judgements: a prompt counts once.
+
+    Σ_x (Σ_j w_j·l_j / Σ_j w_j), j over the judgements of prompt x. Divide by the number of prompts
+    of the whole batch, over all forward passes and processes, for arXiv 2203.02155, equation 1.
+
+    Args:
+        losses: loss of each judgement.
+        weights: weight of each judgement, not all 0 within a prompt.
+        prompt: number of the prompt that each judgement belongs to.
+    """
     totals = weights.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, weights)
     return (losses * weights / totals[prompt]).sum()

@@ -79,8 +79,17 @@ def load_scorer(name: str, accelerator: Accelerator) -> Scorer:
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
+    return Scorer(*load_module(name, accelerator), accelerator)
+
+
+def load_module(name: str, accelerator: Accelerator) -> tuple[RewardModule, float, dict[str, str]]:
+    """A reward model ready to score, the bias to add to its outputs, and its description.
+
+    Raises:
+        InputError: there is no such model, it is not a reward model, or its stage did not finish.
+    """
     folder = model_folder(name, "reward", "model")
     classifier = load_reward_model(folder)
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
     module = RewardModule(classifier).to(accelerator.device).eval().requires_grad_(False)
-    return Scorer(module, bias, describe_model(folder), accelerator)
+    return module, bias, describe_model(folder)

@@ -1,11 +1,15 @@
 """The settings of `rlhf train-reward`; nothing here imports torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, get_args
+
+from cyclopts import Parameter
 
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
+
+Loss = Literal["bradley_terry", "plackett_luce", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +46,14 @@ class RewardSettings:
     """Longest prompt + response in tokens."""
     too_long: Literal["refuse", "truncate"] = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
+    loss: Loss = "bradley_terry"
+    """All pairs; or whole rankings; or squared distance to the rank, scaled to -1 ... 1."""
     margin: float = 0.0
-    """Reward difference asked for per step of a ranking's strength."""
+    """Reward difference that bradley_terry asks for, per step of a ranking's strength."""
+    centring: float = 0.0
+    """Weight of a penalty on the squared sum of a pair's rewards; 0.01 keeps them near 0."""
+    annotator_weights: dict[str, float] = field(default_factory=dict)
+    """How much an annotator counts, for example --annotator-weights.ann 0.5; others count 1."""
     held_out_fraction: float = 0.1
     """Part of the prompts held out for measuring, when the export has no test prompts."""
     gradient_checkpointing: bool = False
@@ -65,7 +75,41 @@ class RewardSettings:
         require_range("held_out_fraction", self.held_out_fraction, 0, 0.5, above_low=True)
         require_range("save_every", self.save_every, 0)
         require_range("keep_checkpoints", self.keep_checkpoints, 1)
+        require_range("centring", self.centring, 0)
+        for name, weight in self.annotator_weights.items():
+            require_range(f"annotator_weights.{name}", weight, 0)
+        if self.loss not in get_args(Loss):
+            raise ConfigError(
+                f"--loss is {self.loss!r}", f"Use one of {', '.join(get_args(Loss))}."
+            )
+        if self.margin and self.loss != "bradley_terry":
+            raise ConfigError(
+                f"--margin {self.margin:g} has no meaning for --loss {self.loss}",
+                "Leave it out, or use --loss bradley_terry.",
+            )
         if self.precision not in ("auto", "bf16", "fp32"):
             raise ConfigError(f"--precision is {self.precision!r}", "Use auto, bf16 or fp32.")
         if self.too_long not in ("refuse", "truncate"):
             raise ConfigError(f"--too-long is {self.too_long!r}", "Use refuse or truncate.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSettings:
+    """Which responses to score, and by what."""
+
+    # Not keyword-only: the file is given without a flag.
+    file: Annotated[Path, Parameter(name="--file")] = field(kw_only=False)
+    """JSON Lines: prompt (or messages) with response (or responses), or lines of an export."""
+    reward: str
+    """A reward model, signal:package.module:function, or an http(s):// endpoint."""
+    out: Path
+    """JSON Lines with the rewards added."""
+    tokens_per_batch: int = 4096
+    """Tokens in one forward pass of a reward model."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
+
+    def __post_init__(self) -> None:
+        require_range("tokens_per_batch", self.tokens_per_batch, 1)
+        if self.precision not in ("auto", "bf16", "fp32"):
+            raise ConfigError(f"--precision is {self.precision!r}", "Use auto, bf16 or fp32.")

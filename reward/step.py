@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from reward.accuracy import count_right
-from reward.batches import lay_out, plan_step, to_pair_tensors
+from reward.batches import lay_out, plan_step
 from reward.groups import Group
-from reward.losses import bradley_terry, sum_of_prompt_means
+from reward.objective import Objective, sum_of_losses
 from rlhf.distributed import global_sum
 from rlhf.metrics import progress
 
@@ -29,7 +29,7 @@ class Trainee:
     optimizer: Optimizer
     pad_id: int
     tokens_per_batch: int
-    margin: float
+    objective: Objective
     shared: bool
 
 
@@ -49,7 +49,7 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
         last = number == len(passes) - 1
         with nullcontext() if last else accelerator.no_sync(module):
             rewards = _forward(trainee, part)
-            loss = _sum_of_losses(trainee, part, rewards)
+            loss = sum_of_losses(trainee.objective, part, rewards)
             # Gradients are averaged over processes: divide the sum by the global count / processes.
             accelerator.backward(loss * (accelerator.num_processes / len(groups)))
         totals += _tally(part, rewards, loss)
@@ -94,17 +94,6 @@ def _forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
     inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
     rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
     return rewards
-
-
-def _sum_of_losses(trainee: Trainee, groups: Sequence[Group], rewards: Tensor) -> Tensor:
-    pairs = to_pair_tensors(groups, rewards.device)
-    losses = bradley_terry(
-        rewards[pairs.first],
-        rewards[pairs.second],
-        pairs.outcome,
-        pairs.strength * trainee.margin,
-    )
-    return sum_of_prompt_means(losses, pairs.weight, pairs.prompt)
 
 
 def _tally(groups: Sequence[Group], rewards: Tensor, loss: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from reward.batches import epoch_order
 from reward.data import Data, read_data
 from reward.model import RewardModule
 from reward.normalise import Scale, fit_scale, fold_into_head
+from reward.objective import Objective
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups, take_step
@@ -94,7 +95,7 @@ def _build_trainee(settings: RewardSettings, accelerator: Accelerator, pad_id: i
         optimizer=optimizer,
         pad_id=pad_id,
         tokens_per_batch=settings.tokens_per_batch,
-        margin=settings.margin,
+        objective=Objective(settings.loss, settings.margin, settings.centring),
         shared=settings.share_prompt and obstacle is None,
     )
 

@@ -2,18 +2,20 @@
 
 Every command lives in its own file of `rlhf.commands` and offers three names: `Settings` (a
 dataclass whose fields are the flags), `run(settings)` (returns what the command found, as plain
-JSON values) and, for training, `memory_plan(settings)` (the text that --dry-run adds). Nothing here
-imports torch: `rlhf --help` answers at once.
+JSON values). A training adds `memory_plan(settings)` (the text that --dry-run adds), and a command
+whose result is more than a few values adds `describe(result)` (the text that people see). Nothing
+here imports torch: `rlhf --help` answers at once.
 """
 
 import json
+import os
 import os
 import signal
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +30,7 @@ from rich.table import Table
 from rlhf import __version__
 from rlhf.config import load_settings, to_plain, to_yaml
 from rlhf.errors import ConfigError, RlhfError
+from rlhf.ranks import is_main_process
 
 COMMANDS = {
     "import": "import_",
@@ -38,9 +41,13 @@ COMMANDS = {
     "annotate": "annotate",
     "export": "export",
     "train-reward": "train_reward",
+    "score": "score",
     "reference": "reference",
     "ppo": "ppo",
     "evaluate": "evaluate",
+    "plan": "plan",
+    "status": "status",
+    "doctor": "doctor",
 }
 
 LIBRARY_SETTINGS = {
@@ -93,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RlhfError as error:
         return _fail(error)
     except KeyboardInterrupt:
-        if _is_main_process():
+        if is_main_process():
             errors.print("[bold red]interrupted[/] Run the same command with --resume to go on.")
         return 75
     except Exception:
@@ -124,8 +131,9 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
         if dry_run:
             result, text = _dry_run(module, settings)
         else:
-            result, text = module.run(settings), ""
-        if _is_main_process():  # the other processes of a group have nothing to add
+            result = module.run(settings)
+            text = module.describe(result) if hasattr(module, "describe") else ""
+        if is_main_process():  # the other processes of a group have nothing to add
             _show(result, text, as_json=json)
 
     settings_type: Any = Annotated[module.Settings, Parameter(name="*")]
@@ -146,9 +154,15 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
         "json": as_json,
         "return": None,
     }
+    if not any(_is_required(setting) for setting in fields(module.Settings)):
+        command.__defaults__ = (module.Settings(),)  # cyclopts asks for it when all is optional
     command.__doc__ = module.run.__doc__
     command.__module__ = module.__name__
     return command
+
+
+def _is_required(setting: Field[Any]) -> bool:
+    return setting.default is MISSING and setting.default_factory is MISSING
 
 
 def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
@@ -159,10 +173,6 @@ def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
         result["memory_plan"] = module.memory_plan(settings)
         text += "\n" + textwrap.indent(result["memory_plan"], "# ", lambda line: True)
     return result, text.rstrip("\n")
-
-
-def _is_main_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:

@@ -74,11 +74,6 @@ def _exit_code(error: ChildFailedError) -> int:
     return int(deliberate[0] if deliberate else first.exitcode)
 
 
-def is_main_process() -> bool:
-    """True in the one process that talks to the user; callable before the group exists."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def start(precision: str, seed: int) -> Accelerator:
     """Join the group that is there, choose device and precision, seed every rank differently.
 

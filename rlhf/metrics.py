@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlhf.distributed import is_main_process
 from rlhf.jsonl import parse_line, write_jsonl
+from rlhf.ranks import is_main_process
 
 Metrics = dict[str, Any]
 

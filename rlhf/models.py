@@ -37,7 +37,9 @@ def load_config(name: str) -> PreTrainedConfig:
     Raises:
         InputError: `name` is neither a model folder nor a model on the hub.
     """
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).exists()
+    looks_local = (
+        name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir()
+    )
     if looks_local and not (Path(name) / "config.json").is_file():
         found = "no config.json in it" if Path(name).is_dir() else "no such folder"
         raise InputError(
@@ -160,11 +162,16 @@ def model_fingerprint(name: str) -> str:
     folder = Path(name)
     if folder.is_dir():
         return folder_hash(folder, WEIGHTS)
-    return text_hash(f"{name}@{AutoConfig.from_pretrained(name)._commit_hash}")
+    return text_hash(f"{name}@{load_config(name)._commit_hash}")
 
 
 def describe_model(name: str) -> dict[str, str]:
-    """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them."""
+    """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
+
+    Raises:
+        InputError: there is no such model, or no tokenizer beside it.
+    """
+    load_config(name)
     return {
         "path": name,
         "hash": model_fingerprint(name),

@@ -174,13 +174,20 @@ def activation_bytes(
 ) -> float:
     """Activations of a forward pass of `tokens` tokens in sequences of `length`.
 
-    tokens · L · layer_bytes; with checkpointing tokens · (4·d·L + layer_bytes): only the float32
-    input of each layer stays, and one layer at a time is computed again.
+    tokens · (L + 1) · layer_bytes: what each layer keeps, and one layer's gradients on the way
+    back.
+    With checkpointing tokens · (4·d·L + 2·layer_bytes): of each layer only the float32 input stays,
+    and one layer at a time is computed again.
     """
     layer = layer_bytes(shape, length, bf16=bf16, padded=padded)
     if checkpointing:
-        return tokens * (FP32 * shape.hidden * shape.layers + layer)
-    return tokens * layer * shape.layers
+        return tokens * (FP32 * shape.hidden * shape.layers + 2 * layer)
+    return tokens * layer * (shape.layers + 1)
+
+
+def working_bytes(shape: Shape, tokens: int, length: int, *, bf16: bool) -> float:
+    """What one layer holds at a time when nothing is kept: about half of `layer_bytes`."""
+    return tokens * layer_bytes(shape, length, bf16=bf16, padded=True) / 2
 
 
 def logits_bytes(shape: Shape, tokens: int) -> float:
@@ -230,7 +237,7 @@ def _stepping(parameters: int) -> tuple[Item, ...]:
 
 def _sampling(shape: Shape, batch: int, prompt: int, new: int, *, bf16: bool) -> tuple[Item, ...]:
     cache = kv_cache_bytes(shape, batch * (prompt + new), bf16=bf16)
-    layer = batch * prompt * layer_bytes(shape, prompt, bf16=bf16, padded=True)
+    layer = working_bytes(shape, batch * prompt, prompt, bf16=bf16)
     return (
         *_copies(shape.linear, bf16=bf16),
         Item("keys and values", cache, f"{batch} sequences of {prompt} + {new} tokens"),
@@ -266,7 +273,7 @@ def reference_plan(
     resident = [_frozen("reference model", shape.parameters)]
     if reward is not None:
         resident.append(_frozen("reward model", reward.reward_parameters))
-    layer = batch * (prompt + new) * layer_bytes(shape, prompt + new, bf16=bf16, padded=True)
+    layer = working_bytes(shape, batch * (prompt + new), prompt + new, bf16=bf16)
     scoring = (
         *_copies(shape.linear, bf16=bf16),
         Item("one layer", layer, f"{batch} × {prompt + new} tokens"),

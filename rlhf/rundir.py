@@ -25,6 +25,7 @@ import yaml
 from rlhf.config import to_plain, to_yaml
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json, write_text_atomically
+from rlhf.ranks import is_main_process
 
 PACKAGES = ("rlhf", "torch", "transformers", "accelerate", "datasets", "numpy")
 STAGE_COMMANDS = {
@@ -120,7 +121,7 @@ def open_stage(
         InputError: the folder exists and `resume` is off, or its settings or inputs were others.
     """
     run = RunDir(out)
-    if not _is_main_process():
+    if not is_main_process():
         return run
     if out.exists() and any(out.iterdir()):
         if not resume:
@@ -226,16 +227,12 @@ def _write_stage(
 
 
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
-    if not _is_main_process():
+    if not is_main_process():
         return
     content = run.read_stage()
     content.pop("error", None)
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})
-
-
-def _is_main_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _version(package: str) -> str | None:

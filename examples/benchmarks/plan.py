@@ -1,9 +1,10 @@
 """How far the memory plan is from the memory that is really taken.
 
-Each case runs in its own process on the CPU: it notes the peak of resident memory after the imports,
-loads the models, takes two training steps (or samples once) with the project's own modules, and
-compares the growth of the peak with the plan. `MALLOC_MMAP_THRESHOLD_` makes the allocator give freed
-tensors back, so that the peak is one of tensors.
+Each case runs in its own process on the CPU: it notes the peak of resident memory after the
+imports, loads the models, takes two training steps of two forward passes each (or samples once)
+with the project's own modules, and compares the growth of the peak with the plan.
+`MALLOC_MMAP_THRESHOLD_` makes the allocator give freed tensors back, so that the peak is one of
+tensors.
 
     python examples/benchmarks/plan.py [--quick] [--json]
 """
@@ -173,15 +174,16 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
 def take_two_steps(
     accelerator: Any, module: "torch.nn.Module", loss: Callable[[], "torch.Tensor"]
 ) -> None:
-    """Train for two steps; from the second on Adam's moments are there."""
+    """Train for two steps of two passes; from the second on Adam's moments are there."""
     import torch
 
     module.train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
     for _ in range(2):
-        with accelerator.autocast():
-            value = loss()
-        value.backward()
+        for _ in range(2):  # the second finds the gradients of the first
+            with accelerator.autocast():
+                value = loss()
+            value.backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -1,7 +1,7 @@
 // The board: a task comes in, the person ranks, the ranking goes out, the next task comes with the answer.
 
 const find = selector => element.querySelector(selector);
-let task = null, ranking = newRanking(0), items = [], shownAt = 0, busy = false, draftTimer = 0;
+let task = null, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, draftTimer = 0;
 const durations = [];
 
 const say = message => { find('.rb-live').textContent = message; };
@@ -19,13 +19,27 @@ function show(screen) {
   task = screen.task;
   find('.rb-who').textContent = annotator;
   find('.rb-sign-out').hidden = !screen.has_sign_in;
+  find('.rb-dashboard').hidden = !screen.may_lead;
   find('.rb-progress').textContent = `${screen.done} done · ${screen.open} open${pace()}`;
+  showRubric(screen.rubric);
   find('.rb-work').hidden = !task;
   find('.rb-empty').hidden = Boolean(task);
   find('.rb-empty').textContent = screen.nothing_left;
   for (const name of ['skip', 'all-bad', 'submit']) find(`[data-act=${name}]`).disabled = !task;
   find('[data-act=undo]').disabled = false;
   if (task) showTask(screen);
+}
+
+function showRubric({ version, html }) {
+  const wide = matchMedia('(min-width: 1400px)').matches;
+  find('[data-act=rubric]').hidden = !version || wide;
+  if (version === rubric) return;
+  rubric = version;
+  find('.rb-rubric .rb-text').innerHTML = html;
+  // A new rubric is opened for everybody once; after that each person decides.
+  const seen = readStorage('rubric') === version;
+  find('.rb-rubric').hidden = !version || (seen && !wide);
+  writeStorage('rubric', version);
 }
 
 function pace() {
@@ -196,7 +210,7 @@ async function send(payload) {
 
 function submit() {
   if (!ranking.order.length) return complain('Rank at least one response, or skip the task.');
-  return send({ op: 'submit', ...toState(ranking), duration_ms: Math.round(performance.now() - shownAt) });
+  return send({ op: 'submit', ...toState(ranking), rubric, duration_ms: Math.round(performance.now() - shownAt) });
 }
 
 async function undo() {
@@ -206,6 +220,22 @@ async function undo() {
   complain('');
   show(answer);
   say('The last one is open again');
+}
+
+async function showHistory() {
+  const answer = await ask({ op: 'history' });
+  if (!answer.ok) return complain(answer.error);
+  find('.rb-past').replaceChildren(...answer.past.map(buildPast));
+  find('.rb-history').showModal();
+}
+
+async function openPast(taskId) {
+  find('.rb-history').close();
+  const answer = await ask({ op: 'open', task_id: taskId });
+  if (!answer.ok) return complain(answer.error);
+  complain('');
+  show(answer);
+  say('Open again');
 }
 
 async function start() {
@@ -231,6 +261,9 @@ const actions = {
   submit, undo,
   'skip': () => task && find('.rb-skip').showModal(),
   'keys': () => find('.rb-keys').showModal(),
+  'rubric': () => { find('.rb-rubric').hidden = !find('.rb-rubric').hidden; },
+  'history': showHistory,
+  'open': target => openPast(Number(target.dataset.task)),
   'close': target => target.closest('dialog').close(),
   'reason': target => { find('.rb-skip').close(); send({ op: 'skip', reason: target.dataset.value }); },
   'all-bad': () => toggleAllBad(),
@@ -283,6 +316,7 @@ function onBoardKey(event) {
   if (letter >= 0 && letter < items.length && !event.shiftKey) mark(letter);
   else if (event.key.toUpperCase() === 'S') actions.skip();
   else if (event.key.toUpperCase() === 'U') undo();
+  else if (event.key.toUpperCase() === 'H') showHistory();
   else if (event.key.toUpperCase() === 'N') find('.rb-note').focus();
   else if (event.key === '?') actions.keys();
   else return false;

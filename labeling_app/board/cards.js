@@ -60,6 +60,15 @@ function buildPrompt(turns) {
   });
 }
 
+function buildPast(past) {
+  const item = make('li', ''), row = make('button', '', '', { type: 'button', 'data-act': 'open' });
+  row.dataset.task = past.task_id;
+  const clock = new Date(past.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  row.append(make('time', '', clock), make('span', '', past.prompt), make('em', '', past.answer));
+  item.append(row);
+  return item;
+}
+
 // Show one card's place: its number, its tie, its strength, its flags.
 function paintCard(item, rank, relation, isTop, flags, isLeft) {
   const card = Number(item.dataset.card), letter = letterOf(card), box = item.querySelector('.rb-card');

@@ -22,12 +22,21 @@ class Settings:
     """Your name where nobody signs in; the login name when not given."""
     overlap: int = 1
     """How many people rank each task."""
+    rubric: Path | None = None
+    """A markdown file that says what to judge by; shown beside the work, its version stored."""
+    flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
+    """What a response can be flagged as."""
 
     def __post_init__(self) -> None:
         require_range("port", self.port, 1, 65535)
         require_range("overlap", self.overlap, 1, 100)
         if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
             raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
+        wrong = [flag for flag in self.flags if not 0 < len(flag) <= 40 or "@" in flag]
+        if wrong:
+            raise ConfigError(
+                f"--flags holds {wrong[0]!r}", "Use words of at most 40 characters without @."
+            )
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -40,4 +49,6 @@ def run(settings: Settings) -> dict[str, Any]:
         port=settings.port,
         annotator=settings.annotator,
         overlap=settings.overlap,
+        rubric=settings.rubric,
+        flags=settings.flags,
     )

@@ -4,7 +4,9 @@ from typing import Any
 
 from policies.settings import PPOSettings as Settings
 
-__all__ = ["Settings", "run"]
+__all__ = ["Settings", "memory_plan", "run"]
+
+ASSUMED_TOKENS = 256
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -14,3 +16,32 @@ def run(settings: Settings) -> dict[str, Any]:
 
     launch(settings.processes)
     return train_policy(settings)
+
+
+def memory_plan(settings: Settings) -> str:
+    """The memory of each process; lengths come from the stored outputs where they are there."""
+    from policies.reference_store import open_store
+    from rlhf.distributed import choose_precision
+    from rlhf.models import model_folder
+    from rlhf.planner import ppo_plan, read_shape
+    from rlhf.rundir import RunDir
+
+    prompt = new = ASSUMED_TOKENS
+    reference = RunDir(settings.reference)
+    if reference.is_done:
+        store = open_store(reference.outputs)
+        prompt = max(len(row.prompt_ids) for row in store.rows)
+        new = store.sampling.max_new_tokens
+    uses_rows = settings.kl.source == "reference"
+    rows = round(settings.micro_batch_size * settings.kl.rows_per_episode) if uses_rows else 0
+    return ppo_plan(
+        read_shape(settings.model),
+        read_shape(model_folder(settings.reward, "reward", "model")),
+        sample_batch=settings.sample_batch_size,
+        episodes=settings.micro_batch_size,
+        reference_rows=rows,
+        prompt=prompt,
+        new=new,
+        bf16=choose_precision(settings.precision) == "bf16",
+        processes=settings.processes,
+    ).text

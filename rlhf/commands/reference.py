@@ -4,7 +4,9 @@ from typing import Any
 
 from policies.settings import ReferenceSettings as Settings
 
-__all__ = ["Settings", "run"]
+__all__ = ["Settings", "memory_plan", "run"]
+
+ASSUMED_TOKENS = 256
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -14,3 +16,20 @@ def run(settings: Settings) -> dict[str, Any]:
 
     launch(settings.processes)
     return build_reference(settings)
+
+
+def memory_plan(settings: Settings) -> str:
+    """The memory of each process, with prompts of an assumed length."""
+    from rlhf.distributed import choose_precision
+    from rlhf.models import model_folder
+    from rlhf.planner import read_shape, reference_plan
+
+    reward = settings.reward and model_folder(settings.reward, "reward", "model")
+    return reference_plan(
+        read_shape(settings.model),
+        read_shape(reward) if reward else None,
+        batch=settings.batch_size,
+        prompt=ASSUMED_TOKENS,
+        new=settings.max_new_tokens,
+        bf16=choose_precision(settings.precision) == "bf16",
+    ).text

@@ -1,10 +1,10 @@
-"""`rlhf train-reward`: train a reward model on rankings and say how good it is."""
+"""`rlhf train-reward`."""
 
 from typing import Any
 
 from reward.settings import RewardSettings as Settings
 
-__all__ = ["Settings", "run"]
+__all__ = ["Settings", "memory_plan", "run"]
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -15,3 +15,19 @@ def run(settings: Settings) -> dict[str, Any]:
     from reward.train import train_reward
 
     return train_reward(settings)
+
+
+def memory_plan(settings: Settings) -> str:
+    """What the run will hold in memory; no weights are loaded."""
+    from rlhf.distributed import choose_precision
+    from rlhf.planner import read_shape, reward_plan
+
+    plan = reward_plan(
+        read_shape(settings.model),
+        tokens=settings.tokens_per_batch,
+        length=settings.max_length,
+        bf16=choose_precision(settings.precision) == "bf16",
+        checkpointing=settings.gradient_checkpointing,
+        processes=settings.processes,
+    )
+    return plan.text

@@ -77,3 +77,21 @@ def test_a_ranking_made_while_signed_out_is_sent_after_signing_in_again(served, 
     page.click(".rb-sign-in a")
     sign_in(page, "bob", "another one")
     page.wait_for_selector(".rb-progress:has-text('1 done')")
+
+
+def test_the_dashboard_is_for_leads(served, open_page, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("long enough\n"))
+    arguments = ["users", "add", "lea", "--role", "lead", "--password-stdin"]
+    assert main([*arguments, "--db", str(served.db)]) == 0
+    page = open_page(served.url)
+    sign_in(page, "<b>ann")
+    page.wait_for_selector(".rb-list .rb-card")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-progress:has-text('1 done')")
+    assert page.locator(".rb-dashboard").is_hidden()
+    assert page.goto(served.url + "dashboard").status == 403
+    lead = open_page(served.url)
+    sign_in(lead, "lea")
+    lead.click(".rb-dashboard")
+    lead.wait_for_selector("h1:has-text('Labelling dashboard')")
+    assert "<b>ann" in lead.inner_text("tbody")

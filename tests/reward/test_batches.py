@@ -1,5 +1,4 @@
 import pytest
-import torch
 
 from reward.batches import (
     deal,
@@ -9,14 +8,13 @@ from reward.batches import (
     plan_step,
     split_packed,
     split_padded,
-    to_pair_tensors,
 )
-from reward.groups import Group, Pair
+from reward.groups import Group
 from reward.model import Stretch
 
 
-def group(name, prompt, *responses, pairs=()):
-    return Group(name, tuple(prompt), tuple(tuple(r) for r in responses), tuple(pairs))
+def group(name, prompt, *responses):
+    return Group(name, tuple(prompt), tuple(tuple(r) for r in responses))
 
 
 def sized(name, prompt, response, k=2):
@@ -45,18 +43,6 @@ def test_no_groups_make_one_padding_token_and_no_reads(shared):
     inputs = lay_out([], 9, shared=shared)
     assert inputs.ids.tolist() == [[9]]
     assert inputs.reads.numel() == 0
-
-
-def test_pairs_number_responses_over_all_groups():
-    first = group("a", [1], [2], [3], pairs=[Pair(1, 0, 1.0, 2, "x", weight=0.5)])
-    second = group("b", [1], [2], [3], pairs=[Pair(0, 1, 0.5, 0, "x")])
-    pairs = to_pair_tensors([first, second], torch.device("cpu"))
-    assert pairs.first.tolist() == [1, 2]
-    assert pairs.second.tolist() == [0, 3]
-    assert pairs.outcome.tolist() == [1.0, 0.5]
-    assert pairs.strength.tolist() == [2, 0]
-    assert pairs.weight.tolist() == [0.5, 1.0]
-    assert pairs.prompt.tolist() == [0, 1]
 
 
 def test_padded_batches_stay_within_the_budget_and_group_similar_lengths():

@@ -5,6 +5,7 @@ import pytest
 from reward.groups import (
     Encoder,
     Pair,
+    TieredRanking,
     build_groups,
     build_reference_groups,
     hold_out,
@@ -71,6 +72,32 @@ def test_prompt_without_a_pair_is_dropped_and_counted(encoder):
     groups, counts = build_groups([build_record(1, tiers=((2,),)), build_record(2)], encoder)
     assert len(groups) == 1
     assert counts["prompts_without_pairs"] == 1
+
+
+def test_annotators_have_weights_and_weight_0_is_left_out(tokenizer):
+    record = build_record(1, tiers=((3,), (0,)))
+    second = replace(record.rankings[0], annotator="bob")
+    third = replace(record.rankings[0], annotator="eve", tiers=(*record.rankings[0].tiers[::-1],))
+    record = replace(record, rankings=(*record.rankings, second, third))
+    encoder = Encoder.create(tokenizer, 200, truncate=False, weights={"bob": 0.25, "eve": 0})
+    (group,), _ = build_groups([record], encoder)
+    assert group.pairs == (Pair(1, 0, 1.0, 0, "ann"), Pair(1, 0, 1.0, 0, "bob", weight=0.25))
+    assert group.rankings == (
+        TieredRanking(((1,), (0,)), "ann"),
+        TieredRanking(((1,), (0,)), "bob", weight=0.25),
+    )
+
+
+def test_intransitive_judgements_train_as_pairs(encoder):
+    record = build_record(1)
+    ids = [response.id for response in record.responses]
+    circle = [(0, 1), (1, 2), (2, 0)]
+    rankings = tuple(
+        replace(record.rankings[0], id=f"r{a}", tiers=((ids[a],), (ids[b],))) for a, b in circle
+    )
+    (group,), counts = build_groups([replace(record, rankings=rankings)], encoder)
+    assert [(pair.first, pair.second) for pair in group.pairs] == circle
+    assert counts["pairs"] == 3
 
 
 def test_stored_token_ids_are_used_only_with_the_same_tokenizer(encoder):

@@ -1,8 +1,16 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
-from reward.losses import bradley_terry, sum_of_prompt_means
+from reward.losses import (
+    bradley_terry,
+    plackett_luce,
+    rank_targets,
+    regression,
+    sum_of_prompt_means,
+)
 
 
 def tensor(*values):
@@ -52,8 +60,66 @@ def test_every_prompt_counts_once_whatever_its_number_of_pairs():
     assert got.item() == pytest.approx(1.75 + 5 + 10)
 
 
-def test_no_pairs_give_a_zero_that_still_has_a_gradient():
-    rewards = torch.zeros(0, requires_grad=True)
-    loss = sum_of_prompt_means(rewards, torch.zeros(0), torch.zeros(0, dtype=torch.long))
+# ---- whole rankings ----
+
+
+def by_orders(rewards, tiers):
+    """Plackett-Luce by its definition, one strict tier at a time."""
+    left = [r for tier in tiers for r in tier]
+    total = 0.0
+    for tier in tiers:
+        for number in range(len(tier)):
+            weights = np.exp(left).sum() - number / len(tier) * np.exp(tier).sum()
+            total += np.log(weights) - tier[number]
+        left = left[len(tier) :]
+    assert not left
+    assert len(rewards) == sum(map(len, tiers))
+    return total
+
+
+def test_plackett_luce_against_its_definition():
+    rewards = np.random.default_rng(0).normal(size=(3, 5)) * 2
+    tier = torch.tensor([[0, 1, 2, 3, 4], [1, 0, 1, 2, 1], [1, 0, -1, 0, -1]])
+    a, b, c = rewards
+    expected = [
+        by_orders(a, [[a[0]], [a[1]], [a[2]], [a[3]], [a[4]]]),
+        by_orders(b, [[b[1]], [b[0], b[2], b[4]], [b[3]]]),
+        by_orders([c[1], c[3], c[0]], [[c[1], c[3]], [c[0]]]),
+    ]
+    got = plackett_luce(torch.from_numpy(rewards), tier)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
+
+
+def test_plackett_luce_probabilities_of_all_orders_sum_to_1():
+    rewards = tensor(0.3, -1.2, 2.0).expand(6, 3)
+    tier = torch.tensor(list(itertools.permutations(range(3))))
+    total = (-plackett_luce(rewards, tier)).exp().sum()
+    assert total.item() == pytest.approx(1)
+
+
+def test_plackett_luce_of_two_is_bradley_terry():
+    rewards = tensor(0.7, -0.4)
+    got = plackett_luce(rewards.expand(2, 2), torch.tensor([[0, 1], [0, 0]]))
+    won, tied = bradley_terry(rewards[:1].expand(2), rewards[1:].expand(2), tensor(1, 0.5), 0)
+    # Efron's tie: 2·log(e^a + e^b) − log 2 − a − b, twice that of Bradley-Terry less log 2
+    assert got.tolist() == pytest.approx([won.item(), 2 * tied.item() - np.log(2)])
+
+
+def test_plackett_luce_is_finite_and_has_the_right_gradient_for_huge_differences():
+    rewards = tensor(-1e4, 1e4, 0.0).requires_grad_()
+    loss = plackett_luce(rewards.unsqueeze(0), torch.tensor([[0, 1, 2]])).sum()
     loss.backward()
-    assert loss.item() == 0
+    assert loss.item() == pytest.approx(2e4)
+    assert rewards.grad.tolist() == pytest.approx([-1, 1, 0])
+
+
+def test_rank_targets_by_hand():
+    tier = torch.tensor([[0, 1, 2], [1, 0, 1], [0, 0, -1], [0, -1, -1]])
+    # ranks: 0 1 2 · 1.5 0 1.5 · 0.5 0.5 · alone
+    assert rank_targets(tier).tolist() == [[1, 0, -1], [-0.5, 1, -0.5], [0, 0, 0], [0, 0, 0]]
+
+
+def test_regression_by_hand():
+    rewards = tensor(1, 2, 9).expand(1, 3)
+    got = regression(rewards, tensor(0, 4, 0).expand(1, 3), torch.tensor([[True, True, False]]))
+    assert got.tolist() == [(1 + 4) / 2]

@@ -110,6 +110,21 @@ def test_tokens_per_batch_changes_nothing(rankings, tiny_model, tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["plackett_luce", "regression"])
+def test_other_losses_learn_the_rankings_too(rankings, tiny_model, tmp_path, loss):
+    settings = settings_for(rankings, tiny_model, tmp_path / "out", epochs=4, loss=loss)
+    report = train_reward(replace(settings, centring=0.01, annotator_weights={"ann": 0.5}))
+    assert report["accuracy"]["value"] > 0.8
+    assert report["loss"]["last"] < report["loss"]["first"]
+
+
+def test_a_weight_for_nobody_is_refused(rankings, tiny_model, tmp_path):
+    settings = settings_for(rankings, tiny_model, tmp_path / "out", annotator_weights={"zoe": 2})
+    with pytest.raises(ConfigError, match="names zoe, who ranked nothing here") as caught:
+        train_reward(settings)
+    assert "The annotators are: ann." in caught.value.remedy
+
+
 def test_a_finished_stage_only_returns_its_report(trained):
     settings, report = trained
     again = train_reward(replace(settings, resume=True))
@@ -155,6 +170,9 @@ def test_broken_weights_stop_the_run_with_the_step(rankings, tiny_model, tmp_pat
         ({"epochs": 0}, "--epochs is 0"),
         ({"precision": "fp8"}, "--precision is 'fp8'"),
         ({"too_long": "ignore"}, "--too-long is 'ignore'"),
+        ({"loss": "dpo"}, "--loss is 'dpo'"),
+        ({"loss": "plackett_luce", "margin": 1}, "--margin 1 has no meaning for --loss"),
+        ({"annotator_weights": {"ann": -1}}, "--annotator-weights.ann is -1"),
         ({"held_out_fraction": 0.9}, "--held-out-fraction is 0.9"),
     ],
 )

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from rlhf import distributed
 from rlhf.errors import ConfigError
+from rlhf.ranks import is_main_process
 
 MAIN = """
 import sys
@@ -35,7 +36,8 @@ def run_group(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 SUMS = """
 import torch
-from rlhf.distributed import global_sum, is_main_process, start
+from rlhf.distributed import global_sum, start
+from rlhf.ranks import is_main_process
 accelerator = start("fp32", seed=5)
 rank = accelerator.process_index
 total = global_sum(accelerator, torch.tensor([1.0 + rank, 10.0]))  # (1, 10) + (2, 10)
@@ -137,9 +139,9 @@ def test_launch_returns_for_one_process_and_inside_a_group(monkeypatch) -> None:
     distributed.launch(1)
     monkeypatch.setenv("RANK", "1")
     distributed.launch(2)
-    assert not distributed.is_main_process()
+    assert not is_main_process()
     monkeypatch.delenv("RANK")
-    assert distributed.is_main_process()
+    assert is_main_process()
 
 
 def test_precision() -> None:

@@ -124,6 +124,15 @@ def test_not_a_model(name: str) -> None:
     assert "Give a Hugging Face model folder" in caught.value.remedy
 
 
+def test_a_name_in_a_folder_that_is_there_is_not_looked_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"models/mine is not a model \(no such folder\)"):
+        load_config("models/mine")
+
+
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is not a model \(no config\.json in it\)"):
         load_config(str(tmp_path))

@@ -1,0 +1,35 @@
+"""The page for leads: plain HTML made by the server, every text escaped, no script."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+
+from labeling_app.agreement import Interval
+from labeling_app.quality import Quality, measure_quality
+from labeling_app.store import Store
+
+FOLDER = Path(__file__).parent / "board"
+
+
+def dashboard_page(store: Store) -> str:
+    """The dashboard as of now."""
+    return render(measure_quality(store))
+
+
+def render(quality: Quality) -> str:
+    """The dashboard of some numbers."""
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
+    environment.filters["interval"] = _interval
+    environment.filters["percent"] = _percent
+    return environment.get_template("dashboard.html").render(quality=quality)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _interval(value: Interval | None) -> str:
+    if value is None:
+        return "–"
+    mean, low, high = value
+    return f"{100 * mean:.0f} % ({100 * low:.0f}–{100 * high:.0f})"

@@ -1,0 +1,53 @@
+"""What somebody has done lately, to look at and to change."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from labeling_app.database import Connections
+
+LIMIT = 50
+PROMPT_CHARACTERS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """One submission or skip; `answer` is "B > A = C" in the letters that were on the screen."""
+
+    task_id: int
+    at: float
+    prompt: str
+    answer: str
+
+
+def recent_work(connections: Connections, annotator: str, limit: int = LIMIT) -> list[Past]:
+    """The latest submissions and skips of an annotator, newest first."""
+    query = """
+        SELECT * FROM (
+            SELECT task_id, created_at, tiers, shown, '' AS reason FROM rankings
+            WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL
+            UNION ALL
+            SELECT s.task_id, s.created_at, NULL, NULL, s.reason FROM skips s
+            JOIN assignments a ON a.task_id = s.task_id AND a.annotator = s.annotator
+            WHERE s.annotator = :me AND a.state = 'skipped')
+        JOIN tasks t ON t.id = task_id JOIN prompts p ON p.id = t.prompt_id
+        ORDER BY 2 DESC LIMIT :limit"""
+    rows = connections.db.query(query, {"me": annotator, "limit": limit})
+    return [_past(row) for row in rows]
+
+
+def _past(row: dict[str, Any]) -> Past:
+    prompt = json.loads(row["messages"])[-1]["content"]
+    return Past(
+        task_id=row["task_id"],
+        at=row["created_at"],
+        prompt=prompt[:PROMPT_CHARACTERS],
+        answer=f"skipped: {row['reason']}" if row["tiers"] is None else in_letters(row),
+    )
+
+
+def in_letters(row: dict[str, Any]) -> str:
+    """A ranking's tiers in the letters of the order shown."""
+    shown = json.loads(row["shown"])
+    letters = {response_id: chr(65 + place) for place, response_id in enumerate(shown)}
+    return " > ".join(" = ".join(letters[i] for i in tier) for tier in json.loads(row["tiers"]))

@@ -1,0 +1,167 @@
+"""Rewards of responses given as text, from a reward model, a Python function or an HTTP endpoint.
+
+An endpoint gets POST {"items": [{"messages": [...], "response": "..."}, ...]} and answers
+{"rewards": [number, ...]}, one for each item.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import torch
+from accelerate import Accelerator
+
+from reward.batches import lay_out, split_packed, split_padded
+from reward.groups import Group
+from reward.prefix import share_prompts
+from reward.scoring import load_module
+from rlhf.errors import GuardError, InputError
+from rlhf.metrics import progress
+from rlhf.records import Prompt, Response
+from rlhf.signals import load_signal
+from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, tokenizer_fingerprint
+
+Answers = tuple[Prompt, tuple[Response, ...]]
+TextReward = Callable[[Sequence[Answers]], list[list[float]]]
+
+SIGNAL = "signal:"
+ITEMS_PER_REQUEST = 64
+TIMEOUT_SECONDS = 60
+
+
+def load_text_reward(name: str, accelerator: Accelerator, tokens_per_batch: int) -> TextReward:
+    """A function that scores every response to each of several prompts.
+
+    Args:
+        name: a reward model, `signal:package.module:function`, or an http(s):// address.
+        accelerator: device and precision of a reward model.
+        tokens_per_batch: tokens in one forward pass of a reward model.
+
+    Raises:
+        InputError: there is no such model, or the function cannot be imported.
+    """
+    if name.startswith(SIGNAL):
+        score = _by_signal(name)
+    elif name.startswith(("http://", "https://")):
+        score = _by_endpoint(name)
+    else:
+        score = _by_model(name, accelerator, tokens_per_batch)
+
+    def checked(answers: Sequence[Answers]) -> list[list[float]]:
+        rewards = score(answers)
+        bad = sum(not math.isfinite(value) for row in rewards for value in row)
+        if bad:
+            raise GuardError(
+                f"{name} gave {bad} of {sum(map(len, rewards))} responses a reward that is not a "
+                "number",
+                "Mend it, or leave those responses out.",
+            )
+        return rewards
+
+    return checked
+
+
+def _by_signal(name: str) -> TextReward:
+    signal = load_signal(name.removeprefix(SIGNAL))
+
+    def score(answers: Sequence[Answers]) -> list[list[float]]:
+        return [
+            [float(signal(prompt.text, response.text)) for response in responses]
+            for prompt, responses in answers
+        ]
+
+    return score
+
+
+def _by_endpoint(address: str) -> TextReward:
+    def score(answers: Sequence[Answers]) -> list[list[float]]:
+        items = [
+            {"messages": prompt.chat, "response": response.text}
+            for prompt, responses in answers
+            for response in responses
+        ]
+        rewards: list[float] = []
+        for start in range(0, len(items), ITEMS_PER_REQUEST):
+            rewards += _post(address, items[start : start + ITEMS_PER_REQUEST])
+        return _rows(rewards, answers)
+
+    return score
+
+
+def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
+    body = json.dumps({"items": items}).encode()
+    request = Request(address, body, {"Content-Type": "application/json"})
+    try:
+        with urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            rewards = [float(value) for value in json.load(answer)["rewards"]]
+    except (URLError, TimeoutError) as error:
+        raise InputError(
+            f"{address} does not answer ({error})", "Check the address, and that the server runs."
+        ) from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{address} answered something else than rewards ({type(error).__name__}: {error})",
+            'It must answer {"rewards": [number, ...]}.',
+        ) from None
+    if len(rewards) != len(items):
+        raise InputError(
+            f"{address} answered {len(rewards)} rewards for {len(items)} items",
+            "It must answer one reward for each item, in their order.",
+        )
+    return rewards
+
+
+def _by_model(name: str, accelerator: Accelerator, tokens_per_batch: int) -> TextReward:
+    module, bias, description = load_module(name, accelerator)
+    tokenizer = load_tokenizer(description["path"])
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    shared = share_prompts(module) is None
+    pad_id = int(tokenizer.pad_token_id)
+    longest = getattr(module.classifier.config.get_text_config(), "max_position_embeddings", None)
+
+    def score(answers: Sequence[Answers]) -> list[list[float]]:
+        groups = [
+            Group(
+                str(number),
+                tuple(encode_prompt(tokenizer, prompt)),
+                tuple(tuple(encode_response(tokenizer, one, fingerprint)) for one in responses),
+            )
+            for number, (prompt, responses) in enumerate(answers)
+            if responses
+        ]
+        _refuse_too_long(groups, longest, name)
+        found: dict[str, list[float]] = {}
+        parts = (split_packed if shared else split_padded)(groups, tokens_per_batch)
+        with progress("scoring", len(parts)) as bar, torch.no_grad(), accelerator.autocast():
+            for part in parts:
+                inputs = lay_out(part, pad_id, shared=shared).to(accelerator.device)
+                values = (module(inputs) + bias).tolist()
+                for group in part:
+                    found[group.prompt_id] = values[: len(group.responses)]
+                    values = values[len(group.responses) :]
+                bar.advance()
+        return [found.get(str(number), []) for number in range(len(answers))]
+
+    return score
+
+
+def _refuse_too_long(groups: Sequence[Group], longest: int | None, name: str) -> None:
+    too_long = [group.longest for group in groups if longest and group.longest > longest]
+    if too_long:
+        raise InputError(
+            f"{len(too_long)} prompts with their responses are longer than the {longest} tokens "
+            f"that {name} reads (up to {max(too_long)})",
+            "Shorten them, or leave them out.",
+        )
+
+
+def _rows(values: list[float], answers: Sequence[Answers]) -> list[list[float]]:
+    """Cut a flat list into one list for each prompt."""
+    rows = []
+    for _, responses in answers:
+        rows.append(values[: len(responses)])
+        values = values[len(responses) :]
+    return rows

@@ -1,0 +1,128 @@
+"""What the stages of a run say of themselves, in stage.json, config.yaml, reports and metrics."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf.errors import InputError
+from rlhf.metrics import read_metrics
+from rlhf.rundir import STAGE_COMMANDS, RunDir
+
+StageStatus = dict[str, Any]
+Run = dict[str, StageStatus]
+
+FACTS = ("status", "error", "started_at", "finished_at", "git_commit", "steps")
+DIFFERENT = "≠"
+UNTOLD = "-"
+NOT_COMPARED = ("out", "resume")
+
+
+def read_run(path: Path) -> Run:
+    """Every stage of a run by name; a folder of one stage is a run of that stage.
+
+    Raises:
+        InputError: the folder does not exist, or holds no stage.
+    """
+    if not path.is_dir():
+        raise InputError(f"No such run: {path}", "Check the path; `ls` its folder to see the runs.")
+    folders = [path] if RunDir(path).stage_file.is_file() else sorted(path.iterdir())
+    found = [read_stage(RunDir(folder)) for folder in folders if (folder / "stage.json").is_file()]
+    if not found:
+        raise InputError(
+            f"{path} holds no stage of ours (no stage.json)",
+            "Give a folder runs/NAME that a command was told with --out runs/NAME/STAGE.",
+        )
+    order = list(STAGE_COMMANDS)
+    found.sort(key=lambda stage: order.index(stage["stage"]) if stage["stage"] in order else 99)
+    return {stage["stage"]: stage for stage in found}
+
+
+def read_stage(run: RunDir) -> StageStatus:
+    """One stage: the facts of stage.json, its settings, its last metrics and its report.
+
+    Files that are not there yet leave their part empty.
+    """
+    content = run.read_stage()
+    steps = read_metrics(run.metrics_file)
+    config = run.config_file
+    settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return {
+        "stage": content["stage"],
+        **{name: content.get(name) for name in FACTS if name != "steps"},
+        "steps": len(steps),
+        "settings": flatten(settings or {}),
+        "last_metrics": steps[-1] if steps else {},
+        "report": flatten(run.read_report()) if run.report_json.is_file() else {},
+    }
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested groups as dotted names: {"kl": {"nats": 1}} becomes {"kl.nats": 1}."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        nested = isinstance(item, dict)
+        flat |= flatten(item, f"{prefix}{key}.") if nested else {f"{prefix}{key}": item}
+    return flat
+
+
+def differing_settings(runs: dict[str, Run]) -> dict[str, list[str]]:
+    """For every stage the settings that are not the same in all runs that have the stage."""
+    differing: dict[str, list[str]] = {}
+    for stage in _stages(runs):
+        settings = [run[stage]["settings"] for run in runs.values() if stage in run]
+        names = {name: None for one in settings for name in one if name not in NOT_COMPARED}
+        differing[stage] = [
+            name
+            for name in names
+            if any(one.get(name) != settings[0].get(name) for one in settings)
+        ]
+    return differing
+
+
+def _stages(runs: dict[str, Run]) -> list[str]:
+    names = {stage for run in runs.values() for stage in run}
+    order = list(STAGE_COMMANDS)
+    return sorted(names, key=lambda name: order.index(name) if name in order else 99)
+
+
+def tables(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
+    """One table for each stage: facts, settings (≠: they differ), last step and report."""
+    return "\n\n".join(_table(stage, runs, differing[stage]) for stage in _stages(runs))
+
+
+def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
+    columns = [run.get(stage, {}) for run in runs.values()]
+    rows = [[stage, *runs]]
+    rows += [[name, *(_show(one.get(name)) for one in columns)] for name in FACTS]
+    for title, part in (
+        ("settings", "settings"),
+        ("last step", "last_metrics"),
+        ("report", "report"),
+    ):
+        groups = [one.get(part, {}) for one in columns]
+        names = list({name: None for group in groups for name in group})
+        rows.append([title] if names else [])
+        for name in names:
+            mark = DIFFERENT if part == "settings" and name in differing else " "
+            rows.append([f"{mark} {name}", *(_show(group.get(name)) for group in groups)])
+    rows = [
+        row for row in rows if any(cell not in ("", UNTOLD) for cell in row[1:]) or len(row) == 1
+    ]
+    return _align(rows)
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return UNTOLD
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _align(rows: list[list[str]]) -> str:
+    count = max(len(row) for row in rows)
+    full = [[*row, *[""] * (count - len(row))] for row in rows]
+    widths = [max(len(row[column]) for row in full) for column in range(count)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in full]
+    return "\n".join(line.rstrip() for line in lines)

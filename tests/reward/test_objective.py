@@ -1,0 +1,83 @@
+import math
+
+import pytest
+import torch
+
+from reward.groups import Group, Pair, TieredRanking
+from reward.objective import Objective, sum_of_losses, to_pair_tensors, to_ranking_tensors
+
+CPU = torch.device("cpu")
+FIRST = Group(
+    "a",
+    (1,),
+    ((2,), (3,)),
+    (Pair(1, 0, 1.0, 2, "x", weight=0.5),),
+    (TieredRanking(((1,), (0,)), "x", 0.5),),
+)
+SECOND = Group(
+    "b",
+    (1,),
+    ((2,), (3,), (4,)),
+    (Pair(0, 1, 0.5, 0, "x"), Pair(2, 0, 1.0, 0, "x"), Pair(2, 1, 1.0, 0, "x")),
+    (TieredRanking(((2,), (0, 1)), "x"),),
+)
+REWARDS = torch.tensor([0.0, 1.0, 1.0, 1.0, 2.0])
+WON_BY_1 = math.log(1 + math.exp(-1))
+
+
+def test_pairs_number_responses_over_all_groups():
+    pairs = to_pair_tensors([FIRST, SECOND], CPU)
+    assert pairs.first.tolist() == [1, 2, 4, 4]
+    assert pairs.second.tolist() == [0, 3, 2, 3]
+    assert pairs.outcome.tolist() == [1.0, 0.5, 1.0, 1.0]
+    assert pairs.strength.tolist() == [2, 0, 0, 0]
+    assert pairs.weight.tolist() == [0.5, 1.0, 1.0, 1.0]
+    assert pairs.prompt.tolist() == [0, 1, 1, 1]
+
+
+def test_rankings_number_responses_over_all_groups_and_pad_with_no_tier():
+    rankings = to_ranking_tensors([FIRST, SECOND], CPU)
+    assert rankings.tier.tolist() == [[0, 1, -1], [0, 1, 1]]
+    assert rankings.response.tolist() == [[1, 0, 0], [4, 2, 3]]
+    assert rankings.weight.tolist() == [0.5, 1.0]
+    assert rankings.prompt.tolist() == [0, 1]
+
+
+def test_pairs_by_hand():
+    # first prompt: won by 1; second: a tie at 0 (log 2) and two won by 1
+    got = sum_of_losses(Objective(), [FIRST, SECOND], REWARDS)
+    assert got.item() == pytest.approx(WON_BY_1 + (math.log(2) + 2 * WON_BY_1) / 3)
+
+
+def test_margin_counts_steps_of_strength():
+    # the first pair has strength 2: margin 2·0.5 = 1 takes its whole lead away
+    got = sum_of_losses(Objective(margin=0.5), [FIRST], REWARDS[:2])
+    assert got.item() == pytest.approx(math.log(2))
+
+
+def test_whole_rankings_by_hand():
+    # first: won by 1; second: log(e² + 2e) − 2, then a tie of equal rewards: 2·log 2 − log 2
+    got = sum_of_losses(Objective("plackett_luce"), [FIRST, SECOND], REWARDS)
+    tie = math.log(2)
+    expected = WON_BY_1 + math.log(math.exp(2) + 2 * math.e) - 2 + tie
+    assert got.item() == pytest.approx(expected)
+
+
+def test_regression_by_hand():
+    # first: 1 against 1 and 0 against −1: (0 + 1)/2; second: 2 against 1, 1 and 1 against −½: 5.5/3
+    got = sum_of_losses(Objective("regression"), [FIRST, SECOND], REWARDS)
+    assert got.item() == pytest.approx(0.5 + (1 + 2 * 1.5**2) / 3)
+
+
+def test_centring_adds_the_squared_sum_of_each_pair():
+    plain = sum_of_losses(Objective(), [FIRST, SECOND], REWARDS)
+    got = sum_of_losses(Objective(centring=0.1), [FIRST, SECOND], REWARDS)
+    # first: (1 + 0)²; second: mean of (1 + 1)², (2 + 1)², (2 + 1)²
+    assert (got - plain).item() == pytest.approx(0.1 * (1 + 22 / 3))
+
+
+def test_no_groups_give_a_zero_that_still_has_a_gradient():
+    rewards = torch.zeros(0, requires_grad=True)
+    loss = sum_of_losses(Objective(), [], rewards)
+    loss.backward()
+    assert loss.item() == 0

@@ -1,0 +1,166 @@
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from accelerate import Accelerator
+
+from reward.score_file import score_file
+from reward.scoring import load_scorer
+from reward.settings import ScoreSettings
+from rlhf.errors import GuardError, InputError
+from rlhf.jsonl import read_jsonl, write_jsonl
+from rlhf.models import new_reward_model, save_model
+from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, pad_right
+
+from .conftest import build_record
+
+LINES = [
+    {"prompt": "How was it?", "responses": ["Lovely!", "It rained all day."], "id": 7},
+    {"messages": [{"role": "user", "content": "And the dog?"}], "response": "Happy."},
+    {"prompt": "Nobody answered", "responses": []},
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    write_jsonl(tmp_path / "in.jsonl", LINES)
+    return tmp_path / "in.jsonl"
+
+
+def score(file, reward, **changes):
+    out = file.parent / "out.jsonl"
+    result = score_file(ScoreSettings(file, reward=reward, out=out, precision="fp32", **changes))
+    return result, list(read_jsonl(out))
+
+
+@pytest.mark.parametrize("tokens", [1, 4096])
+def test_a_reward_model_scores_as_the_scorer_of_the_policies(tiny_model, tmp_path, tokens):
+    folder = tmp_path / "model"
+    model = new_reward_model(str(tiny_model), 0, seed=3)
+    model.config.reward_bias = 0.5
+    tokenizer = load_tokenizer(str(tiny_model))
+    save_model(model, tokenizer, folder)
+    records = [build_record(n) for n in range(3)]
+    write_jsonl(tmp_path / "in.jsonl", [record.to_json() for record in records])
+    result, lines = score(tmp_path / "in.jsonl", str(folder), tokens_per_batch=tokens)
+
+    scorer = load_scorer(str(folder), Accelerator(mixed_precision="no"))
+    for record, line in zip(records, lines, strict=True):
+        prompt = encode_prompt(tokenizer, record.prompt)
+        whole = [prompt + encode_response(tokenizer, one, "") for one in record.responses]
+        assert line["rewards"] == pytest.approx(scorer(pad_right(whole, 0)).tolist(), abs=1e-5)
+    assert (result["prompts"], result["responses"]) == (3, 12)
+
+
+def test_a_python_function_is_a_reward(file, monkeypatch):
+    monkeypatch.syspath_prepend(file.parent)
+    code = "def letters(p, r): return len(p) * 100 + len(r)"
+    (file.parent / "my_signal.py").write_text(code)
+    result, lines = score(file, "signal:my_signal:letters")
+    assert lines == [
+        {**LINES[0], "rewards": [1107.0, 1118.0]},
+        {**LINES[1], "reward": 1206.0},
+        {**LINES[2], "rewards": []},
+    ]
+    assert result["mean"] == pytest.approx((1107 + 1118 + 1206) / 3)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, dict]]:
+    """A real server on a free port; `state` says how it answers and what it was asked."""
+    state = {"requests": []}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            items = json.loads(body)["items"]
+            state["requests"].append(items)
+            answer = state.get("answer", {"rewards": [len(item["response"]) for item in items]})
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *words):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", state
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_an_endpoint_is_a_reward(file, endpoint):
+    address, state = endpoint
+    _, lines = score(file, address)
+    assert [line.get("rewards", line.get("reward")) for line in lines] == [[7.0, 18.0], 6.0, []]
+    assert state["requests"][0][2] == {
+        "messages": [{"role": "user", "content": "And the dog?"}],
+        "response": "Happy.",
+    }
+
+
+def test_a_reward_that_is_not_a_number_writes_nothing(file, endpoint):
+    address, state = endpoint
+    state["answer"] = {"rewards": [1.0, float("nan"), 2.0]}
+    with pytest.raises(GuardError, match="gave 1 of 3 responses a reward that is not a number"):
+        score(file, address)
+    assert not (file.parent / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"rewards": [1.0]}, "answered 1 rewards for 3 items"),
+        ({"scores": []}, "answered something else than rewards"),
+        ({"rewards": ["high", 1, 2]}, "answered something else than rewards"),
+    ],
+)
+def test_an_endpoint_that_answers_nonsense_is_named(file, endpoint, answer, words):
+    address, state = endpoint
+    state["answer"] = answer
+    with pytest.raises(InputError, match=words):
+        score(file, address)
+
+
+def test_an_endpoint_that_is_not_there_is_named(file):
+    with pytest.raises(InputError, match="does not answer"):
+        score(file, "http://127.0.0.1:9/")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"response": "x"}, "needs 'prompt' or 'messages'"),
+        ({"prompt": "x"}, "needs 'response' or 'responses'"),
+        ({"prompt": "x", "responses": "y"}, "needs 'response' or 'responses'"),
+        ({"prompt": " ", "response": "y"}, "user turn of a prompt is empty"),
+    ],
+)
+def test_bad_lines_are_named_by_file_and_line(tmp_path, line, words):
+    write_jsonl(tmp_path / "in.jsonl", [LINES[0], line])
+    with pytest.raises(InputError, match=words) as caught:
+        score(tmp_path / "in.jsonl", "signal:math:pow")
+    assert "in.jsonl:2: " in caught.value.problem
+
+
+def test_a_file_without_responses_and_an_existing_out_are_refused(tmp_path, file):
+    write_jsonl(tmp_path / "none.jsonl", [LINES[2]])
+    with pytest.raises(InputError, match="has no response to score"):
+        score(tmp_path / "none.jsonl", "signal:math:pow")
+    (tmp_path / "out.jsonl").write_text("mine")
+    with pytest.raises(InputError, match="already exists"):
+        score(file, "signal:math:pow")
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_its_length(tiny_model, tmp_path):
+    folder = tmp_path / "model"
+    tokenizer = load_tokenizer(str(tiny_model))
+    save_model(new_reward_model(str(tiny_model), 0, seed=3), tokenizer, folder)
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "x" * 2000, "response": "y"}])
+    with pytest.raises(InputError, match="longer than the 512 tokens"):
+        score(tmp_path / "in.jsonl", str(folder))
