@@ -1,4 +1,4 @@
-"""The page for leads: plain HTML made by the server, every text escaped, no script."""
+"""The page for leads: plain HTML made by the server, every text escaped."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def render(quality: Quality) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}\u00a0%"
 
 
 def _interval(value: Interval | None) -> str:
     if value is None:
         return "–"
     mean, low, high = value
-    return f"{100 * mean:.0f} % ({100 * low:.0f}–{100 * high:.0f})"
+    return f"{100 * mean:.0f}\u00a0% ({100 * low:.0f}–{100 * high:.0f})"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labeling_app.checks import Purpose
 from rlhf.errors import InputError
 from rlhf.records import (
     AnnotatorKind,
@@ -49,6 +50,9 @@ class Entry:
     prompt: Prompt
     responses: tuple[Response, ...] = ()
     rankings: tuple[Ranking, ...] = ()
+    # A gold or training item: its one ranking is the known answer, not somebody's judgement.
+    check: Purpose | None = None
+    explanation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,28 @@ def _build(
             strengths=answers.strengths,
         )
         rankings.append(ranking)
-    return Entry(prompt=prompt, responses=responses, rankings=tuple(rankings))
+    check = _check(value, rankings)
+    explanation = str(value.get("explanation") or "")
+    return Entry(
+        prompt=prompt,
+        responses=responses,
+        rankings=tuple(rankings),
+        check=check,
+        explanation=explanation,
+    )
+
+
+def _check(value: JsonObject, rankings: Sequence[Ranking]) -> Purpose | None:
+    purpose = value.get("purpose")
+    if purpose is None:
+        return None
+    if purpose not in ("gold", "training") or len(rankings) != 1:
+        raise InputError(
+            f"A line with purpose {purpose!r} and {len(rankings)} rankings is no check",
+            'Give "purpose": "gold" or "training", two or more responses, and their "tiers".',
+        )
+    known: Purpose = purpose
+    return known
 
 
 def _responses(prompt_id: str, answers: _Answers) -> tuple[Response, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from labeling_app.checks import Purpose, make_check
 from labeling_app.formats import Defaults, Entry, read_entry
 from labeling_app.store import Store
 from rlhf.errors import InputError
@@ -64,7 +65,17 @@ def store_entries(store: Store, files: Sequence[Sequence[Entry]], report: Report
         with store.connections.write():
             report.new_prompts += store.add_prompts(entry.prompt for entry in entries)
             report.new_responses += store.add_responses(r for e in entries for r in e.responses)
-            report.new_rankings += store.add_rankings(r for e in entries for r in e.rankings)
+            judged = [r for e in entries if e.check is None for r in e.rankings]
+            report.new_rankings += store.add_rankings(judged)
+            for entry in entries:
+                if entry.check is not None:
+                    _store_check(store, entry, entry.check)
+
+
+def _store_check(store: Store, entry: Entry, purpose: Purpose) -> None:
+    [answer] = entry.rankings
+    connections = store.connections
+    make_check(connections, entry.prompt.id, answer.tiers, purpose, entry.explanation)
 
 
 def _source_name(path: Path) -> str:

@@ -155,6 +155,31 @@ RUBRICS = (
 )
 
 
+CHECKS = (
+    # The general queue holds no checks; they are mixed in by chance.
+    "DROP INDEX tasks_open",
+    """CREATE INDEX tasks_open ON tasks (priority DESC, id)
+        WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')""",
+    """CREATE INDEX tasks_checks ON tasks (purpose, id)
+        WHERE purpose IN ('gold', 'training', 'repeat')""",
+)
+
+
+JUDGES = (
+    """CREATE TABLE judge_calls (
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        rubric TEXT NOT NULL,
+        first_id TEXT NOT NULL REFERENCES responses (id),
+        second_id TEXT NOT NULL REFERENCES responses (id),
+        request TEXT NOT NULL,
+        answer TEXT NOT NULL,
+        verdict TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        PRIMARY KEY (annotator, rubric, first_id, second_id)) WITHOUT ROWID""",
+    "CREATE TABLE judged (id TEXT PRIMARY KEY) WITHOUT ROWID",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -171,4 +196,16 @@ def _users(db: Database) -> None:
 @migrations(name="003_rubrics")
 def _rubrics(db: Database) -> None:
     for statement in RUBRICS:
+        db.execute(statement)
+
+
+@migrations(name="004_checks")
+def _checks(db: Database) -> None:
+    for statement in CHECKS:
+        db.execute(statement)
+
+
+@migrations(name="005_judges")
+def _judges(db: Database) -> None:
+    for statement in JUDGES:
         db.execute(statement)

@@ -23,6 +23,7 @@ from labeling_app.agreement import (
     tau_b,
     top_share_by_position,
 )
+from labeling_app.checks import check_scores
 from labeling_app.history import in_letters
 from labeling_app.store import Store
 
@@ -70,6 +71,8 @@ class Person:
     too_fast: float
     unchanged: float
     agreement: Interval | None
+    gold: Interval | None
+    self_agreement: Interval | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +114,12 @@ def measure_quality(store: Store) -> Quality:
     taus = [fmean(v) for group in shared if (v := _values(group, tau_b))]
     longer = [fmean(wins) for j in judgements if (wins := longer_wins(j.tiers, j.lengths))]
     names = sorted({judgement.annotator for judgement in judgements})
+    checks = check_scores(store.connections)
     return Quality(
         counts=store.counts(),
         considered=len(judgements),
         last_hour=sum(j.at > time.time() - 3600 for j in judgements),
-        people=[_person(name, judgements, by_pair) for name in names],
+        people=[_person(name, judgements, by_pair, checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
         alpha=ordinal_alpha(_units(shared)),
@@ -133,7 +137,8 @@ def _latest(store: Store) -> list[Judgement]:
              JOIN responses s ON s.id = j.value) AS lengths
         FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
         JOIN prompts p ON p.id = r.prompt_id
-        WHERE r.live = 1 AND r.task_id IS NOT NULL ORDER BY r.seq DESC LIMIT ?"""
+        JOIN tasks t ON t.id = r.task_id AND t.purpose IN ('rank', 'compare')
+        WHERE r.live = 1 ORDER BY r.seq DESC LIMIT ?"""
     return [_judgement(row) for row in store.connections.db.query(query, [LATEST])]
 
 
@@ -176,7 +181,10 @@ def _units(shared: list[list[Judgement]]) -> list[list[int]]:
 
 
 def _person(
-    name: str, judgements: list[Judgement], by_pair: dict[tuple[str, str], list[float]]
+    name: str,
+    judgements: list[Judgement],
+    by_pair: dict[tuple[str, str], list[float]],
+    checks: dict[str, dict[str, Interval | None]],
 ) -> Person:
     own = [judgement for judgement in judgements if judgement.annotator == name]
     midnight = time.time() - time.time() % 86_400
@@ -189,6 +197,8 @@ def _person(
         too_fast=fmean(judgement.is_too_fast for judgement in own),
         unchanged=fmean(judgement.is_unchanged for judgement in own),
         agreement=mean_interval(with_others),
+        gold=checks.get("gold", {}).get(name),
+        self_agreement=checks.get("repeat", {}).get(name),
     )
 
 

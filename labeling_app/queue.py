@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from labeling_app.checks import CheckRates, choose_check
 from labeling_app.database import Connections
 from labeling_app.store import Store, ensure_annotator, insert_ranking
 from rlhf.errors import InputError
@@ -56,9 +57,17 @@ class TaskQueue:
     Args:
         store: the database.
         lease_seconds: how long a task stays with an annotator who does nothing.
+        checks: how often a task with a known answer is mixed in.
     """
 
-    def __init__(self, store: Store, *, lease_seconds: float = LEASE_SECONDS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        checks: CheckRates = CheckRates(),  # noqa: B008 - frozen
+    ) -> None:
+        self.checks = checks
         self.connections: Connections = store.connections
         self.lease_seconds = lease_seconds
 
@@ -85,7 +94,11 @@ class TaskQueue:
         """The task this annotator holds, or else a new one, leased; None when none is left."""
         with self.connections.write() as db:
             _expire_leases(db)
-            task_id = _own_lease(db, annotator) or _first_open(db, annotator)
+            task_id = (
+                _own_lease(db, annotator)
+                or choose_check(db, annotator, self.checks)
+                or _first_open(db, annotator)
+            )
             if task_id is None:
                 return None
             self._lease(db, task_id, annotator)
@@ -239,7 +252,8 @@ def _first_open(db: Database, annotator: str) -> int | None:
                SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
                AND a.state <> 'expired')
            ORDER BY id LIMIT 1""",
-        """SELECT id FROM tasks t WHERE open > 0 AND only_for IS NULL AND NOT EXISTS (
+        """SELECT id FROM tasks t WHERE open > 0 AND only_for IS NULL
+           AND purpose IN ('rank', 'compare') AND NOT EXISTS (
                SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
                AND a.state <> 'expired')
            ORDER BY priority DESC, id LIMIT 1""",

@@ -8,6 +8,7 @@ import uvicorn
 from rich.console import Console
 from rich.markup import escape
 
+from labeling_app.checks import CheckRates
 from labeling_app.queue import TaskQueue
 from labeling_app.session import Board
 from labeling_app.store import Store
@@ -26,6 +27,7 @@ def serve(
     overlap: int,
     rubric: Path | None,
     flags: tuple[str, ...],
+    checks: CheckRates,
 ) -> dict[str, int]:
     """Serve the board until it is interrupted, then say how many rankings were made meanwhile.
 
@@ -40,7 +42,7 @@ def serve(
         users = Users(store)
         local = None if users.all() else (annotator or getpass.getuser())
         _require_fitting_access(host, annotator, local, db)
-        queue = TaskQueue(store)
+        queue = TaskQueue(store, checks=checks)
         if local:
             queue.add_annotator(local)
         queue.set_overlap(overlap)

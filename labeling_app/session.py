@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from labeling_app.checks import feedback_on
 from labeling_app.history import recent_work
 from labeling_app.queue import Submission, Task, TaskQueue
 from labeling_app.rendering import conversation_to_html, to_html
@@ -83,10 +84,20 @@ class Board:
         if operation is None:
             return _refusal(f"Unknown operation {name!r}. Reload the page.")
         operation(annotator, payload)
-        return self._screen(annotator)
+        screen = self._screen(annotator)
+        if name == "submit":
+            screen["feedback"] = self._feedback(annotator, payload)
+        return screen
 
     def _submit(self, annotator: str, payload: Payload) -> None:
         self.queue.submit(annotator, read_submission(payload))
+
+    def _feedback(self, annotator: str, payload: Payload) -> Payload | None:
+        task_id, tiers = int(payload["task_id"]), payload["tiers"]
+        feedback = feedback_on(self.store.connections, annotator, task_id, tiers)
+        if feedback is None:
+            return None
+        return {**asdict(feedback), "explanation": to_html(feedback.explanation)}
 
     def _skip(self, annotator: str, payload: Payload) -> None:
         self.queue.skip(

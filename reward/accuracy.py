@@ -4,7 +4,7 @@ Tied judgements say nothing about who should win and are left out; equal rewards
 right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,23 +25,33 @@ class Accuracy:
     prompts: int
 
 
+def how_right(difference: float) -> float:
+    """1 where the preferred response got the higher reward, ½ for equal rewards, else 0."""
+    return 0.5 if difference == 0 else float(difference > 0)
+
+
 def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
     """Of a group's pairs without ties, how many the rewards order as judged, and how many exist."""
-    right = 0.0
-    for pair in group.pairs:
-        if pair.outcome != 0.5:
-            difference = rewards[pair.first] - rewards[pair.second]
-            right += 0.5 if difference == 0 else float(difference > 0)
+    right = sum(
+        how_right(rewards[pair.first] - rewards[pair.second])
+        for pair in group.pairs
+        if pair.outcome != 0.5
+    )
     return right, group.num_preferences
 
 
 def pair_accuracy(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> Accuracy | None:
-    """Accuracy over all pairs with a bootstrap interval; None when every judgement is a tie.
+    """Accuracy over all pairs of some groups; None when every judgement is a tie."""
+    pairs = zip(groups, rewards, strict=True)
+    return accuracy_of_counts(count_right(group, values) for group, values in pairs)
 
-    Whole prompts are resampled, because the pairs of one prompt share responses and stand or fall
-    together.
+
+def accuracy_of_counts(counts: Iterable[tuple[float, int]]) -> Accuracy | None:
+    """Accuracy from what `count_right` found for every prompt; None without any pair.
+
+    The interval comes from resampling whole prompts, because the pairs of one prompt share
+    responses and stand or fall together.
     """
-    counts = [count_right(group, values) for group, values in zip(groups, rewards, strict=True)]
     table = np.array([count for count in counts if count[1]], dtype=np.float64).reshape(-1, 2)
     if not len(table):
         return None

@@ -1,5 +1,6 @@
 """From an export folder to what a run trains on, is measured on, and takes its scale from."""
 
+import sys
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -7,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from reward.groups import Encoder, Group, build_groups, build_reference_groups, hold_out
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InputError
+from rlhf.models import load_config
 from rlhf.ranked import SPLITS, read_ranked
 from rlhf.records import RankedPrompt
 
@@ -36,7 +38,7 @@ def read_data(
     _refuse_unknown_annotators(settings, records)
     encoder = Encoder.create(
         tokenizer,
-        settings.max_length,
+        min(settings.max_length, read_context(settings.model)),
         truncate=settings.too_long == "truncate",
         weights=settings.annotator_weights,
     )
@@ -46,6 +48,11 @@ def read_data(
         chosen = [record for record in records if record.prompt.split == split]
         groups[split], counts[split] = build_groups(chosen, encoder)
     train, held_out, source = groups["train"], groups["test"], "test prompts"
+    seen = {group.prompt for group in train}
+    leaked = sum(group.prompt in seen for group in held_out)
+    if leaked:  # what was trained on cannot measure
+        held_out = [group for group in held_out if group.prompt not in seen]
+        counts["test"]["prompts_also_in_train"] = leaked
     if not held_out and len(train) > 1:
         train, held_out = hold_out(train, settings.held_out_fraction)
         source = "train prompts set aside, because the export has no judged test prompts"
@@ -57,6 +64,12 @@ def read_data(
         )
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
     return Data(train, held_out, reference, source, counts)
+
+
+def read_context(model: str) -> int:
+    """How many tokens a model reads at most; no limit where its config names none."""
+    config = load_config(model).get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
 
 
 def _refuse_unknown_annotators(settings: RewardSettings, records: list[RankedPrompt]) -> None:

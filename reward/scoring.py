@@ -10,7 +10,7 @@ from torch import Tensor
 from reward.model import Inputs, RewardModule, last_tokens
 from rlhf.errors import GuardError
 from rlhf.models import describe_model, load_reward_model, model_folder
-from rlhf.tokens import TokenBatch, to_right_padding
+from rlhf.tokens import TokenBatch, close, load_tokenizer
 
 TOKENS_PER_BATCH = 4096
 
@@ -24,10 +24,12 @@ class Scorer:
         module: RewardModule,
         bias: float,
         description: dict[str, str],
+        eos_id: int,
         accelerator: Accelerator,
     ) -> None:
         self._module = module
         self._bias = bias
+        self._eos_id = eos_id
         self._accelerator = accelerator
         self.description = description
 
@@ -37,7 +39,7 @@ class Scorer:
         """Rewards of whole sequences (prompt and response), on the device of the batch, in float32.
 
         Args:
-            batch: token ids padded on any side.
+            batch: token ids padded on any side; rows that were cut short are closed here.
             tokens_per_batch: tokens, padding included, in one forward pass.
 
         Raises:
@@ -62,7 +64,7 @@ class Scorer:
         return rewards
 
     def _score(self, batch: TokenBatch) -> Tensor:
-        batch = to_right_padding(batch).to(self._accelerator.device)
+        batch = close(batch, self._eos_id).to(self._accelerator.device)
         reads = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
         with torch.no_grad(), self._accelerator.autocast():
             rewards: Tensor = self._module(Inputs(batch.ids, reads))
@@ -79,7 +81,9 @@ def load_scorer(name: str, accelerator: Accelerator) -> Scorer:
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
-    return Scorer(*load_module(name, accelerator), accelerator)
+    module, bias, description = load_module(name, accelerator)
+    eos_id = int(load_tokenizer(description["path"]).eos_token_id)
+    return Scorer(module, bias, description, eos_id, accelerator)
 
 
 def load_module(name: str, accelerator: Accelerator) -> tuple[RewardModule, float, dict[str, str]]:

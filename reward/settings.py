@@ -30,6 +30,8 @@ class RewardSettings:
     """Processes on this machine; under torchrun the group that is there is used."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
+    head: Literal["random", "fitted"] = "random"
+    """How the fresh head starts: at random, or fitted to the rankings on frozen features."""
     epochs: int = 1
     """Passes over the prompts; a second one over-fits."""
     prompts_per_batch: int = 16

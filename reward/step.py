@@ -42,13 +42,13 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
         rate: the learning rate of this step.
     """
     accelerator, module = trainee.accelerator, trainee.module
-    passes = _my_passes(trainee, groups)
+    passes = my_passes(trainee, groups)
     totals = torch.zeros(3, dtype=torch.float64)  # loss, right, pairs
     module.train()
     for number, part in enumerate(passes):
         last = number == len(passes) - 1
         with nullcontext() if last else accelerator.no_sync(module):
-            rewards = _forward(trainee, part)
+            rewards = forward(trainee, part)
             loss = sum_of_losses(trainee.objective, part, rewards)
             # Gradients are averaged over processes: divide the sum by the global count / processes.
             accelerator.backward(loss * (accelerator.num_processes / len(groups)))
@@ -68,12 +68,12 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
 
 def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
     """Head outputs for all responses of all groups, on every process; prompt ids must differ."""
-    passes = _my_passes(trainee, groups)
+    passes = my_passes(trainee, groups)
     found: list[tuple[str, list[float]]] = []
     trainee.module.eval()
     with progress("scoring", len(passes)) as bar, torch.no_grad():
         for part in passes:
-            rewards = _forward(trainee, part)
+            rewards = forward(trainee, part)
             found += zip([group.prompt_id for group in part], _split(part, rewards), strict=True)
             bar.advance()
     if trainee.accelerator.num_processes > 1:
@@ -82,7 +82,8 @@ def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]
     return [by_prompt[group.prompt_id] for group in groups]
 
 
-def _my_passes(trainee: Trainee, groups: Sequence[Group]) -> list[list[Group]]:
+def my_passes(trainee: Trainee, groups: Sequence[Group]) -> list[list[Group]]:
+    """The forward passes of this process: which groups meet in each."""
     accelerator = trainee.accelerator
     plans = plan_step(
         groups, accelerator.num_processes, trainee.tokens_per_batch, shared=trainee.shared
@@ -90,7 +91,8 @@ def _my_passes(trainee: Trainee, groups: Sequence[Group]) -> list[list[Group]]:
     return plans[accelerator.process_index]
 
 
-def _forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
+def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
+    """Rewards of all responses of some groups, in order."""
     inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
     rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
     return rewards

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch.optim import AdamW
-from transformers import PreTrainedTokenizerBase
 
 from reward.accuracy import Accuracy, pair_accuracy
 from reward.batches import epoch_order
 from reward.data import Data, read_data
+from reward.finish import describe_run, measure_scale, plain_accuracy, save_result, write_report
+from reward.head import fit_head
+from reward.health import collect_verdicts
 from reward.model import RewardModule
-from reward.normalise import Scale, fit_scale, fold_into_head
 from reward.objective import Objective
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
@@ -27,16 +28,15 @@ from reward.step import Trainee, score_groups, take_step
 from rlhf.checkpoint import load_checkpoint, save_checkpoint
 from rlhf.distributed import start
 from rlhf.errors import GuardError
-from rlhf.jsonl import write_json
-from rlhf.metrics import append_metrics, forget_metrics_after, progress, read_metrics
-from rlhf.models import describe_model, new_reward_model, save_model
+from rlhf.metrics import append_metrics, forget_metrics_after, progress
+from rlhf.models import describe_model, new_reward_model
 from rlhf.ranked import read_manifest
 from rlhf.rundir import RunDir, open_stage, stage_status
 from rlhf.tokens import load_tokenizer
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-5  # PyTorch's 1e-8 makes the first steps of a fresh head far too large
-CLASSIFIER_PREFIX = "classifier."
+DETAILS = ("health", "worst")  # in report.json, too long for a terminal
 
 
 def train_reward(settings: RewardSettings) -> dict[str, Any]:
@@ -57,20 +57,29 @@ def train_reward(settings: RewardSettings) -> dict[str, Any]:
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
     if run.is_done:
-        return {**run.read_report(), "already_done": True}
+        report = run.read_report()
+        return {name: report[name] for name in report if name not in DETAILS} | {
+            "already_done": True
+        }
 
     with stage_status(run):
         trainee = _build_trainee(settings, accelerator, int(tokenizer.pad_token_id))
         before = _train(settings, run, trainee, data)
-        after = pair_accuracy(data.held_out, score_groups(trainee, data.held_out))
-        scale = _fit_scale(trainee, data)
-        _save(trainee, run, tokenizer, scale)
-        report = _report(data, run, before, after, scale)
-        report["shared_prompt"] = trainee.shared
-        report["processes"] = accelerator.num_processes
-        report["seconds"] = round(time.monotonic() - began, 1)
+        held_out = score_groups(trainee, data.held_out)
+        scale, reference = measure_scale(trainee, data, held_out)
+        save_result(trainee, run, tokenizer, scale)
+        report = {
+            "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
+            "accuracy_before_training": plain_accuracy(before),
+            **describe_run(data, run, scale),
+            "shared_prompt": trainee.shared,
+            "processes": accelerator.num_processes,
+            "seconds": round(time.monotonic() - began, 1),
+        }
         if accelerator.is_main_process:
-            write_json(run.report_json, report)
+            write_report(
+                run, report, collect_verdicts(data.held_out, held_out), reference, tokenizer
+            )
         accelerator.wait_for_everyone()
     return report
 
@@ -113,6 +122,8 @@ def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) 
         before = Accuracy(**saved["before"]) if saved["before"] else None
     else:
         before = pair_accuracy(data.held_out, score_groups(trainee, data.held_out))
+        if settings.head == "fitted":
+            fit_head(trainee, data.train)
 
     with progress("training the reward model", total, done) as bar:
         for step in range(done, total):
@@ -155,38 +166,3 @@ def _stop_if_broken(row: dict[str, float], step: int, run: RunDir) -> None:
         f"{row['grad_norm']})",
         f"{kept}. Start again in another --out with a smaller --learning-rate or --precision fp32.",
     )
-
-
-def _fit_scale(trainee: Trainee, data: Data) -> Scale:
-    if data.reference:
-        groups, source = data.reference, "reference outputs in the dataset"
-    else:
-        groups, source = data.held_out, "held-out ranked responses"
-    rewards = [value for values in score_groups(trainee, groups) for value in values]
-    return fit_scale(rewards, source)
-
-
-def _save(trainee: Trainee, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale) -> None:
-    """Save a plain Hugging Face folder, the gain in its head and the bias in its config."""
-    accelerator = trainee.accelerator
-    state = accelerator.get_state_dict(trainee.module)
-    if accelerator.is_main_process:
-        classifier = accelerator.unwrap_model(trainee.module).classifier
-        classifier.config.reward_bias = scale.bias
-        plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in state.items()}
-        save_model(classifier, tokenizer, run.model, fold_into_head(plain, scale.gain))
-
-
-def _report(
-    data: Data, run: RunDir, before: Accuracy | None, after: Accuracy | None, scale: Scale
-) -> dict[str, Any]:
-    rows = read_metrics(run.metrics_file)
-    return {
-        "accuracy": asdict(after) if after else None,
-        "accuracy_before_training": asdict(before) if before else None,
-        "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
-        "loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"], "steps": len(rows)},
-        "normalisation": asdict(scale),
-        "counts": data.counts,
-        "training_seconds": round(sum(row["seconds"] for row in rows), 1),
-    }

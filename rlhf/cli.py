@@ -9,7 +9,6 @@ here imports torch: `rlhf --help` answers at once.
 
 import json
 import os
-import os
 import signal
 import sys
 import textwrap
@@ -103,13 +102,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_main_process():
             errors.print("[bold red]interrupted[/] Run the same command with --resume to go on.")
         return 75
-    except Exception:
+    except Exception as error:
+        if not is_main_process() and _was_left_by_others(error):
+            return 1
         traceback.print_exc()
         errors.print(
             "[bold red]bug[/] This should not happen. Please report it with the lines above."
         )
         return 1
     return 0
+
+
+def _was_left_by_others(error: Exception) -> bool:
+    """True when another process of the group has ended, which says itself why."""
+    words = str(error)
+    return (
+        type(error).__name__ in ("DistBackendError", "DistNetworkError")
+        or "Connection closed by peer" in words
+        or "Connection reset by peer" in words
+    )
 
 
 def _fail(error: RlhfError) -> int:

@@ -1,5 +1,6 @@
 """Processes and precision: one Accelerator, sums over ranks, `--processes N` on one machine."""
 
+import logging
 import os
 import signal
 import sys
@@ -50,6 +51,8 @@ def run_processes(command: list[str], processes: int) -> int:
         max_restarts=0,
         start_method="spawn",
     )
+    # what it would log, the processes and the errors below say better
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, command[0])(*command[1:])
     except SignalException:

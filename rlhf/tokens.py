@@ -128,9 +128,10 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
 def encode_response(
     tokenizer: PreTrainedTokenizerBase, response: Response, fingerprint: str
 ) -> list[int]:
-    """Token ids of a response, end token included.
+    """Token ids of a response as a reward model reads it: closed by the end token, always.
 
-    The sampled ones where this tokenizer made them, else the text's and an end token.
+    The sampled ones where this tokenizer made them, else the text's. One that was cut at the
+    length limit gets the end token too: a score read in mid-sentence says little.
 
     Args:
         tokenizer: the tokenizer of the model that will read the response.
@@ -138,7 +139,9 @@ def encode_response(
         fingerprint: `tokenizer_fingerprint(tokenizer)`, computed once by the caller.
     """
     if response.token_ids is not None and response.tokenizer_fingerprint == fingerprint:
-        return list(response.token_ids)
+        sampled = list(response.token_ids)
+        is_closed = sampled[-1:] == [tokenizer.eos_token_id]
+        return sampled if is_closed else [*sampled, int(tokenizer.eos_token_id)]
     ids: list[int] = tokenizer(response.text, add_special_tokens=False)["input_ids"]
     return [*ids, int(tokenizer.eos_token_id)]
 
@@ -175,6 +178,21 @@ def join(prompts: TokenBatch, responses: TokenBatch) -> TokenBatch:
 def position_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Positions that count real tokens only, so that padding on either side changes nothing."""
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def close(batch: TokenBatch, eos_id: int) -> TokenBatch:
+    """Right-padded rows that all end with the end token, appended where it is missing."""
+    batch = to_right_padding(batch)
+    width = batch.ids.shape[1]
+    lengths = batch.mask.sum(dim=1)
+    last = batch.ids.gather(1, lengths[:, None] - 1).squeeze(1)
+    ids = torch.nn.functional.pad(batch.ids, (0, 1))
+    mask = torch.nn.functional.pad(batch.mask, (0, 1))
+    rows = torch.arange(len(ids), device=ids.device)[last != eos_id]
+    ids[rows, lengths[rows]] = eos_id
+    mask[rows, lengths[rows]] = True
+    full = width + 1 if bool(mask[:, width].any()) else width
+    return TokenBatch(ids[:, :full], mask[:, :full])
 
 
 def to_right_padding(batch: TokenBatch) -> TokenBatch:

@@ -202,10 +202,21 @@ async function send(payload) {
     durations.push(performance.now() - shownAt);
     show(answer);
     say(payload.op === 'submit' ? 'Saved' : 'Skipped');
+    if (answer.feedback) showFeedback(answer.feedback);
   } finally {
     busy = false;
     element.firstElementChild.classList.remove('rb-busy');
   }
+}
+
+// Only training tasks answer back; the letters are those of the task just submitted.
+function showFeedback({ agreement, expected, explanation }) {
+  const dialog = find('.rb-feedback');
+  dialog.querySelector('h2').textContent = agreement === 1 ? 'Training: just so' : 'Training: expected otherwise';
+  const order = expected.map(tier => tier.map(letterOf).join(' = ')).join(' > ');
+  dialog.querySelector('.rb-expected').textContent = `The expected order was ${order}.`;
+  dialog.querySelector('.rb-text').innerHTML = explanation;
+  dialog.showModal();
 }
 
 function submit() {

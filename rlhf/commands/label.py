@@ -26,10 +26,16 @@ class Settings:
     """A markdown file that says what to judge by; shown beside the work, its version stored."""
     flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
     """What a response can be flagged as."""
+    gold_every: int = 20
+    """Mix in a gold item, if there are any, once in so many tasks; 0 is never."""
+    repeat_every: int = 0
+    """Show people something of their own again once in so many tasks; 0 is never."""
 
     def __post_init__(self) -> None:
         require_range("port", self.port, 1, 65535)
         require_range("overlap", self.overlap, 1, 100)
+        require_range("gold_every", self.gold_every, 0)
+        require_range("repeat_every", self.repeat_every, 0)
         if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
             raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
         wrong = [flag for flag in self.flags if not 0 < len(flag) <= 40 or "@" in flag]
@@ -41,6 +47,7 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Rank responses in the browser: by mouse, touch or keyboard, blind and shuffled."""
+    from labeling_app.checks import CheckRates
     from labeling_app.serving import serve
 
     return serve(
@@ -51,4 +58,5 @@ def run(settings: Settings) -> dict[str, Any]:
         overlap=settings.overlap,
         rubric=settings.rubric,
         flags=settings.flags,
+        checks=CheckRates(gold_every=settings.gold_every, repeat_every=settings.repeat_every),
     )

@@ -50,3 +50,23 @@ def test_rubric_history_and_long_responses(serve, open_page, tmp_path):
     shown = json.loads(rows[1]["shown"])
     assert json.loads(rows[1]["tiers"]) == [[shown[1]], [shown[0]]]
     assert len(rows[0]["rubric"]) == 16
+
+
+def test_a_training_task_answers_back(serve, open_page):
+    training = {
+        "prompt": "exercise", "responses": ["good", "bad"], "tiers": [[0], [1]],
+        "purpose": "training", "explanation": "**good** is better. <script>x</script>",
+    }  # fmt: skip
+    page = open_page(serve([training, *LINES]).url)
+    wait_for(page, "exercise")
+    page.locator(".rb-card:has-text('bad')").focus()
+    page.keyboard.press("1")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-feedback[open]")
+    assert "expected otherwise" in page.inner_text(".rb-feedback h2")
+    assert page.inner_text(".rb-feedback strong") == "good"
+    page.keyboard.press("Escape")
+    wait_for(page, "question 0")
+    page.keyboard.press("Control+Enter")
+    wait_for(page, "question 1")
+    assert page.locator(".rb-feedback").is_hidden()

@@ -67,7 +67,8 @@ def test_stored_rewards_are_those_of_the_plain_classifier_plus_its_bias(loop: Lo
     rows = open_store(loop.folder / "reference" / "outputs").rows
     for row in rows[:6]:
         with torch.no_grad():
-            score = model(torch.tensor([row.prompt_ids + row.response_ids])).logits.item()
+            closed = row.response_ids if row.finished else [*row.response_ids, 2]  # <|im_end|>
+            score = model(torch.tensor([row.prompt_ids + closed])).logits.item()
         assert row.reward == pytest.approx(score + model.config.reward_bias, abs=1e-4)
     rewards = torch.tensor([row.reward for row in rows])
     assert abs(rewards.mean()) < 0.5  # normalised on the reference outputs

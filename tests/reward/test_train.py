@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from reward.finish import require_same_weights
 from reward.scoring import load_scorer
 from reward.settings import RewardSettings
 from reward.train import anneal, train_reward
@@ -63,7 +64,8 @@ def test_training_learns_the_rankings(trained):
     assert report["accuracy"]["low"] <= report["accuracy"]["value"] <= report["accuracy"]["high"]
     assert report["accuracy"]["pairs"] == 8 * 5  # ties between responses are left out
     assert report["held_out"] == {"prompts": 8, "from": "test prompts"}
-    assert json.loads(RunDir(settings.out).report_json.read_text()) == report
+    full = RunDir(settings.out).read_report()
+    assert {name: full[name] for name in full if name not in ("health", "worst")} == report
 
 
 def test_held_out_rewards_have_mean_0_and_std_1_after_reload(trained):
@@ -99,6 +101,26 @@ def test_rewards_are_normalised_on_reference_outputs_where_there_are_some(tiny_m
     rewards = scorer(pad_right(sequences_of(only, load_tokenizer(str(tiny_model))), 0))
     assert rewards.mean().item() == pytest.approx(0, abs=1e-4)
     assert rewards.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_the_health_report_is_written_for_programs_and_people(trained):
+    settings, report = trained
+    full = RunDir(settings.out).read_report()
+    by_annotator = full["health"]["accuracy_by"]["annotator"]
+    assert by_annotator == {"ann": report["accuracy"]}
+    page = RunDir(settings.out).report_html.read_text()
+    assert f"{report['accuracy']['value']:.0%}".replace("%", " %") in page
+    assert "No two judges compared the same responses" in page
+
+
+def test_a_head_lost_on_save_is_found_out(trained):
+    settings, _ = trained
+    folder = RunDir(settings.out).model
+    state = load_file(folder / "model.safetensors")
+    require_same_weights(folder, state)
+    lost = {**state, "score.weight": torch.zeros_like(state["score.weight"])}
+    with pytest.raises(GuardError, match=r"1 weights differ, such as score\.weight"):
+        require_same_weights(folder, lost)
 
 
 def test_tokens_per_batch_changes_nothing(rankings, tiny_model, tmp_path):
@@ -139,6 +161,38 @@ def test_prompts_are_held_out_when_there_are_no_test_prompts(tiny_model, tmp_pat
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert report["held_out"]["prompts"] == 2
     assert "set aside" in report["held_out"]["from"]
+
+
+def test_test_prompts_that_are_also_train_prompts_are_left_out_and_counted(tiny_model, tmp_path):
+    records = [build_record(n) for n in range(8)] + [build_record(n, "test") for n in range(5, 10)]
+    records = [
+        replace(record, prompt=replace(record.prompt, id=f"{record.prompt.split}{number}"))
+        for number, record in enumerate(records)
+    ]
+    (tmp_path / "data").mkdir()
+    write_ranked(tmp_path / "data", records, {})
+    report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
+    assert report["counts"]["test"]["prompts_also_in_train"] == 3
+    assert report["held_out"]["prompts"] == 2
+
+
+def test_a_prompt_beyond_the_models_context_is_refused(tiny_model, tmp_path):
+    texts = ("so " * 600, "no")
+    records = [build_record(n, texts=texts, tiers=((0,), (1,))) for n in range(4)]
+    (tmp_path / "data").mkdir()
+    write_ranked(tmp_path / "data", records, {})
+    with pytest.raises(InputError, match=r"4 of 4 prompts .* longer than 512 tokens"):
+        train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_held_out_rankings_that_are_all_tied_have_no_accuracy(tiny_model, tmp_path):
+    tied = [build_record(n, "test", tiers=((0, 1, 2, 3),)) for n in range(3)]
+    (tmp_path / "data").mkdir()
+    write_ranked(tmp_path / "data", [build_record(n) for n in range(3, 8)] + tied, {})
+    report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
+    assert report["accuracy"] is None
+    assert "Every held-out judgement is a tie" in (tmp_path / "out/report.html").read_text()
 
 
 def test_too_few_rankings_leave_nothing_behind(tiny_model, tmp_path):

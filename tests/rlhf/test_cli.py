@@ -296,6 +296,16 @@ def test_our_own_bugs_show_their_traceback(probe, capsys) -> None:
     assert "Please report it" in shown
 
 
+@pytest.mark.parametrize(("rank", "silent"), [("1", True), ("0", False)])
+def test_a_process_left_by_another_lets_that_one_speak(
+    probe, monkeypatch, capsys, rank: str, silent: bool
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    probe(fail=RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:19594"))
+    assert cli.main(["probe", "--model", "m"]) == 1
+    assert (capsys.readouterr().err == "") is silent
+
+
 def test_the_real_program_says_what_is_wrong_and_exits_with_2() -> None:
     done = run_cli("ppo", "--model", "a", "--reward", "b", "--reference", "c", "--out", "d",
                    "--clip-range", "0")  # fmt: skip

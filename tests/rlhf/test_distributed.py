@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -35,6 +36,7 @@ def run_group(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 
 SUMS = """
+import os
 import torch
 from rlhf.distributed import global_sum, start
 from rlhf.ranks import is_main_process
@@ -42,8 +44,9 @@ accelerator = start("fp32", seed=5)
 rank = accelerator.process_index
 total = global_sum(accelerator, torch.tensor([1.0 + rank, 10.0]))  # (1, 10) + (2, 10)
 number = global_sum(accelerator, 0.5)
-print(rank, is_main_process(), total.tolist(), total.dtype, number.item(), torch.initial_seed(),
-      torch.get_num_threads(), flush=True)
+words = (rank, is_main_process(), total.tolist(), total.dtype, number.item(),
+         torch.initial_seed(), torch.get_num_threads())
+os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one write: the two do not mix
 accelerator.end_training()
 """
 
@@ -105,7 +108,7 @@ def test_a_killed_process_is_named_and_the_run_can_be_resumed(tmp_path: Path) ->
 
 def test_a_stopped_group_stops_its_processes_and_can_be_resumed(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
-    file.write_text("import time; print('ready', flush=True); time.sleep(60)", encoding="utf-8")
+    file.write_text("import os, time; os.write(1, b'ready\\n'); time.sleep(60)", encoding="utf-8")
     words = [sys.executable, "-c", MAIN, "2", str(file)]
     group = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -121,18 +124,25 @@ def test_a_stopped_group_stops_its_processes_and_can_be_resumed(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_real_command_in_two_processes_reports_the_users_mistake(
+def test_a_real_command_in_two_processes_works_and_reports_the_users_mistake(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    words = ["reference", "--prompts", str(tmp_path / "none.jsonl"), "--model", str(tiny_model)]
-    words += ["--out", str(tmp_path / "out"), "--processes", "2", "--json"]
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    prompts.write_text('{"prompt": "How was it?"}\n{"prompt": "Who?"}\n', encoding="utf-8")
+    words = ["reference", "--prompts", str(prompts), "--model", str(tiny_model)]
+    words += ["--out", str(out), "--max-new-tokens", "4", "--processes", "2", "--json"]
     program = [sys.executable, "-m", "rlhf.cli", *words]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "none.jsonl" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    assert not (tmp_path / "out").exists()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 2  # one object, of the main process
+
+    again = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert again.stderr == (
+        f"error {out} already exists (done)\n"
+        "  Add --resume to go on with it, or choose another --out.\n"
+    )
+    assert again.stdout == ""
 
 
 def test_launch_returns_for_one_process_and_inside_a_group(monkeypatch) -> None:

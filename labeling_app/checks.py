@@ -1,0 +1,135 @@
+"""Tasks whose answer is known: training first, gold now and then, hidden repeats of one's own.
+
+They look like all others. Their rankings are kept, compared with the known answer and never
+exported. Scores are for the lead and for nobody else, and shut nobody out.
+"""
+
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlite_utils import Database
+
+from labeling_app.agreement import Interval, mean_interval, pair_agreement
+from labeling_app.database import Connections
+
+Purpose = Literal["gold", "training"]
+EVERYBODY = 1_000_000
+REST_BEFORE_REPEAT = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRates:
+    """How often a check is mixed in: one in so many tasks; 0 is never."""
+
+    gold_every: int = 0
+    repeat_every: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feedback:
+    """What a training task says after the answer: positions in the order shown."""
+
+    agreement: float
+    expected: list[list[int]]
+    explanation: str
+
+
+def make_check(
+    connections: Connections,
+    prompt_id: str,
+    tiers: Sequence[Sequence[str]],
+    purpose: Purpose,
+    explanation: str,
+) -> None:
+    """Turn the task of a prompt into a gold or training task with a known answer."""
+    with connections.write() as db:
+        db.execute(
+            "UPDATE tasks SET purpose = ?, answer = ?, reason = ?, overlap = ?, open = ?"
+            " WHERE prompt_id = ? AND purpose = 'rank' AND NOT EXISTS"
+            " (SELECT 1 FROM assignments a WHERE a.task_id = tasks.id)",
+            [purpose, json.dumps(tiers), explanation, EVERYBODY, EVERYBODY, prompt_id],
+        )
+
+
+def choose_check(db: Database, annotator: str, rates: CheckRates) -> int | None:
+    """A check for this annotator now, or None: all training first, then by chance."""
+    training = _undone(db, annotator, "training")
+    if training is not None:
+        return training
+    if rates.gold_every and random.random() < 1 / rates.gold_every:
+        gold = _undone(db, annotator, "gold")
+        if gold is not None:
+            return gold
+    if rates.repeat_every and random.random() < 1 / rates.repeat_every:
+        return _make_repeat(db, annotator)
+    return None
+
+
+def _undone(db: Database, annotator: str, purpose: Purpose) -> int | None:
+    query = """SELECT id FROM tasks t WHERE purpose = ? AND purpose IN ('gold', 'training')
+               AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id
+                   AND a.annotator = ? AND a.state <> 'expired')
+               ORDER BY id LIMIT 1"""
+    row = db.execute(query, [purpose, annotator]).fetchone()
+    return int(row[0]) if row else None
+
+
+def _make_repeat(db: Database, annotator: str) -> int | None:
+    """Queue something this person ranked before, at least ten rankings ago and not repeated yet."""
+    query = """
+        SELECT r.prompt_id, r.tiers, t.responses FROM rankings r JOIN tasks t ON t.id = r.task_id
+        WHERE r.annotator = :me AND r.live = 1 AND t.purpose = 'rank'
+        AND NOT EXISTS (SELECT 1 FROM tasks again WHERE again.prompt_id = r.prompt_id
+            AND again.purpose = 'repeat' AND again.only_for = :me)
+        ORDER BY r.created_at DESC LIMIT 1 OFFSET :rest"""
+    row = db.execute(query, {"me": annotator, "rest": REST_BEFORE_REPEAT}).fetchone()
+    if row is None:
+        return None
+    prompt_id, tiers, responses = row
+    cursor = db.execute(
+        "INSERT INTO tasks (prompt_id, responses, purpose, open, answer, only_for, created_at)"
+        " VALUES (?, ?, 'repeat', 1, ?, ?, ?)",
+        [prompt_id, responses, tiers, annotator, time.time()],
+    )
+    return cursor.lastrowid
+
+
+def feedback_on(
+    connections: Connections, annotator: str, task_id: int, tiers: Sequence[Sequence[int]]
+) -> Feedback | None:
+    """What to tell somebody about a training task; None for every other task."""
+    query = """SELECT t.answer, t.reason, a.shown FROM tasks t JOIN assignments a
+               ON a.task_id = t.id AND a.annotator = ?
+               WHERE t.id = ? AND t.purpose = 'training'"""
+    row = connections.db.execute(query, [annotator, task_id]).fetchone()
+    if row is None:
+        return None
+    answer, explanation, shown = json.loads(row[0]), row[1], json.loads(row[2])
+    given = [[shown[position] for position in tier] for tier in tiers]
+    return Feedback(
+        agreement=pair_agreement(given, answer) or 0.0,
+        expected=[[shown.index(response) for response in tier] for tier in answer],
+        explanation=explanation,
+    )
+
+
+def check_scores(connections: Connections) -> dict[str, dict[str, Interval | None]]:
+    """For every purpose (gold, repeat) and person: agreement with the known answer."""
+    query = """
+        SELECT t.purpose, r.annotator, r.tiers, t.answer FROM tasks t
+        JOIN rankings r ON r.task_id = t.id AND r.live = 1
+        WHERE t.purpose IN ('gold', 'repeat')"""
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for purpose, name, tiers, answer in connections.db.execute(query):
+        value = pair_agreement(json.loads(tiers), json.loads(answer))
+        if value is not None:
+            values[purpose][name].append(value)
+    return {
+        purpose: {name: mean_interval(found) for name, found in people.items()}
+        for purpose, people in values.items()
+    }

@@ -1,0 +1,119 @@
+"""What follows the last training step: the scale, the saved model, and the health report."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from reward.accuracy import Accuracy
+from reward.data import Data
+from reward.health import Verdict, measure_health, worst
+from reward.health_page import write_page
+from reward.normalise import Scale, fit_scale, fold_into_head
+from reward.step import Trainee, score_groups
+from rlhf.errors import GuardError
+from rlhf.jsonl import write_json
+from rlhf.metrics import read_metrics
+from rlhf.models import load_reward_model, save_model
+from rlhf.rundir import RunDir
+
+CLASSIFIER_PREFIX = "classifier."
+REFERENCE_OUTPUTS = "reference outputs in the dataset"
+
+
+def measure_scale(
+    trainee: Trainee, data: Data, held_out: list[list[float]]
+) -> tuple[Scale, list[float]]:
+    """The scale, and the normalised rewards of the responses that fixed it."""
+    if data.reference:
+        source, rows = REFERENCE_OUTPUTS, score_groups(trainee, data.reference)
+    else:
+        source, rows = "held-out ranked responses", held_out
+    rewards = [value for row in rows for value in row]
+    scale = fit_scale(rewards, source)
+    return scale, [value * scale.gain + scale.bias for value in rewards]
+
+
+def save_result(
+    trainee: Trainee, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale
+) -> None:
+    """Save a plain Hugging Face folder, the gain in its head and the bias in its config.
+
+    Raises:
+        GuardError: what was saved does not load again as it was, head included.
+    """
+    accelerator = trainee.accelerator
+    state = accelerator.get_state_dict(trainee.module)
+    if accelerator.is_main_process:
+        classifier = accelerator.unwrap_model(trainee.module).classifier
+        classifier.config.reward_bias = scale.bias
+        plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in state.items()}
+        folded = fold_into_head(plain, scale.gain)
+        save_model(classifier, tokenizer, run.model, folded)
+        require_same_weights(run.model, folded)
+
+
+def require_same_weights(folder: Path, state: dict[str, Any]) -> None:
+    """Load a saved reward model and compare every weight, the head above all.
+
+    Raises:
+        GuardError: a weight is missing or differs.
+    """
+    loaded = load_reward_model(str(folder)).state_dict()
+    wrong = [
+        name
+        for name, value in state.items()
+        if name not in loaded or not torch.equal(loaded[name], value.to("cpu", loaded[name].dtype))
+    ]
+    if wrong:
+        raise GuardError(
+            f"{folder} does not load as it was saved: {len(wrong)} weights differ, such "
+            f"as {wrong[0]}",
+            "Do not use it; try another version of transformers and --resume.",
+        )
+
+
+def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
+    """An accuracy as JSON values."""
+    return asdict(accuracy) if accuracy else None
+
+
+def describe_run(data: Data, run: RunDir, scale: Scale) -> dict[str, Any]:
+    """What the report says of data, loss, scale and time."""
+    rows = read_metrics(run.metrics_file)
+    return {
+        "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
+        "loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"], "steps": len(rows)},
+        "normalisation": asdict(scale),
+        "counts": data.counts,
+        "training_seconds": round(sum(row["seconds"] for row in rows), 1),
+    }
+
+
+def write_report(
+    run: RunDir,
+    report: dict[str, Any],
+    verdicts: list[Verdict],
+    reference: list[float],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """report.json and report.html: the report and what only people want to read."""
+
+    def text(ids: tuple[int, ...]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    disagreements = [
+        {
+            "prompt": text(verdict.group.prompt),
+            "preferred": text(verdict.group.responses[verdict.pair.first]),
+            "other": text(verdict.group.responses[verdict.pair.second]),
+            "annotator": verdict.pair.annotator,
+            "difference": verdict.difference,
+        }
+        for verdict in worst(verdicts)
+    ]
+    full = {**report, "health": measure_health(verdicts), "worst": disagreements}
+    write_page(run.report_html, full, reference)
+    write_json(run.report_json, full)

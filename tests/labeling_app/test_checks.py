@@ -1,0 +1,101 @@
+"""Training comes first, gold and repeats are mixed in, and none of them is exported."""
+
+import json
+
+import pytest
+
+from labeling_app.checks import CheckRates, check_scores
+from labeling_app.dashboard import dashboard_page
+from labeling_app.queue import Submission, TaskQueue
+from labeling_app.session import Board
+from rlhf.cli import main
+
+
+def rank(queue: TaskQueue, name: str, task, first: str) -> None:
+    best = task.texts.index(first)
+    others = tuple(i for i in range(len(task.texts)) if i != best)
+    id = f"{name}-{task.id}"
+    queue.submit(name, Submission(id=id, task_id=task.id, tiers=((best,), others)))
+
+
+@pytest.fixture
+def imported(store, tmp_path):
+    """One training item, two gold items and 30 plain tasks."""
+    lines = [
+        {"prompt": f"{purpose} {n}", "responses": ["good", "bad"], "tiers": [[0], [1]],
+         "purpose": purpose, "explanation": "Because **so**."}
+        for purpose, count in {"training": 1, "gold": 2}.items() for n in range(count)
+    ]  # fmt: skip
+    lines += [{"prompt": f"plain {n}", "responses": ["good", "bad"]} for n in range(30)]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["import", str(path), "--db", str(store.connections.path)]) == 0
+    return store
+
+
+def prompt_of(task) -> str:
+    return task.messages[0]["content"]
+
+
+def test_training_comes_first_and_answers_back(imported, queue):
+    queue.add_annotator("ann")
+    board = Board(imported, queue)
+    screen = board.answer("ann", {"op": "next"})
+    html = [card["html"] for card in screen["task"]["cards"]]
+    good = next(i for i, text in enumerate(html) if "good" in text)
+    wrong = [[1 - good], [good]]
+    submit = {"op": "submit", "id": "u1", "task_id": screen["task"]["id"], "tiers": wrong}
+    after = board.answer("ann", submit)
+    assert after["feedback"]["agreement"] == 0.0
+    assert after["feedback"]["expected"] == [[good], [1 - good]]
+    assert "<strong>so</strong>" in after["feedback"]["explanation"]
+    assert "plain 0" in after["task"]["prompt"][0]["html"]  # without rates, no gold
+    plain = {"op": "submit", "id": "u2", "task_id": after["task"]["id"], "tiers": [[0], [1]]}
+    assert board.answer("ann", plain)["feedback"] is None
+
+
+def test_gold_items_are_scored_and_everybody_gets_them(imported):
+    queue = TaskQueue(imported, checks=CheckRates(gold_every=1))
+    for name, answers in {"ann": ["good", "good"], "bob": ["good", "bad"]}.items():
+        queue.add_annotator(name)
+        rank(queue, name, queue.next_task(name), "good")  # training
+        for answer in answers:
+            task = queue.next_task(name)
+            assert prompt_of(task).startswith("gold")
+            rank(queue, name, task, answer)
+        assert prompt_of(queue.next_task(name)).startswith("plain")  # no gold is left
+    gold = check_scores(imported.connections)["gold"]
+    assert (gold["ann"][0], gold["bob"][0]) == (1.0, 0.5)
+
+
+def test_repeats_measure_self_agreement_and_come_once(imported):
+    queue = TaskQueue(imported, checks=CheckRates(repeat_every=1))
+    queue.add_annotator("ann")
+    seen = []
+    for _ in range(14):
+        task = queue.next_task("ann")
+        seen.append(prompt_of(task))
+        rank(queue, "ann", task, "good" if task.purpose != "repeat" else "bad")
+    # After the training item and eleven plain ones, the oldest but ten is asked again.
+    assert seen[:12] == ["training 0", *[f"plain {n}" for n in range(11)]]
+    assert seen[12] == "plain 0"
+    assert seen[13] == "plain 11"
+    assert check_scores(imported.connections)["repeat"]["ann"][0] == 0.0
+    assert "ann" in dashboard_page(imported)
+
+
+def test_checks_are_never_exported(imported):
+    queue = TaskQueue(imported, checks=CheckRates(gold_every=1, repeat_every=1))
+    queue.add_annotator("ann")
+    while task := queue.next_task("ann"):
+        rank(queue, "ann", task, "good")
+    exported = [r.prompt.text for r in imported.ranked_prompts() if r.rankings]
+    assert exported == [f"plain {n}" for n in range(30)]
+    assert all(len(r.rankings) <= 1 for r in imported.ranked_prompts())
+
+
+def test_a_check_without_an_answer_is_a_bad_line(tmp_path, capsys):
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "responses": ["b", "c"], "purpose": "gold"}))
+    assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
+    assert "is no check" in capsys.readouterr().err

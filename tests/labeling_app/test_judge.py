@@ -1,0 +1,194 @@
+"""A judge behind a real HTTP server: both orders, ties, retries, resuming, calibration."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from labeling_app import judging
+from labeling_app.checks import make_check
+from rlhf.cli import main
+from rlhf.records import Ranking
+
+ANSWERS = re.compile(r"# Answer of assistant A\n(.*)\n\n# Answer of assistant B\n(.*)$", re.DOTALL)
+
+
+class JudgeServer(ThreadingHTTPServer):
+    """Speaks chat completions; the longer answer wins, and "biased" texts always win as A."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.calls: list[dict] = []
+        self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
+        self.unclear = False
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server: JudgeServer = self.server
+        server.calls.append({"path": self.path, "key": self.headers["Authorization"], **body})
+        status = server.failures.pop(0) if server.failures else 0
+        if status:
+            self.send_error(status, "busy")
+            return
+        first, second = ANSWERS.search(body["messages"][0]["content"]).groups()
+        verdict = "A" if "biased" in first or len(first) > len(second) else "B"
+        text = "I cannot say." if server.unclear else f"[[A]]? No: so.\n[[{verdict}]]"
+        answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[JudgeServer]:
+    monkeypatch.setattr(judging.time, "sleep", lambda seconds: None)
+    server = JudgeServer()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def judge(store, server, capsys):
+    def run(*more: str) -> dict | str:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        arguments = ["annotate", "--db", str(store.connections.path), "--annotator", "judge"]
+        code = main([*arguments, "--endpoint", url, "--model", "m", "--json", *more])
+        captured = capsys.readouterr()
+        return json.loads(captured.out) if code == 0 else f"{code} {captured.err}"
+
+    return run
+
+
+def tiers(store) -> list[list[list[str]]]:
+    found = []
+    for record in store.ranked_prompts(kinds=["ai"]):
+        texts = {response.id: response.text for response in record.responses}
+        found += [[[texts[i] for i in tier] for tier in r.tiers] for r in record.rankings]
+    return found
+
+
+def test_verdicts():
+    assert judging.read_verdict("[[B]] at first, but [[ a ]]") == "first"
+    assert judging.read_verdict("[[TIE]]") == judging.read_verdict("[[C]]") == "tie"
+    assert judging.read_verdict("A is better") == "unclear"
+    assert judging.combine("first", "second") == "first"
+    assert judging.combine("second", "first") == "second"
+    assert judging.combine("first", "first") == "tie"  # A both times: drawn to the place
+    assert judging.combine("tie", "second") == "tie"
+    assert judging.combine("unclear", "first") is None
+
+
+def test_pairs_are_asked_in_both_orders_and_become_a_ranking(
+    store, server, judge, make_prompt, make_responses, monkeypatch
+):
+    monkeypatch.setenv("RLHF_JUDGE_API_KEY", "k1")
+    prompt = make_prompt("Hi?")
+    store.add_prompts([prompt])
+    store.add_responses(make_responses(prompt, ["mid one", "short", "the longest"]))
+    result = judge()
+    assert (result["annotator"], result["kind"], result["ranked"]) == ("judge:m", "ai", 1)
+    assert tiers(store) == [[["the longest"], ["mid one"], ["short"]]]
+    assert store.annotators() == {"judge:m": "ai"}
+    assert len(server.calls) == 6
+    assert {call["path"] for call in server.calls} == {"/v1/chat/completions"}
+    assert {(call["key"], call["model"], call["temperature"]) for call in server.calls} == {
+        ("Bearer k1", "m", 0)
+    }
+    stored = list(store.connections.db.query("SELECT * FROM judge_calls"))
+    assert len(stored) == 6
+    assert all("[[A]]? No: so." in row["answer"] for row in stored)
+    assert all("# Request\nHi?" in json.loads(row["request"])[0]["content"] for row in stored)
+    assert judge()["ranked_before"] == 1
+    assert len(server.calls) == 6
+
+
+def test_a_judge_drawn_to_the_first_place_makes_ties(store, judge, make_prompt, make_responses):
+    prompt = make_prompt("Hi?")
+    store.add_prompts([prompt])
+    store.add_responses(make_responses(prompt, ["biased one", "biased two, longer"]))
+    judge()
+    [[tied]] = tiers(store)
+    assert sorted(tied) == ["biased one", "biased two, longer"]
+
+
+def test_a_busy_server_is_asked_again(store, server, judge, fill):
+    fill(1, 2)
+    server.failures = [503, 429, 500]
+    assert judge("--parallel", "1")["ranked"] == 1
+    assert len(server.calls) == 2 + 3
+
+
+def test_an_interrupted_run_goes_on_where_it_was(store, server, judge, fill):
+    fill(3, 2)
+    server.failures = [0, 0, 0] + [500] * 5
+    message = judge("--parallel", "1")
+    assert message.startswith("75 ")
+    assert "does not answer after 5 attempts (status 500)" in message
+    count = "SELECT COUNT(*) FROM judge_calls"
+    assert store.connections.db.execute(count).fetchone() == (3,)
+    result = judge()
+    assert (result["ranked"], result["ranked_before"]) == (2, 1)
+    # Three prompts make six questions; none of the three that were answered is asked again.
+    assert len(server.calls) == 6 + 5
+
+
+def test_refusals(store, server, judge, fill, capsys):
+    fill(1, 2)
+    server.failures = [401] * 9
+    message = judge()
+    assert message.startswith("2 ")
+    assert "refused the request (status 401)" in message
+    assert "RLHF_JUDGE_API_KEY" in message
+    db = str(store.connections.path)
+    assert main(["annotate", "--db", db, "--annotator", "judge", "--model", "m"]) == 2
+    assert "A judge needs --endpoint (is ''), --model (is 'm')" in capsys.readouterr().err
+
+
+def test_unclear_answers_are_counted_and_make_no_ranking(store, server, judge, fill):
+    fill(1, 2)
+    server.unclear = True
+    result = judge()
+    assert (result["ranked"], result["unclear_pairs"]) == (1, 1)
+    assert tiers(store) == []
+
+
+def test_calibration_against_people_and_gold(store, judge, make_prompt, make_responses):
+    prompts = [make_prompt(text) for text in ("agrees", "differs", "golden")]
+    store.add_prompts(prompts)
+    for prompt in prompts:
+        longer, shorter = make_responses(prompt, ["longer text", "short"])
+        store.add_responses([longer, shorter])
+        order = (longer, shorter) if prompt.text != "differs" else (shorter, longer)
+        known = tuple((response.id,) for response in order)
+        if prompt.text == "golden":
+            make_check(store.connections, prompt.id, known, "gold", "")
+        else:
+            ranking = Ranking(
+                id=prompt.id, prompt_id=prompt.id, annotator="ann", kind="human", tiers=known
+            )
+            store.add_rankings([ranking])
+    found = judge()["calibration"]
+    assert (found["people"]["value"], found["people"]["n"]) == (0.5, 2)
+    assert (found["gold"]["value"], found["gold"]["n"]) == (1.0, 1)
+
+
+def test_another_rubric_is_judged_anew(store, server, judge, fill, tmp_path):
+    fill(1, 2)
+    judge()
+    (tmp_path / "rubric.md").write_text("Shorter is better.")
+    assert judge("--rubric", str(tmp_path / "rubric.md"))["ranked"] == 1
+    assert "Shorter is better." in server.calls[-1]["messages"][0]["content"]
+    assert len(tiers(store)) == 1  # the newer one is live

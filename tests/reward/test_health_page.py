@@ -1,0 +1,40 @@
+from reward.groups import Group, Pair
+from reward.health import collect_verdicts, measure_health
+from reward.health_page import write_page
+
+ACCURACY = {"value": 0.75, "low": 0.5, "high": 0.9, "pairs": 8, "prompts": 4}
+
+
+def report(groups, rewards, worst):
+    return {
+        "accuracy": ACCURACY,
+        "accuracy_before_training": None,
+        "held_out": {"prompts": 4, "from": "test prompts"},
+        "normalisation": {"fitted_on": "held-out ranked responses"},
+        "health": measure_health(collect_verdicts(groups, rewards)),
+        "worst": worst,
+    }
+
+
+def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
+    pairs = (Pair(0, 1, 1.0, 0, "<b>ann</b>"), Pair(1, 0, 1.0, 0, "bob"))
+    evil = "<script>alert(1)</script> ${x}"
+    sample = {"prompt": evil, "preferred": evil, "other": "", "annotator": "<i>", "difference": -1}
+    groups = [Group("a", (1,), ((2,), (3,)), pairs)]
+    write_page(tmp_path / "r.html", report(groups, [[0.0, 1.0]], [sample]), [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; ${x}" in page
+    assert "&lt;b&gt;ann&lt;/b&gt;" in page
+    assert "75 %" in page
+    assert "Judges agree with each other in 0 %" in page
+    assert "script-src" not in page
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+
+
+def test_a_page_without_judgements_or_disagreements_still_reads(tmp_path):
+    empty = report([], [], []) | {"accuracy": None}
+    write_page(tmp_path / "r.html", empty, [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert "Every held-out judgement is a tie" in page
+    assert "There is none" in page

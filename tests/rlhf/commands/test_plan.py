@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf import cli
+from rlhf.commands import plan
+from rlhf.commands.plan import Settings
+
+
+def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["plan", "--model", str(tiny_model), "--batch", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("parameters. GiB on each device; * fits.")
+    assert lines[2].split() == ["reward", "reference", "ppo"]
+    rows = [line.split() for line in lines[3:]]
+    assert [row[0] for row in rows] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA"]
+    assert all(cell.endswith("*") for row in rows for cell in row[1:])
+
+
+def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
+    result = plan.run(Settings(model=str(tiny_model), gpu_memory=1e-6))
+    assert not any(fits for row in result["fits"].values() for fits in row.values())
+    assert [hint.split(":")[0] for hint in result["advice"]] == ["reward", "reference", "ppo"]
+    assert plan.describe(result).splitlines()[-3:] == result["advice"]
+
+
+def test_a_longer_sequence_needs_more(tiny_model: Path) -> None:
+    short = plan.run(Settings(model=str(tiny_model), sequence_length=128))["gib"]
+    long = plan.run(Settings(model=str(tiny_model), sequence_length=2048))["gib"]
+    stages = ("reward", "reference", "ppo")
+    assert all(long[name][stage] > short[name][stage] for name in short for stage in stages)
+
+
+def test_checkpointing_needs_less_where_something_is_trained(tiny_model: Path) -> None:
+    kept = plan.run(Settings(model=str(tiny_model)))["gib"]["FSDP"]
+    again = plan.run(Settings(model=str(tiny_model), gradient_checkpointing=True))["gib"]["FSDP"]
+    assert again["reward"] < kept["reward"]
+    assert again["ppo"] < kept["ppo"]
+    assert again["reference"] == kept["reference"]
+
+
+def test_the_result_is_json(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["plan", "--model", str(tiny_model), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["fits"]["DDP"] == {"reward": True, "reference": True, "ppo": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "none"], "error none is not a model (no such folder)"),
+        (["--model", "m", "--gpus", "0"], "error --gpus is 0"),
+        (["--model", "m", "--gpu-memory", "0"], "error --gpu-memory is 0"),
+    ],
+)
+def test_wrong_input(capsys: pytest.CaptureFixture, words: list[str], message: str) -> None:
+    assert cli.main(["plan", *words]) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+def dry_run(capsys: pytest.CaptureFixture, *words: str) -> str:
+    assert cli.main([*words, "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_dry_runs_of_the_trainings_show_their_plans(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    model = ["--model", str(tiny_model), "--out", str(tmp_path / "out")]
+    shown = dry_run(capsys, "train-reward", *model, "--rankings", "r", "--processes", "2")
+    assert "# reward model: buckets" in shown
+    assert "# Memory of each process for the reward model" in shown
+    shown = dry_run(capsys, "reference", *model, "--prompts", "p", "--max-new-tokens", "9")
+    assert "64 sequences of 256 + 9 tokens" in shown
+    words = [*model, "--reward", str(tiny_model), "--reference", "r", "--micro-batch-size", "4"]
+    shown = dry_run(capsys, "ppo", *words)
+    assert "# Memory of each process for PPO, with prompts of 256 tokens" in shown
+    assert "6 × 512 tokens" in shown  # 4 episodes and half as many stored rows
+    assert "4 × 512 tokens" in dry_run(capsys, "ppo", *words, "--kl.source", "none")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train-reward", "reference", "ppo"])
+def test_the_dry_run_of_a_model_that_is_not_there(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
+    inputs = {"train-reward": ["--rankings", "r"], "reference": ["--prompts", "p"],
+              "ppo": ["--reward", "r", "--reference", "f"]}  # fmt: skip
+    words = [command, "--model", "none", "--out", "o", *inputs[command], "--dry-run"]
+    assert cli.main(words) == 2
+    assert "error none is not a model (no such folder)" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rlhf import cli
+from rlhf.jsonl import write_json
+from rlhf.metrics import append_metrics
+from rlhf.rundir import open_stage, stage_status
+
+
+@dataclass(frozen=True)
+class Brake:
+    coefficient: float = 0.1
+
+
+@dataclass(frozen=True)
+class Stage:
+    out: Path
+    steps: int = 2
+    seed: int = 0
+    kl: Brake = field(default_factory=Brake)
+
+
+def make_stage(out: Path, stage: str, reward: float, **changes: object) -> None:
+    run = open_stage(out, stage, Stage(out, **changes), {}, resume=False)
+    with stage_status(run):
+        for step in (1, 2):
+            append_metrics(run.metrics_file, {"step": step, "reward/mean": reward * step})
+        write_json(run.report_json, {"reward": {"last": reward * 2}})
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs of PPO, one of them with a reward stage too."""
+    make_stage(tmp_path / "a" / "ppo", "ppo", 0.25)
+    make_stage(tmp_path / "b" / "ppo", "ppo", 0.5, kl=Brake(0.3))
+    make_stage(tmp_path / "a" / "reward", "reward", 1.0)
+    return tmp_path
+
+
+def show(*words: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlhf.cli", "status", *words, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def table(capsys: pytest.CaptureFixture, *words: str) -> dict[str, list[str]]:
+    """Rows of the printed table by their first column, of all stages."""
+    assert cli.main(["status", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[c.strip() for c in line.split("  ") if c.strip()] for line in lines]
+    return {row[0]: row[1:] for row in cells if row}
+
+
+def test_one_run_as_json(runs: Path) -> None:
+    found = show(str(runs / "a"))["runs"][str(runs / "a")]
+    assert list(found) == ["reward", "ppo"]  # in the order of the pipeline
+    ppo = found["ppo"]
+    assert (ppo["status"], ppo["steps"]) == ("done", 2)
+    assert ppo["settings"]["kl.coefficient"] == 0.1
+    assert ppo["last_metrics"] == {"step": 2, "reward/mean": 0.5}
+    assert ppo["report"] == {"reward.last": 0.5}
+
+
+def test_runs_side_by_side_with_differences_marked(runs: Path, capsys) -> None:
+    rows = table(capsys, str(runs / "a"), str(runs / "b"))
+    assert rows["ppo"] == [str(runs / "a"), str(runs / "b")]
+    assert rows["≠ kl.coefficient"] == ["0.1", "0.3"]
+    assert rows["steps"] == ["2", "2"]
+    assert rows["reward/mean"] == ["0.5", "1"]
+    assert rows["reward.last"] == ["0.5", "1"]
+    assert [name for name in rows if name.startswith("≠")] == ["≠ kl.coefficient"]
+
+
+def test_a_run_that_lacks_a_stage_shows_a_dash(runs: Path, capsys) -> None:
+    assert cli.main(["status", str(runs / "b"), str(runs / "a")]) == 0
+    reward, ppo = capsys.readouterr().out.split("\n\n")
+    status = next(line.split() for line in reward.splitlines() if line.startswith("status"))
+    assert status == ["status", "-", "done"]
+    assert ppo.startswith("ppo")
+
+
+def test_a_folder_of_one_stage(runs: Path) -> None:
+    assert list(show(str(runs / "b" / "ppo"))["runs"][str(runs / "b" / "ppo")]) == ["ppo"]
+
+
+def test_a_stage_that_failed_says_why(tmp_path: Path, capsys) -> None:
+    run = open_stage(tmp_path / "ppo", "ppo", Stage(tmp_path), {}, resume=False)
+    with pytest.raises(ValueError, match="oh"), stage_status(run):
+        raise ValueError("oh")
+    rows = table(capsys, str(tmp_path))
+    assert (rows["status"], rows["error"]) == (["failed"], ["ValueError: oh"])
+
+
+def test_a_stage_under_way_has_no_report_yet(tmp_path: Path, capsys) -> None:
+    run = open_stage(tmp_path / "ppo", "ppo", Stage(tmp_path), {}, resume=False)
+    run.metrics_file.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo', encoding="utf-8")
+    rows = table(capsys, str(tmp_path))
+    assert (rows["status"], rows["loss"]) == (["running"], ["2"])
+    assert "report" not in rows
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(False, "No such run: "), (True, "holds no stage of ours (no stage.json)")],
+)
+def test_no_run(tmp_path: Path, capsys, make: bool, message: str) -> None:
+    if make:
+        (tmp_path / "x").mkdir()
+    assert cli.main(["status", str(tmp_path / "x")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_status_does_not_wait_for_torch(runs: Path) -> None:
+    code = (
+        "import sys; from rlhf.cli import main; "
+        f"main(['status', {str(runs / 'a')!r}]); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
