@@ -85,7 +85,11 @@ def describe_run(data: Data, run: RunDir, scale: Scale) -> dict[str, Any]:
     rows = read_metrics(run.metrics_file)
     return {
         "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
-        "loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"], "steps": len(rows)},
+        "loss": {
+            "first": rows[0]["loss"] if rows else None,
+            "last": rows[-1]["loss"] if rows else None,
+            "steps": len(rows),
+        },
         "normalisation": asdict(scale),
         "counts": data.counts,
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),

@@ -33,7 +33,7 @@ class RewardSettings:
     head: Literal["random", "fitted"] = "random"
     """How the fresh head starts: at random, or fitted to the rankings on frozen features."""
     epochs: int = 1
-    """Passes over the prompts; a second one over-fits."""
+    """Passes over the prompts; a second one over-fits; 0 with --head fitted trains the head only."""
     prompts_per_batch: int = 16
     """Prompts per optimizer step, over all processes; a prompt brings all its pairs."""
     tokens_per_batch: int = 2048
@@ -67,7 +67,7 @@ class RewardSettings:
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
-        require_range("epochs", self.epochs, 1)
+        require_range("epochs", self.epochs, 0 if self.head == "fitted" else 1)
         require_range("prompts_per_batch", self.prompts_per_batch, 1)
         require_range("tokens_per_batch", self.tokens_per_batch, 1)
         require_range("learning_rate", self.learning_rate, 0, 1, above_low=True)

@@ -36,9 +36,9 @@ COMMANDS = {
     "generate": "generate",
     "label": "label",
     "users": "users",
-    "backup": "backup",
     "annotate": "annotate",
     "export": "export",
+    "backup": "backup",
     "train-reward": "train_reward",
     "score": "score",
     "reference": "reference",
@@ -76,10 +76,9 @@ def build_app() -> App:
         help_epilogue=None,
         suppress_keyboard_interrupt=False,  # it would exit with 130 before `main` can say 75
     )
-    for name, module in COMMANDS.items():
-        if not (Path(__file__).parent / "commands" / f"{module}.py").exists():
-            continue
-        app.command(_as_command(import_module(f"rlhf.commands.{module}")), name=name)
+    for place, (name, module) in enumerate(COMMANDS.items()):
+        command = _as_command(import_module(f"rlhf.commands.{module}"))
+        app.command(command, name=name, sort_key=place)
     return app
 
 

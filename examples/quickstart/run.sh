@@ -7,6 +7,7 @@ RUN=${RUN:-runs/demo}
 MODEL=${MODEL:-models/SmolLM2-135M-Instruct}
 PROMPTS=${PROMPTS:-examples/quickstart/prompts.jsonl}
 SEED=${SEED:-0}
+STEPS=${STEPS:-20}
 SIGNAL=examples.quickstart.sentiment:score
 SETTINGS=examples/quickstart
 DB=$RUN/labels.db
@@ -14,7 +15,7 @@ DB=$RUN/labels.db
 mkdir -p "$RUN"
 rlhf import "$PROMPTS" --db "$DB"
 rlhf generate --config $SETTINGS/generate.yaml --db "$DB" --model "$MODEL" --seed "$SEED"
-rlhf annotate --annotator "signal:$SIGNAL" --db "$DB"
+rlhf annotate --annotator "signal:$SIGNAL" --tie-within 0.2 --db "$DB"
 [ -d "$RUN/rankings" ] || rlhf export --db "$DB" --out "$RUN/rankings"
 
 rlhf train-reward --config $SETTINGS/reward.yaml --rankings "$RUN/rankings" --model "$MODEL" \
@@ -22,7 +23,7 @@ rlhf train-reward --config $SETTINGS/reward.yaml --rankings "$RUN/rankings" --mo
 rlhf reference --config $SETTINGS/reference.yaml --prompts "$RUN/rankings" --model "$MODEL" \
     --reward "$RUN/reward" --seed "$SEED" --out "$RUN/reference" --resume
 rlhf ppo --config $SETTINGS/ppo.yaml --model "$MODEL" --reward "$RUN/reward" \
-    --reference "$RUN/reference" --seed "$SEED" --out "$RUN/ppo" --resume
+    --reference "$RUN/reference" --seed "$SEED" --steps "$STEPS" --out "$RUN/ppo" --resume
 rlhf evaluate --policy "$RUN/ppo" --reference "$RUN/reference" --reward "$RUN/reward" \
     --gold $SIGNAL --seed "$SEED" --out "$RUN/evaluate" --resume
 

@@ -36,24 +36,29 @@ def test_counts_and_sources_of_both_splits(prompts) -> None:
 
 def test_each_prompt_is_a_short_question_after_the_same_instruction(prompts) -> None:
     for prompt in prompts:
-        assert [message.role for message in prompt.messages] == ["system", "user"]
-        assert prompt.messages[0].content == "Answer in one short sentence."
-        assert 6 <= len(prompt.text.split()) <= 20, prompt.text
+        roles = [message.role for message in prompt.messages]
+        assert roles == ["system", *["user", "assistant"] * 2, "user"]
+        assert prompt.messages[0].content == "Be brief."
+        assert 6 <= len(prompt.messages[-1].content.split()) <= 20, prompt.messages[-1].content
     assert len({prompt.id for prompt in prompts}) == len(prompts)
 
 
 def test_no_test_prompt_is_nearly_a_training_prompt(prompts) -> None:
-    words = {p.id: set(re.findall(r"\w+", p.text.lower())) for p in prompts}
+    words = {p.id: set(re.findall(r"\w+", p.messages[-1].content.lower())) for p in prompts}
     train = [prompt for prompt in prompts if prompt.split == "train"]
     for held_out in (prompt for prompt in prompts if prompt.split == "test"):
         for other in train:
             ours, theirs = words[held_out.id], words[other.id]
             overlap = len(ours & theirs) / len(ours | theirs)
-            assert overlap < 0.55, (held_out.text, other.text)
+            assert overlap < 0.55, (held_out.messages[-1].content, other.messages[-1].content)
 
 
 def test_prompts_do_not_force_a_sentiment(prompts, score) -> None:
-    charged = {p.text: score("", p.text) for p in prompts if abs(score("", p.text)) > 0.65}
+    charged = {
+        p.messages[-1].content: score("", p.messages[-1].content)
+        for p in prompts
+        if abs(score("", p.messages[-1].content)) > 0.65
+    }
     assert charged == {}
 
 

@@ -10,7 +10,8 @@ def test_advantages_of_a_terminal_reward_by_hand() -> None:
     rewards = torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]])
     values = torch.tensor([[0.5, 0.25, 0.5], [0.5, 9.0, 9.0]])
     advantages, returns = generalized_advantages(rewards, values, MASK, gamma=1.0, gae_lambda=0.5)
-    # row 1: δ = (0.25 − 0.5, 0.5 − 0.25, 1 − 0.5) = (−.25, .25, .5); A₃ = .5, A₂ = .25 + .25, A₁ = −.25 + .25
+    # row 1: δ = (0.25 − 0.5, 0.5 − 0.25, 1 − 0.5) = (−.25, .25, .5)
+    # A₃ = .5, A₂ = .25 + ½ · .5, A₁ = −.25 + ½ · .5
     assert torch.allclose(advantages, torch.tensor([[0.0, 0.5, 0.5], [1.5, 0.0, 0.0]]))
     assert torch.allclose(returns, torch.tensor([[0.5, 0.75, 1.0], [2.0, 0.0, 0.0]]))
 

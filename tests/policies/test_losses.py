@@ -15,7 +15,8 @@ def test_policy_loss_by_hand() -> None:
     old = torch.zeros(2, 3, dtype=torch.float64)
     new = rows([np.log(1.5), np.log(0.5), 9.0], [np.log(0.5), 9.0, 9.0])
     advantages = rows([1.0, 1.0, 9.0], [-2.0, 9.0, 9.0])
-    # 1.5 clipped to 1.2: −1.2; 0.5 not clipped upwards for a good token: −0.5; bad token at 0.5: max(1, 1.6) = 1.6
+    # 1.5 clipped to 1.2: −1.2; 0.5 not clipped upwards for a good token: −0.5;
+    # bad token at 0.5: max(1, 1.6) = 1.6
     loss = losses.policy_loss(new, old, advantages, MASK, 0.2)
     assert loss.item() == pytest.approx(-1.2 - 0.5 + 1.6)
 

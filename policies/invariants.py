@@ -1,0 +1,95 @@
+"""What must hold before and while a policy is trained; a run that breaks it is stopped.
+
+Before any training the policy is the reference model: it must repeat the stored log-probs, and at
+the first update KL, approx-KL and clip fraction must be 0 and the entropy positive. Tolerances are
+those of the arithmetic: batches of other shapes round differently.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.audit import score_responses
+from policies.reference_store import ReferenceRow
+from rlhf.errors import GuardError
+
+LOG_PROB_TOLERANCE = {"no": 1e-3, "bf16": 0.1}
+RATIO_TOLERANCE = {"no": 1e-4, "bf16": 0.02}
+
+
+def check_reference(
+    accelerator: Accelerator,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[ReferenceRow],
+    temperature: float,
+    rewards: Sequence[float],
+) -> None:
+    """Before the first step: the policy must say of y0 what the store says the reference said.
+
+    Raises:
+        GuardError: recomputed log-probs of stored rows differ from the stored ones, or r(y0) is
+            not a number.
+    """
+    recomputed = score_responses(
+        accelerator,
+        policy,
+        tokenizer,
+        [row.prompt_ids for row in rows],
+        [row.response_ids for row in rows],
+        temperature,
+    )
+    stored = torch.cat([torch.tensor(row.log_probs) for row in rows])
+    difference = float((torch.cat(recomputed) - stored).abs().mean())
+    tolerance = LOG_PROB_TOLERANCE[accelerator.mixed_precision]
+    if not difference <= tolerance:
+        raise GuardError(
+            f"The policy's log-probs of the stored reference outputs are off by {difference:.4f} "
+            f"nats per token before any training (at most {tolerance} is expected)",
+            "The store was made in another precision or with another version: make it again with "
+            "rlhf reference.",
+        )
+    if not all(math.isfinite(reward) for reward in rewards):
+        raise GuardError(
+            "The reward model gives the reference outputs rewards that are not finite numbers",
+            "Train the reward model again; look at its report first.",
+        )
+
+
+def check_step(
+    row: dict[str, Any], precision: str, checkpoints: Path, *, single_update: bool
+) -> None:
+    """Stop a run whose numbers nobody should trust.
+
+    Raises:
+        GuardError: a metric is not finite; or, at step 1, ratio ≠ 1, KL ≠ 0 or entropy = 0.
+    """
+    bad = [name for name, value in row.items() if not math.isfinite(value)]
+    if bad:
+        raise GuardError(
+            f"Step {row['step']}: {', '.join(bad)} is not a finite number",
+            f"The last checkpoint is in {checkpoints}; start a new --out with a lower "
+            "--learning-rate.",
+        )
+    if row["step"] > 1 or not single_update:
+        return
+    tolerance = RATIO_TOLERANCE[precision]
+    expected_zero = {"approx_kl": tolerance, "kl/forward_k3_per_token": tolerance}
+    for name, limit in expected_zero.items():
+        if row[name] > limit:
+            raise GuardError(
+                f"Step 1: {name} is {row[name]:.5f} before the first update, it must be 0 "
+                f"(within {limit})",
+                "Sampling and training disagree about the same tokens. Report this with your "
+                "model's name; --precision fp32 may avoid it.",
+            )
+    if row["entropy"] <= 0:
+        raise GuardError(
+            f"Step 1: the policy's entropy is {row['entropy']:.4f}: it does not sample",
+            "Use a model whose output distribution is not degenerate.",
+        )
