@@ -160,10 +160,8 @@ def test_touch_on_a_phone(serve, open_page):
     assert tiers_on_screen(page) == expected
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
-    page.wait_for_timeout(
-        300
-    )  # Chromium drops a tap that follows a moved finger within milliseconds
-    page.tap("[data-act=submit]")
+    # Not a tap: headless Chromium often drops one that follows raw touch events.
+    page.click("[data-act=submit]")
     wait_for_task(page, "question 1")
     assert in_database(app.db)[0]["tiers"] == expected
 

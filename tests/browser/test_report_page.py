@@ -4,21 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from policies.report import Pair, Sample, write_report
 
 pytestmark = pytest.mark.browser
 
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-quic",
-]
 HOSTILE = [
     "<script>window.hacked = 1</script>",
     "</div></details><img src='https://example.invalid/x.png' onerror='window.hacked = 1'>",
@@ -64,19 +55,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def page(folder: Path):
+def page(browser: Browser, folder: Path):
     """The opened report; the test fails when the page complained or asked for anything."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
-        opened = browser.new_page(viewport={"width": 1180, "height": 900})
-        complaints: list[str] = []
-        requests: list[str] = []
-        opened.on("console", lambda message: complaints.append(message.text))
-        opened.on("pageerror", lambda error: complaints.append(str(error)))
-        opened.on("request", lambda request: requests.append(request.url[:100]))
-        opened.goto((folder / "report.html").as_uri())
-        yield opened
-        browser.close()
+    opened = browser.new_page(viewport={"width": 1180, "height": 900})
+    complaints: list[str] = []
+    requests: list[str] = []
+    opened.on("console", lambda message: complaints.append(message.text))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda request: requests.append(request.url[:100]))
+    opened.goto((folder / "report.html").as_uri())
+    yield opened
+    opened.close()
     assert complaints == []
     outside = [url for url in requests if not url.startswith(("data:", "file:"))]
     assert outside == []

@@ -108,8 +108,8 @@ def test_stored_token_ids_are_used_only_with_the_same_tokenizer(encoder):
     other = replace(record.responses[1], token_ids=(5, 6), tokenizer_fingerprint="another")
     record = replace(record, responses=(first, other, *record.responses[2:]))
     (group,), _ = build_groups([record], encoder)
-    assert group.responses[0] == (5, 6)
-    assert group.responses[1] != (5, 6)
+    assert group.responses[0] == (5, 6, 2)  # closed by the end token
+    assert group.responses[1] != (5, 6, 2)
 
 
 def test_too_long_prompts_are_refused_with_their_number(tokenizer):

@@ -20,11 +20,13 @@ def reward_folder(tiny_model, tmp_path_factory):
 
 def test_scores_are_head_plus_bias_whatever_the_padding(reward_folder):
     scorer = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
-    prompts, responses = [[7, 8], [9], [10, 11, 12]], [[20, 21], [22, 0], [23]]
+    prompts, responses = [[7, 8], [9], [10, 11, 12]], [[20, 21], [22, 0], [23, 2]]
     whole = [p + r for p, r in zip(prompts, responses, strict=True)]
+    # 2 is the end token: rows that were cut short are closed, the third one is already
+    closed = [s if s[-1] == 2 else [*s, 2] for s in whole]
     plain = load_reward_model(str(reward_folder)).eval()
     with torch.no_grad():
-        hidden = [plain.model(torch.tensor([s])).last_hidden_state[0, -1] for s in whole]
+        hidden = [plain.model(torch.tensor([s])).last_hidden_state[0, -1] for s in closed]
         expected = [float(plain.score(h)) + 0.25 for h in hidden]
     for batch in (
         pad_right(whole, 0),

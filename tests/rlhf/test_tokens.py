@@ -108,7 +108,10 @@ def test_a_response_ends_with_the_end_token(tokenizer: PreTrainedTokenizerBase) 
     known = {"id": "a", "prompt_id": "p", "text": "Lovely!", "model": "m", "token_ids": sampled}
     same = Response(**known, tokenizer_fingerprint=fingerprint)
     other = Response(**known, tokenizer_fingerprint="other")
-    assert encode_response(tokenizer, same, fingerprint) == [70, 71, 72]
+    end = tokenizer.eos_token_id
+    assert encode_response(tokenizer, same, fingerprint) == [70, 71, 72, end]  # cut: now closed
+    whole = Response(**{**known, "token_ids": (70, end)}, tokenizer_fingerprint=fingerprint)
+    assert encode_response(tokenizer, whole, fingerprint) == [70, end]  # never closed twice
     assert encode_response(tokenizer, other, fingerprint) == ids
 
 
