@@ -33,7 +33,7 @@ class RewardSettings:
     head: Literal["random", "fitted"] = "random"
     """How the fresh head starts: at random, or fitted to the rankings on frozen features."""
     epochs: int = 1
-    """Passes over the prompts; a second one over-fits; 0 with --head fitted trains only the head."""
+    """Passes over the prompts; two over-fit; with --head fitted, 0 trains only the head."""
     prompts_per_batch: int = 16
     """Prompts per optimizer step, over all processes; a prompt brings all its pairs."""
     tokens_per_batch: int = 2048
