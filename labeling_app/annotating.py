@@ -1,13 +1,10 @@
 """Rankings by a function of prompt and response; their kind is `signal`, never human."""
 
-import math
 from collections.abc import Iterator
-from numbers import Real
-from typing import Any
 
 from labeling_app.store import Store
 from rlhf.errors import InputError
-from rlhf.records import Prompt, RankedPrompt, Ranking, Response, content_id
+from rlhf.records import RankedPrompt, Ranking, content_id
 from rlhf.signals import Signal
 
 BATCH = 256
@@ -40,7 +37,7 @@ def annotate_with_signal(
         elif _covers(record):
             counts["ranked_before"] += 1
         else:
-            scores = [_score(signal, name, record.prompt, r) for r in record.responses]
+            scores = [signal(record.prompt.text, response.text) for response in record.responses]
             batch.append(_ranking(record, name, tiers_of_scores(scores, tie_within)))
             counts["ranked"] += 1
         if len(batch) == BATCH:
@@ -63,17 +60,6 @@ def _covers(record: RankedPrompt) -> bool:
     """Whether this annotator has ranked exactly the responses that are there now."""
     all_ids = {response.id for response in record.responses}
     return any({i for tier in r.tiers for i in tier} == all_ids for r in record.rankings)
-
-
-def _score(signal: Signal, name: str, prompt: Prompt, response: Response) -> float:
-    value: Any = signal(prompt.text, response.text)
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(
-            f"{name} returned {value!r} for response {response.id} to prompt {prompt.id} "
-            f"({prompt.text!r:.60})",
-            "It must return a finite number for every text; mend the function and run again.",
-        )
-    return float(value)
 
 
 def tiers_of_scores(scores: list[float], tie_within: float) -> list[list[int]]:

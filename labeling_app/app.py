@@ -18,6 +18,9 @@ from fastapi.responses import HTMLResponse
 
 from labeling_app.access import USER
 from labeling_app.dashboard import dashboard_page
+from labeling_app.feedback_route import add_feedback_route
+from labeling_app.live import Live
+from labeling_app.live_routes import add_live_routes
 from labeling_app.session import Board
 from labeling_app.users import User
 
@@ -59,12 +62,19 @@ def _read(name: str) -> str:
     return (BOARD_FILES / name).read_text(encoding="utf-8")
 
 
-def build_app(board: Board) -> FastAPI:
-    """The web application; a `Door` in front of it says who sends each request."""
+def build_app(board: Board, live: Live | None = None) -> FastAPI:
+    """The web application; a `Door` in front of it says who sends each request.
+
+    Args:
+        board: ranking.
+        live: asking models, where there are any.
+    """
 
     def rpc(payload: dict[str, Any], request: gr.Request) -> dict[str, Any]:
         sender = _sender(request)
-        return {**board.answer(sender.name, payload), "may_lead": sender.role != "annotator"}
+        may_lead = sender.role != "annotator"
+        screen = board.answer(sender.name, payload, may_lead=may_lead)
+        return {**screen, "may_lead": may_lead, "has_live": live is not None}
 
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
         rank_board(rpc)
@@ -84,6 +94,9 @@ def build_app(board: Board) -> FastAPI:
             return HTMLResponse("The dashboard is for leads.", status_code=403)
         return HTMLResponse(dashboard_page(board.store))
 
+    add_feedback_route(app, board.store)
+    if live is not None:
+        add_live_routes(app, live, lambda request: _sender(request).name)
     mounted: FastAPI = gr.mount_gradio_app(
         app,
         page,

@@ -71,8 +71,10 @@ def choose_check(db: Database, annotator: str, rates: CheckRates) -> int | None:
 
 
 def _undone(db: Database, annotator: str, purpose: Purpose) -> int | None:
-    query = """SELECT id FROM tasks t WHERE purpose = ? AND purpose IN ('gold', 'training')
-               AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id
+    # The second condition is word for word that of the partial index, or it would not be used.
+    query = """SELECT id FROM tasks t WHERE purpose = ?
+               AND purpose IN ('gold', 'training', 'repeat') AND NOT EXISTS (
+                   SELECT 1 FROM assignments a WHERE a.task_id = t.id
                    AND a.annotator = ? AND a.state <> 'expired')
                ORDER BY id LIMIT 1"""
     row = db.execute(query, [purpose, annotator]).fetchone()
@@ -83,7 +85,7 @@ def _make_repeat(db: Database, annotator: str) -> int | None:
     """Queue something this person ranked before, at least ten rankings ago and not repeated yet."""
     query = """
         SELECT r.prompt_id, r.tiers, t.responses FROM rankings r JOIN tasks t ON t.id = r.task_id
-        WHERE r.annotator = :me AND r.live = 1 AND t.purpose = 'rank'
+        WHERE r.annotator = :me AND r.live = 1 AND t.purpose = 'rank' AND t.decides IS NULL
         AND NOT EXISTS (SELECT 1 FROM tasks again WHERE again.prompt_id = r.prompt_id
             AND again.purpose = 'repeat' AND again.only_for = :me)
         ORDER BY r.created_at DESC LIMIT 1 OFFSET :rest"""

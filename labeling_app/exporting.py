@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from labeling_app.auth import pseudonym
 from labeling_app.store import Store
+from labeling_app.verdicts import EDITED, labels
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash
 from rlhf.jsonl import JsonObject, new_folder, write_json, write_jsonl
 from rlhf.ranked import MANIFEST, SPLITS, write_ranked
 from rlhf.records import AnnotatorKind, RankedPrompt, Ranking
 
-Format = Literal["ranked", "trl", "trl-conversational", "hh", "kto"]
-ALL_BAD = "all-bad"
+Format = Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"]
 
 
 def export(
@@ -107,10 +107,7 @@ def _write_rows(
         rows = [row for r in records if r.prompt.split == split for row in rows_of(r)]
         counts[split] = write_jsonl(folder / f"{split}.jsonl", rows)
     if not any(counts.values()):
-        raise InputError(
-            f"The rankings hold ties only: format {format} would have no rows",
-            "Export with --format ranked, which keeps ties, or rank more.",
-        )
+        raise InputError(*_nothing_in(format))
     manifest = {
         "format": format,
         "rows": counts,
@@ -120,6 +117,17 @@ def _write_rows(
     }
     write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def _nothing_in(format: Format) -> tuple[str, str]:
+    if format == "demonstrations":
+        problem = "Nobody has edited an answer, so there are no demonstrations"
+        return problem, "Ask and edit some first: rlhf label --db DB --model MODEL"
+    if format == "kto":
+        problem = "The rankings hold ties only and there are no thumbs: kto would have no rows"
+    else:
+        problem = f"The rankings hold ties only, or thumbs: format {format} would have no rows"
+    return problem, "Export with --format ranked, which keeps everything, or rank more."
 
 
 def pairs(ranking: Ranking) -> Iterator[tuple[str, str, float]]:
@@ -179,19 +187,19 @@ def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
 
 
 def _kto_rows(record: RankedPrompt) -> Iterator[JsonObject]:
-    """KTO labels: the best tier is good, the worst is bad, the middle is left out."""
+    texts = {response.id: response.text for response in record.responses}
+    for response_id, label in labels(record.rankings):
+        completion = _answer(texts[response_id])
+        yield {"prompt": record.prompt.chat, "completion": completion, "label": label}
+
+
+def _demonstration_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    """What people wrote when they edited an answer."""
     texts = {response.id: response.text for response in record.responses}
     for ranking in record.rankings:
-        labels = dict.fromkeys(ranking.tiers[-1], False)
-        if ALL_BAD in ranking.flags:
-            labels = {i: False for tier in ranking.tiers for i in tier}
-        elif len(ranking.tiers) < 2:
-            continue
-        else:
-            labels |= dict.fromkeys(ranking.tiers[0], True)
-        for response_id, label in labels.items():
-            completion = _answer(texts[response_id])
-            yield {"prompt": record.prompt.chat, "completion": completion, "label": label}
+        if EDITED in ranking.flags:
+            completion = _answer(texts[ranking.tiers[0][0]])
+            yield {"prompt": record.prompt.chat, "completion": completion}
 
 
 ROWS: dict[str, Callable[[RankedPrompt], Iterator[JsonObject]]] = {
@@ -199,4 +207,5 @@ ROWS: dict[str, Callable[[RankedPrompt], Iterator[JsonObject]]] = {
     "trl-conversational": _conversational_rows,
     "hh": _hh_rows,
     "kto": _kto_rows,
+    "demonstrations": _demonstration_rows,
 }

@@ -42,12 +42,22 @@ def _past(row: dict[str, Any]) -> Past:
         task_id=row["task_id"],
         at=row["created_at"],
         prompt=prompt[:PROMPT_CHARACTERS],
-        answer=f"skipped: {row['reason']}" if row["tiers"] is None else in_letters(row),
+        answer=_answer(row),
     )
 
 
-def in_letters(row: dict[str, Any]) -> str:
-    """A ranking's tiers in the letters of the order shown."""
-    shown = json.loads(row["shown"])
-    letters = {response_id: chr(65 + place) for place, response_id in enumerate(shown)}
-    return " > ".join(" = ".join(letters[i] for i in tier) for tier in json.loads(row["tiers"]))
+def _answer(row: dict[str, Any]) -> str:
+    if row["tiers"] is None:
+        return f"skipped: {row['reason']}"
+    return in_letters(json.loads(row["shown"]), row["tiers"])
+
+
+def in_letters(shown: list[str], tiers: str) -> str:
+    """Stored tiers in the letters of an order shown."""
+    names = letters(shown)
+    return " > ".join(" = ".join(names[i] for i in tier) for tier in json.loads(tiers))
+
+
+def letters(shown: list[str]) -> dict[str, str]:
+    """The letter of every response on a screen: the first is A."""
+    return {response_id: chr(65 + place) for place, response_id in enumerate(shown)}

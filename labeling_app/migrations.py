@@ -180,6 +180,37 @@ JUDGES = (
 )
 
 
+DECISIONS = (
+    # Wanted on top of the overlap, because those who ranked the task differ.
+    "ALTER TABLE tasks ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",
+    # The task that this one settles; its ranking stands instead of those.
+    "ALTER TABLE tasks ADD COLUMN decides INTEGER REFERENCES tasks (id)",
+    "CREATE INDEX tasks_deciding ON tasks (decides) WHERE decides IS NOT NULL",
+)
+
+
+LIVE = (
+    """CREATE TABLE live_turns (
+        id TEXT PRIMARY KEY,
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        shown TEXT NOT NULL,
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX live_turns_of_annotator ON live_turns (annotator, created_at)",
+    # Programs that give feedback; a token is random, so its plain hash tells nothing.
+    """CREATE TABLE tokens (
+        name TEXT PRIMARY KEY REFERENCES annotators (name),
+        hash TEXT NOT NULL UNIQUE,
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+)
+
+
+DRAFTS = (
+    # Without it the look for one's own lapsed draft reads every assignment ever made.
+    "CREATE INDEX drafts_of_annotator ON drafts (annotator, updated_at)",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -208,4 +239,22 @@ def _checks(db: Database) -> None:
 @migrations(name="005_judges")
 def _judges(db: Database) -> None:
     for statement in JUDGES:
+        db.execute(statement)
+
+
+@migrations(name="006_decisions")
+def _decisions(db: Database) -> None:
+    for statement in DECISIONS:
+        db.execute(statement)
+
+
+@migrations(name="007_live")
+def _live(db: Database) -> None:
+    for statement in LIVE:
+        db.execute(statement)
+
+
+@migrations(name="008_drafts")
+def _drafts(db: Database) -> None:
+    for statement in DRAFTS:
         db.execute(statement)

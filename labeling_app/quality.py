@@ -24,6 +24,7 @@ from labeling_app.agreement import (
     top_share_by_position,
 )
 from labeling_app.checks import check_scores
+from labeling_app.deciding import decisions
 from labeling_app.history import in_letters
 from labeling_app.store import Store
 
@@ -31,6 +32,7 @@ LATEST = 5_000
 # Twice the speed of a very fast reader, about 1,200 words a minute.
 TOO_FAST_CHARACTERS_PER_SECOND = 120.0
 SHOWN_DISAGREEMENTS = 20
+SHOWN_NEXT = 10
 PROMPT_CHARACTERS = 140
 
 Tiers = list[list[str]]
@@ -77,12 +79,13 @@ class Person:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """A task on which people differ, and what each said, all in the letters of one screen."""
+    """A task on which people differ, what each said, and what a lead decided ("" is not yet)."""
 
     task_id: int
     prompt: str
     agreement: float
-    answers: list[tuple[str, str]]
+    answers: list[str]
+    decision: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,7 @@ class Quality:
     top_by_position: list[float] = field(default_factory=list)
     longer_wins: Interval | None = None
     disagreements: list[Disagreement] = field(default_factory=list)
+    next_tasks: list[tuple[str, str]] = field(default_factory=list)
 
 
 def measure_quality(store: Store) -> Quality:
@@ -126,7 +130,8 @@ def measure_quality(store: Store) -> Quality:
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
         top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgements]),
         longer_wins=mean_interval(longer),
-        disagreements=_disagreements(shared),
+        disagreements=_disagreements(store, shared),
+        next_tasks=_next_tasks(store),
     )
 
 
@@ -138,8 +143,27 @@ def _latest(store: Store) -> list[Judgement]:
         FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
         JOIN prompts p ON p.id = r.prompt_id
         JOIN tasks t ON t.id = r.task_id AND t.purpose IN ('rank', 'compare')
+            AND t.decides IS NULL
         WHERE r.live = 1 ORDER BY r.seq DESC LIMIT ?"""
     return [_judgement(row) for row in store.connections.db.query(query, [LATEST])]
+
+
+def _next_tasks(store: Store) -> list[tuple[str, str]]:
+    """Prompt and reason of what is given out next, where a reason was stored."""
+    query = """
+        SELECT p.messages, t.reason FROM (
+            SELECT prompt_id, reason, priority, id FROM tasks
+            WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')
+            ORDER BY priority DESC, id LIMIT ?) t
+        JOIN prompts p ON p.id = t.prompt_id WHERE t.reason <> ''
+        ORDER BY t.priority DESC, t.id"""
+    rows = store.connections.db.execute(query, [SHOWN_NEXT])
+    return [(_shortened(messages), reason) for messages, reason in rows]
+
+
+def _shortened(messages: str) -> str:
+    text: str = json.loads(messages)[-1]["content"]
+    return text[:PROMPT_CHARACTERS]
 
 
 def _judgement(row: dict[str, Any]) -> Judgement:
@@ -150,7 +174,7 @@ def _judgement(row: dict[str, Any]) -> Judgement:
         shown=json.loads(row["shown"]),
         seconds=row["duration_ms"] / 1000,
         at=row["created_at"],
-        prompt=json.loads(row["messages"])[-1]["content"][:PROMPT_CHARACTERS],
+        prompt=_shortened(row["messages"]),
         lengths=json.loads(row["lengths"]),
     )
 
@@ -202,24 +226,22 @@ def _person(
     )
 
 
-def _disagreements(shared: list[list[Judgement]]) -> list[Disagreement]:
-    """The tasks people agree on least, worst first; the letters are those of the first person."""
-    found = []
-    for group in shared:
-        values = _values(group, pair_agreement)
-        if not values or fmean(values) == 1.0:
-            continue
-        letters = group[0].shown
-        answers = [
-            (j.annotator, in_letters({"shown": json.dumps(letters), "tiers": json.dumps(j.tiers)}))
-            for j in group
-        ]
-        found.append(
-            Disagreement(
-                task_id=group[0].task_id,
-                prompt=group[0].prompt,
-                agreement=fmean(values),
-                answers=answers,
-            )
+def _disagreements(store: Store, shared: list[list[Judgement]]) -> list[Disagreement]:
+    """The tasks people agree on least, worst first and settled ones last.
+
+    The letters are those of one screen, and nobody is named: a decision should not follow names.
+    """
+    means = [(fmean(v), group) for group in shared if (v := _values(group, pair_agreement))]
+    differ = [(mean, group) for mean, group in means if mean < 1.0]
+    decided = decisions(store.connections, [group[0].task_id for _, group in differ])
+    differ.sort(key=lambda item: (item[1][0].task_id in decided, item[0]))
+    return [
+        Disagreement(
+            task_id=group[0].task_id,
+            prompt=group[0].prompt,
+            agreement=mean,
+            answers=sorted(in_letters(group[0].shown, json.dumps(j.tiers)) for j in group),
+            decision=in_letters(group[0].shown, decided.get(group[0].task_id, "[]")),
         )
-    return sorted(found, key=lambda item: item.agreement)[:SHOWN_DISAGREEMENTS]
+        for mean, group in differ[:SHOWN_DISAGREEMENTS]
+    ]

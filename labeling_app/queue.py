@@ -1,8 +1,8 @@
 """The queue of work: which task an annotator gets next, leases, drafts, submissions, skips, undo.
 
-`tasks.open` is how many more people a task wants: its overlap, less those who ranked it, less those
-who hold a live lease. Every change of an assignment keeps it right in the same transaction, so the
-next task is one step in an index.
+`tasks.open` is how many more people a task wants: its overlap (and one where people differ, see
+`overlap.py`), less those who ranked it, less those who hold a live lease. Every change of an
+assignment keeps it right in the same transaction, so the next task is one step in an index.
 """
 
 import json
@@ -16,6 +16,7 @@ from sqlite_utils import Database
 
 from labeling_app.checks import CheckRates, choose_check
 from labeling_app.database import Connections
+from labeling_app.overlap import ask_another
 from labeling_app.store import Store, ensure_annotator, insert_ranking
 from rlhf.errors import InputError
 from rlhf.records import Ranking
@@ -34,6 +35,7 @@ class Task:
     texts: tuple[str, ...]
     draft: dict[str, Any] | None
     purpose: str
+    decides: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +82,6 @@ class TaskQueue:
         with self.connections.write() as db:
             ensure_annotator(db, name, "human")
 
-    def set_overlap(self, overlap: int) -> None:
-        """Let `overlap` people rank each task, those already queued included."""
-        with self.connections.write() as db:
-            db.execute("INSERT OR REPLACE INTO settings VALUES ('overlap', ?)", [str(overlap)])
-            db.execute(
-                "UPDATE tasks SET open = open + :n - overlap, overlap = :n"
-                " WHERE overlap <> :n AND purpose = 'rank'",
-                {"n": overlap},
-            )
-
     def next_task(self, annotator: str) -> Task | None:
         """The task this annotator holds, or else a new one, leased; None when none is left."""
         with self.connections.write() as db:
@@ -101,14 +93,15 @@ class TaskQueue:
             )
             if task_id is None:
                 return None
-            self._lease(db, task_id, annotator)
+            self.lease(db, task_id, annotator)
             return _load_task(db, task_id, annotator)
 
     def busy_elsewhere(self, annotator: str) -> tuple[int, float | None]:
         """How many tasks for this annotator others hold now, and when the first comes free."""
         query = """
-            SELECT COUNT(*), MIN(expires_at) FROM assignments a
-            WHERE state = 'leased' AND expires_at > :now AND annotator <> :me AND NOT EXISTS (
+            SELECT COUNT(*), MIN(expires_at) FROM assignments a JOIN tasks t ON t.id = a.task_id
+            WHERE state = 'leased' AND expires_at > :now AND annotator <> :me
+            AND t.open = 0 AND t.only_for IS NULL AND NOT EXISTS (
                 SELECT 1 FROM assignments mine
                 WHERE mine.task_id = a.task_id AND mine.annotator = :me)"""
         arguments = {"now": time.time(), "me": annotator}
@@ -149,6 +142,7 @@ class TaskQueue:
                     supersedes=old["id"] if old else None,
                 )
             _finish(db, submission.task_id, annotator, "done")
+            ask_another(db, submission.task_id)
 
     def skip(self, annotator: str, *, skip_id: str, task_id: int, reason: str, note: str) -> None:
         """Put a task aside for this annotator; others still get it.
@@ -218,7 +212,8 @@ class TaskQueue:
             expires_at = time.time() + self.lease_seconds
             _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
 
-    def _lease(self, db: Database, task_id: int, annotator: str) -> None:
+    def lease(self, db: Database, task_id: int, annotator: str) -> None:
+        """Give a task to an annotator, in an order shuffled once for the two of them."""
         if _state(db, task_id, annotator) is None:
             [ids] = db.execute("SELECT responses FROM tasks WHERE id = ?", [task_id]).fetchone()
             shown = json.loads(ids)
@@ -316,9 +311,9 @@ def _shown(db: Database, task_id: int, annotator: str) -> list[str]:
 
 
 def _load_task(db: Database, task_id: int, annotator: str) -> Task:
-    query = """SELECT p.messages, t.purpose FROM tasks t JOIN prompts p ON p.id = t.prompt_id
-               WHERE t.id = ?"""
-    messages, purpose = db.execute(query, [task_id]).fetchone()
+    query = """SELECT p.messages, t.purpose, t.decides FROM tasks t
+               JOIN prompts p ON p.id = t.prompt_id WHERE t.id = ?"""
+    messages, purpose, decides = db.execute(query, [task_id]).fetchone()
     shown = _shown(db, task_id, annotator)
     texts = dict(_texts(db, shown))
     query = "SELECT state FROM drafts WHERE task_id = ? AND annotator = ?"
@@ -330,6 +325,7 @@ def _load_task(db: Database, task_id: int, annotator: str) -> Task:
         texts=tuple(texts[response_id] for response_id in shown),
         draft=json.loads(draft[0]) if draft else None,
         purpose=purpose,
+        decides=decides,
     )
 
 

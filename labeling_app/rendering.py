@@ -22,17 +22,19 @@ _markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(
 _markdown.disable("image")
 
 
+_cleaner = nh3.Cleaner(
+    tags=BLOCKS | HEADINGS | TABLES | INLINE,
+    attributes={"a": {"href"}, "ol": {"start"}},
+    url_schemes={"http", "https"},
+    link_rel="noopener noreferrer nofollow",
+)
+
+
 def to_html(text: str) -> str:
     """Render markdown to sanitised HTML; beyond 50,000 characters the text is shown as it is."""
     if len(text) > MAX_MARKDOWN_CHARACTERS:
         return f"<pre>{nh3.clean_text(text)}</pre>"
-    return nh3.clean(
-        _markdown.render(text),
-        tags=BLOCKS | HEADINGS | TABLES | INLINE,
-        attributes={"a": {"href"}, "ol": {"start"}},
-        url_schemes={"http", "https"},
-        link_rel="noopener noreferrer nofollow",
-    )
+    return _cleaner.clean(_markdown.render(text))
 
 
 def conversation_to_html(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 import getpass
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -9,12 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from labeling_app.checks import CheckRates
+from labeling_app.live import Live, Note, Voice
+from labeling_app.overlap import set_another_below, set_overlap
 from labeling_app.queue import TaskQueue
 from labeling_app.session import Board
 from labeling_app.store import Store
 from labeling_app.users import User, Users
 from rlhf.errors import InputError
 
+SHUTDOWN_SECONDS = 5  # somebody may be watching a long answer
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -24,51 +28,65 @@ def serve(
     host: str,
     port: int,
     annotator: str | None,
-    overlap: int,
+    overlap: int | None,
+    another_below: float | None,
     rubric: Path | None,
     flags: tuple[str, ...],
     checks: CheckRates,
+    voices: Sequence[Voice] = (),
+    live_responses: int = 2,
+    note: Note | None = None,
 ) -> dict[str, int]:
     """Serve the board until it is interrupted, then say how many rankings were made meanwhile.
 
-    With users in the database everybody signs in; without, one person labels on this machine.
+    With voices people can ask them, and the database may be new. With users in it everybody signs
+    in; without, one person labels on this machine.
 
     Raises:
         InputError: no database, nothing to rank, a port in use, a host that others can reach and no
             users to sign in, or an annotator named where people sign in.
     """
-    with Store(db, must_exist=True) as store:
-        _require_tasks(store, db)
+    with Store(db, must_exist=not voices) as store:
+        if not voices:
+            _require_tasks(store, db)
         users = Users(store)
         local = None if users.all() else (annotator or getpass.getuser())
         _require_fitting_access(host, annotator, local, db)
         queue = TaskQueue(store, checks=checks)
         if local:
             queue.add_annotator(local)
-        queue.set_overlap(overlap)
-        before = store.counts()["rankings"]
         _require_free_port(host, port)
+        if overlap is not None:
+            set_overlap(store.connections, overlap)
+        if another_below is not None:
+            set_another_below(store.connections, another_below)
+        before = store.counts()["rankings"]
         board = Board(
             store, queue, has_sign_in=local is None, rubric=_read_rubric(rubric), flags=flags
         )
-        _run(board, users, local, host, port)
+        live = Live(
+            store, voices, num_responses=live_responses, has_sign_in=local is None, note=note
+        )
+        _run(board, live if voices else None, users, local, host, port)
+        live.close()
         counts = store.counts()
     return {"new_rankings": counts["rankings"] - before, "open_tasks": counts["open"]}
 
 
-def _run(board: Board, users: Users, local: str | None, host: str, port: int) -> None:
+def _run(
+    board: Board, live: Live | None, users: Users, local: str | None, host: str, port: int
+) -> None:
     from labeling_app.access import Door, user_of_cookie
     from labeling_app.app import build_app
 
+    app = build_app(board, live)
     secret = board.store.secret
     if local is None:
-        door = Door(
-            build_app(board), find_user=user_of_cookie(users, secret), users=users, secret=secret
-        )
+        door = Door(app, find_user=user_of_cookie(users, secret), users=users, secret=secret)
     else:
         alone = User(name=local, role="admin", disabled=False, epoch=0)
         door = Door(
-            build_app(board),
+            app,
             find_user=lambda request: alone,
             users=None,
             secret=secret,
@@ -78,9 +96,17 @@ def _run(board: Board, users: Users, local: str | None, host: str, port: int) ->
     address = f"[{host}]" if ":" in host else host
     console = Console(stderr=True, highlight=False)
     console.print(f"Label {who}at [bold]http://{address}:{port}[/]  (Ctrl+C stops)")
+    if live is not None:
+        console.print(f"Ask the models at [bold]http://{address}:{port}/live[/]")
     if host not in LOOPBACK:
         console.print("Passwords travel in the clear: put a TLS proxy in front on an open network.")
-    uvicorn.run(door, host=host, port=port, log_level="warning")
+    uvicorn.run(
+        door,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
 
 
 def _read_rubric(path: Path | None) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from labeling_app.checks import feedback_on
+from labeling_app.deciding import open_decision, opinions_on
 from labeling_app.history import recent_work
 from labeling_app.queue import Submission, Task, TaskQueue
 from labeling_app.rendering import conversation_to_html, to_html
@@ -59,10 +60,13 @@ class Board:
             "skip": self._skip,
             "undo": self._undo,
             "open": self._open,
+            "decide": self._decide,
         }
 
-    def answer(self, annotator: str, payload: Payload) -> Payload:
+    def answer(self, annotator: str, payload: Payload, *, may_lead: bool = False) -> Payload:
         """Do what the browser asks and say what comes next."""
+        if payload.get("op") == "decide" and not may_lead:
+            return _refusal("Decisions are for leads.")
         try:
             return self._answer(annotator, payload)
         except InputError as error:
@@ -83,8 +87,11 @@ class Board:
         operation = self._operations.get(str(name))
         if operation is None:
             return _refusal(f"Unknown operation {name!r}. Reload the page.")
-        operation(annotator, payload)
-        screen = self._screen(annotator)
+        # One commit for the ranking and the next task: half the waits for the disk.
+        with self.store.connections.write():
+            operation(annotator, payload)
+            task = self.queue.next_task(annotator)
+        screen = self._screen(annotator, task)
         if name == "submit":
             screen["feedback"] = self._feedback(annotator, payload)
         return screen
@@ -115,15 +122,17 @@ class Board:
     def _open(self, annotator: str, payload: Payload) -> None:
         self.queue.reopen(annotator, int(payload["task_id"]))
 
+    def _decide(self, annotator: str, payload: Payload) -> None:
+        open_decision(self.queue, annotator, int(payload["task_id"]))
+
     def _history(self, annotator: str) -> list[Payload]:
         return [asdict(past) for past in recent_work(self.store.connections, annotator)]
 
     def _draft(self, annotator: str, payload: Payload) -> None:
         self.queue.save_draft(annotator, int(payload["task_id"]), dict(payload["state"]))
 
-    def _screen(self, annotator: str) -> Payload:
+    def _screen(self, annotator: str, task: Task | None) -> Payload:
         """The task to show now, progress, and why there is none if there is none."""
-        task = self.queue.next_task(annotator)
         counts = self.store.counts()
         return {
             "ok": True,
@@ -137,8 +146,14 @@ class Board:
             "rubric": self.rubric,
             "skip_reasons": SKIP_REASONS,
             "task": task_payload(task) if task else None,
+            "opinions": self._opinions(task),
             "nothing_left": "" if task else self._nothing_left(annotator, counts),
         }
+
+    def _opinions(self, task: Task | None) -> list[Payload]:
+        if task is None or task.decides is None:
+            return []
+        return [asdict(opinion) for opinion in opinions_on(self.store.connections, task)]
 
     def _nothing_left(self, annotator: str, counts: dict[str, int]) -> str:
         num_busy, until = self.queue.busy_elsewhere(annotator)

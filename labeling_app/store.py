@@ -1,7 +1,8 @@
 """What the label database holds: prompts, responses, annotators and rankings.
 
-SQL stands here, in `queue.py` (who ranks what next), `history.py`, `users.py` and `migrations.py`,
-and nowhere else. A worked example:
+The other files that hold SQL have tables of their own, or one question of their own: `queue.py`,
+`overlap.py`, `checks.py`, `deciding.py`, `users.py`, `judge_log.py`; `history.py`, `quality.py`.
+A worked example:
 
     with Store(Path("labels.db")) as store:
         store.add_prompts([prompt])
@@ -21,6 +22,7 @@ from typing import Any, Self, get_args
 from sqlite_utils import Database
 
 from labeling_app.database import Connections
+from labeling_app.overlap import default_overlap
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import (
@@ -35,6 +37,7 @@ from rlhf.records import (
 )
 
 KINDS: tuple[AnnotatorKind, ...] = get_args(AnnotatorKind)
+ADJUDICATED = "adjudicated"
 Row = dict[str, Any]
 
 
@@ -95,8 +98,10 @@ class Store:
             )
             return _total(db, "prompts") - before
 
-    def add_responses(self, responses: Iterable[Response]) -> int:
+    def add_responses(self, responses: Iterable[Response], *, queue: bool = True) -> int:
         """Store responses that are not there yet and queue their prompts for ranking.
+
+        Without `queue` they are only kept: somebody has judged them already.
 
         Returns how many were new.
 
@@ -117,7 +122,8 @@ class Store:
                 )
                 if cursor.rowcount:
                     touched[response.prompt_id] = None
-            _queue_tasks(db, touched)
+            if queue:
+                _queue_tasks(db, touched)
             return _total(db, "responses") - before
 
     def prompts(self, split: Split | None = None) -> list[Prompt]:
@@ -175,6 +181,9 @@ class Store:
     ) -> Iterator[RankedPrompt]:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
+        Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
+        of those it settles, unless particular annotators are asked for.
+
         Args:
             kinds: only rankings of these kinds of annotator; empty means all.
             annotators: only rankings of these annotators; empty means all.
@@ -185,7 +194,7 @@ class Store:
                 if responses:
                     rankings = tuple(
                         ranking
-                        for ranking in _rankings(db, row["id"])
+                        for ranking in _rankings(db, row["id"], settled=not annotators)
                         if (not kinds or ranking.kind in kinds)
                         and (not annotators or ranking.annotator in annotators)
                     )
@@ -246,7 +255,7 @@ def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
 
 
 def ranking_from_row(row: Row) -> Ranking:
-    """A ranking from its row joined with its annotator's kind.
+    """A ranking from its row joined with its annotator's kind and what its task decides.
 
     The board lets people leave some strengths open; a `Ranking` has them all or none.
     """
@@ -258,7 +267,7 @@ def ranking_from_row(row: Row) -> Ranking:
         kind=row["kind"],
         tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
         strengths=tuple(strengths) if all(strengths) else (),
-        flags=tuple(json.loads(row["flags"])),
+        flags=(*json.loads(row["flags"]), *([ADJUDICATED] if row["decides"] else [])),
         note=row["note"],
     )
 
@@ -311,6 +320,7 @@ def _queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
             continue
         untouched = db.execute(
             "SELECT id FROM tasks t WHERE prompt_id = ? AND purpose = 'rank'"
+            " AND only_for IS NULL"
             " AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id)",
             [prompt_id],
         ).fetchone()
@@ -322,12 +332,6 @@ def _queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
                 " VALUES (?, ?, ?, ?, ?)",
                 [prompt_id, _dump(ids), overlap, overlap, time.time()],
             )
-
-
-def default_overlap(db: Database) -> int:
-    """How many people rank each new task."""
-    row = db.execute("SELECT value FROM settings WHERE name = 'overlap'").fetchone()
-    return int(row[0]) if row else 1
 
 
 def _response_values(response: Response) -> list[Any]:
@@ -372,11 +376,14 @@ def _response(row: Row) -> Response:
     )
 
 
-def _rankings(db: Database, prompt_id: str) -> list[Ranking]:
+def _rankings(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
     query = """
-        SELECT r.*, a.kind FROM rankings r
+        SELECT r.*, a.kind, t.decides FROM rankings r
         JOIN annotators a ON a.name = r.annotator
         LEFT JOIN tasks t ON t.id = r.task_id
         WHERE r.prompt_id = ? AND r.live = 1 AND COALESCE(t.purpose, 'rank') IN ('rank', 'compare')
+        AND NOT (? AND EXISTS (
+            SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
+            WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))
         ORDER BY r.seq"""
-    return [ranking_from_row(row) for row in db.query(query, [prompt_id])]
+    return [ranking_from_row(row) for row in db.query(query, [prompt_id, settled])]

@@ -1,7 +1,9 @@
 """Policy and critic as one module, so that one engine shards, wraps and steps both.
 
-Letters: B sequences, R response tokens.
+Letters: B sequences, R response tokens, d hidden size.
 """
+
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,18 +21,28 @@ class PolicyAndCritic(nn.Module):
     Args:
         policy: the language model.
         critic: a reward model; its head, read at every token instead of the last, gives the values.
-        value_bias: the reward model's constant, added to every value.
+            None where advantages come without a critic.
+        value_bias: the reward model's constant, added to every value; kept in checkpoints.
     """
 
-    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel, value_bias: float) -> None:
+    def __init__(
+        self, policy: PreTrainedModel, critic: PreTrainedModel | None, value_bias: float
+    ) -> None:
         super().__init__()
         self.policy = policy
-        self.critic = critic
-        self.value_bias = value_bias
+        self.critic: Any = critic
+        self.value_bias: Tensor
+        self.register_buffer("value_bias", torch.tensor(value_bias))
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What is trained, by name."""
+        critic = {} if self.critic is None else {"critic": self.critic}
+        return {"policy": self.policy, **critic}
 
     def forward(
         self, sequences: Sequences, episodes: int, temperature: float
-    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "E R"]]:
+    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "E R"] | None]:
         """Log-probs of every response token, and values before each token of the first rows.
 
         Both in one forward, because data-parallel wrappers synchronise gradients per forward of
@@ -42,23 +54,30 @@ class PolicyAndCritic(nn.Module):
             temperature: sampling temperature.
 
         Returns:
-            Log-probs of all rows and values of the first `episodes` rows.
+            Log-probs of all rows; values of the first `episodes` rows, None without a critic.
         """
-        logits = response_logits(self.policy, sequences, temperature)
-        log_probs = log_probs_of(logits, sequences.responses)
+        logits = response_logits(self.policy, sequences)
+        log_probs = log_probs_of(logits, sequences.responses, temperature)
+        if self.critic is None:
+            return log_probs, None
         return log_probs, self.values(sequences.rows(slice(0, episodes)))
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """The critic's value before each response token."""
-        batch = sequences.joined
-        length = sequences.responses.ids.shape[1]
-        hidden = self.critic.base_model(
-            input_ids=batch.ids,
-            attention_mask=batch.mask.long(),
-            position_ids=position_ids(batch.mask),
-            use_cache=False,
-        ).last_hidden_state[:, -length - 1 : -1]
+        hidden = self.critic_features(sequences)
         head = reward_head(self.critic)
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = head(hidden.to(head.weight.dtype)).squeeze(2)
         return values.float() + self.value_bias
+
+    def critic_features(self, sequences: Sequences) -> Float[Tensor, "B R d"]:
+        """What the critic's head reads before each response token."""
+        batch = sequences.joined
+        length = sequences.responses.ids.shape[1]
+        hidden: Tensor = self.critic.base_model(
+            input_ids=batch.ids,
+            attention_mask=batch.mask.long(),
+            position_ids=position_ids(batch.mask),
+            use_cache=False,
+        ).last_hidden_state
+        return hidden[:, -length - 1 : -1]

@@ -1,6 +1,7 @@
-"""Advantages: how much better each token was than the critic expected.
+"""Advantages: how much better a token was than the critic, or a response than others, let expect.
 
-Letters: B sequences, R response tokens. Masks are True at real tokens.
+Letters: B sequences, R response tokens, P prompts, K responses to each.
+Masks are True at real tokens.
 """
 
 import torch
@@ -42,6 +43,22 @@ def generalized_advantages(
         next_value = values[:, t] * mask[:, t]
         advantages[:, t] = next_advantage
     return advantages, (advantages + values) * mask
+
+
+def leave_one_out(rewards: Float[Tensor, "P K"]) -> Float[Tensor, "P K"]:
+    """RLOO (arXiv 2402.14740, eq. 8): r_i − mean_{j≠i} r_j over K ≥ 2 responses to each prompt."""
+    samples = rewards.shape[1]
+    return (rewards - rewards.mean(dim=1, keepdim=True)) * samples / (samples - 1)
+
+
+def group_relative(rewards: Float[Tensor, "P K"], *, scale: bool) -> Float[Tensor, "P K"]:
+    """GRPO (arXiv 2402.03300, section 4.1.2): (r − mean) / (std + 1e-4) of each prompt's responses.
+
+    The standard deviation is the unbiased one. Without `scale` there is no division (arXiv
+    2503.20783): prompts on which all responses are alike then count for little.
+    """
+    centered = rewards - rewards.mean(dim=1, keepdim=True)
+    return centered / (rewards.std(dim=1, keepdim=True) + 1e-4) if scale else centered
 
 
 def whiten(

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.generate import Sample
+from policies.generate import Sample, sample_responses
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import forward_kl_k3, reverse_kl_k1, reverse_kl_k3
 from policies.reference_store import ReferenceRow, ReferenceStore, require_reference_of
@@ -44,8 +44,8 @@ def score_responses(
             pad_right([responses[row] for row in rows], pad_id),
         ).to(accelerator.device)
         with accelerator.autocast():
-            logits = response_logits(model, sequences, temperature)
-        log_probs = log_probs_of(logits, sequences.responses).cpu()
+            logits = response_logits(model, sequences)
+        log_probs = log_probs_of(logits, sequences.responses, temperature).cpu()
         scored |= {row: log_probs[i, : len(responses[row])] for i, row in enumerate(rows)}
     return [scored[row] for row in range(len(responses))]
 
@@ -82,6 +82,32 @@ def audit_reverse_kl(
         **estimate(nats, [len(mine) for mine in ours], [str(ids) for ids in prompts]),
         "estimator": "k1",
         "k3_nats": statistics.fmean(_nats(reverse_kl_k3, mine, other) for mine, other in pairs),
+    }
+
+
+def audit_policy(
+    accelerator: Accelerator,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    store: ReferenceStore,
+    groups: Sequence[tuple[ReferenceRow, ...]],
+    batch_size: int,
+) -> dict[str, Any]:
+    """Both KLs: forward on the stored rows of some prompts, reverse on fresh answers to them."""
+    prompts = [group[0].prompt_ids for group in groups]
+    temperature = store.sampling.temperature
+    samples = sample_responses(accelerator, policy, tokenizer, prompts, store.sampling, batch_size)
+    reference = load_reference_model(store, accelerator)
+    reverse = audit_reverse_kl(
+        accelerator, policy, reference, tokenizer, prompts, samples, temperature
+    )
+    rows = [row for group in groups for row in group]
+    return {
+        "forward": measure_forward_kl(accelerator, policy, tokenizer, rows, temperature),
+        "reverse": {
+            **reverse,
+            "audit": "measured after training with the reference model loaded",
+        },
     }
 
 

@@ -1,262 +1,300 @@
 """`rlhf evaluate`: is the policy better than what the original model said to the same prompts?
 
 The answers y* are sampled now, with the settings that the stored originals y0 were sampled with;
-every y* meets every y0 of its prompt, a tie counting half. Intervals resample prompts, because
-answers to one prompt resemble each other.
+every y* meets every y0 of its prompt, a tie counting half. Another model may answer the same
+prompts and be compared with the policy too. Intervals resample prompts, because answers to one
+prompt resemble each other.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 from jaxtyping import Float
 from numpy import ndarray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policies.answers import Side, as_records, sample_answers, sample_rival, stored_answers
 from policies.audit import audit_reverse_kl, load_reference_model, measure_forward_kl
-from policies.generate import Sample, decode, sample_responses
+from policies.evaluate_settings import EvaluateSettings
+from policies.judges import AIJudge, score_with_model, score_with_signal
 from policies.reference_store import ReferenceRow, ReferenceStore, open_store
-from policies.report import Pair, write_report
-from policies.report import Sample as ShownSample
-from policies.settings import EvaluateSettings
-from policies.statistics import compare, distinct_n, judge_wins, spread
-from reward.scoring import Scorer, load_scorer
+from policies.report import Exhibit, headline, write_report
+from policies.statistics import compare
+from policies.summary import (
+    best_of_n_curve,
+    length_groups,
+    sides_of,
+    win_rates,
+    win_rates_within,
+)
+from reward.scoring import load_scorer
 from rlhf.distributed import start
 from rlhf.errors import InputError
-from rlhf.metrics import progress, read_metrics
+from rlhf.jsonl import write_jsonl
+from rlhf.judge import Endpoint
+from rlhf.metrics import read_metrics
 from rlhf.models import describe_model, load_causal_lm, model_folder, require_same_tokenizer
+from rlhf.records import Prompt
 from rlhf.rundir import RunDir, open_stage, require_done, stage_status
 from rlhf.signals import Signal, load_signal
-from rlhf.tokens import load_tokenizer, pad_right
+from rlhf.tokens import load_tokenizer
 
-Scores = Float[ndarray, "P N"]
+Scores = dict[str, dict[str, Float[ndarray, "P N"]]]
+Wins = dict[str, Float[ndarray, " P"]]
+
+RIVAL_SEED_STRIDE = 1  # a rival that is the policy itself must not repeat its answers
 
 
-@dataclass(frozen=True)
-class Answers:
-    """For every prompt its stored originals (M each) and the policy's answers (S each)."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is evaluated, read and checked before anything is written."""
 
-    groups: Sequence[tuple[ReferenceRow, ...]]
-    samples: Sequence[Sequence[Sample]]
-    texts: Sequence[Sequence[str]]
+    settings: EvaluateSettings
+    store: ReferenceStore
+    groups: list[tuple[ReferenceRow, ...]]
+    policy: dict[str, str]
+    reward: dict[str, str]
+    rival: dict[str, str] | None
+    gold: Signal | None
+    rubric: str
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts to answer."""
+        return [group[0].prompt for group in self.groups]
+
+    @property
+    def inputs(self) -> dict[str, dict[str, str]]:
+        """Path and hash of everything that the result depends on."""
+        store = {"path": str(self.settings.reference), "hash": self.store.content_hash}
+        rival = {"against": self.rival} if self.rival else {}
+        return {"policy": self.policy, "reward": self.reward, "reference": store, **rival}
 
 
 def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
-    """Run the stage and return its report.
+    """Run the stage and return the main numbers of its report.
 
     Raises:
         InputError: an input is missing or unfinished, belongs to another model, or the split is
             empty.
     """
     began = time.monotonic()
+    comparison = prepare(settings)
+    accelerator = start(settings.precision, settings.seed)
+    run = open_stage(settings.out, "evaluate", settings, comparison.inputs, resume=settings.resume)
+    if run.is_done:
+        return headline(run.read_report())
+    with stage_status(run):
+        tokenizer = load_tokenizer(comparison.policy["path"])
+        model = load_causal_lm(comparison.policy["path"]).to(accelerator.device)
+        model.eval()
+        sides = answer(accelerator, model, tokenizer, comparison)
+        sampling = comparison.store.sampling
+        records = as_records(comparison.prompts, list(sides.values()), sampling)
+        write_jsonl(run.answers, (record.to_json() for record in records))
+        scores = score(accelerator, tokenizer, sides, comparison)
+        wins = {
+            name: judge(sides, name, scores, comparison, run) for name in sides if name != "policy"
+        }
+        report = {
+            "judges": describe_judges(settings, comparison),
+            **summarise(sides, scores, wins, comparison),
+            "kl": measure_kls(accelerator, model, tokenizer, sides["policy"], comparison),
+            "seed": settings.seed,
+            "split": settings.split,
+            "samples_per_prompt": settings.samples,
+            "inputs": comparison.inputs,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        metrics = read_metrics(RunDir(Path(settings.policy)).metrics_file)
+        shown = exhibits(comparison.prompts, sides, scores, wins["reference"])
+        write_report(report, shown, metrics, run.report_json, run.report_html)
+    return headline(run.read_report())
+
+
+def prepare(settings: EvaluateSettings) -> Comparison:
+    """Read and check the inputs; no weights are loaded yet.
+
+    Raises:
+        InputError: one is missing or unfinished, or belongs to another model.
+    """
     gold = load_signal(settings.gold) if settings.gold else None
+    rubric = read_rubric(settings.judge_rubric)
     store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
-    policy_path = model_folder(settings.policy, "ppo", "policy")
-    policy = describe_model(policy_path)
+    policy = describe_model(model_folder(settings.policy, "ppo", "policy"))
     reward = describe_model(model_folder(settings.reward, "reward", "model"))
     require_same_tokenizer(reward, policy)
     require_same_tokenizer(store.manifest["model"], policy)
+    rival = settings.against and describe_model(model_folder(settings.against, "ppo", "policy"))
     groups = store.by_prompt(settings.split)
     if not groups:
         raise InputError(
             f"The store {settings.reference} has no prompts of the split {settings.split!r}",
             "Import prompts of that split (`rlhf import --split test`), or give --split train.",
         )
-    inputs = {
-        "policy": policy,
-        "reward": reward,
-        "reference": {"path": str(settings.reference), "hash": store.content_hash},
-    }
-    accelerator = start(settings.precision, settings.seed)
-    run = open_stage(settings.out, "evaluate", settings, inputs, resume=settings.resume)
-    if run.is_done:
-        return brief(run.read_report())
-    with stage_status(run):
-        tokenizer = load_tokenizer(policy_path)
-        model = load_causal_lm(policy_path).to(accelerator.device)
-        model.eval()
-        answers = answer(accelerator, model, tokenizer, groups, store, settings)
-        scorer = load_scorer(reward["path"], accelerator)
-        judged = {"reward": score_with_model(answers, scorer, tokenizer)}
-        if gold is not None:
-            judged["gold"] = score_with_signal(answers, gold)
-        report = {
-            "judges": {
-                "reward": {"kind": "reward model", "name": reward["path"]},
-                **({"gold": {"kind": "signal", "name": settings.gold}} if gold else {}),
-            },
-            **summarise(answers, judged, settings.seed),
-            "kl": measure_kls(accelerator, model, tokenizer, answers, store),
-            "seed": settings.seed,
-            "split": settings.split,
-            "samples_per_prompt": settings.samples,
-            "inputs": inputs,
-            "seconds": round(time.monotonic() - began, 1),
-        }
-        metrics = read_metrics(RunDir(Path(settings.policy)).metrics_file)
-        shown = side_by_side(answers, judged)
-        write_report(report, shown, metrics, run.report_json, run.report_html)
-    return brief(run.read_report())
+    return Comparison(
+        settings=settings,
+        store=store,
+        groups=groups,
+        policy=policy,
+        reward=reward,
+        rival=rival or None,
+        gold=gold,
+        rubric=rubric,
+    )
+
+
+def read_rubric(path: Path | None) -> str:
+    """The text that a judge model judges by; empty when there is none.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if path is None:
+        return ""
+    if not path.is_file():
+        raise InputError(f"No such rubric: {path}", "Give --judge-rubric a text file.")
+    return path.read_text(encoding="utf-8")
 
 
 def answer(
     accelerator: Accelerator,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    groups: Sequence[tuple[ReferenceRow, ...]],
-    store: ReferenceStore,
-    settings: EvaluateSettings,
-) -> Answers:
-    """Sample the policy's answers, `settings.samples` to each prompt."""
-    prompts = [group[0].prompt_ids for group in groups for _ in range(settings.samples)]
-    with progress("answers", total=len(prompts)) as bar:
-        samples = sample_responses(
-            accelerator,
-            model,
-            tokenizer,
-            prompts,
-            store.sampling,
-            settings.batch_size,
-            bar.advance,
+    comparison: Comparison,
+) -> dict[str, Side]:
+    """The stored answers, the policy's, and the rival's if there is one."""
+    settings = comparison.settings
+    how = {"samples": settings.samples, "batch_size": settings.batch_size}
+    sampling = replace(comparison.store.sampling, seed=settings.seed)
+    encoded = [group[0].prompt_ids for group in comparison.groups]
+    sides = {
+        "reference": stored_answers(comparison.groups, comparison.store.manifest["model"]),
+        "policy": sample_answers(
+            accelerator, model, tokenizer, comparison.policy, encoded, sampling, **how
+        ),
+    }
+    if comparison.rival:
+        sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
+        sides["rival"] = sample_rival(
+            accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, **how
         )
-    grouped = [
-        samples[first : first + settings.samples]
-        for first in range(0, len(samples), settings.samples)
-    ]
-    texts = [[decode(tokenizer, sample) for sample in part] for part in grouped]
-    return Answers(groups, grouped, texts)
+    return sides
 
 
-def score_with_model(
-    answers: Answers, scorer: Scorer, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Scores, Scores]:
-    """The reward model's scores of the policy's answers (P, S) and of the originals (P, M)."""
-    pad_id = int(tokenizer.pad_token_id)
-
-    def score(pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-        batch = pad_right([prompt + response for prompt, response in pairs], pad_id)
-        return scorer(batch).tolist()
-
-    ours = [
-        (group[0].prompt_ids, sample.token_ids)
-        for group, samples in zip(answers.groups, answers.samples, strict=True)
-        for sample in samples
-    ]
-    theirs = [(row.prompt_ids, row.response_ids) for group in answers.groups for row in group]
-    shape = (len(answers.groups), -1)
-    return np.array(score(ours)).reshape(shape), np.array(score(theirs)).reshape(shape)
+def score(
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    sides: Mapping[str, Side],
+    comparison: Comparison,
+) -> Scores:
+    """What the reward model and the gold function give every answer."""
+    scorer = load_scorer(comparison.reward["path"], accelerator)
+    encoded = [group[0].prompt_ids for group in comparison.groups]
+    scores = {"reward": score_with_model(encoded, sides, scorer, int(tokenizer.pad_token_id))}
+    if comparison.gold is not None:
+        scores["gold"] = score_with_signal(comparison.prompts, sides, comparison.gold)
+    return scores
 
 
-def score_with_signal(answers: Answers, signal: Signal) -> tuple[Scores, Scores]:
-    """A function's scores of the policy's answers (P, S) and of the originals (P, M)."""
-    ours = [
-        [signal(group[0].prompt.text, text) for text in texts]
-        for group, texts in zip(answers.groups, answers.texts, strict=True)
-    ]
-    theirs = [[signal(row.prompt.text, row.text) for row in group] for group in answers.groups]
-    return np.array(ours), np.array(theirs)
+def judge(
+    sides: Mapping[str, Side], other: str, scores: Scores, comparison: Comparison, run: RunDir
+) -> Wins:
+    """By every judge, each prompt's share of comparisons that the policy won against `other`."""
+    settings = comparison.settings
+    wins = {name: compare(of["policy"], of[other]) for name, of in scores.items()}
+    if settings.judge_endpoint:
+        asked = AIJudge(
+            endpoint=Endpoint(url=settings.judge_endpoint, model=settings.judge_model),
+            rubric=comparison.rubric,
+            parallel=settings.judge_parallel,
+            log=run.judge_log,
+        )
+        wins["ai"] = asked.wins(comparison.prompts, sides["policy"], sides[other])
+    return wins
+
+
+def describe_judges(
+    settings: EvaluateSettings, comparison: Comparison
+) -> dict[str, dict[str, str]]:
+    """Kind and name of every judge."""
+    judges = {"reward": {"kind": "reward model", "name": comparison.reward["path"]}}
+    if settings.gold:
+        judges["gold"] = {"kind": "signal", "name": settings.gold}
+    if settings.judge_endpoint:
+        judges["ai"] = {"kind": "AI judge", "name": settings.judge_model}
+    return judges
 
 
 def summarise(
-    answers: Answers, judged: dict[str, tuple[Scores, Scores]], seed: int
+    sides: Mapping[str, Side], scores: Scores, wins: Mapping[str, Wins], comparison: Comparison
 ) -> dict[str, Any]:
-    """Win rates, scores, lengths, endings and variety of both sides, as report.json holds them."""
-    sources = np.array([group[0].prompt.source for group in answers.groups])
-    win_rate, by_source = {}, {}
-    for judge, (ours, theirs) in judged.items():
-        wins = compare(ours, theirs)
-        win_rate[judge] = judge_wins(wins, seed=seed).to_json()
-        by_source[judge] = {
-            str(source): judge_wins(wins[sources == source], seed=seed).to_json()
-            for source in sorted(set(sources))
-        }
-    scores = {
-        judge: {"policy": ours.ravel().tolist(), "reference": theirs.ravel().tolist()}
-        for judge, (ours, theirs) in judged.items()
+    """Win rates and the measures of every side, as report.json holds them."""
+    seed = comparison.settings.seed
+    sources = [group[0].prompt.source for group in comparison.groups]
+    lengths = [len(group[0].prompt_ids) for group in comparison.groups]
+    groups = length_groups(lengths)
+    by_length = dict.fromkeys(name for _, name in sorted(zip(lengths, groups, strict=True)))
+    rates = {name: win_rates(of, sides["policy"], sides[name], seed) for name, of in wins.items()}
+    first = wins["reference"]
+    report = {
+        "win_rate": rates["reference"],
+        "win_rate_by_source": win_rates_within(first, sources, sorted(set(sources)), seed),
+        "win_rate_by_length": win_rates_within(first, groups, by_length, seed),
+        "best_of_n": best_of_n_curve(scores),
+        **sides_of(sides, scores),
     }
-    samples = [sample for part in answers.samples for sample in part]
-    rows = [row for group in answers.groups for row in group]
-    return {
-        "win_rate": win_rate,
-        "win_rate_by_source": by_source,
-        "scores": scores,
-        **{
-            judge: {
-                "policy": spread(ours.ravel()).to_json(),
-                "reference": spread(theirs.ravel()).to_json(),
-            }
-            for judge, (ours, theirs) in judged.items()
-        },
-        "length": {
-            "policy": float(np.mean([len(sample.token_ids) for sample in samples])),
-            "reference": float(np.mean([len(row.response_ids) for row in rows])),
-        },
-        "eos_rate": {
-            "policy": float(np.mean([sample.finished for sample in samples])),
-            "reference": float(np.mean([row.finished for row in rows])),
-        },
-        "distinct": distinct(answers),
-    }
-
-
-def distinct(answers: Answers) -> dict[str, dict[str, float]]:
-    """Distinct-1 and distinct-2 of one answer per prompt on each side: sets of equal size."""
-    ours = [texts[0] for texts in answers.texts]
-    theirs = [group[0].text for group in answers.groups]
-    return {
-        side: {f"distinct_{n}": distinct_n(texts, n) for n in (1, 2)}
-        for side, texts in (("policy", ours), ("reference", theirs))
-    }
+    if comparison.rival:
+        report["rival"] = {"name": comparison.settings.against, "win_rate": rates["rival"]}
+    return report
 
 
 def measure_kls(
     accelerator: Accelerator,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    answers: Answers,
-    store: ReferenceStore,
+    ours: Side,
+    comparison: Comparison,
 ) -> dict[str, Any]:
     """Forward KL from the store; reverse KL of the policy's answers with the reference loaded."""
-    temperature = store.sampling.temperature
-    rows = [row for group in answers.groups for row in group]
-    samples = [sample for part in answers.samples for sample in part]
+    temperature = comparison.store.sampling.temperature
+    rows = [row for group in comparison.groups for row in group]
     prompts = [
         group[0].prompt_ids
-        for group, part in zip(answers.groups, answers.samples, strict=True)
+        for group, part in zip(comparison.groups, ours.samples, strict=True)
         for _ in part
     ]
+    samples = [sample for part in ours.samples for sample in part]
     forward = measure_forward_kl(accelerator, model, tokenizer, rows, temperature)
-    reference = load_reference_model(store, accelerator)
+    reference = load_reference_model(comparison.store, accelerator)
     reverse = audit_reverse_kl(
         accelerator, model, reference, tokenizer, prompts, samples, temperature
     )
-    return {"forward": forward, "reverse": reverse}
+    kls = {"forward": forward, "reverse": reverse}
+    return {name: {**kl, "sqrt_nats": max(0.0, kl["nats"]) ** 0.5} for name, kl in kls.items()}
 
 
-def side_by_side(answers: Answers, judged: dict[str, tuple[Scores, Scores]]) -> list[ShownSample]:
-    """The first answer and the first original of every prompt, and what the judges say of both."""
+def exhibits(
+    prompts: Sequence[Prompt], sides: Mapping[str, Side], scores: Scores, wins: Wins
+) -> list[Exhibit]:
+    """The first answer of every side to every prompt, and what the judges say of them."""
 
-    def pair(judge: str, row: int) -> Pair:
-        ours, theirs = judged[judge]
-        return Pair(reference=float(theirs[row, 0]), policy=float(ours[row, 0]))
+    def verdict(row: int) -> dict[str, float]:
+        return {"policy": float(wins["ai"][row]), "reference": 1 - float(wins["ai"][row])}
 
     return [
-        ShownSample(
-            prompt=group[0].prompt.text,
-            reference=group[0].text,
-            policy=texts[0],
-            rewards=pair("reward", row),
-            golds=pair("gold", row) if "gold" in judged else None,
+        Exhibit(
+            turns=prompt.chat,
+            answers={name: side.texts[row][0] for name, side in sides.items()},
+            scores={
+                judge: {name: float(values[row, 0]) for name, values in of.items()}
+                for judge, of in scores.items()
+            }
+            | ({"ai": verdict(row)} if "ai" in wins else {}),
         )
-        for row, (group, texts) in enumerate(zip(answers.groups, answers.texts, strict=True))
+        for row, prompt in enumerate(prompts)
     ]
-
-
-def brief(report: dict[str, Any]) -> dict[str, Any]:
-    """The part of a report that fits on a terminal."""
-    names = ("win_rate", "kl", "length", "eos_rate", "distinct", "reward", "gold", "seconds")
-    return {name: report[name] for name in names if name in report}

@@ -76,7 +76,7 @@ def sample_responses(
         batch_size: sequences sampled at once.
         on_batch: told how many responses each batch has added.
     """
-    config = _generation_config(tokenizer, sampling)
+    config = generation_config(tokenizer, sampling)
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     samples: dict[int, Sample] = {}
     was_training = model.training
@@ -93,7 +93,7 @@ def sample_responses(
             )
         new_ids = output[:, batch.ids.shape[1] :].tolist()
         samples |= {
-            row: _cut(ids, int(tokenizer.eos_token_id))
+            row: cut(ids, int(tokenizer.eos_token_id))
             for row, ids in zip(rows, new_ids, strict=True)
         }
         on_batch(len(rows))
@@ -101,7 +101,8 @@ def sample_responses(
     return [samples[row] for row in range(len(prompts))]
 
 
-def _generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> GenerationConfig:
+def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> GenerationConfig:
+    """How `generate` samples."""
     # top_k and top_p stand here even when off: unset ones would come from the model's own config
     return GenerationConfig(
         do_sample=True,
@@ -115,7 +116,7 @@ def _generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -
     )
 
 
-def _cut(ids: list[int], eos_id: int) -> Sample:
+def cut(ids: list[int], eos_id: int) -> Sample:
     """Drop what follows the first end token; the end token itself belongs to the response."""
     if eos_id in ids:
         return Sample(ids[: ids.index(eos_id) + 1], finished=True)
@@ -153,7 +154,9 @@ def generate_responses(
         tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
     )
     accelerator = start(settings.precision, settings.seed)
-    model = load_causal_lm(settings.model).to(accelerator.device).eval()
+    # nothing is trained here: weights in the precision they are multiplied in need no casts
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    model = load_causal_lm(settings.model, dtype).to(accelerator.device).eval()
     sampling = Sampling(
         temperature=settings.temperature,
         top_p=settings.top_p,
@@ -174,14 +177,14 @@ def generate_responses(
                 settings.batch_size,
             )
             add(
-                _as_response(*slots[row], sample, decode(tokenizer, sample), description, sampling)
+                as_response(*slots[row], sample, decode(tokenizer, sample), description, sampling)
                 for row, sample in zip(rows, samples, strict=True)
             )
             bar.advance(len(rows))
     return {"responses": len(slots), "prompts": len(todo), "model": settings.model}
 
 
-def _as_response(
+def as_response(
     prompt: Prompt,
     index: int,
     sample: Sample,
@@ -189,6 +192,7 @@ def _as_response(
     description: dict[str, str],
     sampling: Sampling,
 ) -> Response:
+    """A sample as a record, which knows the model and the settings that gave it."""
     return Response(
         id=content_id(prompt.id, description["hash"], index, sample.token_ids),
         prompt_id=prompt.id,

@@ -56,6 +56,33 @@ def forward_kl_k3(
     return ((torch.exp(log_ratio) - 1 - log_ratio) * response_mask).sum()
 
 
+def forward_kl_k1(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """KL(reference ‖ policy) on the reference's own responses: Σ −log r.
+
+    Unbiased, may be negative; its gradient is that of supervised training on the responses.
+    """
+    return ((reference_log_probs - log_probs) * response_mask).sum()
+
+
+def token_reverse_kl(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """KL(policy ‖ reference) of the next token on the reference's prefixes: Σ r log r − r + 1.
+
+    Never negative and unbiased for each token; the prefixes stay the reference's, so it is not the
+    KL of whole responses. log r is clamped to ±10.
+    """
+    log_ratio = (log_probs - reference_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = torch.exp(log_ratio)
+    return ((ratio * log_ratio - ratio + 1) * response_mask).sum()
+
+
 def reverse_kl_k1(
     log_probs: Float[Tensor, "B R"],
     reference_log_probs: Float[Tensor, "B R"],

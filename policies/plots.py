@@ -10,6 +10,7 @@ import math
 import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -30,6 +31,23 @@ MAX_BINS = 24
 NO_NUMBER = "–"
 
 Curve = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLPanel:
+    """One judge's view of the new model.
+
+    Args:
+        title: whose scores.
+        best_of_n: (√KL, mean score, n) of choosing among n answers of the original.
+        original: the original's mean score.
+        new: √KL and mean score of the new model.
+    """
+
+    title: str
+    best_of_n: Sequence[tuple[float, float, int]]
+    original: float
+    new: tuple[float | None, float | None]
 
 
 def percent(share: float | None) -> str:
@@ -58,11 +76,18 @@ def win_rates(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
     return figure
 
 
-def win_rate_by_source(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
-    """One dot with its interval for every source of prompts, best first."""
+def win_rate_by_group(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], *, sort_by_value: bool
+) -> Figure:
+    """One dot with its interval for every group of prompts, from the top down.
+
+    Args:
+        rows: a group's name and its `value`, `low`, `high` and `n`.
+        sort_by_value: best first, instead of in the order given.
+    """
     figure = _figure(PANEL_WIDTH, 0.6 + 0.27 * len(rows))
     axes = figure.subplots()
-    ordered = sorted(rows, key=lambda row: row[1]["value"])
+    ordered = sorted(rows, key=lambda row: row[1]["value"]) if sort_by_value else rows[::-1]
     for place, (_, rate) in enumerate(ordered):
         _draw_interval(axes, rate, place, GREY, width=2.5)
         axes.plot([rate["value"]], [place], "o", color=ACCENT, markersize=7, zorder=4)
@@ -90,6 +115,17 @@ def score_distributions(panels: Sequence[tuple[str, Sequence[float], Sequence[fl
     for axes, (name, policy, reference) in zip(rows, panels, strict=True):
         _draw_distribution(axes, policy, reference)
         _title(axes, name)
+    return figure
+
+
+def reward_against_kl(panels: Sequence[KLPanel]) -> Figure:
+    """How far the new model moved and what it gained, beside best-of-n, which needs no training."""
+    figure = _figure(PANEL_WIDTH, 2.4 * len(panels))
+    rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, panel in zip(rows, panels, strict=True):
+        _draw_kl_panel(axes, panel)
+        _title(axes, panel.title)
+    rows[-1].set_xlabel("√ of the reverse KL, nats per answer", fontsize=9, color=MUTED)
     return figure
 
 
@@ -249,6 +285,38 @@ def _mark_mean(axes: Axes, mean: float, color: str, name: str, *, to_the_right: 
         fontsize=9.5,
         color=MUTED if color == GREY else color,
     )
+
+
+def _draw_kl_panel(axes: Axes, panel: KLPanel) -> None:
+    if panel.best_of_n:
+        distances, scores, numbers = zip(*panel.best_of_n, strict=True)
+        axes.plot(distances, scores, "o-", color=GREY, linewidth=1.6, markersize=4, zorder=2)
+        axes.annotate(
+            f"best of {numbers[-1]}" if numbers[-1] > 1 else "original",
+            (distances[-1], scores[-1]),
+            xytext=(6, -4),
+            textcoords="offset points",
+            fontsize=9.5,
+            color=MUTED,
+            va="top",
+        )
+    axes.axhline(panel.original, color=GREY, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+    distance, score = panel.new
+    if _is_number(distance) and _is_number(score):
+        axes.plot([distance], [score], "o", color=ACCENT, markersize=8, zorder=4)
+        axes.annotate(
+            f"new {score:+.2f}",
+            (distance, score),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9.5,
+            color=ACCENT,
+        )
+    axes.margins(x=0.12, y=0.25)
+    axes.set_xlim(left=0)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    _quiet(axes, grid="y")
 
 
 def _draw_curve(axes: Axes, points: Curve) -> None:

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.generate import Sample, decode, encode_prompts, sample_responses
 from policies.log_probs import (
-    TEMPERATURE_EPSILON,
     Sequences,
     entropy_of,
     log_probs_of,
@@ -31,8 +30,8 @@ from policies.reference_store import (
     write_manifest,
     write_shard,
 )
+from policies.reward_sources import Reward, describe_rewards, load_reward
 from policies.settings import ReferenceSettings
-from reward.scoring import Scorer, load_scorer
 from rlhf.distributed import start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
@@ -42,8 +41,6 @@ from rlhf.models import (
     describe_model,
     load_causal_lm,
     load_config,
-    model_folder,
-    require_same_tokenizer,
 )
 from rlhf.ranked import read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
@@ -79,9 +76,8 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     reward_description = None
     if settings.reward is not None:
-        reward_description = describe_model(model_folder(settings.reward, "reward", "model"))
-        require_same_tokenizer(reward_description, model_description)
-        inputs["reward"] = reward_description
+        inputs |= describe_rewards([settings.reward], model_description)
+        reward_description = inputs["reward"]
     accelerator = start(settings.precision, settings.seed)
     run = open_stage(settings.out, "reference", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
@@ -90,9 +86,9 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     with stage_status(run):
         run.outputs.mkdir(exist_ok=True)
         model = load_causal_lm(settings.model).to(accelerator.device).eval()
-        scorer = load_scorer(settings.reward, accelerator) if settings.reward else None
+        reward = load_reward([settings.reward], accelerator) if settings.reward else None
         writer = _ShardWriter(
-            accelerator, model, tokenizer, scorer, settings, model_description, encoded
+            accelerator, model, tokenizer, reward, settings, model_description, encoded
         )
         writer.write_missing(records, run.outputs)
         accelerator.wait_for_everyone()
@@ -147,7 +143,7 @@ class _ShardWriter:
     accelerator: Accelerator
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    scorer: Scorer | None
+    reward: Reward | None
     settings: ReferenceSettings
     description: dict[str, str]
     prompt_ids: dict[str, list[int]]
@@ -192,7 +188,7 @@ class _ShardWriter:
         )
         fresh = dict(zip(missing, sampled, strict=True))
         chosen = [fresh[slot] if slot in fresh else reused[slot[0]][slot[1]] for slot in slots]
-        scored = self._score([encoded[p] for p, _ in slots], chosen)
+        scored = self._score([prompts[p] for p, _ in slots], [encoded[p] for p, _ in slots], chosen)
         return [
             ReferenceRow(
                 prompt=prompts[p],
@@ -230,7 +226,9 @@ class _ShardWriter:
         )
 
     @torch.no_grad()
-    def _score(self, prompts: list[list[int]], samples: list[Sample]) -> list[dict[str, Any]]:
+    def _score(
+        self, prompts: list[Prompt], encoded: list[list[int]], samples: list[Sample]
+    ) -> list[dict[str, Any]]:
         """Log-probs, entropy and reward of every response, in batches of like length."""
         order = sorted(range(len(samples)), key=lambda row: len(samples[row].token_ids))
         columns: dict[int, dict[str, Any]] = {}
@@ -238,24 +236,26 @@ class _ShardWriter:
             rows = order[first : first + SCORE_BATCH]
             pad_id = int(self.tokenizer.pad_token_id)
             sequences = Sequences(
-                pad_left([prompts[row] for row in rows], pad_id),
+                pad_left([encoded[row] for row in rows], pad_id),
                 pad_right([samples[row].token_ids for row in rows], pad_id),
             ).to(self.accelerator.device)
             values = self._score_batch(sequences)
             for position, row in enumerate(rows):
                 length = len(samples[row].token_ids)
                 columns[row] = {k: v[position, :length].tolist() for k, v in values.items()}
-            if self.scorer is not None:
-                for row, reward in zip(rows, self.scorer(sequences.joined).tolist(), strict=True):
+            if self.reward is not None:
+                texts = [decode(self.tokenizer, samples[row]) for row in rows]
+                rewards = self.reward([prompts[row] for row in rows], texts, sequences.joined)
+                for row, reward in zip(rows, rewards.tolist(), strict=True):
                     columns[row]["reward"] = reward
         return [columns[row] for row in range(len(samples))]
 
     def _score_batch(self, sequences: Sequences) -> dict[str, Tensor]:
         with self.accelerator.autocast():
-            logits = response_logits(self.model, sequences, temperature=1.0)
-        scaled = logits / (self.settings.temperature + TEMPERATURE_EPSILON)
+            logits = response_logits(self.model, sequences)
+        responses, temperature = sequences.responses, self.settings.temperature
         return {
-            "log_probs": log_probs_of(scaled, sequences.responses),
-            "log_probs_at_1": log_probs_of(logits, sequences.responses),
-            "entropy": entropy_of(scaled, sequences.responses),
+            "log_probs": log_probs_of(logits, responses, temperature),
+            "log_probs_at_1": log_probs_of(logits, responses, 1.0),
+            "entropy": entropy_of(logits, responses, temperature),
         }

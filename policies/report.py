@@ -6,17 +6,23 @@ script is the search over the samples, and a content security policy forbids eve
 of models are escaped and isolated; they can neither run nor reorder what stands around them.
 
 What `write_report` reads of the dictionary (the rest is kept in report.json, not shown); SIDE is
-policy or reference:
+policy, reference, or rival where another model was compared too:
 
-    win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives
-    judges.JUDGE            optional: kind (signal, reward model, ai judge, people) and name
+    win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives;
+                            optional: length_controlled, with value low high
+    judges.JUDGE            optional: kind (signal, reward model, AI judge, people) and name
+    rival                   optional: name, and win_rate.JUDGE of the policy against it
     win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
-    kl.forward, kl.reverse  nats per_token estimator standard_error; reverse is optional
+    win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
+    kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional
     reward.SIDE, gold.SIDE  mean std; gold where there is one
+    best_of_n               optional: n nats reward gold of choosing among n stored answers
     length.SIDE             mean tokens of an answer
     eos_rate.SIDE           share of answers that end by themselves
     distinct.SIDE           distinct_1 distinct_2
+    self_bleu.SIDE          optional: how much the answers repeat each other
     scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
+    votes                   optional: given, prompts, still_needed of a blind vote by people
     seed, inputs            inputs: name → path and hash
     split                   optional: test (default) or train
 """
@@ -39,8 +45,9 @@ from rlhf.jsonl import write_json, write_text_atomically
 Outcome = Literal["better", "worse", "unproven"]
 
 JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy first
-DEFAULT_KINDS = {"people": "people", "ai": "ai judge", "gold": "signal", "reward": "reward model"}
-BULKY = ("samples", "training", "scores")
+SIDES = {"reference": "Original", "policy": "New", "rival": "Other"}
+DEFAULT_KINDS = {"people": "people", "ai": "AI judge", "gold": "signal", "reward": "reward model"}
+BRIEF = ("verdict", "win_rate", "rival", "votes", "kl", "reward", "gold", "length", "eos_rate")
 CURVES = {
     "reward/mean": "Reward",
     "kl/forward_k3_per_token": "Forward KL, nats per token",
@@ -53,27 +60,23 @@ SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One judge's scores of the two answers to a prompt."""
+class Exhibit:
+    """One prompt with an answer of every side, and what the judges say of them.
 
-    reference: float
-    policy: float
+    Args:
+        turns: the conversation, role and content of each turn; the last one is the user's.
+        answers: text by side.
+        scores: by judge and side; judges that compare give the winner 1, a tie ½.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One prompt with the original and the new answer and what the judges say of them."""
-
-    prompt: str
-    reference: str
-    policy: str
-    rewards: Pair
-    golds: Pair | None = None
+    turns: Sequence[Mapping[str, str]]
+    answers: Mapping[str, str]
+    scores: Mapping[str, Mapping[str, float]]
 
 
 def write_report(
     report: Mapping[str, Any],
-    samples: Sequence[Sample],
+    samples: Sequence[Exhibit],
     metrics: Sequence[Mapping[str, Any]],
     json_path: Path,
     html_path: Path,
@@ -89,16 +92,28 @@ def write_report(
         html_path: where report.html goes.
         curves: which metrics to draw, and their titles; those that no step has are left out.
     """
-    content = build_content(report, samples, metrics, curves)
-    page = render(content, curves)
-    write_json(json_path, content)
+    return write_content(
+        build_content(report, samples, metrics, curves), json_path, html_path, curves
+    )
+
+
+def write_content(
+    content: Mapping[str, Any],
+    json_path: Path,
+    html_path: Path,
+    curves: Mapping[str, str] = CURVES,
+) -> dict[str, Any]:
+    """Write both files of a `build_content`; what is not finite becomes null."""
+    stored: dict[str, Any] = _storable(content)
+    page = render(stored, curves)
+    write_json(json_path, stored)
     write_text_atomically(html_path, lambda stream: stream.write(page))
-    return content
+    return stored
 
 
 def headline(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of report.json without its long lists: what a command shows in the terminal."""
-    return {name: value for name, value in content.items() if name not in BULKY}
+    """The part of report.json that fits on a terminal."""
+    return {name: content[name] for name in (*BRIEF, "seconds") if name in content}
 
 
 def outcome(rate: Mapping[str, Any]) -> Outcome:
@@ -118,23 +133,14 @@ def outcome(rate: Mapping[str, Any]) -> Outcome:
 
 def build_content(
     report: Mapping[str, Any],
-    samples: Sequence[Sample],
+    samples: Sequence[Exhibit],
     metrics: Sequence[Mapping[str, Any]],
     curves: Mapping[str, str] = CURVES,
 ) -> dict[str, Any]:
     """The content of report.json: the numbers, the verdict, the drawn curves and the samples."""
-    rates = {name: {"level": 0.95, **rate} for name, rate in report["win_rate"].items()}
-    judge = next(name for name in (*JUDGES, *rates) if name in rates)
-    named = report.get("judges", {})
     content: dict[str, Any] = _storable(
         {
             **report,
-            "win_rate": rates,
-            "judges": {
-                name: {"kind": DEFAULT_KINDS.get(name, name), "name": "", **named.get(name, {})}
-                for name in rates
-            },
-            "verdict": {"judge": judge, "outcome": outcome(_storable(rates[judge]))},
             "split": report.get("split", "test"),
             "training": {
                 name: [[row["step"], row[name]] for row in metrics if name in row]
@@ -144,7 +150,20 @@ def build_content(
             "samples": [asdict(sample) for sample in samples],
         }
     )
-    return content
+    return with_verdict(content)
+
+
+def with_verdict(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with its judges named and the verdict of the most trustworthy of them."""
+    rates = {name: {"level": 0.95, **rate} for name, rate in content["win_rate"].items()}
+    judge = next(name for name in (*JUDGES, *rates) if name in rates)
+    named = content.get("judges", {})
+    judges = {
+        name: {"kind": DEFAULT_KINDS.get(name, name), "name": "", **named.get(name, {})}
+        for name in rates
+    }
+    verdict = {"judge": judge, "outcome": outcome(rates[judge])}
+    return {**content, "win_rate": rates, "judges": judges, "verdict": verdict}
 
 
 def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> str:
@@ -161,7 +180,8 @@ def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> st
     page = environment.get_template("report.html").render(
         report=content,
         judge=judge,
-        judges=[judge, *(name for name in content["win_rate"] if name != judge)],
+        judges=_judges(content),
+        sides=_sides(content),
         rate=content["win_rate"][judge],
         outcomes={name: outcome(rate) for name, rate in content["win_rate"].items()},
         pictures=_pictures(content, curves),
@@ -180,26 +200,55 @@ def save_main_plot(content: Mapping[str, Any], path: Path) -> None:
     plots.save_main_plot(path, _rates(content), panel or ("", [], []))
 
 
+def _judges(content: Mapping[str, Any]) -> list[str]:
+    """All judges, the one of the verdict first."""
+    first = content["verdict"]["judge"]
+    return [first, *(name for name in content["win_rate"] if name != first)]
+
+
+def _sides(content: Mapping[str, Any]) -> dict[str, str]:
+    """What the page calls each side."""
+    return {name: title for name, title in SIDES.items() if name in content["length"]}
+
+
 def _pictures(content: Mapping[str, Any], curves: Mapping[str, str]) -> dict[str, str]:
     figures = {"win_rates": plots.win_rates(_rates(content))}
     judge = content["verdict"]["judge"]
     panels = [p for p in (_scores(content, name) for name in ("gold", "reward")) if p]
     if panels:
         figures["scores"] = plots.score_distributions(panels)
-    sources = content.get("win_rate_by_source", {}).get(judge)
-    if sources:
-        figures["sources"] = plots.win_rate_by_source(list(sources.items()))
+    for name, key in (("sources", "win_rate_by_source"), ("lengths", "win_rate_by_length")):
+        groups = content.get(key, {}).get(judge)
+        if groups:
+            figures[name] = plots.win_rate_by_group(
+                list(groups.items()), sort_by_value=name == "sources"
+            )
+    if content["kl"].get("reverse", {}).get("sqrt_nats") is not None:
+        figures["kl"] = plots.reward_against_kl(_kl_panels(content))
     training = {curves[name]: points for name, points in content["training"].items()}
     if training:
         figures["training"] = plots.training_curves(training)
     return {name: plots.to_data_uri(figure) for name, figure in figures.items()}
 
 
+def _kl_panels(content: Mapping[str, Any]) -> list[plots.KLPanel]:
+    """For every judge of scores: best-of-n of the original, and where the new model stands."""
+    curve = content.get("best_of_n", [])
+    return [
+        plots.KLPanel(
+            title=f"Mean score by the {_judge_title(content, judge).lower()}",
+            best_of_n=[(point["nats"] ** 0.5, point[judge], point["n"]) for point in curve],
+            original=content[judge]["reference"]["mean"],
+            new=(content["kl"]["reverse"]["sqrt_nats"], content[judge]["policy"]["mean"]),
+        )
+        for judge in ("gold", "reward")
+        if judge in content
+    ]
+
+
 def _rates(content: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Judges with their win rates, the one of the verdict first."""
-    first = content["verdict"]["judge"]
-    names = [first, *(name for name in content["win_rate"] if name != first)]
-    return [(_judge_title(content, name), content["win_rate"][name]) for name in names]
+    return [(_judge_title(content, name), content["win_rate"][name]) for name in _judges(content)]
 
 
 def _judge_title(content: Mapping[str, Any], judge: str) -> str:
@@ -215,14 +264,16 @@ def _scores(content: Mapping[str, Any], judge: str) -> tuple[str, list[float], l
     every = content.get("scores", {}).get(judge)
     if every:
         return title, every["policy"], every["reference"]
-    pairs = [sample.get(f"{judge}s") for sample in content["samples"]]
+    pairs = [sample["scores"].get(judge) for sample in content["samples"]]
     kept = [pair for pair in pairs if pair]
     if not kept:
         return None
     return title, [pair["policy"] for pair in kept], [pair["reference"] for pair in kept]
 
 
-def _winner(pair: Mapping[str, Any]) -> str:
+def _winner(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """Who wins by the most trustworthy judge that has an opinion on a sample."""
+    pair = next(scores[name] for name in (*JUDGES, *scores) if name in scores)
     ours, theirs = pair["policy"], pair["reference"]
     if ours is None or theirs is None or ours == theirs:
         return "tie"

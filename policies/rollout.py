@@ -13,13 +13,21 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from policies.actor_critic import PolicyAndCritic
-from policies.advantages import generalized_advantages, masked_moments, whiten
-from policies.generate import sample_responses
+from policies.advantages import (
+    generalized_advantages,
+    group_relative,
+    leave_one_out,
+    masked_moments,
+    whiten,
+)
+from policies.generate import Sample, decode, sample_responses
+from policies.guards import distinct_2
+from policies.kl import ReferencePolicy, measure_reference
 from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
 from policies.reference_store import ReferenceRow
-from policies.rewards import center, penalize_missing_eos, place_at_end
+from policies.reward_sources import Reward
+from policies.rewards import center, place_at_end, shape_rewards
 from policies.settings import PPOSettings
-from reward.scoring import Scorer
 from rlhf.distributed import global_sum
 from rlhf.records import Sampling
 from rlhf.tokens import pad_left, pad_right
@@ -35,6 +43,7 @@ class Rollout:
     centered: Float[Tensor, " B"]
     shaped: Float[Tensor, " B"]
     old_log_probs: Float[Tensor, "B R"]
+    reference_log_probs: Float[Tensor, "B R"] | None
     entropy: Float[Tensor, "B R"]
     old_values: Float[Tensor, "B R"]
     advantages: Float[Tensor, "B R"]
@@ -51,7 +60,8 @@ def collect_rollout(
     accelerator: Accelerator,
     model: PolicyAndCritic,
     tokenizer: PreTrainedTokenizerBase,
-    scorer: Scorer,
+    reward: Reward,
+    reference: ReferencePolicy | None,
     references: Sequence[tuple[ReferenceRow, ...]],
     reference_rewards: dict[str, list[float]],
     sampling: Sampling,
@@ -63,8 +73,9 @@ def collect_rollout(
         accelerator: device, precision and processes.
         model: policy and critic, not wrapped.
         tokenizer: the policy's.
-        scorer: the reward model.
-        references: the stored rows of each prompt of this process.
+        reward: what the policy is to please.
+        reference: gives the reference's log-probs of the samples, where the KL term wants them.
+        references: the stored rows of each prompt, as often in a row as it is to be answered.
         reference_rewards: r(y0) of each prompt's rows, by prompt id.
         sampling: the settings that the reference outputs were sampled with.
         settings: shaping and GAE.
@@ -73,60 +84,133 @@ def collect_rollout(
     samples = sample_responses(
         accelerator, model.policy, tokenizer, prompts, sampling, settings.sample_batch_size
     )
-    pad_id = int(tokenizer.pad_token_id)
-    sequences = Sequences(
-        pad_left(prompts, pad_id), pad_right([s.token_ids for s in samples], pad_id)
-    ).to(accelerator.device)
-    device = accelerator.device
-    finished = torch.tensor([sample.finished for sample in samples], device=device)
-    baseline = torch.tensor(
+    sequences = _stack(prompts, samples, int(tokenizer.pad_token_id)).to(accelerator.device)
+    device, mask = accelerator.device, sequences.responses.mask
+    texts = [decode(tokenizer, sample) for sample in samples]
+    scores = reward([rows[0].prompt for rows in references], texts, sequences.joined)
+    reference_scores = torch.tensor(
         [reference_rewards[rows[0].prompt.id] for rows in references], device=device
     )
-    parts = [
-        _measure(accelerator, model, scorer, sequences.rows(rows), sampling.temperature)
-        for rows in torch.arange(len(prompts)).split(settings.micro_batch_size)
-    ]
-    scores, log_probs, entropy, values = (torch.cat(part) for part in zip(*parts, strict=True))
-    centered = center(scores, baseline)
-    shaped = centered if settings.reward_shaping == "centered" else scores
-    shaped = penalize_missing_eos(shaped, finished, settings.missing_eos_penalty)
-    mask = sequences.responses.mask
+    finished = torch.tensor([sample.finished for sample in samples], device=device)
+    shaped, baseline = shape_rewards(
+        scores, reference_scores, finished, mask.sum(dim=1), **settings.shaping
+    )
+    log_probs, entropy, values = _measure(accelerator, model, sequences, sampling, settings)
+    token_rewards, reference_log_probs = place_at_end(shaped + baseline, mask), None
+    if reference is not None:
+        reference_log_probs = measure_reference(
+            accelerator, model, reference, sequences, settings.micro_batch_size
+        )
+        token_rewards -= settings.kl.coefficient * (log_probs - reference_log_probs) * mask
+    advantages, returns = _advantages(accelerator, token_rewards, values, mask, settings)
+    return Rollout(
+        sequences=sequences,
+        finished=finished,
+        scores=scores,
+        centered=center(scores, reference_scores),
+        shaped=shaped,
+        old_log_probs=log_probs,
+        reference_log_probs=reference_log_probs,
+        entropy=entropy,
+        old_values=values,
+        advantages=advantages,
+        returns=returns,
+    )
+
+
+def _stack(prompts: Sequence[list[int]], samples: Sequence[Sample], pad_id: int) -> Sequences:
+    responses = pad_right([sample.token_ids for sample in samples], pad_id)
+    return Sequences(pad_left(prompts, pad_id), responses)
+
+
+def _advantages(
+    accelerator: Accelerator,
+    token_rewards: Float[Tensor, "B R"],
+    values: Float[Tensor, "B R"],
+    mask: Bool[Tensor, "B R"],
+    settings: PPOSettings,
+) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+    """Advantages and, for a critic, returns."""
+    if not settings.has_critic:
+        totals = token_rewards.sum(dim=1).view(-1, settings.samples_per_prompt)
+        if settings.advantages == "rloo":
+            each = leave_one_out(totals)
+        else:
+            each = group_relative(totals, scale=settings.group_std)
+        return each.flatten()[:, None] * mask, values
     advantages, returns = generalized_advantages(
-        place_at_end(shaped, mask),
-        values,
-        mask,
-        gamma=settings.gamma,
-        gae_lambda=settings.gae_lambda,
+        token_rewards, values, mask, gamma=settings.gamma, gae_lambda=settings.gae_lambda
     )
     count, total, squares = global_sum(accelerator, masked_moments(advantages, mask)).tolist()
     mean = total / count
-    advantages = whiten(advantages, mask, mean, squares / count - mean**2)
-    return Rollout(
-        sequences,
-        finished,
-        scores,
-        centered,
-        shaped,
-        log_probs,
-        entropy,
-        values,
-        advantages,
-        returns,
-    )
+    return whiten(advantages, mask, mean, squares / count - mean**2), returns
 
 
 def _measure(
     accelerator: Accelerator,
     model: PolicyAndCritic,
-    scorer: Scorer,
     sequences: Sequences,
-    temperature: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores (b,), and log-probs, entropy and values (b, R) of a few rows."""
-    scores = scorer(sequences.joined)
+    sampling: Sampling,
+    settings: PPOSettings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropy and values (B, R), in batches of like length; no critic, no values."""
+    shape = sequences.responses.ids.shape
+    measured = torch.zeros((3, *shape), device=accelerator.device)
+    order = sequences.joined.mask.sum(dim=1).argsort()
     with accelerator.autocast():
-        logits = response_logits(model.policy, sequences, temperature)
-        values = model.values(sequences)
-    log_probs = log_probs_of(logits, sequences.responses)
-    entropy = entropy_of(logits, sequences.responses)
-    return scores, log_probs, entropy, values * sequences.responses.mask
+        for rows in order.split(settings.micro_batch_size):
+            part = sequences.rows(rows).trimmed()
+            responses = part.responses
+            logits = response_logits(model.policy, part)
+            log_probs = log_probs_of(logits, responses, sampling.temperature)
+            entropy = entropy_of(logits, responses, sampling.temperature)
+            width = responses.ids.shape[1]
+            measured[:2, rows, :width] = torch.stack([log_probs, entropy])
+            if model.critic is not None:
+                measured[2, rows, :width] = model.values(part) * responses.mask
+    return measured[0], measured[1], measured[2]
+
+
+def describe_rollout(accelerator: Accelerator, rollout: Rollout) -> dict[str, float]:
+    """Means over all episodes, and over all tokens, of all processes."""
+    mask = rollout.response_mask
+    rows = zip(rollout.sequences.responses.ids.tolist(), mask.sum(dim=1).tolist(), strict=True)
+    answers = [ids[:length] for ids, length in rows]
+    sums = global_sum(
+        accelerator,
+        torch.stack(
+            [
+                torch.tensor(float(len(rollout.scores))).to(accelerator.device),
+                mask.sum(),
+                rollout.scores.sum(),
+                rollout.centered.sum(),
+                rollout.shaped.sum(),
+                rollout.finished.sum(),
+                rollout.entropy.sum(),
+                torch.tensor(sum(map(distinct_2, answers))).to(accelerator.device),
+            ]
+        ),
+    ).tolist()
+    episodes, tokens = sums[0], sums[1]
+    return {
+        "reward/mean": sums[2] / episodes,
+        "reward/centered": sums[3] / episodes,
+        "reward/shaped": sums[4] / episodes,
+        "eos_rate": sums[5] / episodes,
+        "length": tokens / episodes,
+        "entropy": sums[6] / tokens,
+        "distinct_2": sums[7] / episodes,
+    }
+
+
+def describe_values(accelerator: Accelerator, rollout: Rollout) -> dict[str, float]:
+    """How much of the returns the critic foresaw, over all processes."""
+    mask = rollout.response_mask
+    moments = [
+        global_sum(accelerator, masked_moments(values, mask))
+        for values in (rollout.returns, rollout.returns - rollout.old_values)
+    ]
+    returns, residual = (
+        float(squares / count - (total / count) ** 2) for count, total, squares in moments
+    )
+    return {"value/explained_variance": 1 - residual / max(returns, 1e-12)}

@@ -1,11 +1,12 @@
-"""The settings of generate, reference, ppo and evaluate; torch-free, so that `--help` is quick."""
+"""The settings of generate, reference and ppo; torch-free, so that `--help` is quick."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from rlhf.cluster import ClusterSettings
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
@@ -54,7 +55,8 @@ class ReferenceSettings:
     out: Path
     """Folder of this stage."""
     reward: str | None = None
-    """Reward model whose scores of the reference outputs are stored with them."""
+    """What scores the reference outputs, and is stored with them: a reward model, a function
+    `signal:package.module:function` or an http(s):// address."""
     samples: int = 1
     """Reference outputs per prompt."""
     temperature: float = 1.0
@@ -88,30 +90,78 @@ class ReferenceSettings:
 class KLSettings:
     """The brake that keeps the policy near the original model."""
 
-    source: Literal["reference", "none"] = "reference"
-    """`reference`: forward KL on the stored reference outputs; `none`: no KL term."""
+    source: Literal["reference", "adapter", "resident", "none"] = "reference"
+    """`reference`: forward KL on the stored outputs; `adapter`: reverse KL, the reference being
+    the policy without its LoRA adapter; `resident`: reverse KL with a frozen copy; `none`."""
+    estimator: Literal["k3", "k1", "token_reverse"] = "k3"
+    """Of `reference`: k3 or k1 of the forward KL, or the reverse KL of each next token."""
     coefficient: float = 0.1
-    """Weight of the forward KL, in nats per token (mean over stored tokens)."""
+    """Weight of the KL: of its mean over stored tokens, or of every sampled token's in the
+    reward."""
+    target: float | None = None
+    """Nats per token that a controller steers the coefficient to; fixed when not given."""
+    horizon: int = 10_000
+    """Responses in which the controller may change the coefficient by a fifth."""
+    audit_every: int = 0
+    """Steps between audits of the true reverse KL, for which the original model is loaded; 0 is
+    only after training. `adapter` and `resident` measure it in every step."""
     rows_per_episode: float = 0.5
     """Stored rows in the KL term for each sampled response, at most 1."""
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
+        require_range("kl.audit_every", self.audit_every, 0)
+        require_range("kl.horizon", self.horizon, 1)
+        if self.target is not None:
+            require_range("kl.target", self.target, 0.0, above_low=True)
         require_range("kl.rows_per_episode", self.rows_per_episode, 0.0, 1.0, above_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings:
+class GuardSettings:
+    """When a run is warned of, and stopped; measured against the stored reference outputs."""
+
+    patience: int = 10
+    """Steps in a row that a sign may stand before the run ends with 3; 0 only warns."""
+    max_kl: float | None = None
+    """Ceiling of the measured KL, in nats per token; none when not given."""
+    min_entropy: float = 0.1
+    """Least entropy, as a share of the reference outputs'."""
+    length_band: float = 3.0
+    """With a reward above the reference's: how many times longer or shorter answers may get."""
+    eos_drop: float = 0.5
+    """With a reward above the reference's: how far the share of answers that end may fall."""
+    min_distinct: float = 0.5
+    """With a reward above the reference's: least share of different token pairs in an answer, as
+    a share of the reference outputs'."""
+
+    def __post_init__(self) -> None:
+        require_range("guards.patience", self.patience, 0)
+        if self.max_kl is not None:
+            require_range("guards.max_kl", self.max_kl, 0.0, above_low=True)
+        require_range("guards.min_entropy", self.min_entropy, 0.0, 1.0)
+        require_range("guards.length_band", self.length_band, 1.0)
+        require_range("guards.eos_drop", self.eos_drop, 0.0, 1.0)
+        require_range("guards.min_distinct", self.min_distinct, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings(ClusterSettings):
     """Settings of `rlhf ppo`."""
 
     model: str
     """The model to train: the one that the reference outputs came from."""
-    reward: str
-    """Reward model: the --out of `rlhf train-reward`, or a Hugging Face folder with one label."""
+    reward: tuple[str, ...]
+    """The --out of `rlhf train-reward` or a Hugging Face folder with one label; a function
+    `signal:package.module:function`; or an http(s):// address. Several are combined."""
     reference: Path
     """The --out of `rlhf reference`."""
     out: Path
     """Folder of this stage."""
+    reward_weights: tuple[float, ...] = ()
+    """Weight of each reward, 1 when not given."""
+    reward_combination: Literal["sum", "mean", "worst"] = "sum"
+    """Several rewards become their weighted sum, its mean, or the lowest of them."""
     steps: int = 100
     """Rounds of sampling and updating."""
     episodes_per_step: int = 64
@@ -126,6 +176,8 @@ class PPOSettings:
     """Peak learning rate of the policy, annealed to 0."""
     critic_learning_rate: float = 1e-5
     """Peak learning rate of the critic, annealed to 0."""
+    lora_rank: int = 0
+    """Train a LoRA adapter of this rank instead of all weights of the policy; 0 is off."""
     max_grad_norm: float = 1.0
     """Gradient clipping, policy and critic each."""
     clip_range: float = 0.2
@@ -134,18 +186,38 @@ class PPOSettings:
     """Clip of the value's change in one update."""
     value_coefficient: float = 0.1
     """Weight of the value loss."""
+    critic_warmup: bool = True
+    """Fit the critic's head to the rewards of the stored outputs before the first step."""
+    critic_trains: Literal["all", "head"] = "all"
+    """`head`: the critic's trunk stays frozen; half the memory, almost half the update's time."""
+    advantages: Literal["gae", "rloo", "group"] = "gae"
+    """`gae`: a critic. Without one: `rloo`, minus the mean of the prompt's other responses;
+    `group`, minus the mean of all of them, over their standard deviation."""
+    samples_per_prompt: int = 1
+    """Responses to one prompt in one step; at least 2 for rloo and group."""
+    group_std: bool = True
+    """Divide the advantages of `group` by the standard deviation."""
     gamma: float = 1.0
     """Discount per token."""
     gae_lambda: float = 0.95
     """GAE's λ: 1 is unbiased and noisy, 0 trusts the critic."""
     max_approx_kl: float = 0.2
     """Stop a step's updates when ½ mean (Δ log-prob)² exceeds this."""
-    reward_shaping: Literal["centered", "none"] = "centered"
-    """`centered`: minus the mean reward of the prompt's stored reference outputs."""
+    reward_shaping: Literal["centered", "par", "none"] = "centered"
+    """`centered`: minus the mean reward of the prompt's stored outputs. `par`: the mean
+    probability of being preferred to them, σ of the difference."""
     missing_eos_penalty: float = 1.0
     """Taken from the reward of a response that did not end by itself."""
+    length_penalty: float = 0.0
+    """Taken from the reward for every token of the response."""
+    reward_limit: float | None = None
+    """Shaped rewards are clipped to ± this."""
     kl: KLSettings = field(default_factory=KLSettings)
     """The KL term."""
+    guards: GuardSettings = field(default_factory=GuardSettings)
+    """Signs that stop the run."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: about a third more time, far less memory."""
     sample_batch_size: int = 64
     """Sequences sampled at once."""
     save_every: int = 25
@@ -156,15 +228,14 @@ class PPOSettings:
     """Random seed."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
-    processes: int = 1
-    """Processes to start on this machine."""
     resume: bool = False
     """Go on with an unfinished --out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("steps", "episodes_per_step", "epochs", "minibatches", "micro_batch_size"):
             require_range(name, getattr(self, name), 1)
-        for name in ("sample_batch_size", "save_every", "keep_checkpoints", "processes"):
+        for name in ("sample_batch_size", "save_every", "keep_checkpoints"):
             require_range(name, getattr(self, name), 1)
         for name in ("learning_rate", "critic_learning_rate", "max_grad_norm", "clip_range"):
             require_range(name, getattr(self, name), 0.0, above_low=True)
@@ -173,6 +244,14 @@ class PPOSettings:
         require_range("value_coefficient", self.value_coefficient, 0.0)
         require_range("gamma", self.gamma, 0.0, 1.0)
         require_range("gae_lambda", self.gae_lambda, 0.0, 1.0)
+        self._require_group()
+        if self.reward_limit is not None:
+            require_range("reward_limit", self.reward_limit, 0.0, above_low=True)
+        if not self.reward or len(self.reward_weights) not in (0, len(self.reward)):
+            raise ConfigError(
+                f"{len(self.reward_weights)} --reward-weights for {len(self.reward)} --reward",
+                "Give one weight for each reward, in the same order, or none.",
+            )
         if self.episodes_per_step % self.minibatches:
             raise ConfigError(
                 f"--episodes-per-step {self.episodes_per_step} does not divide into "
@@ -180,37 +259,41 @@ class PPOSettings:
                 "Make the first a multiple of the second.",
             )
 
+    def _require_group(self) -> None:
+        require_range("samples_per_prompt", self.samples_per_prompt, 1)
+        require_range("lora_rank", self.lora_rank, 0)
+        if self.advantages != "gae" and self.samples_per_prompt < 2:
+            raise ConfigError(
+                f"--advantages {self.advantages} compares the responses to one prompt, and "
+                f"--samples-per-prompt is {self.samples_per_prompt}",
+                "Set --samples-per-prompt to 2 or more.",
+            )
+        if self.episodes_per_step % self.samples_per_prompt:
+            raise ConfigError(
+                f"--episodes-per-step {self.episodes_per_step} does not divide into "
+                f"--samples-per-prompt {self.samples_per_prompt}",
+                "Make the first a multiple of the second.",
+            )
+        if self.kl.source == "adapter" and not self.lora_rank:
+            raise ConfigError(
+                "--kl.source adapter switches the policy's adapter off, and there is none",
+                "Add --lora-rank 16, or use --kl.source resident.",
+            )
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateSettings:
-    """Settings of `rlhf evaluate`."""
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained beside the policy."""
+        return self.advantages == "gae"
 
-    policy: str
-    """The --out of `rlhf ppo`, or a model folder."""
-    reference: Path
-    """The --out of `rlhf reference`."""
-    reward: str
-    """Reward model that judges."""
-    out: Path
-    """Folder of this stage."""
-    gold: str | None = None
-    """A function `package.module:function` of (prompt, response) that judges besides."""
-    split: Literal["test", "train"] = "test"
-    """Which prompts to answer; those of `test` were never trained on."""
-    samples: int = 4
-    """Responses of the policy per prompt."""
-    batch_size: int = 64
-    """Sequences sampled or scored at once."""
-    seed: int = 0
-    """Random seed of sampling and bootstrap."""
-    precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
-    resume: bool = False
-    """Show the result of an --out that is finished, run one that is not."""
-
-    def __post_init__(self) -> None:
-        require_range("samples", self.samples, 1)
-        require_range("batch_size", self.batch_size, 1)
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """The settings that `policies.rewards.shape_rewards` takes."""
+        return {
+            "shaping": self.reward_shaping,
+            "missing_eos_penalty": self.missing_eos_penalty,
+            "length_penalty": self.length_penalty,
+            "limit": self.reward_limit,
+        }
 
 
 def require_sampling(temperature: float, top_p: float, top_k: int, max_new_tokens: int) -> None:

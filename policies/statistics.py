@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy import stats
+from sacrebleu.metrics.bleu import BLEU
+from scipy import special, stats
 
+MAX_SELF_BLEU = 100  # texts; the cost grows with their square
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 RESAMPLES_PER_BATCH = 1000
 
@@ -199,3 +201,79 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
 def _n_grams(words: list[str], n: int) -> list[tuple[str, ...]]:
     return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+
+
+def self_bleu(texts: Sequence[str]) -> float:
+    """How much texts repeat each other: the mean BLEU of each against all the others, 0 to 1.
+
+    1/N · Σ_i BLEU(t_i; all t_j, j ≠ i) (Zhu et al., 2018, arXiv 1802.01886), by sacreBLEU's
+    sentence score with effective order, of the first 100 texts. It grows with the number of texts,
+    so compare it only between sets of equal size. 0 for a single text.
+    """
+    chosen = list(texts[:MAX_SELF_BLEU])
+    if len(chosen) < 2:
+        return 0.0
+    bleu = BLEU(effective_order=True)
+    scores = [
+        bleu.sentence_score(text, chosen[:place] + chosen[place + 1 :]).score
+        for place, text in enumerate(chosen)
+    ]
+    return float(np.mean(scores)) / 100
+
+
+def best_of_n(
+    rewards: Float[ndarray, "P M"], values: Float[ndarray, "P M"], n: int
+) -> Float[ndarray, " P"]:
+    """For each prompt the expected value of the answer with the highest reward among n of its M.
+
+    Σ_i C(i−1, n−1)/C(M, n) · v_(i), where (i) orders the answers of a prompt by their reward,
+    lowest first: the mean over all subsets of n answers, hence unbiased (Nakano et al., 2021,
+    arXiv 2112.09332).
+
+    Args:
+        rewards: what chooses.
+        values: what the chosen answer is worth: the rewards themselves, or gold scores.
+        n: answers to choose among.
+
+    Raises:
+        ValueError: n is not between 1 and M.
+    """
+    num_answers = rewards.shape[1]
+    if not 1 <= n <= num_answers:
+        raise ValueError(f"the best of {n} cannot be taken from {num_answers} answers")
+    order = rewards.argsort(axis=1, kind="stable")
+    below = np.arange(num_answers)  # how many answers stand below each, in order of reward
+    weights = special.comb(below, n - 1) / special.comb(num_answers, n)
+    expected: Float[ndarray, " P"] = np.take_along_axis(values, order, axis=1) @ weights
+    return expected
+
+
+def best_of_n_nats(n: int) -> float:
+    """The KL of best-of-n from the model that it chooses from: log n − (n − 1)/n.
+
+    Exact where no two answers have the same reward or text, an upper bound otherwise (Beirami et
+    al., 2024, arXiv 2401.01879).
+    """
+    return float(np.log(n) - (n - 1) / n)
+
+
+def votes_needed(
+    votes: Float[ndarray, " P"], *, level: float = 0.95, power: float = 0.8
+) -> int | None:
+    """How many votes in all would prove a win rate like that of these votes; None at one half.
+
+    N = ⌈(z_level + z_power)² · s² / (m − ½)²⌉, the sample size of a z-test, with m and s² the mean
+    and variance of the votes and of one more for each side: a few votes that all went one way do
+    not promise certainty.
+
+    Args:
+        votes: 1 for us, ½ for a tie, 0 for the other.
+        level: of the two-sided test.
+        power: the chance that N votes prove it, if m and s are the true ones.
+    """
+    padded = np.concatenate([votes, [0.0, 1.0]])
+    distance = float(padded.mean()) - 0.5
+    if distance == 0:
+        return None
+    z = stats.norm.ppf((1 + level) / 2) + stats.norm.ppf(power)
+    return int(np.ceil(z**2 * padded.var() / distance**2))

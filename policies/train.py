@@ -6,52 +6,63 @@ reward, so no reference model is in memory; and the reward is centred on the sto
 same prompt.
 """
 
+import math
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.actor_critic import PolicyAndCritic
-from policies.audit import (
-    audit_reverse_kl,
-    load_reference_model,
-    measure_forward_kl,
-)
-from policies.generate import sample_responses
+from policies.adapter import add_adapter, merge_adapter
+from policies.audit import audit_policy, measure_forward_kl
+from policies.critic import fit_critic, new_critic
+from policies.episodes import choose_prompts, choose_reference_rows
+from policies.guards import newest_checkpoint, normal_of, watch
 from policies.invariants import check_reference, check_step
+from policies.kl import ReferencePolicy, adjust, audit, describe_reverse_kl, reference_policy
 from policies.reference_store import (
     ReferenceRow,
     ReferenceStore,
     open_store,
     require_reference_of,
 )
-from policies.rollout import Rollout, collect_rollout
+from policies.reward_sources import Reward, describe_rewards, load_reward
+from policies.rollout import Rollout, collect_rollout, describe_rollout, describe_values
 from policies.settings import PPOSettings
-from policies.update import reference_batch, update
-from reward.scoring import Scorer, load_scorer
-from rlhf.checkpoint import load_checkpoint, save_checkpoint
-from rlhf.distributed import RANK_SEED_STRIDE, global_sum, start
+from policies.update import KL_ESTIMATORS, reference_batch, update
+from rlhf.checkpoint import Saver, load_checkpoint
+from rlhf.distributed import RANK_SEED_STRIDE, start
 from rlhf.errors import ConfigError, InputError
 from rlhf.jsonl import write_json
 from rlhf.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 from rlhf.models import (
     describe_model,
     load_causal_lm,
-    load_reward_model,
-    model_folder,
-    require_same_tokenizer,
+    reward_head,
     save_model,
 )
-from rlhf.rundir import RunDir, open_stage, require_done, stage_status
-from rlhf.tokens import load_tokenizer, pad_right
+from rlhf.preflight import check_before_training, require_shared
+from rlhf.rundir import RunDir, open_stage, require_done, stage_status, watching_stage
+from rlhf.sharding import Sharding, Shell, assign, choose_sharding, prepare, unwrap
+from rlhf.tokens import load_tokenizer
+from rlhf.tracking import tracking
+from rlhf.watchdog import beat
 
 ADAM_EPSILON = 1e-5  # PyTorch's default of 1e-8 makes early approx-KL several times larger
 AUDIT_PROMPTS = 64
+CONTROL_PROMPTS = 16
+MEASURED_KL = (  # what the controller steers by, the first that a step has
+    "kl/held_out_forward_k3_per_token",
+    "kl/reverse_k1_per_token",
+    *(name for name, _ in KL_ESTIMATORS.values()),
+)
 STEP_SEED_STRIDE = 1_000_003
 
 
@@ -63,18 +74,20 @@ class Training:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     tokenizer: PreTrainedTokenizerBase
-    scorer: Scorer
+    reward: Reward
+    reference_policy: ReferencePolicy | None
     store: ReferenceStore
     prompts: Sequence[tuple[ReferenceRow, ...]]
     reference_rewards: dict[str, list[float]]
     settings: PPOSettings
     run: RunDir
+    shell: Shell
 
-    @property
-    def plain_model(self) -> PolicyAndCritic:
-        """Policy and critic without the wrappers of data parallelism."""
-        model: PolicyAndCritic = self.accelerator.unwrap_model(self.model)
-        return model
+    @contextmanager
+    def gathered(self) -> Iterator[PolicyAndCritic]:
+        """Policy and critic with all their weights in every process, which all enter together."""
+        with self.shell.filled(self.model) as plain:
+            yield plain
 
 
 def train_policy(settings: PPOSettings) -> dict[str, Any]:
@@ -87,73 +100,80 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     reference = require_done(settings.reference, "reference", "outputs")
     store = open_store(reference.outputs)
     model = describe_model(settings.model)
-    reward = describe_model(model_folder(settings.reward, "reward", "model"))
     require_reference_of(store, model)
-    require_same_tokenizer(reward, model)
     stored = {"path": str(reference.path), "hash": store.content_hash}
-    inputs = {"model": model, "reward": reward, "reference": stored}
+    inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
+    sharding = choose_sharding(settings.sharding, offload=settings.offload)
     accelerator = start(settings.precision, settings.seed)
     _require_even_split(settings, accelerator.num_processes)
+    check_before_training(accelerator, settings, settings.out, inputs)
     run = open_stage(settings.out, "ppo", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
+    require_shared(run)
     if run.is_done:
         return run.read_report()
-    with stage_status(run):
-        training = _set_up(settings, store, reward["path"], accelerator, run)
+    url = settings.notify
+    tracked = tracking(accelerator, settings.track, run.path, settings)
+    with stage_status(run, url), watching_stage(run, settings.stall_timeout, url), tracked:
+        training = _set_up(settings, store, accelerator, sharding, run)
         progress_so_far = load_checkpoint(accelerator, run.checkpoints)
         done = progress_so_far["step"] if progress_so_far else 0
+        facts: dict[str, Any] = {
+            "critic_fit": None,
+            "kl_coefficient": settings.kl.coefficient,
+            "guard_counts": {},
+        }
+        facts = {name: (progress_so_far or facts)[name] for name in facts}
         forget_metrics_after(run.metrics_file, done)
         if done == 0:
-            check_reference(
-                accelerator,
-                training.plain_model.policy,
-                training.tokenizer,
-                [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
-                store.sampling.temperature,
-                [r for values in training.reference_rewards.values() for r in values],
-            )
-        train_loop(training, done)
-        if accelerator.is_main_process:
-            save_model(training.plain_model.policy, training.tokenizer, run.policy)
-            write_json(run.report_json, report(training))
-        accelerator.wait_for_everyone()
+            facts["critic_fit"] = before_training(training)
+        train_loop(training, done, facts)
+        with training.gathered() as plain:
+            if accelerator.is_main_process:
+                merge_adapter(plain.policy)
+                save_model(plain.policy, training.tokenizer, run.policy)
+                found = report(training, plain.policy)
+                write_json(run.report_json, {**found, "critic_fit": facts["critic_fit"]})
+            accelerator.wait_for_everyone()
     return run.read_report()
 
 
-def train_loop(training: Training, done: int) -> None:
-    """Sample, score, update, report; once per step."""
+def before_training(training: Training) -> dict[str, Any] | None:
+    """Check that the policy is the reference, and fit the critic; returns what the fit found."""
+    with training.gathered() as plain:
+        check_reference(
+            training.accelerator,
+            plain.policy,
+            training.tokenizer,
+            [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
+            training.store.sampling.temperature,
+            [r for values in training.reference_rewards.values() for r in values],
+        )
+        if not (training.settings.has_critic and training.settings.critic_warmup):
+            return None
+        found = fit_critic(
+            training.accelerator,
+            plain,
+            training.prompts,
+            training.reference_rewards,
+            training.settings,
+            int(training.tokenizer.pad_token_id),
+        )
+        trained: PolicyAndCritic = unwrap(training.model)
+        trained.value_bias.copy_(plain.value_bias)
+        assign(reward_head(trained.critic).weight, reward_head(plain.critic).weight)
+    return found
+
+
+def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
+    """Sample, score, update, report; once per step. `facts` travel in the checkpoints."""
     settings, accelerator = training.settings, training.accelerator
-    with progress("ppo", total=settings.steps, done=done) as bar:
+    saver = Saver.of(settings, accelerator, training.run.checkpoints)
+    normal = normal_of([row for rows in training.prompts for row in rows])
+    with progress("ppo", total=settings.steps, done=done) as bar, saver.listening():
         for step in range(done + 1, settings.steps + 1):
-            began = time.monotonic()
-            set_learning_rates(training, step)
-            chosen = choose_prompts(training, step)
-            rollout = collect_rollout(
-                accelerator,
-                training.plain_model,
-                training.tokenizer,
-                training.scorer,
-                chosen,
-                training.reference_rewards,
-                training.store.sampling,
-                settings,
-            )
-            sampled = time.monotonic()
-            generator = torch.Generator().manual_seed(_step_seed(training, step))
-            rows = choose_reference_rows(chosen, step, settings, generator)
-            statistics = update(
-                accelerator,
-                training.model,
-                training.optimizer,
-                rollout,
-                reference_batch(rows, int(training.tokenizer.pad_token_id), accelerator.device),
-                settings,
-                training.store.sampling.temperature,
-                generator,
-            )
-            row = {"step": step, **describe_rollout(accelerator, rollout), **statistics}
-            row["seconds/sample"] = round(sampled - began, 2)
-            row["seconds/update"] = round(time.monotonic() - sampled, 2)
+            kl = replace(settings.kl, coefficient=facts["kl_coefficient"])
+            row = take_step(training, replace(settings, kl=kl), step)
             check_step(
                 row,
                 accelerator.mixed_precision,
@@ -161,131 +181,147 @@ def train_loop(training: Training, done: int) -> None:
                 single_update=settings.epochs * settings.minibatches == 1,
             )
             append_metrics(training.run.metrics_file, row)
-            bar.show(f"reward {row['reward/mean']:+.2f}  kl {row['kl/forward_k3_per_token']:.3f}")
-            bar.advance()
-            if step % settings.save_every == 0 and step < settings.steps:
-                save_checkpoint(
-                    accelerator, training.run.checkpoints, step, {}, settings.keep_checkpoints
+            accelerator.log(row, step=step)
+            measured = next((value for name, value in row.items() if name in MEASURED_KL), None)
+            facts["guard_counts"] = watch(
+                row,
+                measured,
+                normal,
+                settings.guards,
+                facts["guard_counts"],
+                newest_checkpoint(training.run.checkpoints),
+                lambda words: accelerator.print(words, file=sys.stderr),
+            )
+            if measured is not None:
+                facts["kl_coefficient"] = adjust(
+                    kl.coefficient, measured, settings.episodes_per_step, kl
                 )
+            shown = "" if measured is None else f"  kl {measured:.3f}"
+            bar.show(f"reward {row['reward/mean']:+.2f}{shown}")
+            bar.advance()
+            if step < settings.steps:
+                saver.after_step(step, facts)
 
 
-def choose_prompts(training: Training, step: int) -> list[tuple[ReferenceRow, ...]]:
-    """This process's share of a step's prompts: each once per epoch, newly shuffled."""
-    total = training.settings.episodes_per_step
-    prompts = training.prompts
-    rank, ranks = training.accelerator.process_index, training.accelerator.num_processes
-    chosen = []
-    for position in range((step - 1) * total + rank, step * total, ranks):
-        epoch, place = divmod(position, len(prompts))
-        generator = torch.Generator().manual_seed(training.settings.seed + epoch)
-        order = torch.randperm(len(prompts), generator=generator)
-        chosen.append(prompts[int(order[place])])
-    return chosen
+def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:
+    """One step of sampling and updating; its metrics."""
+    accelerator, store = training.accelerator, training.store
+    beat("sampling", step)
+    began = time.monotonic()
+    set_learning_rates(training, step)
+    chosen = choose_prompts(
+        training.prompts,
+        step,
+        settings.episodes_per_step // settings.samples_per_prompt,
+        settings.samples_per_prompt,
+        settings.seed,
+        rank=accelerator.process_index,
+        ranks=accelerator.num_processes,
+    )
+    with training.gathered() as plain:
+        rollout = collect_rollout(
+            accelerator,
+            plain,
+            training.tokenizer,
+            training.reward,
+            training.reference_policy,
+            chosen,
+            training.reference_rewards,
+            store.sampling,
+            settings,
+        )
+        measured = measure_kl(training, plain, rollout, settings, step)
+    beat("updating", step)
+    sampled = time.monotonic()
+    generator = torch.Generator().manual_seed(_step_seed(training, step))
+    rows = choose_reference_rows(chosen[:: settings.samples_per_prompt], step, settings, generator)
+    statistics = update(
+        accelerator,
+        training.model,
+        training.optimizer,
+        rollout,
+        reference_batch(rows, int(training.tokenizer.pad_token_id), accelerator.device),
+        settings,
+        store.sampling.temperature,
+        generator,
+    )
+    row = {"step": step, **describe_rollout(accelerator, rollout), **measured, **statistics}
+    if settings.has_critic:
+        row |= describe_values(accelerator, rollout)
+    row["seconds/sample"] = round(sampled - began, 2)
+    row["seconds/update"] = round(time.monotonic() - sampled, 2)
+    return row
 
 
-def choose_reference_rows(
-    chosen: Sequence[tuple[ReferenceRow, ...]],
-    step: int,
+def measure_kl(
+    training: Training,
+    model: PolicyAndCritic,
+    rollout: Rollout,
     settings: PPOSettings,
-    generator: torch.Generator,
-) -> list[ReferenceRow]:
-    """Stored rows of the step's prompts for the KL term; M samples of a prompt take turns."""
-    if settings.kl.source == "none":
-        return []
-    count = max(1, round(len(chosen) * settings.kl.rows_per_episode))
-    picked = torch.randperm(len(chosen), generator=generator)[:count].tolist()
-    return [chosen[index][step % len(chosen[index])] for index in picked]
+    step: int,
+) -> dict[str, float]:
+    """The KLs of a step that are not part of its update, and the coefficient."""
+    accelerator, kl = training.accelerator, settings.kl
+    found: dict[str, float] = {}
+    if rollout.reference_log_probs is not None:
+        found |= describe_reverse_kl(
+            accelerator, rollout.old_log_probs, rollout.reference_log_probs, rollout.response_mask
+        )
+    elif kl.audit_every and step % kl.audit_every == 0:
+        found |= audit(
+            accelerator,
+            training.store,
+            model,
+            rollout.sequences,
+            rollout.old_log_probs,
+            settings.micro_batch_size,
+        )
+    if kl.target is None:
+        return found
+    if kl.source == "reference":
+        held_out = training.store.by_prompt("test") or list(training.prompts)
+        rows = [group[0] for group in held_out[:CONTROL_PROMPTS]]
+        measured = measure_forward_kl(
+            accelerator, model.policy, training.tokenizer, rows, training.store.sampling.temperature
+        )
+        found["kl/held_out_forward_k3_per_token"] = measured["per_token"]
+    return found | {"kl/coefficient": kl.coefficient}
 
 
 def set_learning_rates(training: Training, step: int) -> None:
     """Anneal both learning rates linearly to 0 over the run."""
     remaining = 1 - (step - 1) / training.settings.steps
     peaks = (training.settings.learning_rate, training.settings.critic_learning_rate)
-    for group, peak in zip(training.optimizer.param_groups, peaks, strict=True):
+    groups = training.optimizer.param_groups  # without a critic there is only the first
+    for group, peak in zip(groups, peaks[: len(groups)], strict=True):
         group["lr"] = peak * remaining
 
 
-def describe_rollout(accelerator: Accelerator, rollout: Rollout) -> dict[str, float]:
-    """Means over all episodes, and over all tokens, of all processes."""
-    mask = rollout.response_mask
-    residual = (rollout.returns - rollout.old_values)[mask].double()
-    returns = rollout.returns[mask].double()
-    sums = global_sum(
-        accelerator,
-        torch.stack(
-            [
-                torch.tensor(float(len(rollout.scores))).to(accelerator.device),
-                mask.sum(),
-                rollout.scores.sum(),
-                rollout.centered.sum(),
-                rollout.shaped.sum(),
-                rollout.finished.sum(),
-                rollout.entropy.sum(),
-                returns.sum(),
-                (returns**2).sum(),
-                residual.sum(),
-                (residual**2).sum(),
-            ]
-        ),
-    ).tolist()
-    episodes, tokens = sums[0], sums[1]
-    returns_variance = sums[8] / tokens - (sums[7] / tokens) ** 2
-    residual_variance = sums[10] / tokens - (sums[9] / tokens) ** 2
-    return {
-        "reward/mean": sums[2] / episodes,
-        "reward/centered": sums[3] / episodes,
-        "reward/shaped": sums[4] / episodes,
-        "eos_rate": sums[5] / episodes,
-        "length": tokens / episodes,
-        "entropy": sums[6] / tokens,
-        "value/explained_variance": 1 - residual_variance / max(returns_variance, 1e-12),
-    }
-
-
-def report(training: Training) -> dict[str, Any]:
+def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
     """Audit both KLs on held-out prompts (else on training prompts) and sum up the run."""
-    accelerator, store, settings = training.accelerator, training.store, training.settings
+    store, settings = training.store, training.settings
     groups = (store.by_prompt("test") or list(training.prompts))[:AUDIT_PROMPTS]
-    rows = [row for group in groups for row in group]
-    policy, temperature = training.plain_model.policy, store.sampling.temperature
-    prompts = [group[0].prompt_ids for group in groups]
     set_seed(settings.seed)
-    samples = sample_responses(
-        accelerator, policy, training.tokenizer, prompts, store.sampling, settings.sample_batch_size
+    kl = audit_policy(
+        training.accelerator, policy, training.tokenizer, store, groups, settings.sample_batch_size
     )
-    reference = load_reference_model(store, accelerator)
     history = read_metrics(training.run.metrics_file)
     return {
         "steps": settings.steps,
         "seed": settings.seed,
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
-        "kl": {
-            "forward": measure_forward_kl(
-                accelerator, policy, training.tokenizer, rows, temperature
-            ),
-            "reverse": {
-                **audit_reverse_kl(
-                    accelerator,
-                    policy,
-                    reference,
-                    training.tokenizer,
-                    prompts,
-                    samples,
-                    temperature,
-                ),
-                "audit": "measured after training with the reference model loaded",
-            },
-        },
+        "kl": kl,
         "seconds": round(sum(row["seconds/sample"] + row["seconds/update"] for row in history), 1),
     }
 
 
 def _require_even_split(settings: PPOSettings, processes: int) -> None:
-    share = processes * settings.minibatches
+    share = processes * math.lcm(settings.minibatches, settings.samples_per_prompt)
     if settings.episodes_per_step % share:
         raise ConfigError(
             f"--episodes-per-step {settings.episodes_per_step} does not divide into {processes} "
-            f"processes × {settings.minibatches} minibatches",
+            f"processes × {settings.minibatches} minibatches, with {settings.samples_per_prompt} "
+            "samples of each prompt in one process",
             f"Make it a multiple of {share}.",
         )
 
@@ -298,69 +334,54 @@ def _step_seed(training: Training, step: int) -> int:
 def _set_up(
     settings: PPOSettings,
     store: ReferenceStore,
-    reward_path: str,
     accelerator: Accelerator,
+    sharding: Sharding,
     run: RunDir,
 ) -> Training:
     tokenizer = load_tokenizer(settings.model)
-    critic = load_reward_model(reward_path)
-    bias = float(getattr(critic.config, "reward_bias", 0.0))
-    plain = PolicyAndCritic(load_causal_lm(settings.model), critic, bias)
+    policy = load_causal_lm(settings.model)
+    if settings.lora_rank:
+        add_adapter(policy, settings.lora_rank, settings.seed)
+    plain = PolicyAndCritic(policy, *new_critic(settings, tokenizer))
     optimizer = torch.optim.AdamW(
         [
-            {"params": plain.policy.parameters(), "lr": settings.learning_rate},
-            {"params": plain.critic.parameters(), "lr": settings.critic_learning_rate},
+            {"params": [one for one in part.parameters() if one.requires_grad]}
+            for part in plain.parts.values()
         ],
         betas=(0.9, 0.95),
         eps=ADAM_EPSILON,
         weight_decay=0.0,
         fused=True,
     )
-    model, optimizer = accelerator.prepare(plain, optimizer)
-    scorer = load_scorer(reward_path, accelerator)
+    if settings.gradient_checkpointing:
+        for part in plain.parts.values():
+            part.gradient_checkpointing_enable({"use_reentrant": False})
+    plain.train(settings.gradient_checkpointing)  # transformers checkpoints in this mode only
+    shell = Shell(plain, accelerator.device, sharding)
+    model, stepper = prepare(accelerator, plain, optimizer, sharding)
+    reward = load_reward(
+        settings.reward,
+        accelerator,
+        weights=settings.reward_weights,
+        combination=settings.reward_combination,
+    )
     prompts = store.by_prompt("train")
     if not prompts:
         raise InputError(
             "The reference store has no training prompts (split train)",
             "Make it from prompts of the train split: rlhf reference --prompts DIR …",
         )
-    rewards = _reference_rewards(store, reward_path, scorer, accelerator, tokenizer)
     return Training(
-        accelerator, model, optimizer, tokenizer, scorer, store, prompts, rewards, settings, run
+        accelerator=accelerator,
+        model=model,
+        optimizer=stepper,
+        tokenizer=tokenizer,
+        reward=reward,
+        reference_policy=reference_policy(settings.kl.source, store, accelerator),
+        store=store,
+        prompts=prompts,
+        reference_rewards=reward.of_store(store, tokenizer, accelerator.device),
+        settings=settings,
+        run=run,
+        shell=shell,
     )
-
-
-def _reference_rewards(
-    store: ReferenceStore,
-    reward_path: str,
-    scorer: Scorer,
-    accelerator: Accelerator,
-    tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, list[float]]:
-    """r(y0) by prompt: the stored ones where this reward model made them, else computed now."""
-    stored_by = store.manifest["reward"]
-    if stored_by is not None and stored_by["hash"] == describe_model(reward_path)["hash"]:
-        rewards = [float(row.reward or 0.0) for row in store.rows]
-    else:
-        rewards = score_rows(store.rows, scorer, accelerator, tokenizer)
-    grouped: dict[str, list[float]] = {}
-    for row, reward in zip(store.rows, rewards, strict=True):
-        grouped.setdefault(row.prompt.id, []).append(reward)
-    return grouped
-
-
-def score_rows(
-    rows: Sequence[ReferenceRow],
-    scorer: Scorer,
-    accelerator: Accelerator,
-    tokenizer: PreTrainedTokenizerBase,
-    batch_size: int = 32,
-) -> list[float]:
-    """The reward of every stored reference output."""
-    pad_id = int(tokenizer.pad_token_id)
-    rewards: list[float] = []
-    for first in range(0, len(rows), batch_size):
-        part = rows[first : first + batch_size]
-        batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
-        rewards += scorer(batch.to(accelerator.device)).tolist()
-    return rewards

@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from policies.actor_critic import PolicyAndCritic
@@ -19,16 +20,24 @@ from policies.log_probs import Sequences
 from policies.losses import (
     approximate_kl,
     clipped_tokens,
+    forward_kl_k1,
     forward_kl_k3,
     policy_loss,
+    token_reverse_kl,
     value_loss,
 )
 from policies.reference_store import ReferenceRow
 from policies.rollout import Rollout
 from policies.settings import PPOSettings
 from rlhf.distributed import global_sum
+from rlhf.sharding import accumulating, backward, clip_gradients, is_zero, unwrap
 from rlhf.tokens import TokenBatch, pad_left, pad_right
 
+KL_ESTIMATORS = {
+    "k3": ("kl/forward_k3_per_token", forward_kl_k3),
+    "k1": ("kl/forward_k1_per_token", forward_kl_k1),
+    "token_reverse": ("kl/token_reverse_per_token", token_reverse_kl),
+}
 STATISTICS = ("policy_loss", "value_loss", "forward_kl", "approx_kl", "clipped")
 
 
@@ -85,7 +94,7 @@ def update(
     Stops early when approx-KL exceeds `max_approx_kl`; `updates` counts the optimizer steps taken.
     """
     sums = torch.zeros(len(STATISTICS) + 2, dtype=torch.float64)
-    norms = {"grad_norm/policy": 0.0, "grad_norm/critic": 0.0}
+    norms = {f"grad_norm/{name}": 0.0 for name in unwrap(model).parts}
     updates = 0
     for _ in range(settings.epochs):
         for minibatch in split_minibatches(
@@ -98,23 +107,28 @@ def update(
             approx_kl = float(added[3] / added[5])
             if approx_kl > settings.max_approx_kl:
                 optimizer.zero_grad()
-                return _means(sums, norms, updates)
-            plain: PolicyAndCritic = accelerator.unwrap_model(model)
-            for name, part in (("policy", plain.policy), ("critic", plain.critic)):
-                norm = accelerator.clip_grad_norm_(part.parameters(), settings.max_grad_norm)
-                norms[f"grad_norm/{name}"] = float(norm)
+                return _means(sums, norms, updates, settings)
+            plain: PolicyAndCritic = unwrap(model)
+            for name, part in plain.parts.items():
+                norms[f"grad_norm/{name}"] = clip_gradients(
+                    accelerator, model, part.parameters(), settings.max_grad_norm
+                )
             optimizer.step()
             optimizer.zero_grad()
             updates += 1
-    return _means(sums, norms, updates)
+    return _means(sums, norms, updates, settings)
 
 
-def _means(sums: Tensor, norms: dict[str, float], updates: int) -> dict[str, float]:
+def _means(
+    sums: Tensor, norms: dict[str, float], updates: int, settings: PPOSettings
+) -> dict[str, float]:
     tokens, reference_tokens = float(sums[5]), float(sums[6])
-    return {
-        "loss/policy": float(sums[0]) / tokens,
-        "loss/value": float(sums[1]) / tokens,
-        "kl/forward_k3_per_token": float(sums[2]) / max(reference_tokens, 1.0),
+    means = {"loss/policy": float(sums[0]) / tokens}
+    if settings.has_critic:
+        means["loss/value"] = float(sums[1]) / tokens
+    if reference_tokens:
+        means[KL_ESTIMATORS[settings.kl.estimator][0]] = float(sums[2]) / reference_tokens
+    return means | {
         "approx_kl": float(sums[3]) / tokens,
         "clip_fraction": float(sums[4]) / tokens,
         "updates": updates,
@@ -137,15 +151,19 @@ def _accumulate(
     counts = global_sum(accelerator, torch.stack([tokens, reference_tokens]))
     sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=accelerator.device)
     micro_batches = _micro_batches(rollout, references, minibatch, settings.micro_batch_size)
-    for position, (episodes, rows) in enumerate(micro_batches):
-        last = position == len(micro_batches) - 1
-        with nullcontext() if last else accelerator.no_sync(model):
-            statistics = _losses(model, rollout, references, episodes, rows, settings, temperature)
-            loss = (statistics[0] + settings.value_coefficient * statistics[1]) / counts[0]
-            loss = loss + settings.kl.coefficient * statistics[2] / counts[1].clamp(min=1)
-            # data parallelism averages gradients over processes; the sums above want their total
-            accelerator.backward(loss.float() * accelerator.num_processes)
-        sums += torch.stack(statistics).detach().double()
+    # one autocast around all micro-batches casts the weights once; where they are divided, such
+    # copies would stay in memory
+    divided = is_zero(model) or isinstance(model, FSDPModule)
+    with nullcontext() if divided else accelerator.autocast():
+        for position, (episodes, rows) in enumerate(micro_batches):
+            last = position == len(micro_batches) - 1
+            with accumulating(accelerator, model, last=last):
+                losses = _losses(model, rollout, references, episodes, rows, settings, temperature)
+                loss = (losses[0] + settings.value_coefficient * losses[1]) / counts[0]
+                loss = loss + settings.kl.coefficient * losses[2] / counts[1].clamp(min=1)
+                # data parallelism averages gradients over processes; the sums want their total
+                backward(accelerator, model, loss.float() * accelerator.num_processes)
+            sums += torch.stack(losses).detach().double()
     return torch.cat([global_sum(accelerator, sums), counts]).cpu()
 
 
@@ -174,22 +192,25 @@ def _losses(
     log_probs, values = model(batch, len(episodes), temperature)
     mask = batch.responses.mask[: len(episodes)]
     width = mask.shape[1]
+    value = torch.zeros((), device=mask.device)
 
     def fit(tensor: Tensor) -> Tensor:
         return _to_width(tensor, width)
 
-    mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
-    old = fit(rollout.old_log_probs[episodes])
-    return [
-        policy_loss(mine, old, fit(rollout.advantages[episodes]), mask, settings.clip_range),
-        value_loss(
+    if values is not None:
+        value = value_loss(
             values,
             fit(rollout.old_values[episodes]),
             fit(rollout.returns[episodes]),
             mask,
             settings.value_clip_range,
-        ),
-        forward_kl_k3(
+        )
+    mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
+    old = fit(rollout.old_log_probs[episodes])
+    return [
+        policy_loss(mine, old, fit(rollout.advantages[episodes]), mask, settings.clip_range),
+        value,
+        KL_ESTIMATORS[settings.kl.estimator][1](
             stored, fit(references.log_probs[rows]), batch.responses.mask[len(episodes) :]
         ),
         approximate_kl(mine.detach(), old, mask),

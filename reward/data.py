@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerBase
 from reward.groups import Encoder, Group, build_groups, build_reference_groups, hold_out
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InputError
-from rlhf.models import load_config
-from rlhf.ranked import SPLITS, read_ranked
+from rlhf.models import describe_model, load_config
+from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import RankedPrompt
 
 MAX_REFERENCE_OUTPUTS = 512
@@ -17,13 +17,28 @@ MAX_REFERENCE_OUTPUTS = 512
 
 @dataclass(frozen=True)
 class Data:
-    """Groups by their use, where the held-out ones come from, and counts for the report."""
+    """Groups by their use, where the held-out ones come from, and counts for the report.
+
+    Evaluations while training look at `validation`: what chooses the weights cannot measure them.
+    """
 
     train: list[Group]
+    validation: list[Group]
     held_out: list[Group]
     reference: list[Group]
     held_out_source: str
     counts: dict[str, dict[str, int]]
+
+
+def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
+    """Rankings and model with their hashes, as stage.json records them.
+
+    Raises:
+        InputError: there is no such model, or no export.
+    """
+    manifest = read_manifest(settings.rankings)
+    rankings = {"path": str(settings.rankings), "hash": str(manifest["content_hash"])}
+    return {"rankings": rankings, "model": describe_model(settings.model)}
 
 
 def read_data(
@@ -56,14 +71,22 @@ def read_data(
     if not held_out and len(train) > 1:
         train, held_out = hold_out(train, settings.held_out_fraction)
         source = "train prompts set aside, because the export has no judged test prompts"
+    validation: list[Group] = []
+    if settings.eval_every:
+        train, validation = hold_out(train, settings.held_out_fraction)
     if not train or not held_out:
         raise InputError(
             f"{settings.rankings} has {len(records)} prompts, but too few with a judged pair: "
             f"{len(train)} to train on, {len(held_out)} to measure with",
             "Rank two or more responses of more prompts, then: rlhf export --db DB --out DIR",
         )
+    if not any(group.num_preferences for group in train):
+        raise InputError(
+            f"All judgements of the {len(train)} train prompts of {settings.rankings} are ties",
+            "Ask for preferences: a reward model learns nothing from ties alone.",
+        )
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
-    return Data(train, held_out, reference, source, counts)
+    return Data(train, validation, held_out, reference, source, counts)
 
 
 def read_context(model: str) -> int:

@@ -8,7 +8,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from reward.accuracy import Accuracy
+from reward.adapters import merged_weights
 from reward.data import Data
+from reward.evaluation import Best
 from reward.health import Verdict, measure_health, worst
 from reward.health_page import write_page
 from reward.normalise import Scale, fit_scale, fold_into_head
@@ -16,8 +18,9 @@ from reward.step import Trainee, score_groups
 from rlhf.errors import GuardError
 from rlhf.jsonl import write_json
 from rlhf.metrics import read_metrics
-from rlhf.models import load_reward_model, save_model
+from rlhf.models import empty_reward_model, load_reward_model, save_model
 from rlhf.rundir import RunDir
+from rlhf.sharding import full_state, unwrap
 
 CLASSIFIER_PREFIX = "classifier."
 REFERENCE_OUTPUTS = "reference outputs in the dataset"
@@ -45,13 +48,12 @@ def save_result(
         GuardError: what was saved does not load again as it was, head included.
     """
     accelerator = trainee.accelerator
-    state = accelerator.get_state_dict(trainee.module)
+    state = full_state(accelerator, trainee.module)
     if accelerator.is_main_process:
-        classifier = accelerator.unwrap_model(trainee.module).classifier
-        classifier.config.reward_bias = scale.bias
+        classifier = unwrap(trainee.module).classifier
         plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in state.items()}
-        folded = fold_into_head(plain, scale.gain)
-        save_model(classifier, tokenizer, run.model, folded)
+        folded = fold_into_head(merged_weights(classifier, plain), scale.gain)
+        save_model(empty_reward_model(classifier.config, scale.bias), tokenizer, run.model, folded)
         require_same_weights(run.model, folded)
 
 
@@ -80,8 +82,8 @@ def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
     return asdict(accuracy) if accuracy else None
 
 
-def describe_run(data: Data, run: RunDir, scale: Scale) -> dict[str, Any]:
-    """What the report says of data, loss, scale and time."""
+def describe_run(data: Data, run: RunDir, scale: Scale, best: Best | None) -> dict[str, Any]:
+    """What the report says of data, loss, the choice of weights, scale and time."""
     rows = read_metrics(run.metrics_file)
     return {
         "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
@@ -90,6 +92,7 @@ def describe_run(data: Data, run: RunDir, scale: Scale) -> dict[str, Any]:
             "last": rows[-1]["loss"] if rows else None,
             "steps": len(rows),
         },
+        "best": best and {"step": best.step, "loss": best.loss, "prompts": len(data.validation)},
         "normalisation": asdict(scale),
         "counts": data.counts,
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),

@@ -4,7 +4,7 @@ Every ranking of every annotator counts; responses that nobody judged are not en
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -116,7 +116,7 @@ def build_groups(
     """Groups of all prompts with at least one judged pair, and counts of what came and fell out.
 
     Raises:
-        InputError: a prompt id occurs twice, or prompts are too long and may not be truncated.
+        InputError: an id occurs twice, or prompts are too long and may not be truncated.
     """
     _refuse_duplicates(records)
     groups, counts = [], Counter[str]()
@@ -232,9 +232,20 @@ def _without_oldest_turn(prompt: Prompt) -> Prompt | None:
 
 
 def _refuse_duplicates(records: Sequence[RankedPrompt]) -> None:
-    repeated = [k for k, n in Counter(record.prompt.id for record in records).items() if n > 1]
+    repeated = _repeated(record.prompt.id for record in records)
     if repeated:
         raise InputError(
             f"{len(repeated)} prompt ids occur more than once, for example {repeated[0]}",
             "Export again with `rlhf export`: one line a prompt, in one split.",
         )
+    for record in records:
+        repeated = _repeated(response.id for response in record.responses)
+        if repeated:
+            raise InputError(
+                f"Prompt {record.prompt.id} has more than one response {repeated[0]}",
+                "Export again with `rlhf export`: every response once.",
+            )
+
+
+def _repeated(ids: Iterable[str]) -> list[str]:
+    return [name for name, number in Counter(ids).items() if number > 1]

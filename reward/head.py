@@ -19,6 +19,7 @@ from reward.objective import Objective, sum_of_losses
 from reward.step import Trainee, forward, my_passes
 from rlhf.metrics import progress
 from rlhf.models import reward_head
+from rlhf.sharding import assign, unwrap
 
 MAX_RESPONSES = 20_000  # more would not change a head, and features cost memory
 WEIGHT_PENALTY = 1e-3
@@ -39,9 +40,8 @@ def fit_head(trainee: Trainee, groups: Sequence[Group]) -> None:
         chosen.append(group)
     features = _features(trainee, chosen)
     weight = minimise(features, chosen, trainee.objective, WEIGHT_PENALTY)
-    module: RewardModule = trainee.accelerator.unwrap_model(trainee.module)
-    with torch.no_grad():
-        reward_head(module.classifier).weight.copy_(weight[None])
+    module: RewardModule = unwrap(trainee.module)
+    assign(reward_head(module.classifier).weight, weight)
 
 
 def minimise(
@@ -71,7 +71,7 @@ def minimise(
 
 def _features(trainee: Trainee, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
     """What the head reads of every response of every group, in order."""
-    module: RewardModule = trainee.accelerator.unwrap_model(trainee.module)
+    module: RewardModule = unwrap(trainee.module)
     read: list[Tensor] = []
 
     def remember(_: torch.nn.Module, inputs: tuple[Tensor]) -> None:

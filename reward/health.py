@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import exp
+from math import exp, sqrt
 from statistics import median
 from typing import Any
 
@@ -130,10 +130,14 @@ def agreement_levels(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], 
 def people_agree(verdicts: Sequence[Verdict]) -> dict[str, float] | None:
     """How often two judges of the same two responses prefer the same one; None without such pairs.
 
-    No reward model can be measured to agree with people better than about this.
+    `ceiling` is what a model would reach that always knew the prevailing opinion p, if judges err
+    independently: agreement a = p² + (1 − p)², so p = (1 + √(2a − 1)) / 2.
     """
     same = [a == b for w in _winners(verdicts).values() for a, b in combinations(w, 2)]
-    return {"value": sum(same) / len(same), "n": len(same)} if same else None
+    if not same:
+        return None
+    value = sum(same) / len(same)
+    return {"value": value, "n": len(same), "ceiling": (1 + sqrt(max(0, 2 * value - 1))) / 2}
 
 
 def _winners(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], list[int]]:

@@ -57,6 +57,10 @@ class RewardModule(nn.Module):
 
     def forward(self, inputs: Inputs) -> Float[Tensor, " N"]:
         """The reward of every response, in the order of `inputs.reads`."""
+        return self.rewards(self.features(inputs))
+
+    def features(self, inputs: Inputs) -> Float[Tensor, "N d"]:
+        """What the head reads of every response: the trunk's output at its last token."""
         trunk = self.classifier.base_model
         if inputs.layout is None:
             outputs = trunk(input_ids=inputs.ids, use_cache=False)
@@ -67,10 +71,14 @@ class RewardModule(nn.Module):
                 layout=inputs.layout,
                 use_cache=False,
             )
-        chosen = outputs.last_hidden_state.flatten(0, 1)[inputs.reads]  # (N, d)
+        chosen: Tensor = outputs.last_hidden_state.flatten(0, 1)[inputs.reads]
+        return chosen
+
+    def rewards(self, features: Float[Tensor, "N d"]) -> Float[Tensor, " N"]:
+        """What the head makes of features."""
         head = reward_head(self.classifier)
-        with torch.autocast(chosen.device.type, enabled=False):
-            rewards: Tensor = head(chosen.to(head.weight.dtype)).squeeze(-1)
+        with torch.autocast(features.device.type, enabled=False):
+            rewards: Tensor = head(features.to(head.weight.dtype)).squeeze(-1)
         return rewards.float()
 
 

@@ -23,7 +23,9 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
         raise InputError(f"{settings.out} already exists", "Choose another --out.")
     lines = read_answers(settings.file)
     accelerator = start(settings.precision, seed=0)
-    reward = load_text_reward(settings.reward, accelerator, settings.tokens_per_batch)
+    reward = load_text_reward(
+        settings.reward, accelerator, settings.tokens_per_batch, settings.combine
+    )
     rewards = reward([answers for _, answers in lines])
     scored = zip((line for line, _ in lines), rewards, strict=True)
     write_jsonl(settings.out, (_with_rewards(line, row) for line, row in scored))

@@ -1,5 +1,11 @@
-"""The door to a trained reward model: token batches in, rewards out."""
+"""The door to a trained reward model or an ensemble of them: token batches in, rewards out.
 
+An ensemble is the folder of its first member with the others inside, as member-1, member-2, …:
+what loads it plainly reads the first, what comes through here reads all.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
 from typing import final
 
 import torch
@@ -8,11 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reward.model import Inputs, RewardModule, last_tokens
+from reward.settings import Combine
 from rlhf.errors import GuardError
 from rlhf.models import describe_model, load_reward_model, model_folder
 from rlhf.tokens import TokenBatch, close, load_tokenizer
 
 TOKENS_PER_BATCH = 4096
+MEMBERS = "member-*"
 
 
 @final
@@ -21,16 +29,16 @@ class Scorer:
 
     def __init__(
         self,
-        module: RewardModule,
-        bias: float,
+        members: Sequence[tuple[RewardModule, float]],
         description: dict[str, str],
         eos_id: int,
         accelerator: Accelerator,
+        combine: Combine,
     ) -> None:
-        self._module = module
-        self._bias = bias
+        self._members = members
         self._eos_id = eos_id
         self._accelerator = accelerator
+        self._combine = combine
         self.description = description
 
     def __call__(
@@ -45,19 +53,34 @@ class Scorer:
         Raises:
             GuardError: a reward is not a number.
         """
+        return combine_members(self.each(batch, tokens_per_batch), self._combine)
+
+    def each(
+        self, batch: TokenBatch, tokens_per_batch: int = TOKENS_PER_BATCH
+    ) -> Float[Tensor, "M B"]:
+        """What every member of an ensemble says, a single model being one of one member.
+
+        Args:
+            batch: token ids padded on any side; rows that were cut short are closed here.
+            tokens_per_batch: tokens, padding included, in one forward pass.
+
+        Raises:
+            GuardError: a reward is not a number.
+        """
         lengths = batch.mask.sum(dim=1)
         order = lengths.argsort(descending=True, stable=True)
-        rewards = torch.zeros(len(lengths), dtype=torch.float32, device=batch.ids.device)
+        shape = (len(self._members), len(lengths))
+        rewards = torch.zeros(shape, dtype=torch.float32, device=batch.ids.device)
         start = 0
         while start < len(order):
             rows = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
             part = order[start : start + rows]
-            rewards[part] = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
+            rewards[:, part] = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
             start += rows
         if not rewards.isfinite().all():
-            bad = int((~rewards.isfinite()).sum())
+            bad = int((~rewards.isfinite()).any(dim=0).sum())
             raise GuardError(
-                f"{self.description['path']} gave {bad} of {len(rewards)} responses a reward that "
+                f"{self.description['path']} gave {bad} of {len(lengths)} responses a reward that "
                 "is not a number",
                 "Its weights are broken: train it again with a smaller --learning-rate.",
             )
@@ -67,23 +90,46 @@ class Scorer:
         batch = close(batch, self._eos_id).to(self._accelerator.device)
         reads = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
         with torch.no_grad(), self._accelerator.autocast():
-            rewards: Tensor = self._module(Inputs(batch.ids, reads))
-        return rewards + self._bias
+            inputs = Inputs(batch.ids, reads)
+            return torch.stack([module(inputs) + bias for module, bias in self._members])
 
 
-def load_scorer(name: str, accelerator: Accelerator) -> Scorer:
-    """Load a reward model to score with.
+def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:
+    """One reward from those of several members: their mean, or the worst of them.
+
+    The worst case is what a policy must raise to gain anything, so one member's mistakes are harder
+    to exploit (arXiv 2310.02743).
+    """
+    return rewards.mean(dim=0) if how == "mean" else rewards.amin(dim=0)
+
+
+def load_scorer(name: str, accelerator: Accelerator, combine: Combine = "mean") -> Scorer:
+    """Load a reward model, or all members of an ensemble, to score with.
 
     Args:
         name: a finished reward stage of ours, or the Hugging Face folder of a one-label classifier.
         accelerator: gives device and precision.
+        combine: how the members of an ensemble become one.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
-    module, bias, description = load_module(name, accelerator)
+    loaded = [load_module(one, accelerator) for one in member_folders(name)]
+    description = loaded[0][2]
     eos_id = int(load_tokenizer(description["path"]).eos_token_id)
-    return Scorer(module, bias, description, eos_id, accelerator)
+    members = [(module, bias) for module, bias, _ in loaded]
+    return Scorer(members, description, eos_id, accelerator, combine)
+
+
+def member_folders(name: str) -> list[str]:
+    """The folder of a reward model, or of every member of an ensemble.
+
+    Raises:
+        InputError: its stage did not finish.
+    """
+    folder = model_folder(name, "reward", "model")
+    others = sorted(Path(folder).glob(MEMBERS), key=lambda one: int(one.name.rpartition("-")[2]))
+    return [folder, *map(str, others)]
 
 
 def load_module(name: str, accelerator: Accelerator) -> tuple[RewardModule, float, dict[str, str]]:

@@ -1,19 +1,31 @@
 """The settings of `rlhf train-reward`; nothing here imports torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
+from rlhf.cluster import ClusterSettings
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
+Precision = Literal["auto", "bf16", "fp32"]
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
+Adapter = Literal["none", "lora", "qlora"]
+CommunicationHook = Literal["no", "fp16", "bf16", "powersgd"]
+TooLong = Literal["refuse", "truncate"]
+Combine = Literal["mean", "min"]
+
+
+def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Numbers with commas between them, from a flag or a settings file."""
+    return tuple(int(word) for token in tokens for word in token.value.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardSettings:
+class RewardSettings(ClusterSettings):
     """Which rankings, which model, and how to train."""
 
     rankings: Path
@@ -26,9 +38,9 @@ class RewardSettings:
     """Go on with the run in --out."""
     seed: int = 0
     """Seed of the new head and of the order of prompts."""
-    processes: int = 1
-    """Processes on this machine; under torchrun the group that is there is used."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
+    """Train an ensemble, one model for each of these, such as 0,1,2."""
+    precision: Precision = "auto"
     """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
     head: Literal["random", "fitted"] = "random"
     """How the fresh head starts: at random, or fitted to the rankings on frozen features."""
@@ -46,7 +58,7 @@ class RewardSettings:
     """Part of the steps in which the learning rate rises from 0."""
     max_length: int = 2048
     """Longest prompt + response in tokens."""
-    too_long: Literal["refuse", "truncate"] = "refuse"
+    too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
     loss: Loss = "bradley_terry"
     """All pairs; or whole rankings; or squared distance to the rank, scaled to -1 ... 1."""
@@ -58,15 +70,27 @@ class RewardSettings:
     """How much an annotator counts, for example --annotator-weights.ann 0.5; others count 1."""
     held_out_fraction: float = 0.1
     """Part of the prompts held out for measuring, when the export has no test prompts."""
+    eval_every: int = 0
+    """Steps between evaluations on part of the train prompts, set aside; the best weights win."""
+    patience: int = 0
+    """Stop after so many evaluations without a better one; 0 never stops early."""
+    adapter: Adapter = "none"
+    """Train all weights, or small adapters beside frozen ones; qlora freezes 4 bits, on CUDA."""
+    lora_rank: int = 16
+    """Rank of the adapters, which sit on every linear layer."""
+    lora_alpha: int = 32
+    """Adapters count lora_alpha / lora_rank; with them learn about ten times as fast."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
+    ddp_comm_hook: CommunicationHook = "no"
+    """Compress gradients between processes; bf16 on CUDA; powersgd resumes inexactly."""
     save_every: int = 50
     """Optimizer steps between checkpoints; 0 for none."""
     keep_checkpoints: int = 1
     """Checkpoints that stay on disk."""
 
     def __post_init__(self) -> None:
-        require_range("processes", self.processes, 1)
+        super().__post_init__()
         require_range("epochs", self.epochs, 0 if self.head == "fitted" else 1)
         require_range("prompts_per_batch", self.prompts_per_batch, 1)
         require_range("tokens_per_batch", self.tokens_per_batch, 1)
@@ -78,21 +102,43 @@ class RewardSettings:
         require_range("save_every", self.save_every, 0)
         require_range("keep_checkpoints", self.keep_checkpoints, 1)
         require_range("centring", self.centring, 0)
+        if self.seeds and len(set(self.seeds)) < max(2, len(self.seeds)):
+            raise ConfigError(
+                f"--seeds {','.join(map(str, self.seeds))} does not name different models",
+                "Give two or more different seeds, such as 0,1,2, or one --seed.",
+            )
+        require_range("eval_every", self.eval_every, 0)
+        require_range("patience", self.patience, 0)
+        require_range("lora_rank", self.lora_rank, 1)
+        require_range("lora_alpha", self.lora_alpha, 1)
         for name, weight in self.annotator_weights.items():
             require_range(f"annotator_weights.{name}", weight, 0)
-        if self.loss not in get_args(Loss):
-            raise ConfigError(
-                f"--loss is {self.loss!r}", f"Use one of {', '.join(get_args(Loss))}."
-            )
+        _require_choice("loss", self.loss, Loss)
+        _require_choice("adapter", self.adapter, Adapter)
+        _require_choice("ddp_comm_hook", self.ddp_comm_hook, CommunicationHook)
+        _require_choice("precision", self.precision, Precision)
+        _require_choice("too_long", self.too_long, TooLong)
         if self.margin and self.loss != "bradley_terry":
             raise ConfigError(
                 f"--margin {self.margin:g} has no meaning for --loss {self.loss}",
                 "Leave it out, or use --loss bradley_terry.",
             )
-        if self.precision not in ("auto", "bf16", "fp32"):
-            raise ConfigError(f"--precision is {self.precision!r}", "Use auto, bf16 or fp32.")
-        if self.too_long not in ("refuse", "truncate"):
-            raise ConfigError(f"--too-long is {self.too_long!r}", "Use refuse or truncate.")
+        if self.sharding not in ("none", "ddp") and self.adapter != "none":
+            raise ConfigError(
+                f"--adapter {self.adapter} leaves little to divide for --sharding {self.sharding}",
+                "Leave --sharding out, or train all weights: --adapter none.",
+            )
+        if self.sharding not in ("none", "ddp") and self.ddp_comm_hook != "no":
+            raise ConfigError(
+                f"--ddp-comm-hook {self.ddp_comm_hook} has no meaning with --sharding "
+                f"{self.sharding}",
+                "Leave it out: only --sharding ddp averages whole gradients.",
+            )
+        if self.patience and not self.eval_every:
+            raise ConfigError(
+                f"--patience {self.patience} counts evaluations, but --eval-every is 0",
+                "Say how many steps lie between two, for example --eval-every 50.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +152,22 @@ class ScoreSettings:
     """A reward model, signal:package.module:function, or an http(s):// endpoint."""
     out: Path
     """JSON Lines with the rewards added."""
+    combine: Combine = "mean"
+    """What counts of the members of an ensemble: their mean, or the worst of them."""
     tokens_per_batch: int = 4096
     """Tokens in one forward pass of a reward model."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: Precision = "auto"
     """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
 
     def __post_init__(self) -> None:
         require_range("tokens_per_batch", self.tokens_per_batch, 1)
-        if self.precision not in ("auto", "bf16", "fp32"):
-            raise ConfigError(f"--precision is {self.precision!r}", "Use auto, bf16 or fp32.")
+        _require_choice("precision", self.precision, Precision)
+        _require_choice("combine", self.combine, Combine)
+
+
+def _require_choice(name: str, value: str, kind: Any) -> None:
+    """Refuse a word that the literal type `kind` does not list; flags are checked by the parser."""
+    choices = get_args(kind)
+    if value not in choices:
+        words = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise ConfigError(f"--{name.replace('_', '-')} is {value!r}", f"Use {words}.")

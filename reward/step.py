@@ -1,8 +1,8 @@
 """One optimizer step on a global batch, and scoring of many groups; both over all processes."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -16,8 +16,10 @@ from reward.groups import Group
 from reward.objective import Objective, sum_of_losses
 from rlhf.distributed import global_sum
 from rlhf.metrics import progress
+from rlhf.sharding import accumulating, backward, clip_gradients
 
 MAX_GRAD_NORM = 1.0
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,22 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     module.train()
     for number, part in enumerate(passes):
         last = number == len(passes) - 1
-        with nullcontext() if last else accelerator.no_sync(module):
+        with accumulating(accelerator, module, last=last):
             rewards = forward(trainee, part)
             loss = sum_of_losses(trainee.objective, part, rewards)
             # Gradients are averaged over processes: divide the sum by the global count / processes.
-            accelerator.backward(loss * (accelerator.num_processes / len(groups)))
+            backward(accelerator, module, loss * (accelerator.num_processes / len(groups)))
         totals += _tally(part, rewards, loss)
     for parameters in trainee.optimizer.param_groups:
         parameters["lr"] = rate
-    norm = accelerator.clip_grad_norm_(module.parameters(), MAX_GRAD_NORM)
+    norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)
     trainee.optimizer.step()
     trainee.optimizer.zero_grad()
     loss_sum, right, pairs = global_sum(accelerator, totals).tolist()
     return {
         "loss": loss_sum / len(groups),
         "accuracy": right / max(pairs, 1),
-        "grad_norm": float(norm),
+        "grad_norm": norm,
     }
 
 
@@ -76,7 +78,14 @@ def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]
             rewards = forward(trainee, part)
             found += zip([group.prompt_id for group in part], _split(part, rewards), strict=True)
             bar.advance()
-    if trainee.accelerator.num_processes > 1:
+    return gather_by_prompt(trainee.accelerator, found, groups)
+
+
+def gather_by_prompt(
+    accelerator: Accelerator, found: list[tuple[str, Value]], groups: Sequence[Group]
+) -> list[Value]:
+    """What all processes found out by prompt id, in the order of groups, on every process."""
+    if accelerator.num_processes > 1:
         found = gather_object(found)
     by_prompt = dict(found)
     return [by_prompt[group.prompt_id] for group in groups]

@@ -13,11 +13,13 @@ from urllib.request import Request, urlopen
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from reward.batches import lay_out, split_packed, split_padded
 from reward.groups import Group
 from reward.prefix import share_prompts
-from reward.scoring import load_module
+from reward.scoring import combine_members, load_module, member_folders
+from reward.settings import Combine
 from rlhf.errors import GuardError, InputError
 from rlhf.metrics import progress
 from rlhf.records import Prompt, Response
@@ -26,19 +28,24 @@ from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, tokenize
 
 Answers = tuple[Prompt, tuple[Response, ...]]
 TextReward = Callable[[Sequence[Answers]], list[list[float]]]
+# For every prompt: the features (K, d) of its responses and their rewards (K), on the CPU.
+Features = Callable[[Sequence[Answers]], list[tuple[Tensor, Tensor]]]
 
 SIGNAL = "signal:"
 ITEMS_PER_REQUEST = 64
 TIMEOUT_SECONDS = 60
 
 
-def load_text_reward(name: str, accelerator: Accelerator, tokens_per_batch: int) -> TextReward:
+def load_text_reward(
+    name: str, accelerator: Accelerator, tokens_per_batch: int, combine: Combine = "mean"
+) -> TextReward:
     """A function that scores every response to each of several prompts.
 
     Args:
         name: a reward model, `signal:package.module:function`, or an http(s):// address.
         accelerator: device and precision of a reward model.
         tokens_per_batch: tokens in one forward pass of a reward model.
+        combine: how the members of an ensemble become one.
 
     Raises:
         InputError: there is no such model, or the function cannot be imported.
@@ -48,7 +55,7 @@ def load_text_reward(name: str, accelerator: Accelerator, tokens_per_batch: int)
     elif name.startswith(("http://", "https://")):
         score = _by_endpoint(name)
     else:
-        score = _by_model(name, accelerator, tokens_per_batch)
+        score = _by_model(name, accelerator, tokens_per_batch, combine)
 
     def checked(answers: Sequence[Answers]) -> list[list[float]]:
         rewards = score(answers)
@@ -114,7 +121,32 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
     return rewards
 
 
-def _by_model(name: str, accelerator: Accelerator, tokens_per_batch: int) -> TextReward:
+def _by_model(
+    name: str, accelerator: Accelerator, tokens_per_batch: int, combine: Combine
+) -> TextReward:
+    members = [load_features(one, accelerator, tokens_per_batch) for one in member_folders(name)]
+
+    def score(answers: Sequence[Answers]) -> list[list[float]]:
+        found = zip(*(read(answers) for read in members), strict=True)
+        return [
+            combine_members(torch.stack([rewards for _, rewards in one]), combine).tolist()
+            for one in found
+        ]
+
+    return score
+
+
+def load_features(name: str, accelerator: Accelerator, tokens_per_batch: int) -> Features:
+    """A function that reads what a reward model's head sees of every response, and its reward.
+
+    Args:
+        name: a reward model; of an ensemble the first member.
+        accelerator: device and precision.
+        tokens_per_batch: tokens in one forward pass.
+
+    Raises:
+        InputError: there is no such model.
+    """
     module, bias, description = load_module(name, accelerator)
     tokenizer = load_tokenizer(description["path"])
     fingerprint = tokenizer_fingerprint(tokenizer)
@@ -122,7 +154,7 @@ def _by_model(name: str, accelerator: Accelerator, tokens_per_batch: int) -> Tex
     pad_id = int(tokenizer.pad_token_id)
     longest = getattr(module.classifier.config.get_text_config(), "max_position_embeddings", None)
 
-    def score(answers: Sequence[Answers]) -> list[list[float]]:
+    def read(answers: Sequence[Answers]) -> list[tuple[Tensor, Tensor]]:
         groups = [
             Group(
                 str(number),
@@ -133,19 +165,23 @@ def _by_model(name: str, accelerator: Accelerator, tokens_per_batch: int) -> Tex
             if responses
         ]
         _refuse_too_long(groups, longest, name)
-        found: dict[str, list[float]] = {}
+        found: dict[str, tuple[Tensor, Tensor]] = {}
         parts = (split_packed if shared else split_padded)(groups, tokens_per_batch)
         with progress("scoring", len(parts)) as bar, torch.no_grad(), accelerator.autocast():
             for part in parts:
                 inputs = lay_out(part, pad_id, shared=shared).to(accelerator.device)
-                values = (module(inputs) + bias).tolist()
-                for group in part:
-                    found[group.prompt_id] = values[: len(group.responses)]
-                    values = values[len(group.responses) :]
+                features = module.features(inputs)
+                rewards = module.rewards(features) + bias
+                sizes = [len(group.responses) for group in part]
+                parted = zip(
+                    features.float().cpu().split(sizes), rewards.cpu().split(sizes), strict=True
+                )
+                found.update(zip((group.prompt_id for group in part), parted, strict=True))
                 bar.advance()
-        return [found.get(str(number), []) for number in range(len(answers))]
+        nothing = (torch.zeros(0, 0), torch.zeros(0))
+        return [found.get(str(number), nothing) for number in range(len(answers))]
 
-    return score
+    return read
 
 
 def _refuse_too_long(groups: Sequence[Group], longest: int | None, name: str) -> None:

@@ -7,71 +7,100 @@ them.
 
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch.optim import AdamW
+from transformers import PreTrainedModel
 
 from reward.accuracy import Accuracy, pair_accuracy
+from reward.adapters import add_adapters, four_bits
+from reward.baseline import base_log_probs
 from reward.batches import epoch_order
-from reward.data import Data, read_data
+from reward.data import Data, describe_inputs, read_data
+from reward.evaluation import Best, compare, evaluate
 from reward.finish import describe_run, measure_scale, plain_accuracy, save_result, write_report
 from reward.head import fit_head
 from reward.health import collect_verdicts
+from reward.memory import device_bytes, require_memory
 from reward.model import RewardModule
 from reward.objective import Objective
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups, take_step
-from rlhf.checkpoint import load_checkpoint, save_checkpoint
+from rlhf.checkpoint import Saver, load_checkpoint, save_checkpoint
 from rlhf.distributed import start
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
-from rlhf.models import describe_model, new_reward_model
-from rlhf.ranked import read_manifest
-from rlhf.rundir import RunDir, open_stage, stage_status
+from rlhf.models import new_reward_model
+from rlhf.preflight import check_before_training, require_shared
+from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
+from rlhf.sharding import Sharding, choose_sharding, prepare
 from rlhf.tokens import load_tokenizer
+from rlhf.tracking import tracking
+from rlhf.watchdog import beat
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-5  # PyTorch's 1e-8 makes the first steps of a fresh head far too large
 DETAILS = ("health", "worst")  # in report.json, too long for a terminal
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What a run learns on its way: accuracy before training, the best evaluation."""
+
+    before: Accuracy | None
+    best: Best | None = None
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "Findings":
+        """What `asdict` made of it, from a checkpoint."""
+        before, best = saved["before"], saved["best"]
+        return cls(Accuracy(**before) if before else None, Best(**best) if best else None)
+
+
 def train_reward(settings: RewardSettings) -> dict[str, Any]:
     """Run the whole stage and return its report; the report of a finished one is only read.
 
     Raises:
-        InputError: the rankings, the model or --out cannot be used.
+        InputError: the rankings, the model or --out cannot be used, or memory will not do.
         GuardError: the loss is not a number, or the trained model tells no two responses apart.
     """
     began = time.monotonic()
-    accelerator = start(settings.precision, settings.seed)
-    model = describe_model(settings.model)
+    sharding = choose_sharding(settings.sharding, offload=settings.offload)
+    accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
+    parts = accelerator.num_processes if sharding.divides else 1
+    require_memory(settings, device_bytes(settings.processes), parts)
+    inputs = describe_inputs(settings)
     tokenizer = load_tokenizer(settings.model)
-    manifest = read_manifest(settings.rankings)
-    data = read_data(settings, tokenizer, model["hash"])
-    rankings = {"path": str(settings.rankings), "hash": str(manifest["content_hash"])}
-    inputs = {"rankings": rankings, "model": model}
+    data = read_data(settings, tokenizer, inputs["model"]["hash"])
+    check_before_training(accelerator, settings, settings.out, inputs)
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
+    require_shared(run)
     if run.is_done:
         report = run.read_report()
         return {name: report[name] for name in report if name not in DETAILS} | {
             "already_done": True
         }
 
-    with stage_status(run):
-        trainee = _build_trainee(settings, accelerator, int(tokenizer.pad_token_id))
-        before = _train(settings, run, trainee, data)
+    url = settings.notify
+    tracked = tracking(accelerator, settings.track, run.path, settings)
+    with stage_status(run, url), watching_stage(run, settings.stall_timeout, url), tracked:
+        pad_id = int(tokenizer.pad_token_id)
+        likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
+        trainee = _build_trainee(settings, accelerator, sharding, pad_id)
+        findings = _train(settings, run, trainee, data)
         held_out = score_groups(trainee, data.held_out)
         scale, reference = measure_scale(trainee, data, held_out)
         save_result(trainee, run, tokenizer, scale)
         report = {
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
-            "accuracy_before_training": plain_accuracy(before),
-            **describe_run(data, run, scale),
+            "accuracy_before_training": plain_accuracy(findings.before),
+            "likelier_wins": plain_accuracy(likelier_wins),
+            **describe_run(data, run, scale, findings.best),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -84,9 +113,25 @@ def train_reward(settings: RewardSettings) -> dict[str, Any]:
     return report
 
 
-def _build_trainee(settings: RewardSettings, accelerator: Accelerator, pad_id: int) -> Trainee:
+def _ask_base_model(
+    settings: RewardSettings, accelerator: Accelerator, sharding: Sharding, data: Data, pad_id: int
+) -> Accuracy | None:
+    """How often the response that the base model finds likelier is the preferred one.
+
+    None where no process can be trusted to hold the base model whole.
+    """
+    if sharding.divides or settings.adapter == "qlora":
+        return None
+    tokens = settings.tokens_per_batch
+    likelier = base_log_probs(settings.model, accelerator, data.held_out, tokens, pad_id)
+    return pair_accuracy(data.held_out, likelier)
+
+
+def _build_trainee(
+    settings: RewardSettings, accelerator: Accelerator, sharding: Sharding, pad_id: int
+) -> Trainee:
     """The model with its new head and its optimizer, ready for `take_step`."""
-    classifier = new_reward_model(settings.model, pad_id, settings.seed)
+    classifier = _load_classifier(settings, accelerator, pad_id)
     if settings.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)
@@ -94,14 +139,13 @@ def _build_trainee(settings: RewardSettings, accelerator: Accelerator, pad_id: i
     if obstacle:
         words = f"Every response repeats its prompt, which takes longer: {obstacle}."
         accelerator.print(words, file=sys.stderr)
-    optimizer = AdamW(
-        module.parameters(), lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True
-    )
-    module, optimizer = accelerator.prepare(module, optimizer)
+    trained = [value for value in module.parameters() if value.requires_grad]
+    optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
+    prepared, stepper = prepare(accelerator, module, optimizer, sharding)
     return Trainee(
         accelerator=accelerator,
-        module=module,
-        optimizer=optimizer,
+        module=prepared,
+        optimizer=stepper,
         pad_id=pad_id,
         tokens_per_batch=settings.tokens_per_batch,
         objective=Objective(settings.loss, settings.margin, settings.centring),
@@ -109,24 +153,32 @@ def _build_trainee(settings: RewardSettings, accelerator: Accelerator, pad_id: i
     )
 
 
-def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) -> Accuracy | None:
-    """Take every step, from the newest checkpoint on; returns the accuracy before training."""
+def _load_classifier(
+    settings: RewardSettings, accelerator: Accelerator, pad_id: int
+) -> PreTrainedModel:
+    """A model with a new head; frozen weights are held as they are multiplied, under adapters."""
+    if settings.adapter == "none":
+        return new_reward_model(settings.model, pad_id, settings.seed)
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    packing = four_bits(dtype) if settings.adapter == "qlora" else None
+    classifier = new_reward_model(settings.model, pad_id, settings.seed, dtype, packing)
+    add_adapters(classifier, settings.lora_rank, settings.lora_alpha, settings.seed)
+    return classifier
+
+
+def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) -> Findings:
+    """Take every step, from the newest checkpoint on; leaves the best weights in place."""
     per_epoch = -(-len(data.train) // settings.prompts_per_batch)
     total = per_epoch * settings.epochs
     warmup = max(1, round(settings.warmup_fraction * total))
-
-    saved = load_checkpoint(trainee.accelerator, run.checkpoints)
-    done = int(saved["step"]) if saved else 0
-    forget_metrics_after(run.metrics_file, done)
-    if saved:
-        before = Accuracy(**saved["before"]) if saved["before"] else None
-    else:
-        before = pair_accuracy(data.held_out, score_groups(trainee, data.held_out))
-        if settings.head == "fitted":
-            fit_head(trainee, data.train)
-
-    with progress("training the reward model", total, done) as bar:
+    done, findings = _begin(settings, run, trainee, data)
+    best = findings.best
+    saver = Saver.of(settings, trainee.accelerator, run.checkpoints)
+    with progress("training the reward model", total, done) as bar, saver.listening():
         for step in range(done, total):
+            if best and best.is_stale(settings.patience):
+                break
+            beat("stepping", step + 1)
             began = time.monotonic()
             epoch, place = divmod(step, per_epoch)
             order = epoch_order(len(data.train), settings.seed, epoch)
@@ -135,18 +187,40 @@ def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) 
             row = take_step(trainee, [data.train[number] for number in chosen], rate)
             _stop_if_broken(row, step + 1, run)
             seconds = round(time.monotonic() - began, 3)
-            append_metrics(
-                run.metrics_file,
-                {"step": step + 1, "epoch": epoch + 1, **row}
-                | {"learning_rate": rate, "seconds": seconds},
-            )
+            row = {"step": step + 1, "epoch": epoch + 1, **row, "learning_rate": rate}
+            if _is_due(settings.eval_every, step + 1, total):
+                row |= evaluate(trainee, data.validation)
+                best = compare(best, step + 1, row["validation_loss"])
+                if best.step == step + 1:
+                    save_checkpoint(trainee.accelerator, run.best_checkpoint, step + 1, {}, 1)
+            append_metrics(run.metrics_file, {**row, "seconds": seconds})
+            trainee.accelerator.log(row, step=step + 1)
             bar.advance()
             bar.show(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.2f}")
-            if settings.save_every and (step + 1) % settings.save_every == 0:
-                state = {"before": asdict(before) if before else None}
-                keep = settings.keep_checkpoints
-                save_checkpoint(trainee.accelerator, run.checkpoints, step + 1, state, keep)
-    return before
+            saver.after_step(step + 1, asdict(replace(findings, best=best)))
+    if best:
+        load_checkpoint(trainee.accelerator, run.best_checkpoint)
+    return replace(findings, best=best)
+
+
+def _begin(
+    settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data
+) -> tuple[int, Findings]:
+    """Where to start: after the newest checkpoint, or with the accuracy and the head of step 0."""
+    saved = load_checkpoint(trainee.accelerator, run.checkpoints)
+    done = int(saved["step"]) if saved else 0
+    forget_metrics_after(run.metrics_file, done)
+    if saved:
+        return done, Findings.from_json(saved)
+    before = pair_accuracy(data.held_out, score_groups(trainee, data.held_out))
+    if settings.head == "fitted":
+        fit_head(trainee, data.train)
+    return 0, Findings(before)
+
+
+def _is_due(every: int, step: int, total: int) -> bool:
+    """Whether to evaluate after this step: after every so many, and after the last."""
+    return every > 0 and (step % every == 0 or step == total)
 
 
 def anneal(step: int, total: int, warmup: int) -> float:

@@ -28,7 +28,8 @@ from rich.table import Table
 
 from rlhf import __version__
 from rlhf.config import load_settings, to_plain, to_yaml
-from rlhf.errors import ConfigError, RlhfError
+from rlhf.diagnose import diagnose
+from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError
 from rlhf.ranks import is_main_process
 
 COMMANDS = {
@@ -39,11 +40,15 @@ COMMANDS = {
     "annotate": "annotate",
     "export": "export",
     "backup": "backup",
+    "sft": "sft",
     "train-reward": "train_reward",
     "score": "score",
     "reference": "reference",
     "ppo": "ppo",
     "evaluate": "evaluate",
+    "chat": "chat",
+    "round": "round",
+    "trace": "trace",
     "plan": "plan",
     "status": "status",
     "doctor": "doctor",
@@ -102,8 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             errors.print("[bold red]interrupted[/] Run the same command with --resume to go on.")
         return 75
     except Exception as error:
-        if not is_main_process() and _was_left_by_others(error):
-            return 1
+        known = diagnose(error)
+        if known is not None:
+            return _fail(known)
         traceback.print_exc()
         errors.print(
             "[bold red]bug[/] This should not happen. Please report it with the lines above."
@@ -112,17 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _was_left_by_others(error: Exception) -> bool:
-    """True when another process of the group has ended, which says itself why."""
-    words = str(error)
-    return (
-        type(error).__name__ in ("DistBackendError", "DistNetworkError")
-        or "Connection closed by peer" in words
-        or "Connection reset by peer" in words
-    )
-
-
 def _fail(error: RlhfError) -> int:
+    if isinstance(error, LostPeerError | MismatchError) and not is_main_process():
+        return error.exit_code  # another process says it
     errors.print("[bold red]error[/]", end=" ")
     errors.print(str(error), markup=False, soft_wrap=True)
     return error.exit_code
@@ -218,7 +216,9 @@ def _settings_from_files(
     values = load_settings(files)
     source = ", ".join(str(file) for file in files)
     _refuse_unknown(values, get_type_hints(app.default_command)["settings"], source)
-    Dict(values, source=source, use_commands_as_keys=False)(app, commands, arguments)
+    for name in reversed(commands):  # at the root, settings named like a command would be dropped
+        values = {name: values}
+    Dict(values, source=source)(app, commands, arguments)
 
 
 def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: str = "") -> None:

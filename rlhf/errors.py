@@ -2,9 +2,12 @@
 
     RlhfError
     ├── InputError        exit 2   the user's input is wrong
-    │   └── ConfigError            a setting is out of range or unknown
+    │   ├── ConfigError            a setting is out of range or unknown
+    │   └── MismatchError          processes of a group differ
+    ├── LostPeerError     exit 1   another process of the group has ended, and says why
     ├── GuardError        exit 3   a guard stopped the run: NaN, broken invariant, KL ceiling
     └── InterruptedRunError  exit 75  stopped, resumable
+        └── KilledGroupError          a process of a group was killed
 
 Every message says what is wrong, the value, and what to type next. `rlhf.cli` is the only place
 that catches these; any other exception is our own bug and exits with 1 and its traceback.
@@ -47,3 +50,15 @@ class InterruptedRunError(RlhfError):
     """A run was stopped from outside and can be resumed."""
 
     exit_code = 75
+
+
+class KilledGroupError(InterruptedRunError):
+    """A process of a group was killed, which ends the group."""
+
+
+class LostPeerError(RlhfError):
+    """Another process of the group has ended, which says itself why."""
+
+
+class MismatchError(InputError):
+    """Processes of a group differ; all of them find it, the main one says it."""

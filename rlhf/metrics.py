@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlhf.jsonl import parse_line, write_jsonl
 from rlhf.ranks import is_main_process
+from rlhf.watchdog import beat
 
 Metrics = dict[str, Any]
 
@@ -49,6 +50,7 @@ class Bar:
 
     def advance(self, amount: int = 1) -> None:
         """Count `amount` more units as done."""
+        beat()
         self._progress.update(self._task, advance=amount)
 
     def show(self, words: str) -> None:
@@ -59,6 +61,7 @@ class Bar:
 @contextmanager
 def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
     """A progress bar on stderr of the main process; silent in the others."""
+    beat(title)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

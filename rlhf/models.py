@@ -20,14 +20,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
 from rlhf.jsonl import new_folder
+from rlhf.model_card import model_card
 from rlhf.rundir import RunDir, require_done
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
 
-WEIGHTS = ("*.safetensors", "*.bin")
+WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 CLASSIFIER = "ForSequenceClassification"
 
 
@@ -86,20 +88,52 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedM
     return _load(AutoModelForCausalLM, name, config, dtype)
 
 
-def new_reward_model(name: str, pad_token_id: int, seed: int) -> PreTrainedModel:
+def new_reward_model(
+    name: str,
+    pad_token_id: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    quantization: QuantizationConfigMixin | None = None,
+) -> PreTrainedModel:
     """Put a fresh scalar head on a language model.
 
     Its weight ~ N(0, std 1/√(d+1)), as the code of arXiv 2009.01325 has it.
 
+    Args:
+        name: model folder or hub name.
+        pad_token_id: stored in the config.
+        seed: of the head.
+        dtype: of the weights; the head's are float32.
+        quantization: how the linear layers are packed instead.
+
     Raises:
         InputError: there is no such model.
     """
-    model = _load_classifier(name, pad_token_id)
-    head = reward_head(model)
+    config = _classifier_config(name, pad_token_id)
+    model = _load(AutoModelForSequenceClassification, name, config, dtype, quantization)
+    head = reward_head(model).float()
     generator = torch.Generator().manual_seed(seed)
     std = 1 / math.sqrt(head.in_features + 1)
     with torch.no_grad():
         head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator))
+    return model
+
+
+def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
+    """A plain float32 reward model without storage: what to save weights by, whoever holds them.
+
+    Args:
+        config: of the trained model; how that one packs its weights or attends is left behind.
+        bias: what scoring adds to the head's output.
+    """
+    plain = type(config).from_dict(config.to_dict())
+    plain.reward_bias = bias
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
+            plain, dtype=torch.float32
+        )
     return model
 
 
@@ -115,14 +149,15 @@ def load_reward_model(name: str) -> PreTrainedModel:
             f"{name} is not a reward model ({_architecture(config)}, {config.num_labels} labels)",
             "Train one: rlhf train-reward --rankings DIR --model M --out R",
         )
-    return _load_classifier(name, config.get_text_config().pad_token_id)
+    config = _classifier_config(name, config.get_text_config().pad_token_id)
+    return _load(AutoModelForSequenceClassification, name, config, torch.float32)
 
 
-def _load_classifier(name: str, pad_token_id: int) -> PreTrainedModel:
+def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
     config = load_config(name)
     config.num_labels = 1
     config.get_text_config().pad_token_id = pad_token_id
-    return _load(AutoModelForSequenceClassification, name, config, torch.float32)
+    return config
 
 
 def _architecture(config: PreTrainedConfig) -> str:
@@ -130,10 +165,16 @@ def _architecture(config: PreTrainedConfig) -> str:
 
 
 def _load(
-    kind: type[Any], name: str, config: PreTrainedConfig, dtype: torch.dtype
+    kind: type[Any],
+    name: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    quantization: QuantizationConfigMixin | None = None,
 ) -> PreTrainedModel:
     try:
-        model: PreTrainedModel = kind.from_pretrained(name, config=config, dtype=dtype)
+        model: PreTrainedModel = kind.from_pretrained(
+            name, config=config, dtype=dtype, quantization_config=quantization
+        )
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"Cannot load the weights of {name} ({str(error).splitlines()[0]})",
@@ -155,6 +196,11 @@ def reward_head(model: PreTrainedModel) -> nn.Linear:
             "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin have one.",
         )
     return head
+
+
+def weights_bytes(name: str) -> int:
+    """The size of a model folder's weights; 0 for a model on the hub that is not here."""
+    return sum(file.stat().st_size for kind in WEIGHTS for file in Path(name).glob(kind))
 
 
 def model_fingerprint(name: str) -> str:
@@ -200,7 +246,10 @@ def save_model(
     folder: Path,
     state: dict[str, Any] | None = None,
 ) -> None:
-    """Save weights and tokenizer as a plain Hugging Face folder, atomically."""
+    """Save a plain Hugging Face folder, atomically; in a stage's folder with a model card."""
     with new_folder(folder) as partial:
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
+        stage = RunDir(folder.parent).read_stage()
+        if stage:
+            (partial / "README.md").write_text(model_card(stage), encoding="utf-8")

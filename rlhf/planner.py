@@ -23,6 +23,7 @@ from rlhf.models import load_config
 GIB = 2**30
 FP32 = 4
 BF16 = 2
+NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
 GATES = ("gate_proj", "gate_up_proj")
 
 
@@ -247,22 +248,75 @@ def _sampling(shape: Shape, batch: int, prompt: int, new: int, *, bf16: bool) ->
 
 
 def reward_plan(
-    shape: Shape, *, tokens: int, length: int, bf16: bool, checkpointing: bool, processes: int
+    shape: Shape,
+    *,
+    tokens: int,
+    length: int,
+    bf16: bool,
+    checkpointing: bool,
+    processes: int,
+    adapter: str = "none",
+    lora_rank: int = 0,
 ) -> Plan:
-    """Training a reward model: one trained model, `tokens` tokens in each forward pass."""
-    parameters = shape.reward_parameters
+    """Training a reward model: one trained model, `tokens` tokens in each forward pass.
+
+    Args:
+        shape: the model.
+        tokens: in a forward pass.
+        length: of the longest sequence.
+        bf16: autocast; frozen weights are then held in bf16.
+        checkpointing: activations are computed again in the backward pass.
+        processes: in the group.
+        adapter: none, lora or qlora.
+        lora_rank: of the adapters.
+    """
+    full = adapter == "none"
+    parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
     activations = activation_bytes(
         shape, tokens, length, bf16=bf16, padded=False, checkpointing=checkpointing
     )
     computing = (
         Item("gradients", FP32 * parameters, "float32"),
-        *_copies(shape.trunk_linear, bf16=bf16),
+        *_copies(shape.trunk_linear if full else parameters, bf16=bf16),
         Item("activations", activations, f"{tokens} tokens in a forward pass"),
     )
+    frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
+    name = "reward model" if full else "adapters and head"
     return Plan(
         "Memory of each process for the reward model",
-        tuple(_trained("reward model", parameters, processes)),
+        (*frozen, *_trained(name, parameters, processes)),
         {"computing gradients": computing, "stepping": _stepping(parameters)},
+    )
+
+
+def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
+    """The frozen trunk; packed, a weight takes 4 bits and its part of twice quantised scales."""
+    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
+    if adapter == "lora":
+        return Item("reward model: weights", size * shape.trunk, f"{words}, frozen")
+    others = size * (shape.trunk - shape.trunk_linear)
+    packed = NF4 * shape.trunk_linear
+    return Item("reward model: weights", packed + others, f"4 bits, frozen; embeddings in {words}")
+
+
+def sft_plan(
+    shape: Shape, *, sequences: int, length: int, bf16: bool, checkpointing: bool, processes: int
+) -> Plan:
+    """Fine-tuning a language model: `sequences` padded to `length` in each forward pass."""
+    tokens = sequences * length
+    activations = activation_bytes(
+        shape, tokens, length, bf16=bf16, padded=True, checkpointing=checkpointing
+    )
+    computing = (
+        Item("gradients", FP32 * shape.parameters, "float32"),
+        *_copies(shape.linear, bf16=bf16),
+        Item("activations", activations, f"{sequences} sequences of {length} tokens"),
+        Item("logits", logits_bytes(shape, tokens), "and their gradients"),
+    )
+    return Plan(
+        "Memory of each process for supervised fine-tuning",
+        tuple(_trained("model", shape.parameters, processes)),
+        {"computing gradients": computing, "stepping": _stepping(shape.parameters)},
     )
 
 

@@ -2,7 +2,24 @@
 
 import os
 
+ATTEMPT = "RLHF_ATTEMPT"
+
+
+def rank() -> int:
+    """The number of this process in its group; callable before the group exists."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """How many processes the group has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
 
 def is_main_process() -> bool:
     """True in the one process that talks to the user; callable before the group exists."""
-    return os.environ.get("RANK", "0") == "0"
+    return rank() == 0
+
+
+def is_restart() -> bool:
+    """True where an agent has started this process again after a failure."""
+    return any(os.environ.get(n, "0") != "0" for n in (ATTEMPT, "TORCHELASTIC_RESTART_COUNT"))

@@ -2,33 +2,47 @@
 
 OUT/config.yaml     the resolved settings
 OUT/stage.json      stage, status, inputs and their hashes, versions, git commit, seed, hardware
+OUT/packages.txt    every installed package; code.diff: what the code differs by from its commit
 OUT/metrics.jsonl   one object per step
+OUT/heartbeat/      rank-00000.json of every rank: where it is; rank-00000.stack after a stall
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
 OUT/model | policy | outputs    what the next stage reads
 OUT/report.json  report.html    what people read
+OUT/answers.jsonl   evaluate: the answers that were compared
+OUT/judge.jsonl     evaluate: what a judge model was asked and what it said
 """
 
 import json
-import os
-import platform
-import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rlhf.cluster import ClusterSettings
 from rlhf.config import to_plain, to_yaml
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json, write_text_atomically
-from rlhf.ranks import is_main_process
+from rlhf.notify import notify
+from rlhf.provenance import all_packages, code_diff, describe_environment
+from rlhf.ranks import is_main_process, is_restart
+from rlhf.watchdog import watching
 
-PACKAGES = ("rlhf", "torch", "transformers", "accelerate", "datasets", "numpy")
+# What a run may change when it goes on: where it lives, how it is spread, saved and watched.
+FREE_TO_CHANGE = (
+    "out",
+    "resume",
+    "keep_checkpoints",
+    "save_every",
+    "gradient_checkpointing",
+    *(setting.name for setting in fields(ClusterSettings)),
+)
 STAGE_COMMANDS = {
+    "sft": "rlhf sft",
     "reward": "rlhf train-reward",
     "reference": "rlhf reference",
     "ppo": "rlhf ppo",
@@ -53,6 +67,16 @@ class RunDir:
         return self.path / "stage.json"
 
     @property
+    def packages_file(self) -> Path:
+        """Every installed package with its version."""
+        return self.path / "packages.txt"
+
+    @property
+    def diff_file(self) -> Path:
+        """What the code differs by from its commit; not there when it does not."""
+        return self.path / "code.diff"
+
+    @property
     def metrics_file(self) -> Path:
         """One JSON object per step."""
         return self.path / "metrics.jsonl"
@@ -63,8 +87,18 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def best_checkpoint(self) -> Path:
+        """Folder of the best state that an evaluation while training has seen."""
+        return self.checkpoints / "best"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Folder where every rank says how far it is."""
+        return self.path / "heartbeat"
+
+    @property
     def model(self) -> Path:
-        """The trained reward model."""
+        """The trained reward model, or the fine-tuned language model."""
         return self.path / "model"
 
     @property
@@ -86,6 +120,16 @@ class RunDir:
     def report_html(self) -> Path:
         """What the stage found, for people."""
         return self.path / "report.html"
+
+    @property
+    def answers(self) -> Path:
+        """The answers that an evaluation compared: one `RankedPrompt` a line."""
+        return self.path / "answers.jsonl"
+
+    @property
+    def judge_log(self) -> Path:
+        """What a judge model was asked in an evaluation, and what it said."""
+        return self.path / "judge.jsonl"
 
     def read_stage(self) -> dict[str, Any]:
         """The content of stage.json; empty when there is none."""
@@ -112,7 +156,7 @@ def open_stage(
 
     Args:
         out: the folder.
-        stage: reward, reference, ppo or evaluate.
+        stage: sft, reward, reference, ppo or evaluate.
         settings: the dataclass of resolved settings; written to config.yaml.
         inputs: for every input its `path` and `hash`; written to stage.json.
         resume: go on in an existing folder; one that does not exist yet is created all the same.
@@ -124,7 +168,7 @@ def open_stage(
     if not is_main_process():
         return run
     if out.exists() and any(out.iterdir()):
-        if not resume:
+        if not resume and not is_restart():
             status = run.read_stage().get("status", "no stage of ours")
             raise InputError(
                 f"{out} already exists ({status})",
@@ -139,17 +183,39 @@ def open_stage(
 
 
 @contextmanager
-def stage_status(run: RunDir) -> Iterator[None]:
-    """Record in stage.json how the block ended: done, failed or interrupted."""
+def stage_status(run: RunDir, url: str = "") -> Iterator[None]:
+    """Record in stage.json how the block ended: done, failed or interrupted; tell a URL, too."""
+
+    def end(status: str, **extra: str) -> None:
+        _set_status(run, status, **extra)
+        if is_main_process():
+            notify(url, str(run.path), status, extra.get("error", ""))
+
     try:
         yield
     except (KeyboardInterrupt, InterruptedRunError):
-        _set_status(run, "interrupted")
+        end("interrupted")
         raise
     except BaseException as error:
-        _set_status(run, "failed", error=f"{type(error).__name__}: {error}")
+        end("failed", error=f"{type(error).__name__}: {error}")
         raise
-    _set_status(run, "done")
+    end("done")
+
+
+@contextmanager
+def watching_stage(run: RunDir, timeout_seconds: float, url: str = "") -> Iterator[None]:
+    """Watch for a stall of any rank: stage.json records it, stderr says it, the exit code is 75."""
+
+    def report(error: InterruptedRunError) -> None:
+        write_json(
+            run.stage_file, {**run.read_stage(), "status": "interrupted", "error": str(error)}
+        )
+        sys.stderr.write(f"error {error}\n")
+        sys.stderr.flush()
+        notify(url, str(run.path), "stalled", str(error))
+
+    with watching(run.heartbeat, timeout_seconds, report):
+        yield
 
 
 def require_done(path: Path, stage: str, result: str) -> RunDir:
@@ -189,8 +255,7 @@ def _require_same(run: RunDir, settings: Any, inputs: dict[str, dict[str, str]])
         )
     old = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
     new = to_plain(settings)
-    free = ("out", "resume")  # a moved folder is the same run
-    changed = sorted(k for k in new if k not in free and old.get(k) != new[k])
+    changed = sorted(k for k in new if k not in FREE_TO_CHANGE and old.get(k) != new[k])
     if changed:
         described = ", ".join(f"{key}: {old.get(key)} → {new[key]}" for key in changed)
         raise InputError(
@@ -214,16 +279,14 @@ def _write_stage(
         "status": status,
         "inputs": inputs,
         "seed": seed,
-        "versions": {name: _version(name) for name in PACKAGES},
-        "git_commit": _git_commit(),
-        "hardware": {
-            "machine": platform.machine(),
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-        },
+        **describe_environment(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_json(run.stage_file, content)
+    write_text_atomically(run.packages_file, lambda stream: stream.write(all_packages()))
+    diff = code_diff()
+    if diff:
+        write_text_atomically(run.diff_file, lambda stream: stream.write(diff + "\n"))
 
 
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
@@ -233,19 +296,3 @@ def _set_status(run: RunDir, status: str, **extra: str) -> None:
     content.pop("error", None)
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None

@@ -1,6 +1,8 @@
 """What the stages of a run say of themselves, in stage.json, config.yaml, reports and metrics."""
 
+import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -16,6 +18,9 @@ FACTS = ("status", "error", "started_at", "finished_at", "git_commit", "steps")
 DIFFERENT = "≠"
 UNTOLD = "-"
 NOT_COMPARED = ("out", "resume")
+CURVES = ("loss", "accuracy", "reward/mean", "kl/forward_k3_per_token", "entropy", "length")
+CURVE_POINTS = 24
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def read_run(path: Path) -> Run:
@@ -52,9 +57,40 @@ def read_stage(run: RunDir) -> StageStatus:
         **{name: content.get(name) for name in FACTS if name != "steps"},
         "steps": len(steps),
         "settings": flatten(settings or {}),
+        "origin": _origin(content),
+        "curves": _curves(steps),
         "last_metrics": steps[-1] if steps else {},
         "report": flatten(run.read_report()) if run.report_json.is_file() else {},
     }
+
+
+def _origin(content: dict[str, Any]) -> dict[str, Any]:
+    """Versions, hashes of inputs, code and machine: what runs may differ by besides settings."""
+    hashes = {name: one.get("hash") for name, one in content.get("inputs", {}).items()}
+    kept = {name: content.get(name) for name in ("versions", "hardware", "code_diff")}
+    return flatten({"inputs": hashes, **{k: v for k, v in kept.items() if v is not None}})
+
+
+def _curves(steps: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The course of the metrics worth a picture: means over at most CURVE_POINTS parts of a run."""
+    size = -(-len(steps) // CURVE_POINTS) or 1
+    parts = [steps[first : first + size] for first in range(0, len(steps), size)]
+    return {
+        name: [fmean(row[name] for row in part) for part in parts]
+        for name in CURVES
+        if steps and all(name in row for row in steps)
+    }
+
+
+def sparklines(curves: list[list[float]]) -> list[str]:
+    """Curves as bars, all on one scale."""
+    values = [value for curve in curves for value in curve if math.isfinite(value)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return [
+        "".join(BARS[round((v - low) * scale)] if math.isfinite(v) else "!" for v in curve)
+        for curve in curves
+    ]
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -95,6 +131,7 @@ def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
     columns = [run.get(stage, {}) for run in runs.values()]
     rows = [[stage, *runs]]
     rows += [[name, *(_show(one.get(name)) for one in columns)] for name in FACTS]
+    rows += _origin_rows(columns)
     for title, part in (
         ("settings", "settings"),
         ("last step", "last_metrics"),
@@ -103,6 +140,7 @@ def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
         groups = [one.get(part, {}) for one in columns]
         names = list({name: None for group in groups for name in group})
         rows.append([title] if names else [])
+        rows += _curve_rows(columns) if part == "last_metrics" else []
         for name in names:
             mark = DIFFERENT if part == "settings" and name in differing else " "
             rows.append([f"{mark} {name}", *(_show(group.get(name)) for group in groups)])
@@ -110,6 +148,22 @@ def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
         row for row in rows if any(cell not in ("", UNTOLD) for cell in row[1:]) or len(row) == 1
     ]
     return _align(rows)
+
+
+def _origin_rows(columns: list[StageStatus]) -> list[list[str]]:
+    """Where the runs come from, as far as they differ in it."""
+    groups = [one.get("origin", {}) for one in columns]
+    names = list({name: None for group in groups for name in group})
+    there = [group for group in groups if group]
+    differing = [name for name in names if len({str(group.get(name)) for group in there}) > 1]
+    rows = [[f"{DIFFERENT} {n}", *(_show(group.get(n)) for group in groups)] for n in differing]
+    return [["origin"], *rows] if rows else []
+
+
+def _curve_rows(columns: list[StageStatus]) -> list[list[str]]:
+    groups = [one.get("curves", {}) for one in columns]
+    names = list({name: None for group in groups for name in group})
+    return [[f"  {name} ▁…█", *sparklines([g.get(name, []) for g in groups])] for name in names]
 
 
 def _show(value: Any) -> str:

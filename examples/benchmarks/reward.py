@@ -1,15 +1,19 @@
-"""Training a reward model: rankings per second here against trl's RewardTrainer.
+"""Training a reward model: rankings per second here against trl's RewardTrainer, and accuracy.
 
-Both see the same judgements (ties left out), the same weights and head, bf16 autocast where the
-machine has it, AdamW, no gradient checkpointing. Each run is a process of its own that reports its
-time and its peak memory. The losses of both on the untrained model must agree before anything is
-timed. Besides trl's, four runs of ours show where the time goes:
+Both see the same judgements (ties left out) as the same token ids, the same weights and head, bf16
+autocast where the machine has it, and AdamW. Each run is a process of its own that reports its time
+and its peak memory. The mean losses over all pairs on the untrained model must agree before
+anything counts.
 
-    pairs     every judged pair on its own, as trl has it
-    groups    all pairs of a prompt at once, every response encoded once, rows padded
-    shared    the prompt encoded once for all its responses, packed rows
+    speed      rankings per second; runs of ours show what each part brings:
+                   pairs     every judged pair on its own, as trl has it
+                   groups    all pairs of a prompt at once, every response encoded once, rows padded
+                   prompts   the prompt encoded once for its responses, each prompt a row alone
+                   packed    several prompts in a row: what `rlhf train-reward` does
+    accuracy   on held-out prompts after equal training, three seeds, with an interval
+    linear     time for 1, 2 and 4 times the same data
 
-    python examples/benchmarks/reward.py [--quick] [--json] [--data FILE] [--prompts N]
+    python examples/benchmarks/reward.py [speed|accuracy|linear] [--quick] [--json] [--data FILE]
 
 FILE holds lines {"prompt", "responses", "pairs": [[i, j, "first" | "second" | "tie"], ...]}, or
 "tiers" instead of pairs. Without it, random words of the same lengths: speed does not depend on
@@ -32,25 +36,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reward.groups import Group
+    from reward.step import Trainee
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
-OURS = ("pairs", "groups", "shared")
+SPEED_KINDS = ("trl", "pairs", "groups", "prompts", "packed")
 PAIRS_PER_PASS = 2  # trl's per-device batch: 4 sequences of 800 tokens
 PROMPTS_PER_STEP = 4
 LARGEST_LOSS_DIFFERENCE = 0.02  # bf16
+SEEDS = (0, 1, 2)
+RESAMPLES = 2000
+
+Line = dict[str, Any]
 
 
-def read_judgements(path: str | None, prompts: int, words: int) -> list[dict[str, Any]]:
-    """Prompts with responses and [winner, loser] pairs, responses cut to `words` words."""
+def read_judgements(path: str | None, prompts: int) -> list[Line]:
+    """Prompts with responses and [winner, loser] pairs."""
     if path is None:
-        lines = list(random_judgements(prompts))
+        lines = random_judgements(prompts)
     else:
         opener = gzip.open if path.endswith(".gz") else open
         with opener(path, "rt", encoding="utf-8") as stream:
             lines = [json.loads(line) for line, _ in zip(stream, range(prompts), strict=False)]
     for line in lines:
-        line["responses"] = [" ".join(text.split()[:words]) for text in line["responses"]]
         if "pairs" in line:
             strict = [(i, j, won) for i, j, won in line["pairs"] if won != "tie"]
             line["pairs"] = [[i, j] if won == "first" else [j, i] for i, j, won in strict]
@@ -61,7 +69,7 @@ def read_judgements(path: str | None, prompts: int, words: int) -> list[dict[str
     return [line for line in lines if line["pairs"]]
 
 
-def random_judgements(prompts: int) -> list[dict[str, Any]]:
+def random_judgements(prompts: int) -> list[Line]:
     """Four responses of about 100 tokens to prompts of about 700, all six pairs judged."""
     generator = random.Random(0)
     vocabulary = ["time", "people", "water", "house", "music", "light", "paper", "river", "green"]
@@ -76,73 +84,113 @@ def random_judgements(prompts: int) -> list[dict[str, Any]]:
     ]
 
 
-def build_groups(lines: list[dict[str, Any]], *, apart: bool) -> "list[Group]":
-    """Groups of our trainer; `apart` makes every pair a prompt of its own."""
-    from reward.groups import Group
+def build_groups(lines: list[Line], arguments: argparse.Namespace, *, apart: bool) -> "list[Group]":
+    """Groups of our trainer, responses cut as asked for; `apart` makes a group of a pair."""
+    from reward.groups import Group, Pair
     from rlhf.records import Message, Prompt, Response
     from rlhf.tokens import encode_prompt, encode_response, load_tokenizer
 
-    tokenizer = load_tokenizer(str(MODEL))
+    tokenizer = load_tokenizer(arguments.model)
+    longest = arguments.response_tokens
     groups = []
     for number, line in enumerate(lines):
         chat = (Message(role="user", content=line["prompt"]),)
         prompt = tuple(encode_prompt(tokenizer, Prompt.create(chat, "train", "")))
-        responses = [
-            tuple(encode_response(tokenizer, Response(id="", prompt_id="", text=t, model=""), ""))
-            for t in line["responses"]
-        ]
+        texts = [Response(id="", prompt_id="", text=t, model="") for t in line["responses"]]
+        answers = tuple(tuple(encode_response(tokenizer, one, "")[:longest]) for one in texts)
+        pairs = [Pair(i, j, 1.0, 0, "benchmark") for i, j in line["pairs"]]
         if apart:
+            only = (Pair(0, 1, 1.0, 0, "benchmark"),)
             groups += [
-                Group(f"{number}-{i}-{j}", prompt, (responses[i], responses[j]), (pair_of(0, 1),))
-                for i, j in line["pairs"]
+                Group(
+                    f"{number}-{p.first}-{p.second}",
+                    prompt,
+                    (answers[p.first], answers[p.second]),
+                    only,
+                )
+                for p in pairs
             ]
         else:
-            judged = tuple(pair_of(i, j) for i, j in line["pairs"])
-            groups.append(Group(str(number), prompt, tuple(responses), judged))
+            groups.append(Group(str(number), prompt, answers, tuple(pairs)))
     return groups
 
 
-def pair_of(winner: int, loser: int) -> Any:
-    """A judged pair of our trainer."""
-    from reward.groups import Pair
-
-    return Pair(winner, loser, 1.0, 0, "benchmark")
-
-
-def run_ours(kind: str, lines: list[dict[str, Any]], tokens: int) -> dict[str, float]:
-    """Train one epoch with this project; first the mean loss over all pairs, untrained."""
-    import torch
+def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
+    """A model with all that our trainer wants."""
     from torch.optim import AdamW
 
     from reward.model import RewardModule
     from reward.objective import Objective
     from reward.prefix import share_prompts
-    from reward.step import Trainee, score_groups, take_step
+    from reward.step import Trainee
     from rlhf.distributed import start
 
     accelerator = start("auto", 0)
-    module = RewardModule(load_model())
-    shared = kind == "shared"
+    module = RewardModule(model)
+    shared = kind in ("prompts", "packed")
     if shared and (obstacle := share_prompts(module)):
         raise SystemExit(f"prompts cannot be shared: {obstacle}")
-    optimizer = AdamW(module.parameters(), lr=1e-6, fused=True)
-    module, optimizer = accelerator.prepare(module, optimizer)
-    trainee = Trainee(accelerator, module, optimizer, 0, tokens, Objective(), shared)
-    groups = build_groups(lines, apart=kind == "pairs")
+    optimizer = AdamW(module.parameters(), lr=0.0, weight_decay=0.0, fused=True)
+    prepared, optimizer = accelerator.prepare(module, optimizer)
+    budget = 1 if kind == "prompts" else tokens
+    return Trainee(accelerator, prepared, optimizer, 0, budget, Objective(), shared)
+
+
+def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namespace) -> Line:
+    """Train one epoch with this project; first the mean loss over all pairs, untrained."""
+    import torch
+
+    from reward.batches import epoch_order
+    from reward.step import score_groups, take_step
+
+    kind = arguments.kind
+    trainee = wrap(load_model(arguments), kind, arguments.tokens)
+    groups = build_groups(lines, arguments, apart=kind == "pairs")
     rewards = score_groups(trainee, groups)
-    losses = [
-        float(-torch.nn.functional.logsigmoid(torch.tensor(row[pair.first] - row[pair.second])))
+    differences = [
+        row[pair.first] - row[pair.second]
         for group, row in zip(groups, rewards, strict=True)
         for pair in group.pairs
     ]
-    per_step = PROMPTS_PER_STEP * (6 if kind == "pairs" else 1)
+    loss = float(-torch.nn.functional.logsigmoid(torch.tensor(differences)).mean())
+    per_step = round(PROMPTS_PER_STEP * len(groups) / len(lines))
+    order = epoch_order(len(groups), arguments.seed, 0)
     began = time.perf_counter()
     for first in range(0, len(groups), per_step):
-        take_step(trainee, groups[first : first + per_step], 1e-6)
-    return {"loss": sum(losses) / len(losses), "seconds": time.perf_counter() - began}
+        chosen = [groups[number] for number in order[first : first + per_step]]
+        take_step(trainee, chosen, arguments.learning_rate)
+    seconds = time.perf_counter() - began
+    real, total = count_tokens(trainee, groups)
+    found = {"loss": loss, "seconds": seconds, "real_tokens": real / total, "tokens": total}
+    return found | judge(trainee, held_out, arguments)
 
 
-def run_trl(lines: list[dict[str, Any]]) -> dict[str, float]:
+def count_tokens(trainee: "Trainee", groups: "list[Group]") -> tuple[int, int]:
+    """Tokens that are not padding, and all that the forward passes of an epoch see."""
+    from reward.batches import lay_out, num_tokens
+    from reward.step import my_passes
+
+    real = total = 0
+    for first in range(0, len(groups), PROMPTS_PER_STEP):
+        for part in my_passes(trainee, groups[first : first + PROMPTS_PER_STEP]):
+            real += sum(num_tokens(group, shared=trainee.shared) for group in part)
+            total += lay_out(part, trainee.pad_id, shared=trainee.shared).ids.numel()
+    return real, total
+
+
+def judge(trainee: "Trainee", held_out: list[Line], arguments: argparse.Namespace) -> Line:
+    """Of each held-out prompt's pairs, how many are ordered as judged, and how many there are."""
+    from reward.accuracy import count_right
+    from reward.step import score_groups
+
+    if not held_out:
+        return {}
+    groups = build_groups(held_out, arguments, apart=False)
+    rows = score_groups(trainee, groups)
+    return {"right": [count_right(group, row) for group, row in zip(groups, rows, strict=True)]}
+
+
+def run_trl(lines: list[Line], held_out: list[Line], arguments: argparse.Namespace) -> Line:
     """Train one epoch with trl's RewardTrainer on the same token ids."""
     import torch
     from datasets import Dataset
@@ -151,37 +199,44 @@ def run_trl(lines: list[dict[str, Any]]) -> dict[str, float]:
     from rlhf.distributed import choose_precision
     from rlhf.tokens import load_tokenizer
 
-    groups = build_groups(lines, apart=True)
+    groups = build_groups(lines, arguments, apart=True)
     rows = [
         {"chosen_ids": [*g.prompt, *g.responses[0]], "rejected_ids": [*g.prompt, *g.responses[1]]}
         for g in groups
     ]
+    pairs_per_step = PROMPTS_PER_STEP * len(groups) / len(lines)
     with tempfile.TemporaryDirectory() as folder:
         config = RewardConfig(
             output_dir=folder,
             per_device_train_batch_size=PAIRS_PER_PASS,
-            gradient_accumulation_steps=PROMPTS_PER_STEP * 6 // PAIRS_PER_PASS,
+            gradient_accumulation_steps=max(1, round(pairs_per_step / PAIRS_PER_PASS)),
             num_train_epochs=1,
-            learning_rate=1e-6,
+            learning_rate=arguments.learning_rate,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
             max_length=None,
             bf16=choose_precision("auto") == "bf16",
-            activation_checkpointing=False,
+            activation_checkpointing=arguments.gradient_checkpointing,
             use_cpu=not torch.cuda.is_available(),
+            seed=arguments.seed,
             report_to="none",
             save_strategy="no",
             logging_strategy="no",
             disable_tqdm=True,
         )
         trainer = RewardTrainer(
-            model=load_model(),
+            model=load_model(arguments),
             args=config,
             train_dataset=Dataset.from_list(rows),
-            processing_class=load_tokenizer(str(MODEL)),
+            processing_class=load_tokenizer(arguments.model),
         )
         loss = mean_loss_of_trl(trainer)
         began = time.perf_counter()
         trainer.train()
-        return {"loss": loss, "seconds": time.perf_counter() - began}
+        seconds = time.perf_counter() - began
+    trained = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    judged = judge(wrap(trained, "groups", arguments.tokens), held_out, arguments)
+    return {"loss": loss, "seconds": seconds} | judged
 
 
 def mean_loss_of_trl(trainer: Any) -> float:
@@ -200,62 +255,136 @@ def mean_loss_of_trl(trainer: Any) -> float:
     return total / number
 
 
-def load_model() -> Any:
+def load_model(arguments: argparse.Namespace) -> Any:
     """The same model with the same head for everybody."""
     from rlhf.models import new_reward_model
 
-    return new_reward_model(str(MODEL), 0, seed=0)
+    model = new_reward_model(arguments.model, 0, arguments.seed)
+    if arguments.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return model
 
 
-def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run one kind in a fresh process."""
-    words = [sys.executable, __file__, "--kind", kind, "--prompts", str(arguments.prompts)]
-    words += ["--words", str(arguments.words), "--tokens", str(arguments.tokens)]
-    words += ["--data", arguments.data] if arguments.data else []
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=REPOSITORY)
-    return {"kind": kind, **json.loads(done.stdout.splitlines()[-1])}
-
-
-def work(kind: str, lines: list[dict[str, Any]], tokens: int) -> dict[str, float]:
+def work(arguments: argparse.Namespace) -> Line:
     """What a process of its own does: train, and say how long it took and what it held."""
-    found = run_trl(lines) if kind == "trl" else run_ours(kind, lines, tokens)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB → GiB
-    return {**found, "rankings_per_second": len(lines) / found["seconds"], "peak_gib": peak}
+    whole = read_judgements(arguments.data, arguments.prompts + arguments.held_out)
+    lines, held_out = whole[: arguments.prompts], whole[arguments.prompts :]
+    lines = lines * arguments.repeat
+    found = (run_trl if arguments.kind == "trl" else run_ours)(lines, held_out, arguments)
+    speed = len(lines) / found["seconds"]
+    return {**found, "rankings_per_second": speed, "peak_gib": peak_memory()}
 
 
-def main() -> None:
-    """Measure every kind and print the ratios."""
-    sys.path[0] = str(REPOSITORY)  # this file would hide the package of the same name
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two prompts, trl and ours only")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument("--data", help="judgements; random words when not given")
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--words", type=int, default=10_000, help="cut responses to so many")
-    parser.add_argument("--tokens", type=int, default=2048, help="in one forward pass of ours")
-    parser.add_argument("--kind", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.kind:
-        lines = read_judgements(arguments.data, arguments.prompts, arguments.words)
-        print(json.dumps(work(arguments.kind, lines, arguments.tokens)))
-        return
-    arguments.prompts = 2 if arguments.quick else arguments.prompts
-    runs = []
-    for kind in ("trl", "shared") if arguments.quick else ("trl", *OURS):
-        runs.append(measure(kind, arguments))
-        run, speed = runs[-1], runs[-1]["rankings_per_second"]
-        against = speed / runs[0]["rankings_per_second"]
+def peak_memory() -> float:
+    """GiB at the peak of this process: of the GPU where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB
+
+
+def measure(arguments: argparse.Namespace, **changes: Any) -> Line:
+    """Run one kind in a fresh process."""
+    settings = {**vars(arguments), **changes}
+    names = ("kind", "model", "data", "prompts", "held_out", "repeat", "seed", "tokens")
+    names += ("response_tokens", "learning_rate")
+    given = [(name, settings[name]) for name in names if settings[name] is not None]
+    flags = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags += ["--gradient-checkpointing"] if arguments.gradient_checkpointing else []
+    words = [sys.executable, __file__, arguments.what, *flags]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=REPOSITORY)
+    return {**changes, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def measure_speed(arguments: argparse.Namespace) -> Line:
+    """Rankings per second of trl and of every kind of ours."""
+    runs: list[Line] = []
+    for kind in arguments.kinds.split(","):
+        run = measure(arguments, kind=kind, held_out=0)
+        runs.append(run)
+        speed = run["rankings_per_second"]
+        trl, above = (one["rankings_per_second"] for one in (runs[0], runs[max(0, len(runs) - 2)]))
         print(
-            f"{kind:7} {speed:7.3f} rankings/s  x{against:.2f}  loss {run['loss']:.4f}  "
-            f"peak {run['peak_gib']:.1f} GiB"
+            f"{kind:8} {speed:7.3f} rankings/s  x{speed / trl:.2f} of trl"
+            f"  x{speed / above:.2f} of the line above  "
+            f"loss {run['loss']:.4f}  peak {run['peak_gib']:.1f} GiB  "
+            f"real tokens {run.get('real_tokens', float('nan')):.1%}"
         )
     difference = max(abs(run["loss"] - runs[0]["loss"]) for run in runs)
     if difference > LARGEST_LOSS_DIFFERENCE:
         raise SystemExit(f"the losses differ by {difference:.3f}: that is not the same work")
+    ratio = runs[-1]["rankings_per_second"] / runs[0]["rankings_per_second"]
+    return {"ratio": round(ratio, 2), "runs": runs}
+
+
+def measure_accuracy(arguments: argparse.Namespace) -> Line:
+    """Held-out accuracy of both, and the difference with its interval over prompts."""
+    import numpy as np
+
+    runs, right = [], {}
+    for kind in ("trl", "packed"):
+        for seed in SEEDS[:1] if arguments.quick else SEEDS:
+            run = measure(arguments, kind=kind, seed=seed)
+            counts = np.array(run.pop("right"))  # (prompts, 2): right, pairs
+            right.setdefault(kind, []).append(counts)
+            runs.append({**run, "accuracy": counts[:, 0].sum() / counts[:, 1].sum()})
+            print(f"{kind:8} seed {seed}  accuracy {runs[-1]['accuracy']:.3f}")
+    pairs = right["trl"][0][:, 1]
+    gain = np.mean(right["packed"], axis=0)[:, 0] - np.mean(right["trl"], axis=0)[:, 0]
+    drawn = np.random.default_rng(0).integers(len(gain), size=(RESAMPLES, len(gain)))
+    low, high = np.quantile(gain[drawn].sum(axis=1) / pairs[drawn].sum(axis=1), [0.025, 0.975])
+    value = float(gain.sum() / pairs.sum())
+    print(f"ours less trl's: {value:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}")
+    return {"value": value, "low": float(low), "high": float(high), "runs": runs}
+
+
+def measure_linearity(arguments: argparse.Namespace) -> Line:
+    """Seconds for 1, 2 and 4 times the same prompts, against proportional."""
+    runs: list[Line] = []
+    for repeat in (1, 2) if arguments.quick else (1, 2, 4):
+        runs.append(measure(arguments, kind="packed", repeat=repeat, held_out=0))
+        off = runs[-1]["seconds"] / repeat / runs[0]["seconds"] - 1
+        print(f"{repeat}x  {runs[-1]['seconds']:.1f} s  {off:+.1%} off proportional")
+    return {"value": off, "runs": runs}
+
+
+MEASUREMENTS = {
+    "speed": measure_speed,
+    "accuracy": measure_accuracy,
+    "linear": measure_linearity,
+}
+
+
+def main() -> None:
+    """Measure what is asked for, or do the work of one process."""
+    sys.path[0] = str(REPOSITORY)  # this file would hide the package of the same name
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=tuple(MEASUREMENTS), default="speed")
+    parser.add_argument("--quick", action="store_true", help="a few prompts, to see it run")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--kinds", default=",".join(SPEED_KINDS), help="the runs of `speed`")
+    parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="of both")
+    parser.add_argument("--data", help="judgements; random words when not given")
+    parser.add_argument("--prompts", type=int, default=16, help="to train on")
+    parser.add_argument("--held-out", type=int, default=64, help="to measure accuracy on")
+    parser.add_argument("--response-tokens", type=int, default=10_000, help="cut responses there")
+    parser.add_argument("--tokens", type=int, default=2048, help="in one forward pass of ours")
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    for name, kind in (("--kind", str), ("--seed", int), ("--repeat", int)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    parser.set_defaults(seed=0, repeat=1)
+    arguments = parser.parse_args()
+    if arguments.kind:
+        print(json.dumps(work(arguments)))
+        return
+    if arguments.quick:
+        arguments.prompts, arguments.held_out, arguments.kinds = 2, 2, "trl,packed"
+    result = MEASUREMENTS[arguments.what](arguments)
     if arguments.json:
-        ratio = runs[-1]["rankings_per_second"] / runs[0]["rankings_per_second"]
         versions = {name: version(name) for name in ("torch", "transformers", "trl")}
-        print(json.dumps({"ratio": round(ratio, 2), "runs": runs, "versions": versions}))
+        print(json.dumps({**result, "versions": versions}))
 
 
 if __name__ == "__main__":

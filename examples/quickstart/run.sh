@@ -7,7 +7,7 @@ RUN=${RUN:-runs/demo}
 MODEL=${MODEL:-models/SmolLM2-135M-Instruct}
 PROMPTS=${PROMPTS:-examples/quickstart/prompts.jsonl}
 SEED=${SEED:-0}
-STEPS=${STEPS:-20}
+STEPS=${STEPS:-16}
 SIGNAL=examples.quickstart.sentiment:score
 SETTINGS=examples/quickstart
 DB=$RUN/labels.db
@@ -15,7 +15,7 @@ DB=$RUN/labels.db
 mkdir -p "$RUN"
 rlhf import "$PROMPTS" --db "$DB"
 rlhf generate --config $SETTINGS/generate.yaml --db "$DB" --model "$MODEL" --seed "$SEED"
-rlhf annotate --annotator "signal:$SIGNAL" --tie-within 0.2 --db "$DB"
+rlhf annotate --annotator "signal:$SIGNAL" --tie-within 0.4 --db "$DB"
 [ -d "$RUN/rankings" ] || rlhf export --db "$DB" --out "$RUN/rankings"
 
 rlhf train-reward --config $SETTINGS/reward.yaml --rankings "$RUN/rankings" --model "$MODEL" \

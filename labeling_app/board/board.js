@@ -1,7 +1,7 @@
 // The board: a task comes in, the person ranks, the ranking goes out, the next task comes with the answer.
 
 const find = selector => element.querySelector(selector);
-let task = null, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, draftTimer = 0;
+let task = null, isDecision = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, draftTimer = 0;
 const durations = [];
 
 const say = message => { find('.rb-live').textContent = message; };
@@ -20,6 +20,7 @@ function show(screen) {
   find('.rb-who').textContent = annotator;
   find('.rb-sign-out').hidden = !screen.has_sign_in;
   find('.rb-dashboard').hidden = !screen.may_lead;
+  find('.rb-ask').hidden = !screen.has_live;
   find('.rb-progress').textContent = `${screen.done} done · ${screen.open} open${pace()}`;
   showRubric(screen.rubric);
   find('.rb-work').hidden = !task;
@@ -50,6 +51,9 @@ function pace() {
 
 function showTask(screen) {
   find('.rb-prompt').replaceChildren(...buildPrompt(task.prompt));
+  isDecision = screen.opinions.length > 0;
+  find('.rb-opinions').hidden = !isDecision;
+  find('.rb-opinions ol').replaceChildren(...screen.opinions.map(buildOpinion));
   items = task.cards.map((content, card) => buildCard(card, content, screen.flags));
   find('.rb-list').replaceChildren();
   find('.rb-left-list').replaceChildren();
@@ -199,6 +203,7 @@ async function send(payload) {
     if (!answer.ok) return complain(answer.error);
     complain('');
     writeStorage(`draft:${id}`, null);
+    if (isDecision) return location.assign('/dashboard#differ');
     durations.push(performance.now() - shownAt);
     show(answer);
     say(payload.op === 'submit' ? 'Saved' : 'Skipped');
@@ -250,16 +255,20 @@ async function openPast(taskId) {
 }
 
 async function start() {
+  const wanted = new URLSearchParams(location.search).get('decide');
+  let first = wanted ? { op: 'decide', task_id: Number(wanted) } : { op: 'next' };
   for (let attempt = 0; ; attempt += 1) {
-    const screen = await ask({ op: 'next' });
+    const screen = await ask(first);
     if (screen.ok) {
       ({ board, annotator } = screen);
       const hadWaiting = readStorage('outbox');
       if (hadWaiting) await deliverWaiting(complain);
       complain('');
+      history.replaceState(null, '', location.pathname);
       return show(hadWaiting ? await ask({ op: 'next' }) : screen);
     }
     complain(screen.error);
+    if (!screen.retry) first = { op: 'next' };
     await pause(Math.min(10000, 500 * 2 ** attempt));
   }
 }

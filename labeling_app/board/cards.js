@@ -69,6 +69,12 @@ function buildPast(past) {
   return item;
 }
 
+function buildOpinion({ answer, flags, note }) {
+  const item = make('li', '');
+  item.append(make('b', '', answer), make('span', '', [...flags, note].filter(Boolean).join(' · ')));
+  return item;
+}
+
 // Show one card's place: its number, its tie, its strength, its flags.
 function paintCard(item, rank, relation, isTop, flags, isLeft) {
   const card = Number(item.dataset.card), letter = letterOf(card), box = item.querySelector('.rb-card');

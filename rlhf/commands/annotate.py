@@ -1,9 +1,10 @@
-"""`rlhf annotate`: rankings by a function or by a judge model, kept apart from people's."""
+"""`rlhf annotate`: rankings by a function or a judge, or the order in which people get tasks."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from reward.settings import Precision
 from rlhf.config import require_range
 from rlhf.errors import ConfigError, InputError
 
@@ -13,11 +14,11 @@ JUDGE = "judge"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Who annotates, and when two responses tie."""
+    """Who annotates, and when two responses tie; or what people should rank first."""
 
     db: Path
     """The label database."""
-    annotator: str
+    annotator: str = ""
     """signal:package.module:function, which gets prompt and response; or judge."""
     tie_within: float = 0.0
     """Signals: responses whose scores differ by no more than this tie."""
@@ -29,11 +30,37 @@ class Settings:
     """Judge: a text file that says what to judge by."""
     parallel: int = 4
     """Judge: questions asked at the same time."""
+    prioritise: bool = False
+    """Rank nothing; put first in the queue what --reward would learn most from."""
+    reward: str = ""
+    """Prioritise: a trained reward model."""
+    by: Literal["fisher", "entropy", "delta-ucb"] = "fisher"
+    """Prioritise: what the head would learn, unsure pairs, or large plausible gaps."""
+    random_share: float = 0.2
+    """Prioritise: share of the queue drawn at random, for what the model does not know of."""
+    most: int = 10_000
+    """Prioritise: open tasks to look at; the others come after them."""
+    tokens_per_batch: int = 4096
+    """Prioritise: tokens in one forward pass of the reward model."""
+    precision: Precision = "auto"
+    """Prioritise: of the reward model; bf16 is autocast over float32 weights."""
+    seed: int = 0
+    """Prioritise: of what is drawn at random."""
 
     def __post_init__(self) -> None:
         require_range("tie_within", self.tie_within, 0)
         require_range("parallel", self.parallel, 1, 64)
-        if self.annotator == JUDGE:
+        require_range("random_share", self.random_share, 0.2, 1)
+        require_range("most", self.most, 1)
+        require_range("tokens_per_batch", self.tokens_per_batch, 1)
+        if self.prioritise:
+            if self.annotator or not self.reward:
+                raise ConfigError(
+                    f"--prioritise needs --reward (is {self.reward!r}) and no --annotator "
+                    f"(is {self.annotator!r})",
+                    "For example: rlhf annotate --db labels.db --prioritise --reward runs/a/reward",
+                )
+        elif self.annotator == JUDGE:
             if not self.model or not self.endpoint.startswith(("http://", "https://")):
                 raise ConfigError(
                     f"A judge needs --endpoint (is {self.endpoint!r}), --model (is {self.model!r})",
@@ -47,10 +74,13 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Rank the responses by a function or a judge model; its rankings never pass for human."""
+    """Rank by a function or a judge model, never as a person; or order the queue (--prioritise)."""
+    if settings.prioritise:
+        return _prioritise(settings)
     from labeling_app.annotating import annotate_with_signal
-    from labeling_app.judging import Endpoint, annotate_with_judge
+    from labeling_app.judging import annotate_with_judge
     from labeling_app.store import Store
+    from rlhf.judge import Endpoint
     from rlhf.signals import load_signal
 
     if settings.annotator == JUDGE:
@@ -66,6 +96,24 @@ def run(settings: Settings) -> dict[str, Any]:
     with Store(settings.db, must_exist=True) as store:
         counts = annotate_with_signal(store, settings.annotator, signal, settings.tie_within)
     return {"annotator": settings.annotator, "kind": "signal", **counts}
+
+
+def _prioritise(settings: Settings) -> dict[str, Any]:
+    from labeling_app.prioritising import prioritise
+    from labeling_app.store import Store
+    from reward.text_scoring import load_features
+    from rlhf.distributed import start
+
+    with Store(settings.db, must_exist=True) as store:
+        accelerator = start(settings.precision, settings.seed)
+        return prioritise(
+            store,
+            load_features(settings.reward, accelerator, settings.tokens_per_batch),
+            settings.by,
+            random_share=settings.random_share,
+            most=settings.most,
+            seed=settings.seed,
+        )
 
 
 def _read(path: Path | None) -> str:

@@ -1,14 +1,93 @@
-"""`rlhf evaluate`."""
+"""`rlhf evaluate`: is the policy better? By judges now, or by people's blind votes later."""
 
-from typing import Any
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
 
-from policies.settings import EvaluateSettings as Settings
+from cyclopts import Parameter
 
-__all__ = ["Settings", "run"]
+from policies.evaluate_settings import EvaluateSettings
+from rlhf.config import require_range
+from rlhf.errors import ConfigError
+
+UNNAMED = Parameter(show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(EvaluateSettings):
+    """An evaluation, and whether people are to be asked too."""
+
+    policy: Annotated[str, UNNAMED] = ""
+    """The --out of `rlhf ppo`, or a model folder."""
+    reference: Annotated[Path, UNNAMED] = Path()
+    """The --out of `rlhf reference`."""
+    reward: Annotated[str, UNNAMED] = ""
+    """Reward model that judges."""
+    to_db: Path | None = None
+    """Queue the first answers of both sides in this label database, for people to compare blind."""
+    from_db: Path | None = None
+    """Read people's votes back from this label database into the report."""
+    people_per_pair: int = 1
+    """How many people compare each queued pair."""
+    mix: bool = False
+    """Queue the pairs among the open rankings, in a new random order, instead of behind them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("people_per_pair", self.people_per_pair, 1, 100)
+        if self.to_db and self.from_db:
+            raise ConfigError("--to-db and --from-db together", "Queue first, read votes later.")
+        given = {
+            "--policy": bool(self.policy),
+            "--reference": self.reference != Path(),
+            "--reward": bool(self.reward),
+        }
+        finished = (self.to_db or self.from_db) and not any(given.values())
+        missing = [name for name, is_given in given.items() if not is_given]
+        if missing and not finished:
+            raise ConfigError(
+                f"{', '.join(missing)} missing",
+                "Say what to compare: rlhf evaluate --policy P --reference REF --reward RM --out R",
+            )
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Compare a policy with the stored reference outputs."""
-    from policies.evaluate import evaluate_policy
+    """Compare a policy with the stored reference outputs, by judges and by people."""
+    from policies.report import headline
+    from rlhf.rundir import require_done
 
-    return evaluate_policy(settings)
+    if settings.policy:
+        from policies.evaluate import evaluate_policy
+
+        names = [field.name for field in fields(EvaluateSettings)]
+        result = evaluate_policy(EvaluateSettings(**{n: getattr(settings, n) for n in names}))
+    else:
+        result = headline(require_done(settings.out, "evaluate", "answers.jsonl").read_report())
+    if settings.to_db:
+        return {**result, "queued": _queue(settings, settings.to_db)}
+    return _read_votes(settings, settings.from_db) if settings.from_db else result
+
+
+def _queue(settings: Settings, db: Path) -> int:
+    from labeling_app.comparisons import queue_pairs
+    from labeling_app.store import Store
+    from policies.votes import pairs_to_ask
+    from rlhf.rundir import RunDir
+
+    pairs = pairs_to_ask(RunDir(settings.out))
+    with Store(db) as store:
+        return queue_pairs(
+            store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
+        )
+
+
+def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
+    from labeling_app.comparisons import read_votes
+    from labeling_app.store import Store
+    from policies.votes import add_votes, pairs_to_ask
+    from rlhf.rundir import RunDir
+
+    run = RunDir(settings.out)
+    with Store(db, must_exist=True) as store:
+        votes = read_votes(store, pairs_to_ask(run))
+    return add_votes(run, [(vote.prompt_id, vote.second) for vote in votes])

@@ -13,8 +13,8 @@ class Settings:
     """The label database."""
     out: Path
     """The folder to make; it must not exist."""
-    format: Literal["ranked", "trl", "trl-conversational", "hh", "kto"] = "ranked"
-    """ranked is what `rlhf train-reward` reads; the others are datasets for trl."""
+    format: Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"] = "ranked"
+    """ranked is for `rlhf train-reward`, demonstrations for `rlhf sft`; the others are for trl."""
     kind: tuple[Literal["human", "ai", "signal"], ...] = ()
     """Only rankings by these kinds of annotator; all when not given."""
     annotator: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from typing import Any
 from rlhf.config import require_range
 
 STAGES = ("reward", "reference", "ppo")
+TRAININGS = ("reward", "ppo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,12 @@ class Settings:
     """Sequences in one forward pass of one device."""
     gradient_checkpointing: bool = False
     """Count activations as if they were computed again in the backward pass."""
+    passes: int = 1
+    """Forward and backward passes of each device in one optimizer step."""
+    tflops: float = 0.0
+    """10¹² operations a second that a device really does; with --network, times are shown."""
+    network: float = 0.0
+    """Gigabytes a second that a device really sends to others."""
     lora_rank: int = 16
     """Rank of the adapters in the line for LoRA."""
 
@@ -32,13 +39,24 @@ class Settings:
         require_range("gpu_memory", self.gpu_memory, 0, above_low=True)
         require_range("sequence_length", self.sequence_length, 2)
         require_range("batch", self.batch, 1)
+        require_range("passes", self.passes, 1)
+        require_range("tflops", self.tflops, 0)
+        require_range("network", self.network, 0)
         require_range("lora_rank", self.lora_rank, 1)
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show the memory that each stage needs on each device under DDP, ZeRO, FSDP and LoRA."""
+    """Show what each stage needs and sends on each device under DDP, ZeRO, FSDP and LoRA."""
     from rlhf.planner import GIB, read_shape
-    from rlhf.strategies import STRATEGIES, USABLE, Load, advice, stage_bytes
+    from rlhf.strategies import (
+        STRATEGIES,
+        USABLE,
+        Load,
+        advice,
+        stage_bytes,
+        step_bytes,
+        step_seconds,
+    )
 
     shape = read_shape(settings.model)
     load = Load(
@@ -55,11 +73,30 @@ def run(settings: Settings) -> dict[str, Any]:
         }
         for name in STRATEGIES
     }
+    passes, gpus = settings.passes, settings.gpus
+    sent = {
+        name: {
+            stage: round(step_bytes(stage, name, shape, load, passes, gpus) / GIB, 3)
+            for stage in TRAININGS
+        }
+        for name in STRATEGIES
+    }
+    rates = {"tflops": settings.tflops, "network": settings.network}
+    seconds = {
+        name: {
+            stage: round(step_seconds(stage, name, shape, load, passes, gpus, **rates), 3)
+            for stage in TRAININGS
+        }
+        for name in STRATEGIES
+        if all(rates.values())
+    }
     hints = [advice(stage, shape, load, settings.gpus, usable * GIB) for stage in STAGES]
     return {
         "parameters": shape.parameters,
         "gib": needs,
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
+        "sent_gib": sent,
+        "seconds": seconds,
         "advice": [hint for hint in hints if hint],
     }
 
@@ -74,4 +111,21 @@ def describe(result: dict[str, Any]) -> str:
     for name, row in result["gib"].items():
         marks = {stage: "*" if result["fits"][name][stage] else " " for stage in STAGES}
         lines.append(f"{name:8}" + "".join(f"{row[s]:>11,.2f}{marks[s]}" for s in STAGES))
+    if any(value for row in result["sent_gib"].values() for value in row.values()):
+        lines += ["", "GiB that each device sends in one step."]
+        lines += _rows(result["sent_gib"])
+    if result["seconds"]:
+        lines += ["", "Seconds of one step, sampling aside, computing and sending in turn."]
+        lines += _rows(result["seconds"])
     return "\n".join([*lines, *(["", *result["advice"]] if result["advice"] else [])])
+
+
+def _rows(table: dict[str, dict[str, float]]) -> list[str]:
+    head = f"{'':8}" + "".join(f"{stage:>12}" for stage in TRAININGS)
+    return [
+        head,
+        *(
+            f"{name:8}" + "".join(f"{row[stage]:>12,.2f}" for stage in TRAININGS)
+            for name, row in table.items()
+        ),
+    ]

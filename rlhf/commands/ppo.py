@@ -14,13 +14,14 @@ def run(settings: Settings) -> dict[str, Any]:
     from policies.train import train_policy
     from rlhf.distributed import launch
 
-    launch(settings.processes)
+    launch(settings.processes, settings.max_restarts)
     return train_policy(settings)
 
 
 def memory_plan(settings: Settings) -> str:
     """The memory of each process; lengths come from the stored outputs where they are there."""
     from policies.reference_store import open_store
+    from policies.reward_sources import is_model
     from rlhf.distributed import choose_precision
     from rlhf.models import model_folder
     from rlhf.planner import ppo_plan, read_shape
@@ -32,11 +33,13 @@ def memory_plan(settings: Settings) -> str:
         store = open_store(reference.outputs)
         prompt = max(len(row.prompt_ids) for row in store.rows)
         new = store.sampling.max_new_tokens
+    models = [model_folder(name, "reward", "model") for name in settings.reward if is_model(name)]
+    critic = models[0] if models else settings.model
     uses_rows = settings.kl.source == "reference"
     rows = round(settings.micro_batch_size * settings.kl.rows_per_episode) if uses_rows else 0
     return ppo_plan(
         read_shape(settings.model),
-        read_shape(model_folder(settings.reward, "reward", "model")),
+        read_shape(critic),
         sample_batch=settings.sample_batch_size,
         episodes=settings.micro_batch_size,
         reference_rows=rows,
@@ -44,4 +47,5 @@ def memory_plan(settings: Settings) -> str:
         new=new,
         bf16=choose_precision(settings.precision) == "bf16",
         processes=settings.processes,
+        checkpointing=settings.gradient_checkpointing,
     ).text

@@ -20,11 +20,14 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def memory_plan(settings: Settings) -> str:
     """The memory of each process, with prompts of an assumed length."""
+    from policies.reward_sources import is_model
     from rlhf.distributed import choose_precision
     from rlhf.models import model_folder
     from rlhf.planner import read_shape, reference_plan
 
-    reward = settings.reward and model_folder(settings.reward, "reward", "model")
+    reward = None
+    if settings.reward is not None and is_model(settings.reward):
+        reward = model_folder(settings.reward, "reward", "model")
     return reference_plan(
         read_shape(settings.model),
         read_shape(reward) if reward else None,

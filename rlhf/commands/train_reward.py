@@ -11,7 +11,11 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train a reward model on rankings and measure it on held-out ones."""
     from rlhf.distributed import launch
 
-    launch(settings.processes)
+    launch(settings.processes, settings.max_restarts)
+    if settings.seeds:
+        from reward.ensemble import train_ensemble
+
+        return train_ensemble(settings)
     from reward.train import train_reward
 
     return train_reward(settings)
@@ -19,15 +23,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
-    from rlhf.distributed import choose_precision
-    from rlhf.planner import read_shape, reward_plan
+    from reward.memory import plan_memory
+    from rlhf.planner import read_shape
 
-    plan = reward_plan(
-        read_shape(settings.model),
-        tokens=settings.tokens_per_batch,
-        length=settings.max_length,
-        bf16=choose_precision(settings.precision) == "bf16",
-        checkpointing=settings.gradient_checkpointing,
-        processes=settings.processes,
-    )
-    return plan.text
+    return plan_memory(settings, read_shape(settings.model)).text

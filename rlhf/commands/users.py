@@ -1,4 +1,4 @@
-"""`rlhf users`: who may sign in to the labelling app."""
+"""`rlhf users`: who may sign in to the labelling app, and which programs may send feedback."""
 
 import sys
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from rlhf.errors import ConfigError
 
-Action = Literal["add", "list", "disable", "enable", "reset"]
+Action = Literal["add", "list", "disable", "enable", "reset", "token", "revoke"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +18,10 @@ class Settings:
 
     # Not keyword-only: `rlhf users add ann`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
-    """add, list, disable, enable, or reset (a new password, signed out everywhere)."""
+    """add, list, disable, enable, reset (a new password, signed out everywhere); for a program
+    that sends feedback: token (a new one, shown once) or revoke."""
     name: str = field(default="", kw_only=False)
-    """The user's name."""
+    """The name of the user or program."""
     db: Path
     """The label database."""
     role: Literal["annotator", "lead", "admin"] = "annotator"
@@ -37,15 +38,22 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Add, list, disable, enable or reset the people who may sign in to the labelling app."""
+    """Say who may sign in to the labelling app, and which programs may send feedback."""
     from labeling_app.auth import new_password
     from labeling_app.store import Store
+    from labeling_app.tokens import make_token, programs, revoke_token
     from labeling_app.users import Users
 
     with Store(settings.db, must_exist=True) as store:
         users = Users(store)
         if settings.action == "list":
-            return {u.name: u.role + (" (disabled)" if u.disabled else "") for u in users.all()}
+            people = {u.name: u.role + (" (disabled)" if u.disabled else "") for u in users.all()}
+            return people | dict.fromkeys(programs(store), "program")
+        if settings.action == "token":
+            return {"program": settings.name, "token": make_token(store, settings.name)}
+        if settings.action == "revoke":
+            revoke_token(store, settings.name)
+            return {"program": settings.name, "revoked": True}
         if settings.action in ("disable", "enable"):
             users.set_disabled(settings.name, disabled=settings.action == "disable")
             return {"user": settings.name, "disabled": settings.action == "disable"}

@@ -23,12 +23,15 @@ ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
     "--disable-quic",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 REPOSITORY = Path(__file__).parents[2]
 
 
 class App:
     """`rlhf label` as a process of its own."""
+
+    command = "label"
 
     def __init__(self, db: Path, *arguments: str) -> None:
         with socket.socket() as probe:
@@ -39,7 +42,7 @@ class App:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "rlhf.cli", "label", "--db", str(self.db)]
+        command = [sys.executable, "-m", "rlhf.cli", self.command, "--db", str(self.db)]
         command += ["--port", str(self.port), *self.arguments]
         self.process = subprocess.Popen(
             command,
@@ -48,7 +51,7 @@ class App:
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(self.url + "healthz", timeout=1):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from policies.report import Pair, Sample, write_report
+from policies.report import Exhibit, write_report
 
 pytestmark = pytest.mark.browser
 
@@ -29,7 +29,10 @@ def folder(tmp_path: Path) -> Path:
         "win_rate": {"reward": rate, "gold": {**rate, "value": 0.75}},
         "win_rate_by_source": {"gold": {text[:200]: rate for text in HOSTILE}},
         "kl": {
-            name: {"nats": 4.5, "per_token": 0.1, "estimator": "k1", "standard_error": 0.2}
+            name: {
+                **{"nats": 4.5, "sqrt_nats": 2.12, "per_token": 0.1},
+                **{"estimator": "k1", "standard_error": 0.2},
+            }
             for name in ("forward", "reverse")
         },
         "length": dict.fromkeys(SIDES, 37.5),
@@ -41,11 +44,13 @@ def folder(tmp_path: Path) -> Path:
     }
     texts = HOSTILE + [f"plain text {name}" for name in "abcdefghij"]
     samples = [
-        Sample(
-            prompt=f"Prompt {place}",
-            reference=text,
-            policy=text,
-            rewards=Pair(reference=0.0, policy=1.0 if place % 2 else -1.0),
+        Exhibit(
+            turns=[
+                {"role": "assistant", "content": f"Earlier {place}"},
+                {"role": "user", "content": f"Prompt {place}"},
+            ],
+            answers={"reference": text, "policy": text},
+            scores={"reward": {"reference": 0.0, "policy": 1.0 if place % 2 else -1.0}},
         )
         for place, text in enumerate(texts)
     ]
@@ -81,7 +86,7 @@ def test_the_report_opens_with_all_pictures_and_the_numbers_of_report_json(
 ) -> None:
     assert page.locator("h1").inner_text() == "The new model is better"
     widths = page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
-    assert len(widths) == 4
+    assert len(widths) == 5
     assert min(widths) > 100
     content = json.loads((folder / "report.json").read_text())
     shown = page.locator("[data-path='/win_rate/gold/value']").first
@@ -121,3 +126,12 @@ def test_search_and_filter_narrow_the_samples(page: Page) -> None:
     page.get_by_label("Show which samples").select_option("")
     assert shown_samples(page) == 16
     assert page.locator("details.sample[open]").count() == 10
+
+
+def test_the_last_turn_stands_out_and_earlier_ones_unfold(page: Page) -> None:
+    sample = page.locator("details.sample").first
+    assert sample.locator("> summary .words").inner_text() == "Prompt 0"
+    earlier = sample.locator(".turn .words")
+    assert not earlier.is_visible()
+    sample.get_by_text("Earlier turns").click()
+    assert earlier.inner_text() == "Earlier 0"

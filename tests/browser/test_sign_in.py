@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from labeling_app.overlap import default_overlap, set_overlap
 from labeling_app.store import Store
 from labeling_app.users import Users
 from rlhf.cli import main
@@ -56,8 +57,12 @@ def test_a_restart_signs_nobody_out_and_signing_out_does(served, open_page):
     page.wait_for_selector(".problem:has-text('Name or password is wrong')")
     sign_in(page, "bob")
     page.wait_for_selector(".rb-list .rb-card")
+    with Store(served.db) as store:
+        set_overlap(store.connections, 2)
     served.kill()
     served.start()
+    with Store(served.db) as store:
+        assert default_overlap(store.connections.db) == 2
     page.reload()
     page.wait_for_selector(".rb-list .rb-card")
     page.click("text=Sign out")

@@ -51,13 +51,15 @@ def test_running_again_ranks_only_what_changed(store, answered, make_responses):
     assert ranked_texts(store) == [["eeeee"], ["aaa", "ccc"], ["dd"], ["b"]]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "0.5", True])
-def test_a_signal_must_return_a_number(store, answered, value):
-    with pytest.raises(InputError) as caught:
-        annotate_with_signal(store, "signal:odd", lambda p, r: value, 0.0)
-    assert f"signal:odd returned {value!r} for response" in str(caught.value)
-    assert answered.id in str(caught.value)
-    assert "'Hi?'" in str(caught.value)
+def test_a_signal_that_returns_no_number_stores_nothing(
+    store, answered, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "odd_rules.py").write_text("def odd(prompt, response):\n    return float('nan')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["--db", str(store.connections.path), "--annotator", "signal:odd_rules:odd"]
+    assert main(["annotate", *arguments]) == 2
+    assert "odd_rules:odd returned nan for the response 'aaa' to 'Hi?'" in capsys.readouterr().err
     assert store.counts()["rankings"] == 0
 
 

@@ -1,71 +1,28 @@
 """A judge behind a real HTTP server: both orders, ties, retries, resuming, calibration."""
 
 import json
-import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from labeling_app import judging
 from labeling_app.checks import make_check
 from rlhf.cli import main
 from rlhf.records import Ranking
-
-ANSWERS = re.compile(r"# Answer of assistant A\n(.*)\n\n# Answer of assistant B\n(.*)$", re.DOTALL)
-
-
-class JudgeServer(ThreadingHTTPServer):
-    """Speaks chat completions; the longer answer wins, and "biased" texts always win as A."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.calls: list[dict] = []
-        self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
-        self.unclear = False
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server: JudgeServer = self.server
-        server.calls.append({"path": self.path, "key": self.headers["Authorization"], **body})
-        status = server.failures.pop(0) if server.failures else 0
-        if status:
-            self.send_error(status, "busy")
-            return
-        first, second = ANSWERS.search(body["messages"][0]["content"]).groups()
-        verdict = "A" if "biased" in first or len(first) > len(second) else "B"
-        text = "I cannot say." if server.unclear else f"[[A]]? No: so.\n[[{verdict}]]"
-        answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None:
-        pass
+from tests.judge_server import JudgeServer
 
 
 @pytest.fixture
 def server(monkeypatch) -> Iterator[JudgeServer]:
-    monkeypatch.setattr(judging.time, "sleep", lambda seconds: None)
-    server = JudgeServer()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    monkeypatch.setattr("rlhf.judge.time.sleep", lambda seconds: None)
+    with JudgeServer() as server:
+        yield server
 
 
 @pytest.fixture
 def judge(store, server, capsys):
     def run(*more: str) -> dict | str:
-        url = f"http://127.0.0.1:{server.server_port}/v1"
         arguments = ["annotate", "--db", str(store.connections.path), "--annotator", "judge"]
-        code = main([*arguments, "--endpoint", url, "--model", "m", "--json", *more])
+        code = main([*arguments, "--endpoint", server.url, "--model", "m", "--json", *more])
         captured = capsys.readouterr()
         return json.loads(captured.out) if code == 0 else f"{code} {captured.err}"
 
@@ -78,17 +35,6 @@ def tiers(store) -> list[list[list[str]]]:
         texts = {response.id: response.text for response in record.responses}
         found += [[[texts[i] for i in tier] for tier in r.tiers] for r in record.rankings]
     return found
-
-
-def test_verdicts():
-    assert judging.read_verdict("[[B]] at first, but [[ a ]]") == "first"
-    assert judging.read_verdict("[[TIE]]") == judging.read_verdict("[[C]]") == "tie"
-    assert judging.read_verdict("A is better") == "unclear"
-    assert judging.combine("first", "second") == "first"
-    assert judging.combine("second", "first") == "second"
-    assert judging.combine("first", "first") == "tie"  # A both times: drawn to the place
-    assert judging.combine("tie", "second") == "tie"
-    assert judging.combine("unclear", "first") is None
 
 
 def test_pairs_are_asked_in_both_orders_and_become_a_ranking(

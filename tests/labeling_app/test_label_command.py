@@ -6,6 +6,7 @@ import pytest
 
 from labeling_app.users import Users
 from rlhf.cli import main
+from tests.chat_server import ChatServer
 
 
 def refused(capsys, *arguments: object) -> str:
@@ -62,3 +63,26 @@ def test_a_machine_cannot_label_as_a_person(store, fill, capsys):
     with store.connections.write() as connection:
         connection.execute("INSERT INTO annotators VALUES (?, 'signal', 0)", [signal])
     assert "is an annotator of kind signal" in refused(capsys, "--db", db, "--annotator", signal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--endpoint", "localhost:8000"], "For example: http://localhost:8000/v1"),
+        (["--live-responses", "1"], "--live-responses is 1"),
+        (["--model", "a", "--model", "b", "--model", "c"], "Add --live-responses 3"),
+        (["--model", "no-such-folder"], "no-such-folder is not a model"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "or name the model: --model NAME"),
+    ],
+)
+def test_live_mode_that_cannot_be(tmp_path, capsys, arguments, words):
+    assert words in refused(capsys, "--db", tmp_path / "new.db", *arguments)
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_an_endpoint_with_several_models(tmp_path, capsys):
+    with ChatServer() as server:
+        server.models = ["first", "second"]
+        message = refused(capsys, "--db", tmp_path / "new.db", "--endpoint", server.url)
+    assert "serves 2 models: first, second" in message
+    assert "Choose: --model first" in message

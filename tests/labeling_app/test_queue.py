@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from labeling_app.overlap import set_overlap
 from labeling_app.queue import Submission, TaskQueue
 from rlhf.errors import InputError
 
@@ -40,7 +41,7 @@ def test_positions_become_response_ids_in_the_order_shown(people, store, fill):
 
 def test_orders_differ_between_annotators(people, fill):
     fill(1, 9)
-    people.set_overlap(3)
+    set_overlap(people.connections, 3)
     shown = {people.next_task(name).shown for name in ("ann", "bob", "cat")}
     assert len(shown) == 3  # three equal shuffles of nine: once in 10^10 runs
     assert people.next_task("ann").shown in shown  # and each keeps its own
@@ -111,7 +112,7 @@ def test_a_skipped_task_goes_to_others(people, fill):
 
 def test_overlap_counts_rankings_and_live_leases(people, fill):
     fill(1, 2)
-    people.set_overlap(2)
+    set_overlap(people.connections, 2)
     task = people.next_task("ann")
     people.submit("ann", submission(task, [[0], [1]]))
     assert people.next_task("bob").id == task.id
@@ -122,7 +123,7 @@ def test_overlap_counts_rankings_and_live_leases(people, fill):
 
 def test_sixty_requests_at_once_give_exactly_two_leases_a_task(people, store, fill):
     fill(10, 2)
-    people.set_overlap(2)
+    set_overlap(people.connections, 2)
     names = [f"annotator {index}" for index in range(60)]
     for name in names:
         people.add_annotator(name)

@@ -1,12 +1,12 @@
-"""trl's RewardTrainer prepares an exported dataset as it is, margin included."""
+"""trl prepares exported datasets as they are: pairs with their margin, and KTO labels."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 from datasets import load_dataset
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from trl import RewardConfig, RewardTrainer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 
 from labeling_app.exporting import export
 from rlhf.records import Ranking
@@ -50,4 +50,32 @@ def test_reward_trainer_takes_it(store, exported, tiny_model, tmp_path, format):
     assert len(prepared) == 12
     assert sorted(set(prepared["margin"])) == [1.0, 2.0, 3.0]
     assert all(row["chosen_ids"] != row["rejected_ids"] for row in prepared)
+    assert trainer.train().training_loss > 0
+
+
+# trl reads the old name of this property itself
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_kto_trainer_takes_thumbs(store, exported, tiny_model, tmp_path):
+    for record in list(store.ranked_prompts()):
+        for response, flag in zip(record.responses, ("thumbs-up", "thumbs-down"), strict=False):
+            thumb = Ranking(
+                id=response.id, prompt_id=record.prompt.id, annotator="bob", kind="human",
+                tiers=((response.id,),), flags=(flag,),
+            )  # fmt: skip
+            store.add_rankings([thumb])
+    export(store, tmp_path / "out", "kto", annotators=["bob"])
+    files = str(tmp_path / "out" / "train.jsonl")
+    cache = str(tmp_path / "cache")
+    dataset = load_dataset("json", data_files=files, split="train", cache_dir=cache)
+    trainer = KTOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(tiny_model),
+        args=KTOConfig(
+            output_dir=str(tmp_path / "run"), use_cpu=True, report_to="none", bf16=False,
+            activation_checkpointing=False, disable_tqdm=True, max_steps=1,
+            per_device_train_batch_size=4, save_strategy="no",
+        ),
+        train_dataset=dataset,
+        processing_class=AutoTokenizer.from_pretrained(tiny_model),
+    )  # fmt: skip
+    assert sorted(trainer.train_dataset["label"]) == [False] * 4 + [True] * 4
     assert trainer.train().training_loss > 0

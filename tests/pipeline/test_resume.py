@@ -54,6 +54,8 @@ def test_a_killed_ppo_run_ends_bit_for_bit_like_an_undisturbed_one(
         assert {k: v for k, v in first.items() if k not in CLOCK} == {
             k: v for k, v in second.items() if k not in CLOCK
         }
+    fits = [RunDir(path).read_report()["critic_fit"] for path in (straight, killed)]
+    assert fits[0] == fits[1]
     weights = [load_file(path / "policy" / "model.safetensors") for path in (straight, killed)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 

@@ -1,7 +1,13 @@
 import numpy as np
 import torch
 
-from policies.advantages import generalized_advantages, masked_moments, whiten
+from policies.advantages import (
+    generalized_advantages,
+    group_relative,
+    leave_one_out,
+    masked_moments,
+    whiten,
+)
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 
@@ -53,3 +59,18 @@ def test_whitening_looks_at_real_tokens_only() -> None:
     white = whiten(values, MASK, 3.0, 3.5)
     expected = torch.tensor([[-2.0, -1.0, 0.0], [3.0, 0.0, 0.0]]) / 3.5**0.5
     assert torch.allclose(white, expected, atol=1e-6)
+
+
+def test_each_response_is_compared_with_the_others_of_its_prompt() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 6.0], [5.0, 5.0, 5.0]])
+    # 1 − (2 + 6)/2, 2 − (1 + 6)/2, 6 − (1 + 2)/2
+    assert leave_one_out(rewards).tolist() == [[-3.0, -1.5, 4.5], [0.0, 0.0, 0.0]]
+
+
+def test_a_group_is_centred_and_scaled() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 6.0], [5.0, 5.0, 5.0]])
+    # mean 3, unbiased variance (4 + 1 + 9)/2 = 7
+    expected = torch.tensor([[-2.0, -1.0, 3.0], [0.0, 0.0, 0.0]])
+    assert torch.equal(group_relative(rewards, scale=False), expected)
+    scaled = group_relative(rewards, scale=True)
+    torch.testing.assert_close(scaled, expected / (7**0.5 + 1e-4), rtol=1e-6, atol=0.0)

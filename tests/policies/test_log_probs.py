@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from policies.audit import score_responses
@@ -42,9 +43,9 @@ def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(tiny_mode
     model = load_causal_lm(str(tiny_model)).eval()
     sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
     with torch.no_grad():
-        logits = response_logits(model, sequences, 1.0)
-    log_probs = log_probs_of(logits, sequences.responses)
-    entropy = entropy_of(logits, sequences.responses)
+        logits = response_logits(model, sequences)
+    log_probs = log_probs_of(logits, sequences.responses, 1.0)
+    entropy = entropy_of(logits, sequences.responses, 1.0)
     padding = ~sequences.responses.mask
     assert (log_probs[padding] == 0).all()
     assert (entropy[padding] == 0).all()
@@ -59,3 +60,17 @@ def test_trimming_drops_only_columns_of_padding() -> None:
     assert trimmed.prompts.ids.tolist() == [[5, 6, 7], [0, 0, 13]]
     assert trimmed.responses.ids.tolist() == [[20, 21, 22, 2], [24, 25, 26, 0]]
     assert isinstance(trimmed.prompts, TokenBatch)
+
+
+def test_the_gradient_is_that_of_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.log_probs.CHUNK", 3)  # several chunks, the last one short
+    responses = pad_right(RESPONSES, 0)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((3, 4, 50), generator=generator).requires_grad_()
+    weights = torch.randn((3, 4), generator=generator)
+    log_probs = log_probs_of(logits, responses, 0.7)
+    (mine,) = torch.autograd.grad((weights * log_probs).sum(), logits)
+    expected = (logits / 0.7).log_softmax(2).gather(2, responses.ids[:, :, None]).squeeze(2)
+    torch.testing.assert_close(log_probs, expected * responses.mask, rtol=1e-5, atol=1e-6)
+    (theirs,) = torch.autograd.grad((weights * expected * responses.mask).sum(), logits)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)

@@ -100,3 +100,29 @@ def test_approximate_kl_and_clip_count_by_hand() -> None:
     assert losses.approximate_kl(new, old, MASK).item() == pytest.approx(0.5 * (0.01 + 0.09 + 0.16))
     # e^.1 = 1.105 inside, e^.3 = 1.35 and e^−.4 = .67 outside
     assert losses.clipped_tokens(new, old, MASK, 0.2).item() == 2.0
+
+
+def test_kl_estimators_on_stored_responses_by_hand() -> None:
+    mine, reference = (
+        rows([np.log(0.5), 0.0, 9.0], [np.log(2.0), 9.0, 9.0]),
+        rows([0.0] * 3, [0.0] * 3),
+    )
+    # −log r = log 2, 0, −log 2;  r log r − r + 1 = ½ − ½ log 2, 0, 2 log 2 − 1
+    assert losses.forward_kl_k1(mine, reference, MASK).item() == pytest.approx(0.0)
+    expected = 0.5 - 0.5 * np.log(2) + 2 * np.log(2) - 1
+    assert losses.token_reverse_kl(mine, reference, MASK).item() == pytest.approx(expected)
+
+
+def test_the_token_reverse_kl_is_unbiased_with_its_gradient() -> None:
+    reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    policy = logits.log_softmax(0)
+    exact = (policy.exp() * (policy - reference.log())).sum()
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    expected = sum(
+        p * losses.token_reverse_kl(mine.view(1, 1), p.log().view(1, 1), mask)
+        for p, mine in zip(reference, policy, strict=True)
+    )
+    assert expected.item() == pytest.approx(exact.item(), rel=1e-9)
+    gradients = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, exact)]
+    torch.testing.assert_close(*gradients)

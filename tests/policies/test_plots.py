@@ -44,14 +44,16 @@ def test_win_rates_draw_bars_of_the_right_length_and_print_the_numbers() -> None
     assert any(np.array_equal(line, [0.699, 0.852]) for line in lines)
 
 
-def test_sources_are_ordered_by_win_rate() -> None:
+def test_groups_are_ordered_by_win_rate_or_as_given() -> None:
     rows = [
         (name, {"value": value, "low": 0.0, "high": 1.0, "n": 4})
         for name, value in (("a", 0.2), ("b", 0.9), ("c", 0.5))
     ]
-    figure = plots.win_rate_by_source(rows)
+    figure = plots.win_rate_by_group(rows, sort_by_value=True)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["a", "c", "b"]  # from the bottom up
+    kept = plots.win_rate_by_group(rows, sort_by_value=False)
+    assert [label.get_text() for label in kept.axes[0].get_yticklabels()] == ["c", "b", "a"]
     assert texts(figure).count("n = 4") == 3
 
 
@@ -81,11 +83,23 @@ def test_curves_leave_a_gap_where_a_value_is_missing_and_label_the_last_one() ->
     svg(figure)
 
 
+def test_the_new_model_stands_at_its_kl_and_score_beside_best_of_n() -> None:
+    panel = plots.KLPanel(
+        title="Gold", best_of_n=[(0.0, 0.1, 1), (0.44, 0.6, 2)], original=0.1, new=(2.0, 0.8)
+    )
+    figure = plots.reward_against_kl([panel])
+    curve, _, point = figure.axes[0].lines
+    assert np.array_equal(curve.get_xydata(), [[0.0, 0.1], [0.44, 0.6]])
+    assert np.array_equal(point.get_xydata(), [[2.0, 0.8]])
+    assert {"Gold", "best of 2", "new +0.80"} <= set(texts(figure))
+    svg(plots.reward_against_kl([plots.KLPanel(title="", best_of_n=[], original=0, new=(1, None))]))
+
+
 def test_hostile_names_are_drawn_as_they_are() -> None:
     rate = RATES[0][1]
     for figure in (
         plots.win_rates([(HOSTILE, rate)]),
-        plots.win_rate_by_source([(HOSTILE, rate)]),
+        plots.win_rate_by_group([(HOSTILE, rate)], sort_by_value=True),
         plots.score_distributions([(HOSTILE, [1.0], [0.0])]),
         plots.training_curves({HOSTILE: [(1, 1.0)]}),
     ):

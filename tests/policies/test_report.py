@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from policies.report import Pair, Sample, build_content, headline, outcome, render, write_report
+from policies.report import Exhibit, build_content, headline, outcome, render, write_report
 from policies.statistics import judge_wins, spread
 
 HOSTILE = [
@@ -33,33 +33,48 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
     sides = {
         "policy": spread(policy).to_json(),
         "reference": spread(reference).to_json(),
+        "rival": {"mean": 0.421, "std": 0.934},
     }
+    equal = {"value": 0.714, "low": 0.602, "high": 0.813, "n": 12, "level": 0.95}
     return {
-        "win_rate": {"reward": judge_wins(np.full(12, 1.0), seed=seed).to_json(), "gold": rate},
+        "win_rate": {
+            "reward": judge_wins(np.full(12, 1.0), seed=seed).to_json(),
+            "gold": {**rate, "length_controlled": equal},
+        },
         "judges": {
             "reward": {"kind": "reward model", "name": "runs/demo/reward"},
             "gold": {"kind": "signal", "name": "examples.quickstart.sentiment:score"},
         },
         "win_rate_by_source": {"gold": {"travel": {**rate, "n": 7}, "food/~drink": rate}},
+        "win_rate_by_length": {"gold": {"9–14 tokens": {**rate, "n": 5}}},
+        "rival": {"name": "runs/6/ppo", "win_rate": {"gold": {**rate, "value": 0.611}}},
+        "best_of_n": [
+            {"n": 1, "nats": 0.0, "reward": 0.012, "gold": 0.021},
+            {"n": 2, "nats": 0.1931, "reward": 0.563, "gold": 0.412},
+        ],
         "kl": {
             "forward": {
                 "nats": 2.914,
+                "sqrt_nats": 1.707,
                 "per_token": 0.07914,
                 "estimator": "k3",
                 "standard_error": 0.2149,
             },
             "reverse": {
                 "nats": 16.42,
+                "sqrt_nats": 4.052,
                 "per_token": 0.1746,
                 "estimator": "k1",
                 "standard_error": 0.5513,
             },
         },
-        "length": {"policy": 38.14, "reference": 36.85},
-        "eos_rate": {"policy": 0.4219, "reference": 0.5156},
+        "length": {"policy": 38.14, "reference": 36.85, "rival": 40.62},
+        "eos_rate": {"policy": 0.4219, "reference": 0.5156, "rival": 0.3},
+        "self_bleu": {"policy": 0.2213, "reference": 0.1107, "rival": 0.1},
         "distinct": {
             "policy": {"distinct_1": 0.3124, "distinct_2": 0.7113},
             "reference": {"distinct_1": 0.4021, "distinct_2": 0.8307},
+            "rival": {"distinct_1": 0.4, "distinct_2": 0.8},
         },
         "reward": sides,
         "gold": sides,
@@ -68,16 +83,17 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
     }
 
 
-def samples(texts: list[str] | None = None) -> list[Sample]:
-    """One sample for each text, the text in all three places."""
+def samples(texts: list[str] | None = None) -> list[Exhibit]:
+    """One sample for each text, the text in every turn and every answer."""
     texts = texts or [f"text number {n}" for n in range(12)]
     return [
-        Sample(
-            prompt=text,
-            reference=text,
-            policy=text,
-            rewards=Pair(reference=0.25, policy=1.5 + n),
-            golds=Pair(reference=0.5, policy=0.5 - (n % 3 - 1) / 4),
+        Exhibit(
+            turns=[{"role": role, "content": text} for role in ("user", "assistant", "user")],
+            answers={"reference": text, "policy": text, "rival": text},
+            scores={
+                "reward": {"reference": 0.25, "policy": 1.5 + n, "rival": 0.5},
+                "gold": {"reference": 0.5, "policy": 0.5 - (n % 3 - 1) / 4, "rival": 0.5},
+            },
         )
         for n, text in enumerate(texts)
     ]
@@ -167,16 +183,24 @@ def test_the_page_shows_all_the_numbers_that_the_contract_names() -> None:
     wanted = {f"/win_rate/{j}/{k}" for j in ("reward", "gold") for k in ("value", "low", "high")}
     wanted |= {f"/kl/{d}/{k}" for d in ("forward", "reverse") for k in ("nats", "per_token")}
     wanted |= {f"/kl/{d}/standard_error" for d in ("forward", "reverse")}
-    for side in ("policy", "reference"):
-        wanted |= {f"/length/{side}", f"/eos_rate/{side}", f"/reward/{side}/mean"}
+    wanted |= {f"/kl/{d}/sqrt_nats" for d in ("forward", "reverse")}
+    wanted |= {"/win_rate/gold/length_controlled/value", "/rival/win_rate/gold/value"}
+    wanted |= {"/best_of_n/1/nats", "/best_of_n/1/gold", "/win_rate_by_length/gold/9–14 tokens/n"}
+    for side in ("policy", "reference", "rival"):
+        wanted |= {
+            f"/self_bleu/{side}",
+            f"/length/{side}",
+            f"/eos_rate/{side}",
+            f"/reward/{side}/mean",
+        }
         wanted |= {f"/distinct/{side}/distinct_{n}" for n in (1, 2)} | {f"/reward/{side}/std"}
-        wanted |= {f"/samples/11/rewards/{side}", f"/samples/11/golds/{side}"}
+        wanted |= {f"/samples/11/scores/{judge}/{side}" for judge in ("reward", "gold")}
     wanted |= {"/seed", "/win_rate/gold/n", "/win_rate_by_source/gold/food~1~0drink/value"}
     assert wanted <= shown
 
 
 def test_report_json_keeps_what_was_given_and_adds_verdict_curves_and_samples(tmp_path) -> None:
-    given = {**example(), "extra": {"kept": True}}
+    given = {**example(), "extra": {"kept": True}, "seconds": 3.0}
     content = write_report(given, samples(), METRICS, tmp_path / "a.json", tmp_path / "a.html")
     assert json.loads((tmp_path / "a.json").read_text()) == content
     assert {name: content[name] for name in given} == given
@@ -185,8 +209,10 @@ def test_report_json_keeps_what_was_given_and_adds_verdict_curves_and_samples(tm
         "reward/mean": [[1, 0.1], [2, None]],
         "length": [[1, 30.0], [2, 31.5]],
     }
-    assert content["samples"][1]["rewards"] == {"reference": 0.25, "policy": 2.5}
-    assert set(content) - set(headline(content)) == {"samples", "training"}
+    assert content["samples"][1]["scores"]["reward"]["policy"] == 2.5
+    brief = headline(content)
+    assert set(brief) >= {"verdict", "win_rate", "kl", "length", "eos_rate", "seconds"}
+    assert not set(brief) & {"samples", "training", "inputs"}
 
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:
@@ -258,8 +284,9 @@ def test_verdict_without_gold_says_that_the_judge_is_the_one_trained_against() -
 
 def test_a_report_of_the_bare_minimum_renders() -> None:
     report = example()
-    for name in ("judges", "win_rate_by_source", "gold"):
+    for name in ("judges", "gold", "rival", "best_of_n", "self_bleu"):
         del report[name]
+    del report["win_rate_by_source"], report["win_rate_by_length"]
     del report["kl"]["reverse"]
     bare = ("value", "low", "high", "n")
     report["win_rate"] = {
@@ -281,7 +308,8 @@ def test_the_reverse_kl_is_said_to_be_an_audit() -> None:
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_is_shown_and_nothing_else(text) -> None:
     report = example()
-    report["win_rate_by_source"] = {"gold": {text: report["win_rate"]["gold"]}}
+    for place in ("win_rate_by_source", "win_rate_by_length"):
+        report[place] = {"gold": {text: report["win_rate"]["gold"]}}
     report["judges"]["gold"]["name"] = text
     report["inputs"] = {text: {"path": text, "hash": text}}
     harmless = Page(render(build_content(example(), samples(["x"]), METRICS)))
@@ -299,7 +327,7 @@ def test_nothing_points_outside_and_the_policy_allows_the_one_script() -> None:
     text = render(build_content(example(), samples(HOSTILE), METRICS))
     page = Page(text)
     links = [a[n] for _, a in page.elements for n in ("src", "href", "action", "data") if n in a]
-    assert len(links) == 4
+    assert len(links) == 6
     assert all(link.startswith("data:image/svg+xml;base64,") for link in links)
     assert "url(" not in text
     assert "@import" not in text
@@ -323,11 +351,10 @@ def test_numbers_that_are_not_finite_and_broken_text_are_stored_as_json_can_hold
     report = example()
     report["kl"]["reverse"]["nats"] = float("inf")
     given = [
-        Sample(
-            prompt="\ud800",
-            reference="a",
-            policy="b",
-            rewards=Pair(reference=float("nan"), policy=0.0),
+        Exhibit(
+            turns=[{"role": "user", "content": "\ud800"}],
+            answers={"reference": "a", "policy": "b"},
+            scores={"reward": {"reference": float("nan"), "policy": 0.0}},
         )
     ]
     write_report(report, given, METRICS, tmp_path / "a.json", tmp_path / "a.html")
@@ -335,7 +362,7 @@ def test_numbers_that_are_not_finite_and_broken_text_are_stored_as_json_can_hold
         (tmp_path / "a.json").read_text(), parse_constant=lambda name: pytest.fail(name)
     )
     assert content["kl"]["reverse"]["nats"] is None
-    assert content["samples"][0]["prompt"] == "?"
+    assert content["samples"][0]["turns"][0]["content"] == "?"
     assert '<b><span class="none">–</span> nats</b>' in (tmp_path / "a.html").read_text()
 
 

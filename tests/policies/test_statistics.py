@@ -1,16 +1,22 @@
 """Statistics against numbers worked by hand, and against NumPy written out again."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
 from policies.statistics import (
+    best_of_n,
+    best_of_n_nats,
     bootstrap_interval,
     compare,
     distinct_n,
     judge_wins,
+    self_bleu,
     sign_test,
     spread,
     standard_error,
+    votes_needed,
     win_rate,
 )
 
@@ -166,3 +172,44 @@ def test_distinct_n_counts_over_all_texts_and_spans_none() -> None:
 
 def test_distinct_n_keeps_contractions_and_other_scripts_whole() -> None:
     assert distinct_n(["don't don\u2019t", "été ÉTÉ"], 1) == 3 / 4
+
+
+def test_best_of_n_is_the_mean_over_all_choices_of_n() -> None:
+    generator = np.random.default_rng(0)
+    rewards, gold = generator.normal(size=(3, 5)), generator.normal(size=(3, 5))
+    for n in range(1, 6):
+        chosen = [
+            [gold[p, max(part, key=lambda i: rewards[p, i])] for part in combinations(range(5), n)]
+            for p in range(3)
+        ]
+        np.testing.assert_allclose(best_of_n(rewards, gold, n), np.mean(chosen, axis=1))
+    # of 1, 4, 2: the pairs have the best 4, 2 and 4
+    np.testing.assert_allclose(best_of_n(np.array([[1.0, 4.0, 2.0]]), np.ones((1, 3)) * 3, 2), 3)
+    values = np.array([[1.0, 4.0, 2.0]])
+    np.testing.assert_allclose(best_of_n(values, values, 2), (4 + 2 + 4) / 3)
+
+
+def test_the_best_of_more_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="the best of 3 cannot be taken from 2 answers"):
+        best_of_n(np.ones((1, 2)), np.ones((1, 2)), 3)
+
+
+def test_best_of_n_nats() -> None:
+    assert best_of_n_nats(1) == 0
+    assert best_of_n_nats(4) == pytest.approx(1.3862943611 - 0.75)
+
+
+def test_self_bleu_is_one_for_copies_and_small_for_strangers() -> None:
+    copies = ["the dog sat on the old red mat"] * 3
+    assert self_bleu(copies) == pytest.approx(1.0)
+    assert self_bleu(["one two three four five", "six seven eight nine ten"]) < 0.15
+    assert self_bleu(["alone"]) == 0.0
+
+
+def test_votes_needed_is_the_sample_size_of_a_z_test() -> None:
+    # eight votes of ten and one for each side: m = 9/12, s² = 9/12·3/12, z = 1.95996 + 0.84162
+    votes = np.repeat([1.0, 0.0], [8, 2])
+    assert votes_needed(votes) == int(np.ceil(2.801585**2 * 0.1875 / 0.0625))
+    assert votes_needed(1 - votes) == votes_needed(votes)
+    assert votes_needed(np.array([1.0, 0.0])) is None
+    assert votes_needed(np.ones(3)) > 3  # three of three prove nothing yet

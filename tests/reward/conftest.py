@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from rlhf.ranked import write_ranked
 from rlhf.records import Message, Prompt, RankedPrompt, Ranking, Response
+from rlhf.tokens import encode_prompt, encode_response
 
 GOOD = ("Lovely, warm and happy!", "We loved the kind people.")
 BAD = ("Awful, cold and sad.", "I hated the late train.")
@@ -44,3 +46,14 @@ def rankings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [build_record(n, "test" if n % 4 == 0 else "train") for n in range(32)]
     write_ranked(folder, records, {})
     return folder
+
+
+def sequences_of(
+    records: list[RankedPrompt], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """Token ids of every response of every record, each after its prompt."""
+    return [
+        encode_prompt(tokenizer, record.prompt) + encode_response(tokenizer, response, "")
+        for record in records
+        for response in record.responses
+    ]

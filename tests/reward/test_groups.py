@@ -145,6 +145,13 @@ def test_duplicate_prompts_are_refused(encoder):
         build_groups([build_record(1), build_record(1)], encoder)
 
 
+def test_a_response_that_is_there_twice_is_refused(encoder):
+    record = build_record(1)
+    twice = replace(record, responses=(*record.responses, record.responses[0]))
+    with pytest.raises(InputError, match=f"more than one response {record.responses[0].id}"):
+        build_groups([twice], encoder)
+
+
 def test_reference_outputs_are_untruncated_samples_of_the_same_model(encoder):
     records = []
     for number in range(6):

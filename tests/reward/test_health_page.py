@@ -9,6 +9,8 @@ def report(groups, rewards, worst):
     return {
         "accuracy": ACCURACY,
         "accuracy_before_training": None,
+        "likelier_wins": None,
+        "best": None,
         "held_out": {"prompts": 4, "from": "test prompts"},
         "normalisation": {"fitted_on": "held-out ranked responses"},
         "health": measure_health(collect_verdicts(groups, rewards)),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, LlamaConfig
 
 from reward.finish import require_same_weights
 from reward.scoring import load_scorer
@@ -25,9 +25,9 @@ from rlhf.models import model_fingerprint
 from rlhf.ranked import write_ranked
 from rlhf.records import Sampling
 from rlhf.rundir import RunDir
-from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, pad_right
+from rlhf.tokens import load_tokenizer, pad_right
 
-from .conftest import build_record
+from .conftest import build_record, sequences_of
 
 
 def settings_for(rankings, tiny_model, out, **changes):
@@ -41,14 +41,6 @@ def trained(rankings, tiny_model, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "reward"
     settings = settings_for(rankings, tiny_model, out, epochs=4, save_every=5)
     return settings, train_reward(settings)
-
-
-def sequences_of(records, tokenizer):
-    return [
-        encode_prompt(tokenizer, record.prompt) + encode_response(tokenizer, response, "")
-        for record in records
-        for response in record.responses
-    ]
 
 
 def test_training_learns_the_rankings(trained):
@@ -111,6 +103,8 @@ def test_the_health_report_is_written_for_programs_and_people(trained):
     page = RunDir(settings.out).report_html.read_text()
     assert f"{report['accuracy']['value']:.0%}".replace("%", " %") in page
     assert "No two judges compared the same responses" in page
+    assert "the base model finds likelier" in page
+    assert report["likelier_wins"]["pairs"] == report["accuracy"]["pairs"]
 
 
 def test_a_head_lost_on_save_is_found_out(trained):
@@ -130,6 +124,23 @@ def test_tokens_per_batch_changes_nothing(rankings, tiny_model, tmp_path):
         train_reward(settings_for(rankings, tiny_model, out, tokens_per_batch=budget))
         losses.append([row["loss"] for row in read_metrics(out / "metrics.jsonl")])
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_gradient_checkpointing_changes_nothing(rankings, tiny_model, tmp_path):
+    losses = []
+    for checkpointing in (False, True):
+        out = tmp_path / str(checkpointing)
+        changes = {"gradient_checkpointing": checkpointing, "adapter": "lora"}
+        train_reward(settings_for(rankings, tiny_model, out, **changes))
+        losses.append([row["loss"] for row in read_metrics(out / "metrics.jsonl")])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_read(tmp_path):
+    LlamaConfig(hidden_size=2**14, num_hidden_layers=96).save_pretrained(tmp_path / "large")
+    with pytest.raises(ConfigError, match=r"This training needs .* GiB in each process"):
+        train_reward(settings_for(tmp_path / "none", tmp_path / "large", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("loss", ["plackett_luce", "regression"])
@@ -222,6 +233,9 @@ def test_broken_weights_stop_the_run_with_the_step(rankings, tiny_model, tmp_pat
     [
         ({"learning_rate": 0}, "--learning-rate is 0"),
         ({"epochs": 0}, "--epochs is 0"),
+        ({"adapter": "ia3"}, "--adapter is 'ia3'"),
+        ({"lora_rank": 0}, "--lora-rank is 0"),
+        ({"ddp_comm_hook": "zip"}, "--ddp-comm-hook is 'zip'"),
         ({"precision": "fp8"}, "--precision is 'fp8'"),
         ({"too_long": "ignore"}, "--too-long is 'ignore'"),
         ({"loss": "dpo"}, "--loss is 'dpo'"),
@@ -280,6 +294,46 @@ def test_two_processes_give_the_loss_curve_of_one(rankings, tiny_model, tmp_path
     assert one["accuracy"] == two["accuracy"]
     states = [load_file(tmp_path / name / "model/model.safetensors") for name in ("one", "two")]
     torch.testing.assert_close(*states, atol=1e-4, rtol=1e-3)
+
+
+HOOKS_SCRIPT = """
+import sys
+from pathlib import Path
+from reward.settings import RewardSettings
+from reward.train import train_reward
+
+rankings, model, out = map(Path, sys.argv[1:])
+for hook in ("no", "fp16", "powersgd"):
+    train_reward(RewardSettings(
+        rankings=rankings, model=str(model), out=out / hook, precision="fp32", epochs=3,
+        prompts_per_batch=4, learning_rate=1e-3, save_every=0, ddp_comm_hook=hook,
+    ))
+"""
+
+
+def test_compressed_gradients_between_two_processes_train_alike(rankings, tiny_model, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(HOOKS_SCRIPT)
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    process = start([*agent, *map(str, (script, rankings, tiny_model, tmp_path))])
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    losses = {
+        hook: torch.tensor([row["loss"] for row in read_metrics(tmp_path / hook / "metrics.jsonl")])
+        for hook in ("no", "fp16", "powersgd")
+    }
+    assert len(losses["no"]) == 18
+    for hook in ("fp16", "powersgd"):  # compressed, so close and not equal
+        torch.testing.assert_close(losses[hook], losses["no"], atol=0.02, rtol=0)
+        assert not torch.equal(losses[hook], losses["no"])
+    exact = 11  # PowerSGD begins after ten exact steps
+    torch.testing.assert_close(losses["powersgd"][:exact], losses["no"][:exact], atol=0, rtol=0)
+    assert not torch.equal(losses["powersgd"][exact:], losses["no"][exact:])
+
+
+def test_what_compresses_on_cuda_only_is_refused_here(rankings, tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match="--ddp-comm-hook bf16 needs NCCL"):
+        train_reward(settings_for(rankings, tiny_model, tmp_path / "o", ddp_comm_hook="bf16"))
 
 
 @pytest.mark.parametrize("processes", [1, 2])

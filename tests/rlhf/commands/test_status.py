@@ -10,6 +10,7 @@ from rlhf import cli
 from rlhf.jsonl import write_json
 from rlhf.metrics import append_metrics
 from rlhf.rundir import open_stage, stage_status
+from rlhf.status import sparklines
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,24 @@ def test_no_run(tmp_path: Path, capsys, make: bool, message: str) -> None:
         (tmp_path / "x").mkdir()
     assert cli.main(["status", str(tmp_path / "x")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_curves_share_a_scale() -> None:
+    assert sparklines([[0.0, 1.0, 2.0], [7.0]]) == ["▁▂▃", "█"]
+    assert sparklines([[1.0, 1.0], []]) == ["▁▁", ""]
+    assert sparklines([[0.0, float("nan"), 7.0]]) == ["▁!█"]
+
+
+def test_runs_show_their_curves_and_what_differs_in_their_origin(runs: Path, capsys) -> None:
+    stage = runs / "b" / "ppo" / "stage.json"
+    content = json.loads(stage.read_text(encoding="utf-8"))
+    content["versions"]["torch"] = "1.0"
+    content["inputs"] = {"model": {"path": "m", "hash": "abc"}}
+    write_json(stage, content)
+    rows = table(capsys, str(runs / "a"), str(runs / "b"))
+    assert rows["≠ versions.torch"][1] == "1.0"
+    assert rows["≠ inputs.model"] == ["-", "abc"]
+    assert rows["reward/mean ▁…█"] == ["▁▃", "▃█"]  # .25, .5 and .5, 1 on one scale
 
 
 def test_status_does_not_wait_for_torch(runs: Path) -> None:

@@ -1,0 +1,200 @@
+"""What the experiments share: `rlhf` commands that remember, ranked data, and results as files.
+
+Every experiment is one command, `python examples/evidence/NAME.py`. It reads NAME.yaml, works in
+runs/evidence/NAME, goes on where it was stopped, and writes result.json there; with --keep also
+examples/evidence/results/NAME.json, from which the README's table is made.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from importlib.metadata import version
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from labeling_app.annotating import tiers_of_scores
+from labeling_app.store import Store
+from rlhf.cli import main
+from rlhf.errors import InputError
+from rlhf.jsonl import new_folder, write_json
+from rlhf.ranked import write_ranked
+from rlhf.records import RankedPrompt, Ranking, Response
+from rlhf.rundir import RunDir
+from rlhf.signals import Signal, load_signal
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PACKAGES = ("torch", "transformers", "trl")
+
+Config = dict[str, Any]
+Table = list[list[str]]
+
+
+def run(
+    name: str,
+    measure: Callable[[Config, Path], Config],
+    tabulate: Callable[[Config], Table],
+) -> None:
+    """Read the command line, measure, and write the result; the table goes to stdout."""
+    parser = argparse.ArgumentParser(description=(sys.modules["__main__"].__doc__ or "").strip())
+    parser.add_argument("--config", type=Path, default=HERE / f"{name}.yaml")
+    parser.add_argument("--out", type=Path, default=Path("runs/evidence") / name)
+    parser.add_argument("--keep", action="store_true", help="write results/ for the README too")
+    parser.add_argument("--json", action="store_true", help="the result on the last line of stdout")
+    arguments = parser.parse_args()
+    config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
+    began = time.monotonic()
+    measured = measure(config, arguments.out)
+    result = {
+        "experiment": name,
+        "config": config,
+        **measured,
+        "versions": {package: version(package) for package in PACKAGES},
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    for folder in (arguments.out, RESULTS) if arguments.keep else (arguments.out,):
+        place = folder / ("result.json" if folder == arguments.out else f"{name}.json")
+        write_json(place, result)
+    print(markdown(tabulate(result)))
+    if arguments.json:
+        print(json.dumps(result))
+
+
+def markdown(table: Table) -> str:
+    """A table, its header first, as Markdown."""
+    header, *rows = table
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def rlhf(*arguments: str | Path | float) -> Config:
+    """Run one command in this process, which has torch loaded, and return what it found.
+
+    Raises:
+        SystemExit: it failed; its own message is on stderr.
+    """
+    print("rlhf", *arguments, file=sys.stderr)
+    output = StringIO()
+    with redirect_stdout(output):
+        code = main([*map(str, arguments), "--json"])
+    if code:
+        raise SystemExit(code)
+    result: Config = json.loads(output.getvalue().splitlines()[-1])
+    return result
+
+
+def stage(out: Path, *arguments: str | Path | float) -> Config:
+    """Run a stage, or go on with it, and return its whole report."""
+    run_dir = RunDir(out)
+    if not run_dir.is_done:
+        rlhf(*arguments, "--out", out, "--resume")
+    return run_dir.read_report()
+
+
+def flags(settings: Config) -> list[str]:
+    """Settings of a configuration as flags: {"kl.coefficient": 0.2} → --kl.coefficient 0.2."""
+    named = [("--" + name.replace("_", "-"), value) for name, value in settings.items()]
+    return [word for name, value in named for word in (name, str(value))]
+
+
+def sampled_prompts(config: Config, out: Path) -> list[RankedPrompt]:
+    """The prompts of a configuration with `k` responses of its model to each."""
+    db = out / "labels.db"
+    db.parent.mkdir(parents=True, exist_ok=True)
+    rlhf("import", config["prompts"], "--db", db)
+    sampling = flags(config["sampling"])
+    rlhf("generate", "--db", db, "--model", config["model"], "-k", config["k"], *sampling)
+    with Store(db) as store:
+        return list(store.ranked_prompts())
+
+
+def rank_by_signal(
+    records: Sequence[RankedPrompt], signal: Signal, *, size: int, tie_within: float
+) -> list[RankedPrompt]:
+    """Rankings of `size` responses each, as many as the responses of a prompt give.
+
+    Every ranking has a prompt of its own, the same in all but the id, so that rankings can be
+    counted and drawn one by one.
+    """
+    ranked = []
+    for record in records:
+        for number in range(len(record.responses) // size):
+            part = record.responses[number * size : (number + 1) * size]
+            scores = [signal(record.prompt.text, response.text) for response in part]
+            tiers = tiers_of_scores(scores, tie_within)
+            ranked.append(_ranked(record, f"{record.prompt.id}-{number}", part, tiers))
+    return ranked
+
+
+def _ranked(
+    record: RankedPrompt, id_: str, responses: Sequence[Response], tiers: list[list[int]]
+) -> RankedPrompt:
+    ranking = Ranking(
+        id=id_,
+        prompt_id=id_,
+        annotator="signal",
+        kind="signal",
+        tiers=tuple(tuple(responses[place].id for place in tier) for tier in tiers),
+    )
+    moved = tuple(replace(response, prompt_id=id_) for response in responses)
+    prompt = replace(record.prompt, id=id_)
+    return RankedPrompt(prompt=prompt, responses=moved, rankings=(ranking,))
+
+
+def draw(records: Sequence[RankedPrompt], number: int, seed: int) -> list[RankedPrompt]:
+    """`number` training records at random, and all test records.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    train = [record for record in records if record.prompt.split == "train"]
+    if number > len(train):
+        raise InputError(
+            f"{number} rankings are wanted and {len(train)} are there",
+            "Raise k or name more prompts in the configuration.",
+        )
+    order = np.random.default_rng(seed).permutation(len(train))[:number]
+    test = [record for record in records if record.prompt.split == "test"]
+    return [train[place] for place in order] + test
+
+
+def with_noise(records: Sequence[RankedPrompt], share: float, seed: int) -> list[RankedPrompt]:
+    """The same records with that share of the training rankings turned upside down."""
+    generator = np.random.default_rng(seed)
+    noisy = []
+    for record in records:
+        turn = record.prompt.split == "train" and generator.random() < share
+        rankings = tuple(
+            replace(ranking, tiers=ranking.tiers[::-1], strengths=ranking.strengths[::-1])
+            for ranking in record.rankings
+        )
+        noisy.append(replace(record, rankings=rankings) if turn else record)
+    return noisy
+
+
+def write_dataset(out: Path, records: Sequence[RankedPrompt]) -> Path:
+    """Write an export that `rlhf train-reward` and `rlhf reference` read, once."""
+    if not out.exists():
+        with new_folder(out) as folder:
+            write_ranked(folder, records, {})
+    return out
+
+
+def gold_of(config: Config) -> Signal:
+    """The function that stands for what people want."""
+    return load_signal(config["gold"])
+
+
+def interval(rate: Config) -> str:
+    """A share with its interval, as a cell: `67 % (56–78 %)`."""
+    if rate["low"] is None:
+        return f"{100 * rate['value']:.0f} %"
+    return f"{100 * rate['value']:.0f} % ({100 * rate['low']:.0f}–{100 * rate['high']:.0f} %)"

@@ -1,0 +1,117 @@
+"""Gold reward against √KL for best-of-n and PPO, with proxies of 100, 400 and 1600 rankings.
+
+After Gao et al. (arXiv 2210.10760): the proxy is a reward model trained on rankings by the gold
+function. With d = √KL they fit gold = d·(α − β·d) to best-of-n and gold = d·(α − β·log d) to PPO.
+Here both are fitted by least squares to the gold reward less that of the original model. Each PPO
+point is a run of its own, because the learning rate is annealed over the run.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from experiment import (
+    Config,
+    Table,
+    draw,
+    flags,
+    gold_of,
+    rank_by_signal,
+    run,
+    sampled_prompts,
+    stage,
+    write_dataset,
+)
+
+
+def measure(config: Config, out: Path) -> Config:
+    """Points of both methods and the fitted curves, for every size of the proxy's data."""
+    records = sampled_prompts(config, out)
+    everything = write_dataset(out / "prompts", records)
+    ranked = rank_by_signal(
+        records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]
+    )
+    model = config["model"]
+    reference = out / "reference"
+    how = flags(config["reference"])
+    stage(reference, "reference", "--prompts", everything, "--model", model, *how)
+    proxies = {}
+    for number in config["rankings"]:
+        data = write_dataset(out / f"rankings-{number}", draw(ranked, number, config["seed"]))
+        reward = out / f"reward-{number}"
+        how = flags(config["reward"])
+        trained = stage(reward, "train-reward", "--rankings", data, "--model", model, *how)
+        proxies[str(number)] = {
+            "accuracy": trained["accuracy"],
+            **measure_proxy(config, out, reward, reference, str(number)),
+        }
+    return {"proxies": proxies}
+
+
+def measure_proxy(config: Config, out: Path, reward: Path, reference: Path, name: str) -> Config:
+    """Best-of-n and PPO against one proxy."""
+    ppo, curve, start = [], [], 0.0
+    for steps in config["steps"]:
+        policy = out / f"ppo-{name}-{steps}"
+        base = ["--reward", reward, "--reference", reference, "--seed", config["seed"]]
+        how = [*flags(config["ppo"]), "--steps", steps]
+        stage(policy, "ppo", "--model", config["model"], *base, *how)
+        report = stage(
+            out / f"evaluate-{name}-{steps}",
+            *("evaluate", "--policy", policy, *base, "--gold", config["gold"]),
+            *flags(config["evaluate"]),
+        )
+        kl = report["kl"]["reverse"]
+        ppo.append(
+            {
+                "steps": steps,
+                "nats": kl["nats"],
+                "sqrt_nats": kl["sqrt_nats"],
+                "gold": report["gold"]["policy"]["mean"],
+                "proxy": report["reward"]["policy"]["mean"],
+                "win_rate": report["win_rate"]["gold"],
+            }
+        )
+        curve, start = report["best_of_n"], report["gold"]["reference"]["mean"]
+    best = [{**point, "sqrt_nats": point["nats"] ** 0.5} for point in curve]
+    return {
+        "start": start,
+        "ppo": ppo,
+        "best_of_n": best,
+        "fit": {"ppo": fit(ppo, start, "log"), "best_of_n": fit(best, start, "linear")},
+    }
+
+
+def fit(points: list[Config], start: float, form: str) -> Config | None:
+    """α and β of Gao et al., by least squares; None with fewer than two points off the origin."""
+    moved = [point for point in points if point["sqrt_nats"] > 0]
+    if len(moved) < 2:
+        return None
+    d = np.array([point["sqrt_nats"] for point in moved])
+    gain = np.array([point["gold"] for point in moved]) - start
+    columns = np.stack([d, -d * (np.log(d) if form == "log" else d)], axis=1)
+    (alpha, beta), *_ = np.linalg.lstsq(columns, gain, rcond=None)
+    return {"alpha": float(alpha), "beta": float(beta)}
+
+
+def tabulate(result: Config) -> Table:
+    """One row for each proxy and method."""
+    rows = [["rankings", "proxy accuracy", "method", "√KL", "gold", "α", "β"]]
+    for number, proxy in result["proxies"].items():
+        for method in ("best_of_n", "ppo"):
+            last = proxy[method][-1]
+            fitted = proxy["fit"][method]
+            rows.append(
+                [
+                    number,
+                    f"{100 * proxy['accuracy']['value']:.0f} %",
+                    method.replace("_", "-"),
+                    f"{last['sqrt_nats']:.2f}",
+                    f"{proxy['start']:+.2f} → {last['gold']:+.2f}",
+                    *([f"{fitted[x]:.2f}" for x in ("alpha", "beta")] if fitted else ["–", "–"]),
+                ]
+            )
+    return rows
+
+
+if __name__ == "__main__":
+    run("overoptimisation", measure, tabulate)

@@ -1,0 +1,97 @@
+"""All pairs of a prompt in one batch element against shuffled pairs.
+
+InstructGPT (arXiv 2203.02155, section 3.5) reports that pairs shuffled into one data set over-fit
+in a single epoch, because each response is then seen K − 1 times. Both see the same pairs here, in
+steps of the same number of pairs, at the same learning rate.
+"""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from experiment import (
+    Config,
+    Table,
+    draw,
+    flags,
+    gold_of,
+    interval,
+    rank_by_signal,
+    run,
+    sampled_prompts,
+    stage,
+    write_dataset,
+)
+
+from rlhf.records import RankedPrompt
+
+
+def measure(config: Config, out: Path) -> Config:
+    """Held-out accuracy for both forms, every number of epochs and every seed."""
+    size = config["ranking_size"]
+    records = sampled_prompts(config, out)
+    ranked = rank_by_signal(records, gold_of(config), size=size, tie_within=config["tie_within"])
+    whole = draw(ranked, config["rankings"], seed=0)
+    forms = {"together": (whole, 1), "shuffled": (apart(whole), size * (size - 1) // 2)}
+    rows = []
+    for form, (content, pairs_each) in forms.items():
+        data = write_dataset(out / form, content)
+        for epochs in config["epochs"]:
+            for seed in config["seeds"]:
+                trained = stage(
+                    out / f"reward-{form}-{epochs}-{seed}",
+                    *("train-reward", "--rankings", data, "--model", config["model"]),
+                    *("--epochs", epochs, "--seed", seed),
+                    *("--prompts-per-batch", config["prompts_per_batch"] * pairs_each),
+                    *flags(config["reward"]),
+                )
+                found = {name: trained[name] for name in ("accuracy", "loss")}
+                rows.append({"form": form, "epochs": epochs, "seed": seed, **found})
+    return {"runs": rows}
+
+
+def apart(records: list[RankedPrompt]) -> list[RankedPrompt]:
+    """Every training pair as a record of its own; test records stay whole, for one measure."""
+    found = []
+    for record in records:
+        if record.prompt.split == "test":
+            found.append(record)
+            continue
+        [ranking] = record.rankings
+        tier_of = {id_: place for place, tier in enumerate(ranking.tiers) for id_ in tier}
+        for number, pair in enumerate(combinations(record.responses, 2)):
+            id_ = f"{record.prompt.id}-{number}"
+            first, second = sorted((r.id for r in pair), key=lambda i: tier_of[i])
+            tied = tier_of[first] == tier_of[second]
+            tiers = ((first, second),) if tied else ((first,), (second,))
+            found.append(
+                RankedPrompt(
+                    prompt=replace(record.prompt, id=id_),
+                    responses=tuple(replace(response, prompt_id=id_) for response in pair),
+                    rankings=(replace(ranking, id=id_, prompt_id=id_, tiers=tiers),),
+                )
+            )
+    order = np.random.default_rng(0).permutation(len(found))
+    return [found[place] for place in order]
+
+
+def tabulate(result: Config) -> Table:
+    """One row for each run."""
+    rows = [["pairs", "epochs", "seed", "held-out accuracy (95 %)", "last training loss"]]
+    for one in result["runs"]:
+        loss = one["loss"]["last"]
+        rows.append(
+            [
+                one["form"],
+                str(one["epochs"]),
+                str(one["seed"]),
+                interval(one["accuracy"]),
+                "–" if loss is None else f"{loss:.3f}",
+            ]
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    run("pairs", measure, tabulate)

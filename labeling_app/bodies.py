@@ -1,0 +1,42 @@
+"""JSON bodies of requests, read within a limit."""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+
+class BodyError(Exception):
+    """A body that cannot be used.
+
+    Args:
+        status: the HTTP status that says so.
+        problem: the same in words.
+    """
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.problem = problem
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises:
+        BodyError: too large, not JSON, not an object, or text that is no Unicode.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise BodyError(413, f"The body is larger than {max_bytes} bytes.")
+    try:
+        value = json.loads(body)
+        # JSON may hold half of a surrogate pair, which no file and no database takes.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise BodyError(400, f"The body is not valid JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise BodyError(400, f"The body is a JSON {type(value).__name__}, not an object.")
+    return value

@@ -1,0 +1,85 @@
+// What stands on the page. Text that streams in enters as textContent, complete text as the server's sanitised HTML.
+
+const letterOf = place => String.fromCharCode(65 + place);
+
+function make(tag, className, text, attributes = {}) {
+  const node = document.createElement(tag);
+  node.className = className;
+  if (text) node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+function button(className, text, action, place, label) {
+  const attributes = { type: 'button', 'data-act': action, 'data-place': place, 'aria-label': label, 'aria-pressed': 'false' };
+  return make('button', className, text, attributes);
+}
+
+// Drawn, because many machines have no font with thumbs.
+const THUMB = 'M3 10h4v11H3zM9 10l4-8c1.7 0 3 1.3 3 3l-1 4h6c1.1 0 2 1 1.7 2.2l-2 8c-.2 1-1.1 1.8-2.2 1.8H9z';
+
+function thumbButton(direction, place) {
+  const node = button(`thumb ${direction}`, '', direction, place, `Thumb ${direction} for ${letterOf(place)}`);
+  const picture = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+  const path = document.createElementNS('http://www.w3.org/2000/svg', 'path');
+  picture.setAttribute('viewBox', '0 0 24 24');
+  path.setAttribute('d', THUMB);
+  picture.append(path);
+  node.append(picture);
+  return node;
+}
+
+function buildTurn({ role, html }) {
+  const node = make('div', `turn ${role}`), text = make('div', 'text');
+  text.innerHTML = html;
+  node.append(make('p', 'role', role === 'user' ? 'you' : role), text);
+  return node;
+}
+
+function buildCard(place) {
+  const letter = letterOf(place), card = make('article', 'card', '', { tabindex: '-1', 'aria-label': `Answer ${letter}` });
+  const footer = make('footer', '');
+  footer.append(
+    make('span', 'letter', letter, { 'aria-hidden': 'true' }),
+    thumbButton('up', place), thumbButton('down', place),
+    button('button pick', `${letter} is better`, 'pick', place, `${letter} is better`));
+  card.append(make('div', 'text coming'), footer, make('p', 'note', '', { hidden: '' }));
+  return card;
+}
+
+// While answers come: plain text, and only what has changed.
+function paintTexts(cards, texts) {
+  texts.forEach((text, place) => {
+    const node = cards[place].querySelector('.text');
+    if (node.textContent !== text) node.textContent = text;
+  });
+}
+
+function paintDone(cards, contents) {
+  contents.forEach(({ html }, place) => {
+    const node = cards[place].querySelector('.text');
+    node.classList.remove('coming');
+    node.innerHTML = html;
+  });
+}
+
+function paintNotes(cards, notes = []) {
+  cards.forEach((card, place) => {
+    const node = card.querySelector('.note');
+    node.textContent = notes[place] || '';
+    node.hidden = !node.textContent;
+  });
+}
+
+const press = (node, pressed) => node.setAttribute('aria-pressed', String(pressed));
+
+function paintVerdict(cards, { thumbs, choice }) {
+  cards.forEach((card, place) => {
+    card.classList.toggle('best', choice === place);
+    press(card.querySelector('.pick'), choice === place);
+    press(card.querySelector('.up'), thumbs[place] === 1);
+    press(card.querySelector('.down'), thumbs[place] === -1);
+  });
+  press(document.querySelector('[data-act=tie]'), choice === 'tie');
+  press(document.querySelector('[data-act=all-bad]'), choice === 'all-bad');
+}

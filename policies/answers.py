@@ -1,0 +1,134 @@
+"""The answers that an evaluation compares: stored ones, and ones sampled now.
+
+Letters: P prompts, N answers of one model to each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.generate import Sample, as_response, decode, encode_prompts, sample_responses
+from policies.reference_store import ReferenceRow
+from rlhf.metrics import progress
+from rlhf.models import load_causal_lm, load_config
+from rlhf.records import Prompt, RankedPrompt, Response, Sampling
+from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model and its answers to all prompts.
+
+    Args:
+        model: path, hash and tokenizer fingerprint, as `describe_model` gives them.
+        samples: (P, N) token ids in the policy's tokenizer.
+        texts: (P, N) the same as text.
+    """
+
+    model: dict[str, str]
+    samples: Sequence[Sequence[Sample]]
+    texts: Sequence[Sequence[str]]
+
+    def responses(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[list[Response]]:
+        """The answers as records, which know the model that gave them."""
+        return [
+            [
+                as_response(prompt, index, sample, text, self.model, sampling)
+                for index, (sample, text) in enumerate(zip(samples, texts, strict=True))
+            ]
+            for prompt, samples, texts in zip(prompts, self.samples, self.texts, strict=True)
+        ]
+
+
+def stored_answers(groups: Sequence[tuple[ReferenceRow, ...]], model: dict[str, str]) -> Side:
+    """The reference outputs of each prompt."""
+    return Side(
+        model,
+        [[Sample(row.response_ids, row.finished) for row in group] for group in groups],
+        [[row.text for row in group] for group in groups],
+    )
+
+
+def sample_answers(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    description: dict[str, str],
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    *,
+    samples: int,
+    batch_size: int,
+) -> Side:
+    """Sample `samples` answers to every prompt, given as token ids."""
+    repeated = [ids for ids in prompts for _ in range(samples)]
+    set_seed(sampling.seed)
+    with progress("answers", total=len(repeated)) as bar:
+        flat = sample_responses(
+            accelerator, model, tokenizer, repeated, sampling, batch_size, bar.advance
+        )
+    grouped = [flat[first : first + samples] for first in range(0, len(flat), samples)]
+    texts = [[decode(tokenizer, sample) for sample in group] for group in grouped]
+    return Side(description, grouped, texts)
+
+
+def sample_rival(
+    accelerator: Accelerator,
+    description: dict[str, str],
+    prompts: Sequence[Prompt],
+    policy_tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    *,
+    samples: int,
+    batch_size: int,
+) -> Side:
+    """Load another model, with a tokenizer of its own, and let it answer the same prompts.
+
+    Its answers are written in the policy's tokens, in which lengths compare and rewards are read.
+    """
+    path = description["path"]
+    tokenizer = load_tokenizer(path)
+    encoded = encode_prompts(tokenizer, load_config(path), prompts, sampling.max_new_tokens)
+    model = load_causal_lm(path).to(accelerator.device)
+    side = sample_answers(
+        accelerator,
+        model,
+        tokenizer,
+        description,
+        encoded,
+        sampling,
+        samples=samples,
+        batch_size=batch_size,
+    )
+    if description["tokenizer"] == tokenizer_fingerprint(policy_tokenizer):
+        return side
+    rewritten = [
+        [
+            _rewrite(policy_tokenizer, sample, text)
+            for sample, text in zip(samples_of, texts, strict=True)
+        ]
+        for samples_of, texts in zip(side.samples, side.texts, strict=True)
+    ]
+    return Side(description, rewritten, side.texts)
+
+
+def _rewrite(tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str) -> Sample:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    end = [int(tokenizer.eos_token_id)] if sample.finished or not ids else []
+    return Sample([*ids, *end], sample.finished)
+
+
+def as_records(
+    prompts: Sequence[Prompt], sides: Sequence[Side], sampling: Sampling
+) -> list[RankedPrompt]:
+    """Every prompt with the answers of all sides, in the order of the sides."""
+    answers = [side.responses(prompts, sampling) for side in sides]
+    return [
+        RankedPrompt(
+            prompt=prompt, responses=tuple(r for of in answers for r in of[row]), rankings=()
+        )
+        for row, prompt in enumerate(prompts)
+    ]

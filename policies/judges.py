@@ -1,0 +1,107 @@
+"""Who judges an evaluation: a reward model, a function, another language model.
+
+Every judge gives each prompt the share of comparisons that the policy won against another side.
+Letters: P prompts, N answers of one side to each.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from policies.answers import Side
+from reward.scoring import Scorer
+from rlhf.fingerprints import text_hash
+from rlhf.jsonl import write_jsonl
+from rlhf.judge import Endpoint, build_request, combine, complete, read_verdict
+from rlhf.metrics import append_metrics, progress, read_metrics
+from rlhf.records import Prompt
+from rlhf.signals import Signal
+from rlhf.tokens import pad_right
+
+Scores = Float[ndarray, "P N"]
+Messages = list[dict[str, str]]
+POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
+
+
+def score_with_model(
+    prompts: Sequence[list[int]], sides: Mapping[str, Side], scorer: Scorer, pad_id: int
+) -> dict[str, Scores]:
+    """The reward model's scores of every side's answers."""
+    scores = {}
+    for name, side in sides.items():
+        rows = [
+            prompt + sample.token_ids
+            for prompt, samples in zip(prompts, side.samples, strict=True)
+            for sample in samples
+        ]
+        flat = scorer(pad_right(rows, pad_id)).tolist()
+        scores[name] = np.array(flat).reshape(len(prompts), -1)
+    return scores
+
+
+def score_with_signal(
+    prompts: Sequence[Prompt], sides: Mapping[str, Side], signal: Signal
+) -> dict[str, Scores]:
+    """A function's scores of every side's answers."""
+    return {
+        name: np.array(
+            [
+                [signal(prompt.text, text) for text in texts]
+                for prompt, texts in zip(prompts, side.texts, strict=True)
+            ]
+        )
+        for name, side in sides.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AIJudge:
+    """A judge model that is asked about the first answers of two sides, in both orders.
+
+    `log` keeps every question with its answer; what stands in it is not asked again.
+    """
+
+    endpoint: Endpoint
+    rubric: str
+    parallel: int
+    log: Path
+
+    def wins(self, prompts: Sequence[Prompt], ours: Side, theirs: Side) -> Float[ndarray, " P"]:
+        """1, ½ or 0 for each prompt; NaN where the judge was unclear.
+
+        Raises:
+            InputError: the endpoint refuses the request.
+            InterruptedRunError: it does not answer; what was asked so far is kept.
+        """
+        pairs = [
+            (prompt.text, mine[0], other[0])
+            for prompt, mine, other in zip(prompts, ours.texts, theirs.texts, strict=True)
+        ]
+        orders = [*pairs, *((prompt, other, mine) for prompt, mine, other in pairs)]
+        requests = [build_request(*order, self.rubric) for order in orders]
+        verdicts = [read_verdict(answer) for answer in self._ask(requests)]
+        both = zip(verdicts[: len(pairs)], verdicts[len(pairs) :], strict=True)
+        combined = [combine(there, back) for there, back in both]
+        return np.array([POINTS[verdict] if verdict else np.nan for verdict in combined])
+
+    def _ask(self, requests: Sequence[Messages]) -> list[str]:
+        """The judge's words to every request, in their order."""
+        calls = read_metrics(self.log)
+        write_jsonl(self.log, calls)  # a kill may have cut the last line
+        answers = {call["key"]: call["answer"] for call in calls}
+        keys = [text_hash(f"{self.endpoint.model}\n{json.dumps(r)}") for r in requests]
+        todo = {k: r for k, r in zip(keys, requests, strict=True) if k not in answers}
+        with ThreadPoolExecutor(self.parallel) as pool, progress("judged", len(todo)) as bar:
+            found = pool.map(lambda request: complete(self.endpoint, request), todo.values())
+            for (key, request), answer in zip(todo.items(), found, strict=True):
+                answers[key] = answer
+                call = {"key": key, "model": self.endpoint.model, "request": request}
+                append_metrics(self.log, {**call, "answer": answer})
+                bar.advance()
+        return [answers[key] for key in keys]

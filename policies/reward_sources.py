@@ -1,0 +1,147 @@
+"""Where rewards come from: reward models, functions and HTTP endpoints, alone or combined."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from policies.reference_store import ReferenceRow, ReferenceStore
+from policies.rewards import Combination, combine
+from reward.scoring import load_scorer
+from reward.text_scoring import SIGNAL, load_text_reward
+from rlhf.models import describe_model, model_folder, require_same_tokenizer
+from rlhf.records import Prompt, Response
+from rlhf.tokens import TokenBatch, pad_right
+
+ROWS_PER_BATCH = 32
+
+Source = Callable[[Sequence[Prompt], Sequence[str], TokenBatch], Float[Tensor, " B"]]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One or several sources as one number for each response."""
+
+    sources: tuple[Source, ...]
+    weights: tuple[float, ...]
+    combination: Combination
+    description: dict[str, str]
+
+    def __call__(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
+    ) -> Float[Tensor, " B"]:
+        """Rewards of responses, as text and as the token ids of prompt and response.
+
+        Raises:
+            GuardError: a reward is not a number.
+        """
+        scores = torch.stack([source(prompts, texts, batch) for source in self.sources])
+        weights = torch.tensor(self.weights, device=scores.device)
+        return combine(scores, weights, self.combination)
+
+    def of_store(
+        self, store: ReferenceStore, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    ) -> dict[str, list[float]]:
+        """r(y0) by prompt: what the store has of this reward, else computed now."""
+        stored_by = store.manifest["reward"]
+        if stored_by is not None and stored_by["hash"] == self.description["hash"]:
+            rewards = [float(row.reward or 0.0) for row in store.rows]
+        else:
+            rewards = self.of_rows(store.rows, tokenizer, device)
+        grouped: dict[str, list[float]] = {}
+        for row, reward in zip(store.rows, rewards, strict=True):
+            grouped.setdefault(row.prompt.id, []).append(reward)
+        return grouped
+
+    def of_rows(
+        self, rows: Sequence[ReferenceRow], tokenizer: PreTrainedTokenizerBase, device: torch.device
+    ) -> list[float]:
+        """The reward of stored reference outputs, in the order given."""
+        pad_id = int(tokenizer.pad_token_id)
+        rewards: list[float] = []
+        for first in range(0, len(rows), ROWS_PER_BATCH):
+            part = rows[first : first + ROWS_PER_BATCH]
+            batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
+            texts = [row.text for row in part]
+            rewards += self([row.prompt for row in part], texts, batch.to(device)).tolist()
+        return rewards
+
+
+def is_model(name: str) -> bool:
+    """Whether a reward is a model, not a function or an endpoint."""
+    return not name.startswith((SIGNAL, "http://", "https://"))
+
+
+def describe_reward(name: str) -> dict[str, str]:
+    """What manifests record of a reward; a function or an endpoint has its name as its hash.
+
+    Raises:
+        InputError: there is no such model, or its stage did not finish.
+    """
+    if is_model(name):
+        return describe_model(model_folder(name, "reward", "model"))
+    return {"path": name, "hash": name}
+
+
+def describe_rewards(names: Sequence[str], policy: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The rewards as inputs of a stage, each under its name.
+
+    Raises:
+        InputError: there is no such model, or it reads text differently from the policy.
+    """
+    described = {}
+    for number, name in enumerate(names, start=1):
+        description = describe_reward(name)
+        if is_model(name):
+            require_same_tokenizer(description, policy)
+        described["reward" if number == 1 else f"reward {number}"] = description
+    return described
+
+
+def load_reward(
+    names: Sequence[str],
+    accelerator: Accelerator,
+    *,
+    weights: Sequence[float] = (),
+    combination: Combination = "sum",
+) -> Reward:
+    """Load every source.
+
+    Args:
+        names: reward models, `signal:package.module:function`, or http(s):// addresses.
+        accelerator: gives device and precision.
+        weights: one for each; all 1 when empty.
+        combination: how several become one.
+
+    Raises:
+        InputError: a source cannot be loaded.
+    """
+    parts = [describe_reward(name) for name in names]
+    used = tuple(weights) or (1.0,) * len(names)
+    whole = parts[0]
+    if len(names) > 1 or used != (1.0,):
+        hashes = [part["hash"] for part in parts]
+        whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
+    sources = tuple(_load(name, accelerator) for name in names)
+    return Reward(sources, used, combination, whole)
+
+
+def _load(name: str, accelerator: Accelerator) -> Source:
+    if is_model(name):
+        scorer = load_scorer(name, accelerator)
+        return lambda prompts, texts, batch: scorer(batch)
+    reward = load_text_reward(name, accelerator, tokens_per_batch=1)
+
+    def score(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
+        answers = [
+            (prompt, (Response(id="", prompt_id=prompt.id, text=text, model=""),))
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        rewards = [row[0] for row in reward(answers)]
+        return torch.tensor(rewards, dtype=torch.float32, device=batch.ids.device)
+
+    return score

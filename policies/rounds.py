@@ -1,0 +1,134 @@
+"""The way back to the annotators: what the newest policy says, and which of it is worth a look.
+
+A prompt is worth ranking again where the policy has moved far from the original (there the reward
+model was never tested), where the reward model cannot tell the answers apart, and, since nobody
+knows what a model does not know, sometimes at random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from policies.answers import sample_answers, stored_answers
+from policies.audit import load_reference_model, score_responses
+from policies.judges import score_with_model
+from policies.reference_store import open_store
+from policies.round_settings import RoundSettings
+from reward.scoring import load_scorer
+from rlhf.distributed import start
+from rlhf.errors import InputError
+from rlhf.models import describe_model, load_causal_lm, model_folder, require_same_tokenizer
+from rlhf.records import Prompt, Response
+from rlhf.rundir import require_done
+from rlhf.tokens import load_tokenizer
+
+RANDOM, DIVERGENT, UNCERTAIN = "random", "divergent", "uncertain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A prompt that may go to the annotators, with the answers that they would rank.
+
+    Args:
+        prompt: the prompt.
+        responses: the original's first answer, then the policy's samples.
+        rewards: what the reward model gives each of them.
+        nats: mean log π(y)/π_ref(y) of the policy's samples.
+    """
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    rewards: Float[ndarray, " K"]
+    nats: float
+
+
+def sample_candidates(settings: RoundSettings) -> tuple[list[Candidate], dict[str, str]]:
+    """Let the policy answer every training prompt of the store; also what the policy is.
+
+    Raises:
+        InputError: an input is missing or belongs to another model, or there is no such prompt.
+    """
+    store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
+    policy = describe_model(model_folder(settings.policy, "ppo", "policy"))
+    reward = describe_model(model_folder(settings.reward, "reward", "model"))
+    require_same_tokenizer(reward, policy)
+    require_same_tokenizer(store.manifest["model"], policy)
+    groups = store.by_prompt("train")
+    if not groups:
+        raise InputError(
+            f"The store {settings.reference} has no training prompts",
+            "Make it from prompts of the train split: rlhf reference --prompts DIR …",
+        )
+    accelerator = start(settings.precision, settings.seed)
+    tokenizer = load_tokenizer(policy["path"])
+    model = load_causal_lm(policy["path"]).to(accelerator.device)
+    sampling = replace(store.sampling, seed=settings.seed)
+    encoded = [group[0].prompt_ids for group in groups]
+    how = {"samples": settings.k, "batch_size": settings.batch_size}
+    ours = sample_answers(accelerator, model, tokenizer, policy, encoded, sampling, **how)
+    scorer = load_scorer(reward["path"], accelerator)
+    sides = {"policy": ours, "reference": stored_answers(groups, store.manifest["model"])}
+    rewards = score_with_model(encoded, sides, scorer, int(tokenizer.pad_token_id))
+    repeated = [ids for ids in encoded for _ in range(settings.k)]
+    responses = [sample.token_ids for row in ours.samples for sample in row]
+    log_ratio = np.zeros(len(responses))
+    for sign, one in ((1, model), (-1, load_reference_model(store, accelerator))):
+        scored = score_responses(
+            accelerator, one, tokenizer, repeated, responses, store.sampling.temperature
+        )
+        log_ratio += sign * np.array([float(log_probs.sum()) for log_probs in scored])
+    nats = log_ratio.reshape(len(groups), -1).mean(axis=1)
+    prompts = [group[0].prompt for group in groups]
+    originals = sides["reference"].responses(prompts, store.sampling)
+    news = ours.responses(prompts, sampling)
+    return [
+        Candidate(
+            prompt=prompt,
+            responses=(originals[row][0], *news[row]),
+            rewards=np.array([rewards["reference"][row][0], *rewards["policy"][row]]),
+            nats=float(nats[row]),
+        )
+        for row, prompt in enumerate(prompts)
+    ], policy
+
+
+def choose(
+    nats: Sequence[float],
+    uncertainty: Sequence[float],
+    *,
+    pick: int,
+    random_share: float,
+    seed: int,
+) -> list[tuple[int, str]]:
+    """Places of the chosen prompts and why each was chosen, in the order to rank them.
+
+    Every reason has its own list, best first: the farthest from the original, the most uncertain, a
+    random order. The lists take turns, each in proportion to its share, and none takes a prompt
+    that another has taken.
+
+    Args:
+        nats: how far the policy has moved on each prompt.
+        uncertainty: how little the reward model can tell the answers apart.
+        pick: how many to choose, at most all.
+        random_share: share of those drawn at random; the rest is halved.
+        seed: of the random order.
+    """
+    orders = {
+        RANDOM: list(np.random.default_rng(seed).permutation(len(nats))),
+        DIVERGENT: list(np.argsort(-np.array(nats), kind="stable")),
+        UNCERTAIN: list(np.argsort(-np.array(uncertainty), kind="stable")),
+    }
+    rest = (1 - random_share) / 2
+    shares = {RANDOM: random_share, DIVERGENT: rest, UNCERTAIN: rest}
+    taken: dict[int, str] = {}
+    counts = dict.fromkeys(orders, 0)
+    while len(taken) < min(pick, len(nats)):
+        # the reason that is furthest behind its share
+        reason = max(orders, key=lambda name: shares[name] * (len(taken) + 1) - counts[name])
+        place = next(int(place) for place in orders[reason] if int(place) not in taken)
+        taken[place] = reason
+        counts[reason] += 1
+    return list(taken.items())

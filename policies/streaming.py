@@ -1,0 +1,140 @@
+"""A local model that answers while people watch: sampling as in `generate.py`, token by token."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from policies.generate import (
+    Sample,
+    as_response,
+    cut,
+    decode,
+    encode_prompts,
+    generation_config,
+)
+from rlhf.distributed import start
+from rlhf.errors import InputError
+from rlhf.models import describe_model, load_causal_lm
+from rlhf.records import Prompt, Response, Sampling
+from rlhf.tokens import load_tokenizer, pad_left
+
+# One question at a time on this machine's accelerator, whatever the number of models.
+_turn_of_a_model = threading.Lock()
+
+
+class LocalVoice:
+    """A model in this process.
+
+    Args:
+        name: model folder or hub name.
+        sampling: its seed is not used: every question brings its own.
+
+    Raises:
+        InputError: the model cannot be loaded.
+    """
+
+    def __init__(self, name: str, sampling: Sampling) -> None:
+        self.description = describe_model(name)
+        self.tokenizer = load_tokenizer(name)
+        self.accelerator = start("auto", 0)
+        self.model = load_causal_lm(name).to(self.accelerator.device).eval()
+        self.sampling = sampling
+
+    def answer(
+        self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Callable[[int, str], bool]
+    ) -> list[Response]:
+        """One response for each id, sampled together.
+
+        Args:
+            prompt: the conversation so far.
+            ids: the ids that the responses get.
+            seed: of this sampling.
+            hear: told a place in `ids` and its whole text so far; says whether to go on with it.
+
+        Raises:
+            InputError: the conversation is too long, or the chat template refuses it.
+        """
+        try:
+            [encoded] = encode_prompts(
+                self.tokenizer, self.model.config, [prompt], self.sampling.max_new_tokens
+            )
+        except InputError as error:
+            raise InputError(error.problem, "Shorten it, or begin a new conversation.") from None
+        ear = _Ear(self, hear, len(ids))
+        with _turn_of_a_model:
+            self._generate(encoded, seed, ear)
+        return [self._response(prompt, ids[row], row, seed, ear) for row in range(len(ids))]
+
+    @torch.no_grad()
+    def _generate(self, encoded: list[int], seed: int, ear: "_Ear") -> None:
+        torch.manual_seed(seed)
+        pad_id = self.tokenizer.pad_token_id
+        batch = pad_left([encoded] * len(ear.tokens), int(pad_id)).to(self.accelerator.device)
+        with self.accelerator.autocast():
+            self.model.generate(
+                input_ids=batch.ids,
+                attention_mask=batch.mask.long(),
+                generation_config=generation_config(self.tokenizer, self.sampling),
+                streamer=ear,
+                stopping_criteria=StoppingCriteriaList([_Stop(ear)]),
+            )
+
+    def _response(self, prompt: Prompt, id: str, row: int, seed: int, ear: "_Ear") -> Response:
+        """What was said; an answer that was stopped has no token ids: it is no fair sample."""
+        sample = ear.sample(row)
+        response = as_response(
+            prompt,
+            row,
+            sample,
+            decode(self.tokenizer, sample),
+            self.description,
+            replace(self.sampling, seed=seed),
+        )
+        return replace(response, id=id, token_ids=None if ear.stopped[row] else response.token_ids)
+
+
+class _Ear(BaseStreamer):
+    """Hears every new token of every row, and asks whether to go on."""
+
+    def __init__(self, voice: LocalVoice, hear: Callable[[int, str], bool], rows: int) -> None:
+        self.voice = voice
+        self.hear = hear
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.stopped = [False] * rows
+        self._prompt_came = False
+
+    def put(self, value: Tensor) -> None:
+        """Take the next token of every row; the first call brings the prompts."""
+        if not self._prompt_came:
+            self._prompt_came = True
+            return
+        for row, token in enumerate(value.tolist()):
+            sample = self.sample(row)
+            if sample.finished or self.stopped[row]:
+                continue
+            self.tokens[row].append(token)
+            # Half a character is not shown: its other bytes are in the next token.
+            text = decode(self.voice.tokenizer, self.sample(row)).rstrip("\ufffd")
+            self.stopped[row] = not self.hear(row, text)
+
+    def end(self) -> None:
+        """Nothing is left to be said."""
+
+    def sample(self, row: int) -> Sample:
+        """The tokens of a row so far."""
+        return cut(self.tokens[row], int(self.voice.tokenizer.eos_token_id))
+
+
+class _Stop(StoppingCriteria):
+    """Ends the rows that need not go on."""
+
+    def __init__(self, ear: _Ear) -> None:
+        self.ear = ear
+
+    def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
+        return torch.tensor(self.ear.stopped, device=input_ids.device)

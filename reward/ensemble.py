@@ -1,0 +1,106 @@
+"""Several reward models from several seeds that score as one; their quarrels show what none knows.
+
+R/member-0, R/member-1, … are whole reward stages; R/model holds their models, as `reward.scoring`
+says.
+"""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from accelerate import Accelerator
+
+from reward.accuracy import pair_accuracy
+from reward.data import Data, describe_inputs, read_data
+from reward.finish import plain_accuracy
+from reward.groups import Group
+from reward.scoring import combine_members, load_scorer
+from reward.settings import Combine, RewardSettings
+from reward.train import train_reward
+from rlhf.distributed import start
+from rlhf.jsonl import new_folder, write_json
+from rlhf.rundir import RunDir, open_stage, stage_status
+from rlhf.tokens import load_tokenizer, pad_right
+
+
+def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
+    """Train one member for each of `settings.seeds` and join them; returns the report.
+
+    Raises:
+        InputError: the rankings, the model or --out cannot be used.
+        GuardError: as `train_reward`.
+    """
+    began = time.monotonic()
+    accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
+    inputs = describe_inputs(settings)
+    tokenizer = load_tokenizer(settings.model)
+    data = read_data(settings, tokenizer, inputs["model"]["hash"])
+    run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
+    accelerator.wait_for_everyone()
+    if run.is_done:
+        return run.read_report() | {"already_done": True}
+    with stage_status(run):
+        folders = [run.path / f"member-{number}" for number in range(len(settings.seeds))]
+        reports = [
+            train_reward(replace(settings, seed=seed, seeds=(), out=folder, resume=True))
+            for seed, folder in zip(settings.seeds, folders, strict=True)
+        ]
+        if accelerator.is_main_process:
+            _join(run, folders)
+        accelerator.wait_for_everyone()
+        report = {
+            **_measure(run, accelerator, data, int(tokenizer.pad_token_id)),
+            "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
+            "members": {
+                folder.name: {"seed": seed, "accuracy": report["accuracy"]}
+                for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)
+            },
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        if accelerator.is_main_process:
+            write_json(run.report_json, report)
+        accelerator.wait_for_everyone()
+    return report
+
+
+def _join(run: RunDir, folders: list[Path]) -> None:
+    """Put the members' models into one folder, without using the disk twice where that goes."""
+    with new_folder(run.model) as whole:
+        for number, folder in enumerate(folders):
+            target = whole / f"member-{number}" if number else whole
+            shutil.copytree(RunDir(folder).model, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one that knows no hard links
+        shutil.copy2(source, target)
+
+
+def _measure(run: RunDir, accelerator: Accelerator, data: Data, pad_id: int) -> dict[str, Any]:
+    """Accuracy on held-out preferences for every way to combine, and how far members differ."""
+    sequences = [group.prompt + one for group in data.held_out for one in group.responses]
+    each = load_scorer(str(run.model), accelerator).each(pad_right(sequences, pad_id))
+    found = {
+        how: pair_accuracy(
+            data.held_out, _by_group(data.held_out, combine_members(each, how).tolist())
+        )
+        for how in get_args(Combine)
+    }
+    return {
+        "accuracy": plain_accuracy(found["mean"]),
+        "accuracy_of_the_worst_case": plain_accuracy(found["min"]),
+        "disagreement": float(each.std(dim=0).mean()),
+    }
+
+
+def _by_group(groups: list[Group], rewards: list[float]) -> list[list[float]]:
+    rows = []
+    for group in groups:
+        rows.append(rewards[: len(group.responses)])
+        rewards = rewards[len(group.responses) :]
+    return rows

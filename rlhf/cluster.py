@@ -1,0 +1,46 @@
+"""The settings that every training has for life on a cluster; nothing here imports torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf.config import require_range
+from rlhf.errors import ConfigError
+
+Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+Tracker = Literal["none", "tensorboard", "mlflow", "wandb", "trackio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """How a training is spread over processes, saved and watched."""
+
+    processes: int = 1
+    """Processes on this machine; under torchrun the group that is there is used."""
+    sharding: Strategy = "none"
+    """What processes divide: nothing (ddp), all (fsdp, zero3), less (zero1, zero2); none: ask
+    accelerate's configuration."""
+    offload: bool = False
+    """Keep what --sharding divides in main memory: slower, room for a larger model."""
+    save_minutes: float = 0.0
+    """Minutes between checkpoints, besides --save-every; 0 for none."""
+    max_restarts: int = 0
+    """Start again from the last checkpoint so many times when a process dies or stalls."""
+    stall_timeout: float = 1800.0
+    """Seconds without progress after which the run ends with 75 and says which rank is stuck; 0:
+    never."""
+    preflight: bool = False
+    """Before anything is loaded, test every device and the network: rlhf doctor's canary."""
+    track: Tracker = "none"
+    """Send the metrics of every step to a tracker besides metrics.jsonl; its package is needed."""
+    notify: str = ""
+    """URL that gets a JSON object (Slack's form) when the run is done, fails or stalls."""
+
+    def __post_init__(self) -> None:
+        require_range("processes", self.processes, 1)
+        require_range("save_minutes", self.save_minutes, 0)
+        require_range("max_restarts", self.max_restarts, 0)
+        require_range("stall_timeout", self.stall_timeout, 0)
+        if self.notify and not self.notify.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."
+            )

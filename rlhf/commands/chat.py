@@ -1,0 +1,91 @@
+"""`rlhf chat`: ask the policy and the original the same questions, side by side in the browser."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policies.settings import require_sampling
+from rlhf.config import require_range
+
+if TYPE_CHECKING:
+    from rlhf.records import Prompt, Response
+
+TOKENS_PER_BATCH = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Whom to ask, and where votes go."""
+
+    policy: str
+    """The --out of `rlhf ppo`, or a model folder."""
+    reference: str
+    """The original model: folder or hub name."""
+    db: Path
+    """The label database that keeps questions, answers, thumbs and picks; may be new."""
+    reward: str | None = None
+    """A reward model whose rewards are shown."""
+    annotator: str | None = None
+    """Your name; the login name when not given."""
+    port: int = 7860
+    """Port to serve on, on this machine only."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_p: float = 1.0
+    """Nucleus sampling."""
+    max_new_tokens: int = 256
+    """Length limit of an answer, in tokens."""
+
+    def __post_init__(self) -> None:
+        require_range("port", self.port, 1, 65535)
+        require_sampling(self.temperature, self.top_p, 0, self.max_new_tokens)
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Ask both models side by side; after your vote you see which was which, and the rewards."""
+    from labeling_app.checks import CheckRates
+    from labeling_app.serving import serve
+    from policies.streaming import LocalVoice
+    from rlhf.models import model_folder
+    from rlhf.records import Sampling
+
+    sampling = Sampling(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_new_tokens=settings.max_new_tokens,
+    )
+    policy = LocalVoice(model_folder(settings.policy, "ppo", "policy"), sampling)
+    reference = LocalVoice(settings.reference, sampling)
+    return serve(
+        settings.db,
+        host="127.0.0.1",
+        port=settings.port,
+        annotator=settings.annotator,
+        overlap=None,
+        another_below=None,
+        rubric=None,
+        flags=(),
+        checks=CheckRates(),
+        voices=[policy, reference],
+        note=_note(policy.description["hash"], settings.reward),
+    )
+
+
+def _note(policy: str, reward: str | None) -> "Callable[[Prompt, Sequence[Response]], list[str]]":
+    """Says of every response whose it is, and its reward."""
+    score = None
+    if reward is not None:
+        from reward.text_scoring import load_text_reward
+        from rlhf.distributed import start
+
+        score = load_text_reward(reward, start("auto", seed=0), TOKENS_PER_BATCH)
+
+    def note(prompt: "Prompt", responses: "Sequence[Response]") -> list[str]:
+        names = ["new" if r.model_fingerprint == policy else "original" for r in responses]
+        if score is None:
+            return names
+        [rewards] = score([(prompt, tuple(responses))])
+        return [f"{name}, reward {one:+.2f}" for name, one in zip(names, rewards, strict=True)]
+
+    return note

@@ -1,0 +1,118 @@
+"""What a library's error means for the user: one message with the cause and the flag that helps.
+
+Errors are told apart by type where they have one, else by the words PyTorch uses. What is not
+recognised stays a bug of ours, with its traceback.
+"""
+
+import errno
+import socket
+from collections.abc import Callable
+
+from rlhf.errors import InputError, InterruptedRunError, LostPeerError, RlhfError
+from rlhf.ranks import rank, world_size
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+DISK_FULL = ("no space left on device", "disk quota exceeded", "failed writing file")
+LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was likely closed",
+    "broken pipe",
+    "socket closed",
+)
+TIMED_OUT = ("collective operation timeout", "timed out waiting", "wait timeout")
+MISMATCH = ("same model across all ranks", "not to match sizes of the same param")
+NO_KERNEL = ("no kernel image is available", "could not run '", "not implemented for '")
+BROKEN_DEVICE = ("uncorrectable ecc", "illegal memory access", "unspecified launch failure")
+
+
+def diagnose(error: BaseException) -> RlhfError | None:
+    """The user's message for a library's error; None when it must be a bug."""
+    words = str(error).lower()
+    for name, phrases, explain in RULES:
+        if name in _names(error) or any(phrase in words for phrase in phrases):
+            return explain(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _disk_full(error)
+    return None
+
+
+def _names(error: BaseException) -> tuple[str, ...]:
+    return tuple(kind.__name__ for kind in type(error).__mro__)
+
+
+def _here() -> str:
+    """Where this process is, when there are several."""
+    return f" on rank {rank()} ({socket.gethostname()})" if world_size() > 1 else ""
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _out_of_memory(error: BaseException) -> RlhfError:
+    return InputError(
+        f"Memory ran out{_here()}: {_first_line(error)}",
+        "Lower --micro-batch-size, --sample-batch-size or --tokens-per-batch (the result stays the "
+        "same), add --gradient-checkpointing, or divide the model: --sharding fsdp, with --offload "
+        "where that is not enough. --dry-run prints what takes how much.",
+    )
+
+
+def _disk_full(error: BaseException) -> RlhfError:
+    return InterruptedRunError(
+        f"The disk is full{_here()}: {_first_line(error)}",
+        "Free some space, or keep fewer states with --keep-checkpoints 1; then run the same "
+        "command with --resume.",
+    )
+
+
+def _lost_peer(error: BaseException) -> RlhfError:
+    return LostPeerError(
+        f"Another process of the group has ended{_here()}: {_first_line(error)}",
+        "Its own message says why; then run the same command with --resume.",
+    )
+
+
+def _timed_out(error: BaseException) -> RlhfError:
+    return InterruptedRunError(
+        f"A collective operation timed out{_here()}: {_first_line(error)}",
+        "A process or the network is stuck: rlhf doctor --canary tests both. Then run the same "
+        "command with --resume.",
+    )
+
+
+def _mismatch(error: BaseException) -> RlhfError:
+    return InputError(
+        f"The processes do not hold the same model{_here()}: {_first_line(error)}",
+        "Give --model a path that holds the same files on every machine.",
+    )
+
+
+def _no_kernel(error: BaseException) -> RlhfError:
+    return InputError(
+        f"This device cannot do what the model asks{_here()}: {_first_line(error)}",
+        "Install a torch that is built for it (rlhf doctor shows the versions), or try "
+        "--precision fp32.",
+    )
+
+
+def _broken_device(error: BaseException) -> RlhfError:
+    return InterruptedRunError(
+        f"A device failed{_here()}: {_first_line(error)}",
+        "Run rlhf doctor --canary there, leave the machine out if it fails, and go on with "
+        "--resume.",
+    )
+
+
+RULES: tuple[tuple[str, tuple[str, ...], Callable[[BaseException], RlhfError]], ...] = (
+    ("OutOfMemoryError", OUT_OF_MEMORY, _out_of_memory),
+    ("MemoryError", (), _out_of_memory),
+    ("", DISK_FULL, _disk_full),
+    ("DistNetworkError", LOST_PEER, _lost_peer),
+    ("", TIMED_OUT, _timed_out),
+    ("DistBackendError", (), _lost_peer),
+    ("", MISMATCH, _mismatch),
+    ("", BROKEN_DEVICE, _broken_device),
+    ("", NO_KERNEL, _no_kernel),
+)

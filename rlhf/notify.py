@@ -1,0 +1,29 @@
+"""Telling a chat or a pager how a run ended: one JSON object to a URL, in the form Slack takes."""
+
+import json
+import sys
+import urllib.request
+from urllib.error import URLError
+
+TIMEOUT_SECONDS = 10
+
+
+def notify(url: str, run: str, status: str, details: str = "") -> None:
+    """Post `text`, `run` and `status`; a URL that does not answer is said, and changes nothing.
+
+    Args:
+        url: where to; nothing is sent when it is empty.
+        run: the folder of the stage.
+        status: done, failed, interrupted or stalled.
+        details: the message of an error.
+    """
+    if not url:
+        return
+    text = f"{run}: {status}" + (f"\n{details}" if details else "")
+    content = json.dumps({"text": text, "run": run, "status": status}).encode()
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+            pass
+    except (URLError, TimeoutError) as error:
+        sys.stderr.write(f"--notify: {url} does not answer ({error})\n")

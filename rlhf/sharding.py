@@ -1,0 +1,348 @@
+"""One flag, `--sharding`, that spreads a training over the processes of its group.
+
+    none    what `accelerate launch` was configured with, else ddp
+    ddp     every process holds everything, gradients are averaged
+    fsdp    weights, gradients and optimizer are divided (PyTorch's FSDP2)
+    zero1   DeepSpeed: the optimizer is divided
+    zero2   … and the gradients
+    zero3   … and the weights
+
+Weights stay float32 under all of them and autocast multiplies in bf16, so every one gives the
+losses of a single process. accelerate forms the group; it drives neither FSDP2 nor DeepSpeed here,
+because its way of doing so steps the optimizer inside `backward` and refuses machines without GPUs,
+where these paths are tested.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from rlhf.cluster import Strategy
+from rlhf.distributed import PATIENCE
+from rlhf.errors import ConfigError, InputError
+
+ACCELERATE_FSDP = "ACCELERATE_USE_FSDP"
+ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a training is spread; `deepspeed` is a DeepSpeed configuration of the user's own."""
+
+    strategy: Strategy = "none"
+    offload: bool = False
+    reshard: bool = True
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def zero_stage(self) -> int:
+        """DeepSpeed's stage; 0 where DeepSpeed has no part."""
+        return int(self.strategy[-1]) if self.strategy.startswith("zero") else 0
+
+    @property
+    def divides(self) -> bool:
+        """True where no process holds the whole training."""
+        return self.strategy not in ("none", "ddp")
+
+    @property
+    def divides_weights(self) -> bool:
+        """True where no process holds the whole model."""
+        return self.strategy in ("fsdp", "zero3")
+
+
+def choose_sharding(strategy: Strategy, *, offload: bool) -> Sharding:
+    """What the flags say; where they say nothing, what `accelerate launch` was configured with.
+
+    Call it before the group is formed: accelerate's own switches are read and turned off here.
+
+    Raises:
+        ConfigError: one process cannot divide anything, or offloading has nothing to offload.
+    """
+    wants_fsdp = os.environ.pop(ACCELERATE_FSDP, "false") == "true"
+    wants_deepspeed = os.environ.pop(ACCELERATE_DEEPSPEED, "false") == "true"
+    if strategy == "none" and wants_fsdp:
+        return _from_fsdp(FullyShardedDataParallelPlugin())
+    if strategy == "none" and wants_deepspeed:
+        return _from_deepspeed(DeepSpeedPlugin())
+    sharding = Sharding(strategy, offload)
+    if offload and not sharding.divides:
+        raise ConfigError(
+            f"--offload has no meaning with --sharding {strategy}",
+            "Add --sharding fsdp, zero1, zero2 or zero3.",
+        )
+    if sharding.divides and "RANK" not in os.environ:
+        raise ConfigError(
+            f"--sharding {strategy} divides a training between processes, and there is only one",
+            "Add --processes N, or start the command under torchrun.",
+        )
+    if strategy == "fsdp" and offload:
+        _let_main_memory_speak()
+    return sharding
+
+
+def _let_main_memory_speak() -> None:
+    """Form a group that sums tensors in main memory, such as offloaded gradients, too."""
+    if torch.cuda.is_available() and not distributed.is_initialized():
+        distributed.init_process_group("cuda:nccl,cpu:gloo", timeout=PATIENCE)
+
+
+def _from_fsdp(plugin: FullyShardedDataParallelPlugin) -> Sharding:
+    if plugin.fsdp_version != 2:
+        raise ConfigError(
+            f"accelerate is configured for FSDP {plugin.fsdp_version}",
+            "Write fsdp_version: 2 into its configuration, or give --sharding fsdp.",
+        )
+    offload = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    return Sharding("fsdp", offload, bool(plugin.reshard_after_forward))
+
+
+def _from_deepspeed(plugin: DeepSpeedPlugin) -> Sharding:
+    config = plugin.deepspeed_config
+    stage = int(config["zero_optimization"]["stage"])
+    if stage not in (1, 2, 3):
+        raise ConfigError(
+            f"DeepSpeed is configured with ZeRO stage {stage}",
+            "Use stage 1, 2 or 3, or --sharding ddp.",
+        )
+    strategies: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
+    return Sharding(strategies[stage], deepspeed=config)
+
+
+def prepare(
+    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, sharding: Sharding
+) -> tuple[nn.Module, Optimizer]:
+    """Spread a model and its optimizer over the group; use what comes back in their place.
+
+    Raises:
+        InputError: DeepSpeed is asked for and not installed.
+    """
+    if not sharding.divides:
+        spread: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
+        return spread
+    _autocast_forward(accelerator, model)
+    if sharding.strategy == "fsdp":  # moves a layer to the device at a time
+        _shard(model, optimizer, sharding, accelerator.device)
+    else:
+        model.to(accelerator.device)
+        model, optimizer = _initialize_deepspeed(model, optimizer, sharding)
+    accelerator._models.append(model)  # where rlhf.checkpoint finds them
+    accelerator._optimizers.append(optimizer)
+    return model, optimizer
+
+
+def _initialize_deepspeed(
+    model: nn.Module, optimizer: Optimizer, sharding: Sharding
+) -> tuple[nn.Module, Optimizer]:
+    try:
+        from rlhf import zero
+    except ModuleNotFoundError:
+        raise InputError(
+            f"--sharding {sharding.strategy} needs DeepSpeed, which is not installed",
+            "pip install 'rlhf[cluster]', or use --sharding fsdp.",
+        ) from None
+    return zero.prepare(model, optimizer, sharding.zero_stage, sharding.offload, sharding.deepspeed)
+
+
+def _autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
+    plain: Callable[..., Any] = model.forward
+
+    @wraps(plain)
+    def forward(*inputs: Any, **named: Any) -> Any:
+        with accelerator.autocast():
+            return plain(*inputs, **named)
+
+    model.forward = forward
+
+
+def _shard(
+    model: nn.Module, optimizer: Optimizer, sharding: Sharding, device: torch.device
+) -> None:
+    """Divide every layer, then what is left, and give the optimizer the divided parameters."""
+    places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    pinned = device.type != "cpu"
+    policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
+    for layer in find_layers(model):
+        fully_shard(layer, reshard_after_forward=sharding.reshard, offload_policy=policy)
+    fully_shard(model, offload_policy=policy)
+    divided = dict(model.named_parameters(remove_duplicate=False))
+    for group in optimizer.param_groups:
+        group["params"] = [divided[places[parameter]] for parameter in group["params"]]
+
+
+def find_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of every language model inside: what transformers says must not be split."""
+    names = {
+        name
+        for part in model.modules()
+        for name in (getattr(part, "_no_split_modules", None) or ())
+    }
+    return [part for part in model.modules() if type(part).__name__ in names]
+
+
+def unwrap(model: nn.Module) -> Any:
+    """The module inside what `prepare` returned."""
+    return model.module if is_zero(model) or isinstance(model, DistributedDataParallel) else model
+
+
+def is_zero(model: nn.Module) -> bool:
+    """True for a model that DeepSpeed drives."""
+    return type(model).__name__ == "DeepSpeedEngine"
+
+
+@contextmanager
+def accumulating(accelerator: Accelerator, model: nn.Module, *, last: bool) -> Iterator[None]:
+    """Around the forward and backward of a micro-batch: only the last one of a step meets others.
+
+    ZeRO 2 and 3 divide gradients, so there every micro-batch does.
+    """
+    if is_zero(model):
+        engine: Any = model
+        engine.set_gradient_accumulation_boundary(is_boundary=last)
+        yield
+    elif isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        yield
+    elif last:
+        yield
+    else:
+        with accelerator.no_sync(model):
+            yield
+
+
+def backward(accelerator: Accelerator, model: nn.Module, loss: Tensor) -> None:
+    """Add a loss's gradients; over processes they are averaged under every strategy."""
+    if is_zero(model):
+        engine: Any = model
+        engine.backward(loss)
+    else:
+        accelerator.backward(loss)
+
+
+def clip_gradients(
+    accelerator: Accelerator, model: nn.Module, parameters: Iterable[Tensor], max_norm: float
+) -> float:
+    """Scale the gradients of some of a model's parameters down to `max_norm`; their norm before."""
+    if is_zero(model):
+        from rlhf import zero
+
+        return zero.clip_gradients(model, parameters, max_norm)
+    if isinstance(model, FSDPModule):
+        norm = clip_grad_norm_(parameters, max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return float(accelerator.clip_grad_norm_(parameters, max_norm))
+
+
+@torch.no_grad()
+def assign(parameter: Tensor, value: Tensor) -> None:
+    """Overwrite one parameter of a prepared model; all processes call it with the same value."""
+    value = value.detach().view(parameter.shape)
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        whole = value.to(parameter.device, parameter.dtype)
+        parameter.copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+    elif hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):
+        from rlhf import zero
+
+        zero.assign(parameter, value)
+    else:
+        parameter.copy_(value)
+
+
+class Shell:
+    """A plain copy of a model that has weights only while somebody needs them.
+
+    A divided model would gather its weights again for every token that is sampled. A shell is
+    filled once, used as often as needed, and emptied. `fills` counts how often.
+
+    Where every process holds all weights anyway, the shell is the model itself.
+
+    Args:
+        model: the model, before it is prepared.
+        device: where the copy works.
+        sharding: what will be done to the model.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, sharding: Sharding) -> None:
+        self.fills = 0
+        self._depth = 0
+        self._is_copy = sharding.divides_weights
+        self.module: Any = model
+        if not self._is_copy:
+            return
+        empty = {
+            id(parameter): nn.Parameter(
+                torch.empty(0, dtype=parameter.dtype, device=device), requires_grad=False
+            )
+            for parameter in model.parameters()
+        }
+        self.module = copy.deepcopy(model, empty).to(device)
+
+    @contextmanager
+    def filled(self, model: nn.Module) -> Iterator[Any]:
+        """The plain module with the weights that the prepared `model` has now; all ranks call it.
+
+        Inside another `filled` nothing is gathered: the weights are there.
+        """
+        self._depth += 1
+        try:
+            if self._depth == 1 and self._is_copy:
+                self._fill(model)
+            yield self.module
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._is_copy:
+                for parameter in self.module.parameters():
+                    parameter.data = parameter.data.new_empty(0)
+
+    def _fill(self, model: nn.Module) -> None:
+        self.fills += 1
+        source = unwrap(model)
+        for mine, theirs in zip(self.module.parameters(), source.parameters(), strict=True):
+            mine.data = whole(theirs, mine.device)
+        for mine, theirs in zip(self.module.buffers(), source.buffers(), strict=True):
+            mine.copy_(theirs)
+
+
+@torch.no_grad()
+def whole(parameter: Tensor, device: torch.device) -> Tensor:
+    """All of a parameter, on every process; a view of it where nothing is divided."""
+    if isinstance(parameter, DTensor):
+        here: Any = parameter.detach().to(device)
+        gathered: Tensor = here.full_tensor()
+        return gathered
+    if hasattr(parameter, "ds_id"):
+        from rlhf import zero
+
+        return zero.whole(parameter)
+    return parameter.detach()
+
+
+def full_state(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
+    """The whole state of a prepared model by plain names; empty but in the main process.
+
+    All processes call it: divided weights are gathered one at a time, into main memory.
+    """
+    state: dict[str, Tensor] = {}
+    for name, value in unwrap(model).state_dict(keep_vars=True).items():
+        gathered = whole(value, accelerator.device)
+        if accelerator.is_main_process:
+            state[name] = gathered.cpu() if _is_divided(value) else gathered
+    return state
+
+
+def _is_divided(parameter: Tensor) -> bool:
+    return isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")

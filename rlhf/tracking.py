@@ -1,0 +1,63 @@
+"""`--track`: what metrics.jsonl gets also goes to a tracker, through accelerate.
+
+The loops call `accelerator.log`, which reaches the trackers that are open here and no others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import filter_trackers
+
+from rlhf.cluster import Tracker
+from rlhf.config import to_plain
+from rlhf.errors import ConfigError
+
+
+@contextmanager
+def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any) -> Iterator[None]:
+    """Open a tracker for the block, with the settings as the parameters of the run.
+
+    Args:
+        accelerator: logs while the block runs.
+        track: which; none opens nothing.
+        out: the stage's folder; its last two names are the run's, trackers that write files write
+            them into `tracking` there.
+        settings: the dataclass of resolved settings.
+
+    Raises:
+        ConfigError: the tracker's package is not installed.
+    """
+    if track == "none":
+        yield
+        return
+    folder = out / "tracking"
+    accelerator.log_with = filter_trackers([track], str(folder))
+    if not accelerator.log_with:
+        raise ConfigError(
+            f"--track {track} needs the package {track}, which is not installed",
+            f"pip install {track}, or leave --track out: metrics.jsonl has the same numbers.",
+        )
+    accelerator.project_configuration.set_directories(str(folder))
+    name = "-".join(out.resolve().parts[-2:])
+    accelerator.init_trackers(name, config=flat(to_plain(settings)))
+    try:
+        yield
+    finally:
+        for one in accelerator.trackers:
+            one.finish()
+        accelerator.trackers.clear()
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted names, with values that every tracker takes."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            plain = isinstance(value, bool | int | float | str)
+            found[f"{prefix}{key}"] = value if plain else str(value)
+    return found

@@ -1,0 +1,174 @@
+"""A heartbeat for each rank, and what to do when hearts stop: say who, where, and end with 75.
+
+Every rank counts its beats in heartbeat/rank-00000.json. When a rank has not beaten for the
+timeout, a thread beside it writes its stacks to heartbeat/rank-00000.stack and whether it only
+waits for others. A few seconds later all ranks have done so, or are too stuck to: those that do not
+wait are the slow ones. PyTorch's own timeouts name a collective; this names a rank and a phase.
+"""
+
+import faulthandler
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from rlhf.errors import InterruptedRunError
+from rlhf.jsonl import write_json
+from rlhf.ranks import rank, world_size
+
+GRACE_SECONDS = 2.0
+COLLECTIVES = ("torch/distributed/", "torch/_ops.py", "accelerate/utils/operations.py")
+
+
+@dataclass
+class Heart:
+    """What a rank last said: how many beats so far, where it was, and whether it waits."""
+
+    rank: int
+    host: str
+    pid: int
+    beats: int = 0
+    phase: str = "starting"
+    step: int = 0
+    waits: bool | None = None
+
+
+class _Watch:
+    """The heart of this process; beats go nowhere while nobody watches."""
+
+    def __init__(self) -> None:
+        self.heart = Heart(rank(), socket.gethostname(), os.getpid())
+        self.folder: Path | None = None
+        self.beaten_at = time.monotonic()
+
+
+_watch = _Watch()
+
+
+def beat(phase: str | None = None, step: int | None = None) -> None:
+    """Say that this rank gets on; cheap, call it wherever work is done.
+
+    Args:
+        phase: what it does from now on; None goes on with the same.
+        step: the step it is in; None is the same.
+    """
+    heart = _watch.heart
+    moved = (phase or heart.phase, heart.step if step is None else step)
+    changed = moved != (heart.phase, heart.step)
+    heart.beats += 1
+    heart.phase, heart.step = moved
+    _watch.beaten_at = time.monotonic()
+    if changed and _watch.folder is not None:
+        write_json(_file(_watch.folder, heart.rank), asdict(heart))
+
+
+@contextmanager
+def watching(
+    folder: Path, timeout_seconds: float, on_stall: Callable[[InterruptedRunError], None]
+) -> Iterator[None]:
+    """Watch this rank while the block runs; 0 seconds never time out.
+
+    Args:
+        folder: shared by all ranks; their files are in it.
+        timeout_seconds: without a beat for so long, a rank is stuck.
+        on_stall: told once, by one rank; the process ends with 75 afterwards.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _watch.folder = folder
+    _watch.heart = Heart(rank(), socket.gethostname(), os.getpid())
+    beat("starting", 0)
+    ended = threading.Event()
+    arguments = (folder, timeout_seconds, on_stall, ended)
+    thread = threading.Thread(target=_stand_guard, args=arguments, daemon=True)
+    if timeout_seconds:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        _watch.folder = None
+
+
+def _stand_guard(
+    folder: Path,
+    timeout_seconds: float,
+    on_stall: Callable[[InterruptedRunError], None],
+    ended: threading.Event,
+) -> None:
+    while not ended.wait(min(1.0, timeout_seconds / 10)):
+        if time.monotonic() - _watch.beaten_at > timeout_seconds:
+            break
+    else:
+        return
+    leave_last_words(folder, _watch.heart)
+    time.sleep(GRACE_SECONDS)
+    hearts = read_hearts(folder)
+    slow = find_slow(hearts, world_size())
+    if _watch.heart.rank == speaker(slow, world_size()):
+        on_stall(describe_stall(hearts, slow, timeout_seconds, folder))
+    else:
+        time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
+    os._exit(InterruptedRunError.exit_code)
+
+
+def leave_last_words(folder: Path, heart: Heart) -> None:
+    """Write this rank's stacks, and whether its main thread waits for others."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    heart.waits = _is_waiting(frame)
+    with _file(folder, heart.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
+        faulthandler.dump_traceback(stream, all_threads=True)
+    write_json(_file(folder, heart.rank), asdict(heart))
+
+
+def _is_waiting(frame: FrameType | None) -> bool:
+    return frame is not None and any(part in frame.f_code.co_filename for part in COLLECTIVES)
+
+
+def read_hearts(folder: Path) -> list[Heart]:
+    """What all ranks last said, by rank."""
+    files = sorted(folder.glob("rank-*.json"))
+    return [Heart(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+
+
+def find_slow(hearts: list[Heart], ranks: int) -> list[int]:
+    """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats."""
+    known = {heart.rank: heart for heart in hearts}
+    silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
+    busy = [heart.rank for heart in hearts if heart.waits is False]
+    fewest = min((heart.beats for heart in hearts), default=0)
+    return silent or busy or [heart.rank for heart in hearts if heart.beats == fewest]
+
+
+def speaker(slow: list[int], ranks: int) -> int:
+    """The rank that tells the user: the first that is not stuck, else the first of all."""
+    return next((one for one in range(ranks) if one not in slow), slow[0] if slow else 0)
+
+
+def describe_stall(
+    hearts: list[Heart], slow: list[int], timeout_seconds: float, folder: Path
+) -> InterruptedRunError:
+    """The one message about a stall: which rank, where, and what the others do."""
+    known = {heart.rank: heart for heart in hearts}
+    named = "; ".join(
+        f"rank {one} ({known[one].host}, process {known[one].pid}) is stuck in "
+        f"{known[one].phase!r} of step {known[one].step}"
+        if one in known
+        else f"rank {one} never started"
+        for one in slow
+    )
+    return InterruptedRunError(
+        f"No progress for {timeout_seconds:g} seconds: {named}",
+        f"The stacks of all ranks are in {folder}. Run the same command with --resume to go on, "
+        "or with --max-restarts N to do so by itself; --stall-timeout sets the patience.",
+    )
+
+
+def _file(folder: Path, of_rank: int) -> Path:
+    return folder / f"rank-{of_rank:05d}.json"

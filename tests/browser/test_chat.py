@@ -1,0 +1,53 @@
+"""`rlhf chat` in a real browser, with two models in the process and their rewards after a vote."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labeling_app.store import Store
+from tests.browser.conftest import App
+from tests.conftest import build_tiny_model
+
+pytestmark = pytest.mark.browser
+
+
+class Chat(App):
+    """`rlhf chat` as a process of its own."""
+
+    command = "chat"
+
+
+@pytest.fixture
+def chat(tmp_path: Path, tiny_model: Path):
+    policy = build_tiny_model(tmp_path / "policy", seed=7)
+    shutil.copytree(tiny_model, tmp_path / "original")
+    app = Chat(
+        tmp_path / "labels.db",
+        *("--policy", str(policy), "--reference", str(tmp_path / "original")),
+        *("--reward", "signal:tests.pipeline.signals:count_vowels"),
+        *("--max-new-tokens", "8", "--annotator", "ann"),
+    )
+    yield app
+    app.kill()
+
+
+def test_both_models_answer_blind_and_a_vote_shows_whose_answer_it_was(chat, open_page) -> None:
+    page = open_page(chat.url + "live")
+    page.fill("#prompt", "How was the trip?")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".saved:has-text('The answers are complete')", timeout=60_000)
+    notes = page.locator(".card .note")
+    assert [notes.nth(n).is_visible() for n in (0, 1)] == [False, False]
+    page.locator(".card .up").first.click()
+    notes.first.wait_for(timeout=60_000)
+    texts = notes.all_inner_texts()
+    assert {text.partition(",")[0] for text in texts} == {"new", "original"}
+    assert all(re.fullmatch(r"(new|original), reward [+-]\d+\.\d\d", text) for text in texts)
+    with Store(chat.db) as store:
+        [record] = store.ranked_prompts()
+    assert {Path(response.model).name for response in record.responses} == {"policy", "original"}
+    [thumb] = record.rankings
+    assert thumb.flags == ("thumbs-up",)
+    assert thumb.kind == "human"

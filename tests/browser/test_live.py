@@ -1,0 +1,231 @@
+"""Live mode in a real browser, with a real server behind it and with a model in the process."""
+
+import re
+
+import pytest
+
+from labeling_app.exporting import export
+from labeling_app.store import Store
+from rlhf.jsonl import read_jsonl
+from tests.browser.conftest import App
+from tests.browser.test_whole_session import require_accessible
+from tests.chat_server import ChatServer
+
+pytestmark = pytest.mark.browser
+
+LINES = [{"prompt": "question", "responses": ["a", "b"]}]
+HOSTILE = (
+    "<script>window.hacked=1</script> <img src=x onerror=window.hacked=1> ${1+1} \\u12 {{7*7}}"
+)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    """The app over a new database and a chat server, which is at `app.chat`."""
+    db = tmp_path_factory.mktemp("live") / "labels.db"
+    with ChatServer() as chat:
+        served = App(db, "--endpoint", chat.url, "--annotator", "ann")
+        served.chat = chat
+        yield served
+        served.kill()
+
+
+@pytest.fixture
+def chat(app):
+    answers = app.chat.answers
+    yield app.chat
+    app.chat.answers, app.chat.failures = answers, []
+    app.chat.gate.set()
+
+
+@pytest.fixture
+def talk(app, chat, open_page):
+    """A page of live mode where nothing has been asked."""
+
+    def opening(**context):
+        page = open_page(app.url + "live", **context)
+        page.wait_for_selector(".who:has-text('ann')", state="attached")
+        page.click("[data-act=new]")
+        page.wait_for_selector(".empty:visible")
+        return page
+
+    return opening
+
+
+def ask(page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def wait_for_answers(page) -> None:
+    page.wait_for_selector(".saved:has-text('The answers are complete')")
+
+
+def wait_for_saved(page) -> None:
+    page.wait_for_selector(".saved:has-text('Saved')")
+
+
+def stored(app, text: str) -> list:
+    with Store(app.db) as store:
+        return [r for r in store.ranked_prompts() if r.prompt.text == text]
+
+
+def about(record, folder) -> list[dict]:
+    rows = read_jsonl(folder / "train.jsonl")
+    return [row for row in rows if row["prompt"] == record.prompt.chat]
+
+
+def test_thumbs_pick_edit_and_a_second_turn_by_keyboard(talk, app, tmp_path):
+    page = talk()
+    ask(page, "How was the tour?")
+    wait_for_answers(page)
+    assert sorted(page.locator(".card .text").all_inner_texts()) == [
+        "four five six", "one two three"
+    ]  # fmt: skip
+    assert "served-model" not in page.content()
+    page.keyboard.press("-")  # the first card is marked
+    wait_for_saved(page)
+    page.keyboard.press("b")
+    page.wait_for_selector(".card.best >> text=B is better")
+    page.keyboard.press("e")
+    page.fill("#better", "written by hand")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".edited:has-text('written by hand')")
+    ask(page, "And then?")
+    wait_for_answers(page)
+    assert [m["content"] for m in app.chat.calls[-1]["messages"]] == [
+        "How was the tour?", "written by hand", "And then?"
+    ]  # fmt: skip
+    [first] = stored(app, "How was the tour?")
+    with Store(app.db) as store:
+        export(store, tmp_path / "d", "demonstrations")
+        export(store, tmp_path / "k", "kto")
+    assert {flags for r in first.rankings for flags in (r.flags or ("pick",))} == {
+        "thumbs-down", "pick", "edited"
+    }  # fmt: skip
+    [row] = about(first, tmp_path / "d")
+    assert row["completion"][0]["content"] == "written by hand"
+    assert sorted(row["label"] for row in about(first, tmp_path / "k")) == [False, True, True]
+
+
+def test_votes_before_the_end_are_stored_with_it(talk, app, chat):
+    page = talk()
+    chat.gate.clear()
+    ask(page, "Slow?")
+    page.wait_for_selector(".card .text:has-text('one')")
+    page.keyboard.press("a")
+    page.wait_for_selector(".saved:has-text('Your vote is kept here')")
+    assert stored(app, "Slow?") == []
+    other = page.context.new_page()  # others, here on the board, do not wait
+    other.goto(app.url)
+    other.wait_for_selector(".rb-empty:visible")
+    other.wait_for_selector("a:visible:has-text('Ask the models')")
+    other.close()
+    chat.gate.set()
+    wait_for_saved(page)
+    [record] = stored(app, "Slow?")
+    texts = {response.id: response.text for response in record.responses}
+    shown = page.locator(".card .text").first.inner_text()
+    [ranking] = record.rankings
+    assert texts[ranking.tiers[0][0]].replace("*", "") == shown
+
+
+def test_a_reload_in_the_middle_finds_everything_again(talk, app, chat):
+    page = talk()
+    chat.gate.clear()
+    ask(page, "Slower?")
+    page.wait_for_selector(".card .text:has-text('one')")
+    page.keyboard.press("=")
+    page.reload()
+    page.wait_for_selector(".turn.user:has-text('Slower?')")
+    chat.gate.set()
+    wait_for_answers(page)
+    page.wait_for_selector("[data-act=tie][aria-pressed=true]")
+    page.reload()
+    page.wait_for_selector("[data-act=tie][aria-pressed=true]")
+    [record] = stored(app, "Slower?")
+    assert [len(ranking.tiers) for ranking in record.rankings] == [1]
+
+
+def test_a_failure_is_told_and_tried_again(talk, app, chat):
+    page = talk()
+    chat.failures = ["503", "503"]
+    ask(page, "Hello?")
+    page.wait_for_selector(".problem:has-text('The model server refused the question')")
+    assert page.input_value("#prompt") == "Hello?"
+    page.click("[data-act=again]")
+    wait_for_answers(page)
+    assert page.input_value("#prompt") == ""
+    assert page.locator(".problem").is_hidden()
+
+
+def test_hostile_text_stays_text(talk, app, chat):
+    page = talk()
+    chat.answers = [HOSTILE, HOSTILE + " again"]
+    ask(page, HOSTILE)
+    wait_for_answers(page)
+    page.keyboard.press("a")
+    wait_for_saved(page)
+    page.keyboard.press("e")
+    page.fill("#better", HOSTILE + " edited")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".edited:has-text('edited')")
+    page.reload()
+    page.wait_for_selector(".card.best")
+    for place in (".turn.user", ".card.best .text", ".edited .text"):
+        shown = page.inner_text(place)
+        assert "<script>window.hacked=1</script>" in shown
+        assert "${1+1}" in shown
+        assert "{{7*7}}" in shown
+    assert page.evaluate("window.hacked") is None
+
+
+def test_on_a_phone_everything_fits_and_can_be_touched(talk):
+    page = talk(viewport={"width": 375, "height": 720}, has_touch=True)
+    ask(page, "How was it?")
+    wait_for_answers(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    for node in page.locator("button:visible").all():
+        assert node.bounding_box()["height"] >= 44
+    page.tap(".card >> nth=1 >> .pick")
+    wait_for_saved(page)
+    assert page.locator(".card >> nth=1").get_attribute("class") == "card best"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_state_is_accessible(talk, chat, scheme):
+    page = talk(color_scheme=scheme)
+    require_accessible(page, "empty")
+    chat.gate.clear()
+    ask(page, "How was it?")
+    page.wait_for_selector(".card .text:has-text('one')")
+    require_accessible(page, "streaming")
+    chat.gate.set()
+    wait_for_answers(page)
+    page.keyboard.press("-")
+    page.keyboard.press("b")
+    wait_for_saved(page)
+    require_accessible(page, "judged")
+    page.keyboard.press("e")
+    require_accessible(page, "editing")
+    page.keyboard.press("Escape")
+    chat.failures = ["503", "503"]
+    ask(page, "And?")
+    page.wait_for_selector(".problem [data-act=again]:visible")
+    require_accessible(page, "failed")
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    require_accessible(page, "keys")
+
+
+def test_a_model_in_the_process(serve, open_page, tiny_model):
+    app = serve(LINES, "--model", str(tiny_model), "--max-new-tokens", "12")
+    page = open_page(app.url + "live")
+    ask(page, "How was the trip?")
+    wait_for_answers(page)
+    page.keyboard.press("a")
+    wait_for_saved(page)
+    [record] = stored(app, "How was the trip?")
+    assert [response.model for response in record.responses] == [str(tiny_model)] * 2
+    assert all(re.fullmatch("[0-9a-f]{16}", r.model_fingerprint) for r in record.responses)
+    assert [len(tier) for tier in record.rankings[0].tiers] == [1, 1]

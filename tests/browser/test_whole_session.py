@@ -1,0 +1,165 @@
+"""A lead's whole session with hostile text everywhere: it is shown, nothing runs, axe agrees.
+
+The pages hold a prompt, responses, notes, and names of people that try to run as HTML or as a
+template, to break the JSON, the layout or the direction of writing.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+
+from labeling_app.overlap import set_overlap
+from labeling_app.queue import Submission, TaskQueue
+from labeling_app.store import Store
+from labeling_app.users import Users
+from rlhf.records import Message, Prompt, Response
+
+from .conftest import App
+
+pytestmark = pytest.mark.browser
+
+RUNS = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+TEMPLATE = (
+    "${window.hacked = 1} {{7*7}} \\u12 `tick` \u202eright to left\u202c \N{WOMAN}\u200d\N{ROCKET}"
+)
+# One for each test, for an open decision waits for its lead.
+LEADS = tuple(f"lea{n} {RUNS[:60]}" for n in range(4))
+PEOPLE = ("<b onclick='window.hacked = 1'>ann</b>", "${window.hacked = 1}bob")
+PASSWORD = "long enough"
+
+
+def fill(store: Store) -> None:
+    """Three tasks of hostile text, one of 100 kB; two people differ on the first."""
+    for name, role in {
+        **dict.fromkeys(LEADS, "lead"),
+        **dict.fromkeys(PEOPLE, "annotator"),
+    }.items():
+        Users(store).add(name, role, PASSWORD)
+    for number, text in enumerate((RUNS + TEMPLATE, TEMPLATE, "x" * 100_000 + RUNS)):
+        prompt = Prompt.create((Message(role="user", content=f"{number} {text}"),), "train", "test")
+        store.add_prompts([prompt])
+        store.add_responses(
+            Response(id=f"{number}{n}", prompt_id=prompt.id, text=answer, model=RUNS)
+            for n, answer in enumerate((f"long {text}", f"short {TEMPLATE}"))
+        )
+    set_overlap(store.connections, 2)
+    queue = TaskQueue(store)
+    for name, best in zip(PEOPLE, ("long", "short"), strict=True):
+        task = queue.next_task(name)
+        place = next(n for n, text in enumerate(task.texts) if text.startswith(best))
+        tiers = ((place,), (1 - place,))
+        flags = ((place, "unsafe"),)
+        queue.submit(
+            name,
+            Submission(
+                id=name, task_id=task.id, tiers=tiers, note=RUNS + TEMPLATE, response_flags=flags
+            ),
+        )
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    db = tmp_path_factory.mktemp("session") / "labels.db"
+    with Store(db) as store:
+        fill(store)
+    served = App(db)
+    yield served
+    served.kill()
+
+
+def require_accessible(page: Page, where: str) -> None:
+    """No rule that axe calls serious or critical is broken; contrast (WCAG AA) is one of them."""
+    page.wait_for_timeout(250)  # what moves has come to rest
+    violations = Axe().run(page).response["violations"]
+    bad = [
+        (where, rule["id"], [node["html"][:200] for node in rule["nodes"]])
+        for rule in violations
+        if rule["impact"] in ("serious", "critical")
+    ]
+    assert bad == []
+
+
+def sign_in(page: Page, name: str) -> None:
+    page.fill("#name", name)
+    page.fill("#password", PASSWORD)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".rb-list .rb-card")
+
+
+@pytest.mark.parametrize(("scheme", "lead"), [("light", LEADS[0]), ("dark", LEADS[1])])
+def test_every_screen_is_accessible(app, open_page, scheme, lead):
+    page = open_page(app.url, color_scheme=scheme)
+    page.wait_for_url("**/sign-in")
+    require_accessible(page, "sign-in")
+    page.fill("#name", RUNS)
+    page.fill("#password", "wrong")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".problem:has-text('wrong')")
+    require_accessible(page, "sign-in refused")
+    sign_in(page, lead)
+    require_accessible(page, "board")
+    page.keyboard.press("f")
+    page.keyboard.press("Enter")
+    page.click("[data-act=all-bad]")
+    page.locator("[data-act=leave]").first.click()
+    require_accessible(page, "board with flags, all bad and one left out")
+    for action, dialog in {"history": "history", "keys": "keys", "skip": "skip"}.items():
+        page.click(f"[data-act={action}]")
+        page.wait_for_selector(f".rb-{dialog}[open]")
+        require_accessible(page, f"dialog {dialog}")
+        page.keyboard.press("Escape")
+    page.click(".rb-dashboard")
+    page.wait_for_selector(".task")
+    require_accessible(page, "dashboard")
+    page.click(".task a")
+    page.wait_for_selector(".rb-opinions li")
+    require_accessible(page, "decision")
+    assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
+
+
+def test_hostile_text_is_shown_everywhere_and_does_nothing(app, open_page):
+    page = open_page(app.url, viewport={"width": 390, "height": 844})
+    page.wait_for_url("**/sign-in")
+    sign_in(page, LEADS[2])
+    shown = {"board": page.inner_text(".rb-prompt")}
+    page.keyboard.press("h")
+    page.wait_for_selector(".rb-history[open]")
+    page.keyboard.press("Escape")
+    page.fill(".rb-note", RUNS + TEMPLATE)
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-progress:has-text('1 done')")
+    page.keyboard.press("Escape")
+    page.click("[data-act=history]")
+    page.wait_for_selector(".rb-past li")
+    shown["history"] = page.inner_text(".rb-past")
+    page.goto(app.url + "dashboard")
+    page.wait_for_selector(".task")
+    shown["dashboard"] = page.inner_text("main")
+    assert all(name in shown["dashboard"] for name in PEOPLE)
+    page.click(".task a")
+    page.wait_for_selector(".rb-opinions li")
+    shown["decision"] = page.inner_text(".rb-opinions") + page.inner_text(".rb-prompt")
+    for where, text in shown.items():
+        assert "${window.hacked = 1}" in text or RUNS[:20] in text, where
+        assert page.evaluate("window.hacked") is None, where
+    assert page.locator("img[src=x]").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_submit_is_one_request_that_brings_the_next_task(app, open_page):
+    page = open_page(app.url)
+    page.wait_for_url("**/sign-in")
+    sign_in(page, LEADS[3])
+    before = page.inner_text(".rb-prompt")
+    calls: list[str] = []
+    page.on("request", lambda request: calls.append(request.post_data or request.url))
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function(
+        "before => (document.querySelector('.rb-prompt').innerText !== before)"
+        " || !document.querySelector('.rb-empty').hidden",
+        arg=before,
+    )
+    assert len(calls) == 1
+    assert '"submit"' in calls[0]

@@ -1,0 +1,146 @@
+"""Every experiment runs at the smallest size; the README has the numbers of its results."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
+
+EVIDENCE = REPOSITORY / "examples" / "evidence"
+NAMES = sorted(path.stem for path in EVIDENCE.glob("*.yaml"))
+SAMPLING = {"max_new_tokens": 8, "precision": "fp32"}
+PPO = {"episodes_per_step": 4, "precision": "fp32", "save_every": 100}
+FITTED = {"head": "fitted", "epochs": 0, "precision": "fp32"}
+TRL = {"per_device_train_batch_size": 4, "max_steps": 1, "bf16": False}
+SMALL = {
+    "ranking_size": 2,
+    "tie_within": 0.0,
+    "k": 4,
+    "rankings": 6,
+    "sampling": SAMPLING,
+    "reference": {"samples": 2, **SAMPLING},
+    "evaluate": {"samples": 1, "precision": "fp32"},
+    "seed": 0,
+    "seeds": [0],
+    "reward": FITTED,
+    "ppo": {"steps": 1, **PPO},
+}
+CHANGES = {
+    "overoptimisation": {"rankings": [4, 8], "steps": [1, 2], "ppo": PPO},
+    "pairs": {"epochs": [1], "prompts_per_batch": 2, "reward": {"precision": "fp32"}},
+    "shaping": {"shapings": ["none", "par"]},
+    "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
+    "alternatives": {"dpo": TRL, "sft": TRL},
+}
+
+
+def load(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.syspath_prepend(str(EVIDENCE))
+    return import_module(name)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, config: dict, folder: Path) -> dict:
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    arguments = ["--config", str(folder / "config.yaml"), "--out", str(folder / "out")]
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    module = load(monkeypatch, name)
+    load(monkeypatch, "experiment").run(name, module.measure, module.tabulate)
+    return json.loads((folder / "out" / "result.json").read_text())
+
+
+# trl asks transformers by the old name
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_an_experiment_runs_and_goes_on_where_it_was(
+    name: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = {"model": str(tiny_model), "prompts": str(write_prompts(tmp_path / "prompts.jsonl"))}
+    config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
+    first = run(monkeypatch, name, config, tmp_path)
+    assert first["config"] == config
+    again = run(monkeypatch, name, config, tmp_path)
+    assert {**again, "seconds": 0} == {**first, "seconds": 0}
+
+
+def test_every_experiment_has_its_configuration_and_its_place_in_the_readme() -> None:
+    assert set(NAMES) == {*CHANGES, "human"}
+    readme = (EVIDENCE / "README.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"python examples/evidence/{name}.py" in readme
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readme_has_the_numbers_of_the_results(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = EVIDENCE / "results" / f"{name}.json"
+    readme = (EVIDENCE / "README.md").read_text(encoding="utf-8")
+    if not place.is_file():
+        section = readme.partition(f"python examples/evidence/{name}.py")[2].partition("\n## ")[0]
+        assert "Not measured yet." in section
+        return
+    result = json.loads(place.read_text())
+    config = yaml.safe_load((EVIDENCE / f"{name}.yaml").read_text())
+    assert result["config"] == config
+    table = load(monkeypatch, "experiment").markdown(load(monkeypatch, name).tabulate(result))
+    assert table in readme
+
+
+def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:
+    ceiling = load(monkeypatch, "human").ceiling
+    circle = [[0, 1, "first"], [1, 2, "first"], [0, 2, "second"]]  # 0 > 1 > 2 > 0: two of three
+    line = [[0, 1, "second"], [1, 2, "first"], [0, 2, "tie"]]
+    assert ceiling([circle]) == pytest.approx(2 / 3)
+    assert ceiling([circle, line]) == pytest.approx(4 / 5)
+
+
+def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = load(monkeypatch, "overoptimisation").fit
+    distances = np.array([0.0, 0.5, 1.0, 2.0])
+    linear = [{"sqrt_nats": d, "gold": 0.3 + d * (0.8 - 0.2 * d)} for d in distances]
+    logarithmic = [
+        {"sqrt_nats": d, "gold": 0.3 + (d * (0.8 - 0.2 * np.log(d)) if d else 0)} for d in distances
+    ]
+    for form, points in (("linear", linear), ("log", logarithmic)):
+        found = fit(points, 0.3, form)
+        assert found == pytest.approx({"alpha": 0.8, "beta": 0.2})
+    assert fit(linear[:2], 0.3, "linear") is None
+
+
+def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = load(monkeypatch, "experiment")
+    record_of = load(monkeypatch, "human").record
+    lines = [{"prompt": f"p{n}", "responses": ["a", "b"], "pairs": [[0, 1, "first"]]} for n in "ab"]
+    records = [record_of(lines[0], "train"), record_of(lines[1], "test")]
+    turned = experiment.with_noise(records, 1.0, seed=0)
+    before, after = records[0].rankings[0].tiers, turned[0].rankings[0].tiers
+    assert after == before[::-1]
+    assert turned[1] == records[1]
+
+
+def test_pairs_apart_say_what_they_said_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apart = load(monkeypatch, "pairs").apart
+    experiment, record_of = load(monkeypatch, "experiment"), load(monkeypatch, "human").record
+    line = {"prompt": "p", "responses": ["long one", "b", "cc"], "pairs": []}
+    [ranked] = experiment.rank_by_signal(
+        [record_of(line, "train")], lambda prompt, text: len(text), size=3, tie_within=1
+    )
+    texts = {response.id: response.text for response in ranked.responses}
+    said = {
+        tuple(tuple(texts[i] for i in tier) for tier in one.rankings[0].tiers)
+        for one in apart([ranked])
+    }
+    best, tie = ("long one",), ("b", "cc")
+    assert {tuple(map(lambda t: tuple(sorted(t)), one)) for one in said} == {
+        (best, ("b",)),
+        (best, ("cc",)),
+        (tie,),
+    }

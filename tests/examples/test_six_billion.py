@@ -1,0 +1,46 @@
+"""The settings of examples/six_billion load, and its README says what the plan says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reward.memory import divided_peak, plan_memory
+from reward.settings import RewardSettings
+from rlhf.cli import main
+from rlhf.planner import GIB, read_shape
+
+FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+MODEL = FOLDER / "llama_6b"
+QLORA = {"adapter": "qlora", "tokens_per_batch": 2048}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("ddp_lora", {}), ("ddp_full", {}), ("fsdp_full", {}), ("ddp_lora", QLORA)],
+)
+def test_the_table_says_what_the_plan_says(name, changes):
+    values = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")) | changes
+    settings = RewardSettings(
+        rankings=Path("r"), model=str(MODEL), out=Path("o"), processes=8, **values
+    )
+    plan = plan_memory(settings, read_shape(str(MODEL)))
+    peak = divided_peak(plan, 8 if settings.sharding == "fsdp" else 1, offload=False)
+    flags = " --adapter qlora --tokens-per-batch 2048" if changes else ""
+    (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}.yaml{flags}` |"))
+    assert f"| {peak / GIB:.1f} GiB" in row
+
+
+def test_the_model_has_six_billion_parameters():
+    assert read_shape(str(MODEL)).parameters == pytest.approx(6.08e9, rel=0.001)
+    assert "6.08e9 parameters" in README
+
+
+def test_the_dry_run_of_the_readme_needs_no_weights(monkeypatch, capsys):
+    monkeypatch.chdir(FOLDER.parents[1])
+    (command,) = re.findall(r"^rlhf (.* --dry-run)$", README, flags=re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    assert "19.34" in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""A judge behind a real HTTP server."""
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+ANSWERS = re.compile(r"# Answer of assistant A\n(.*)\n\n# Answer of assistant B\n(.*)$", re.DOTALL)
+
+
+class JudgeServer(ThreadingHTTPServer):
+    """Speaks chat completions; the longer answer wins, and "biased" texts always win as A."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.calls: list[dict] = []
+        self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
+        self.unclear = False
+
+    def __enter__(self) -> "JudgeServer":
+        self.thread = threading.Thread(target=self.serve_forever)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+        self.thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server: JudgeServer = self.server
+        server.calls.append({"path": self.path, "key": self.headers["Authorization"], **body})
+        status = server.failures.pop(0) if server.failures else 0
+        if status:
+            self.send_error(status, "busy")
+            return
+        first, second = ANSWERS.search(body["messages"][0]["content"]).groups()
+        verdict = "A" if "biased" in first or len(first) > len(second) else "B"
+        text = "I cannot say." if server.unclear else f"[[A]]? No: so.\n[[{verdict}]]"
+        answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass

@@ -1,0 +1,218 @@
+"""A program for one or more processes: reward steps and PPO updates under several shardings.
+
+python -m tests.pipeline.spread MODEL OUT STRATEGY…   the main process writes OUT, a JSON file
+STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from policies.actor_critic import PolicyAndCritic
+from policies.generate import sample_responses
+from policies.log_probs import Sequences
+from policies.reference_store import ReferenceRow
+from policies.rollout import Rollout
+from policies.settings import KLSettings, PPOSettings
+from policies.update import reference_batch, update
+from reward.groups import Group, Pair
+from reward.model import RewardModule
+from reward.objective import Objective
+from reward.step import Trainee, take_step
+from rlhf.checkpoint import load_checkpoint, save_checkpoint
+from rlhf.distributed import start
+from rlhf.models import load_causal_lm, new_reward_model
+from rlhf.records import Message, Prompt, Sampling
+from rlhf.sharding import Shell, choose_sharding, full_state, prepare
+from rlhf.tokens import load_tokenizer, pad_left, pad_right
+
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
+RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26], [27, 28, 29, 30, 31, 2]]
+SETTINGS = PPOSettings(
+    model="m",
+    reward=("r",),
+    reference=Path("reference"),
+    out=Path("out"),
+    micro_batch_size=1,
+    max_grad_norm=0.01,  # so that clipping counts, of policy and critic each
+    max_approx_kl=1e9,
+    kl=KLSettings(coefficient=0.3),
+)
+STEPS = 4
+RATE = 1e-3
+
+
+def build_rollout(rows: list[int]) -> Rollout:
+    """Made-up experience; `rows` of it are this process's."""
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    mask = sequences.responses.mask
+    generator = torch.Generator().manual_seed(3)
+
+    def noise(scale: float, shift: float = 0.0) -> torch.Tensor:
+        return ((torch.randn(mask.shape, generator=generator) * scale + shift) * mask)[rows]
+
+    scores = torch.zeros(len(rows))
+    return Rollout(
+        sequences.rows(torch.tensor(rows)),
+        torch.ones(len(rows), dtype=torch.bool),
+        *(scores, scores, scores),
+        old_log_probs=noise(0.05, -5.9),
+        reference_log_probs=None,
+        entropy=noise(1.0),
+        old_values=noise(0.3),
+        advantages=noise(1.0),
+        returns=noise(1.0),
+    )
+
+
+def build_row(number: int) -> ReferenceRow:
+    prompt = Prompt.create((Message(role="user", content=f"p{number}"),), "train", "test")
+    ids = RESPONSES[number]
+    return ReferenceRow(
+        prompt=prompt,
+        sample_index=0,
+        prompt_ids=PROMPTS[number],
+        response_ids=ids,
+        text="",
+        finished=True,
+        reused=False,
+        log_probs=[-5.5] * len(ids),
+        log_probs_at_1=[-5.5] * len(ids),
+        entropy=[1.0] * len(ids),
+        reward=0.0,
+    )
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the operations that speak to other processes, and the bytes of their whole tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.sizes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, inputs=(), named=None) -> Any:
+        if function.namespace in ("c10d", "_c10d_functional"):
+            self.count += 1
+            tensors = [one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor)]
+            self.sizes[function.__name__] += max((one.nbytes for one in tensors), default=0)
+        return function(*inputs, **(named or {}))
+
+
+class PPO:
+    """Policy and critic, prepared, and their share of the experience."""
+
+    def __init__(self, accelerator: Accelerator, folder: str, strategy: Any) -> None:
+        accelerator.free_memory()
+        self.accelerator = accelerator
+        sharding = choose_sharding(strategy, offload=False)
+        critic = new_reward_model(folder, 0, seed=1)
+        plain = PolicyAndCritic(load_causal_lm(folder), critic, value_bias=0.25)
+        groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
+        optimizer = torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
+        self.shell = Shell(plain, accelerator.device, sharding)
+        self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding)
+        rows = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
+        self.rollout = build_rollout(rows)
+        self.references = reference_batch([build_row(row) for row in rows], 0, accelerator.device)
+
+    def step(self, number: int) -> dict[str, float]:
+        generator = torch.Generator().manual_seed(number)
+        return update(
+            self.accelerator,
+            self.model,
+            self.optimizer,
+            self.rollout,
+            self.references,
+            SETTINGS,
+            1.0,
+            generator,
+        )
+
+    def gathers(self, folder: str, new_tokens: int) -> tuple[int, int]:
+        """Communication of one sampling phase, and how often the shell was filled."""
+        sampling = Sampling(temperature=1.0, max_new_tokens=new_tokens, seed=0)
+        tokenizer = load_tokenizer(folder)
+        with Collectives() as counter, self.shell.filled(self.model) as plain:
+            for part in (PROMPTS[:2], PROMPTS[2:]):
+                with self.shell.filled(self.model):
+                    sample_responses(self.accelerator, plain.policy, tokenizer, part, sampling, 1)
+        return counter.count, self.shell.fills
+
+
+def norms(accelerator: Accelerator, model: torch.nn.Module) -> float:
+    state = full_state(accelerator, model)
+    return sum(float(value.double().abs().sum()) for value in state.values())
+
+
+def ppo(accelerator: Accelerator, folder: str, strategy: str, checkpoints: Path) -> dict[str, Any]:
+    run = PPO(accelerator, folder, strategy)
+    with Collectives() as traffic:
+        rows = [run.step(0)]
+    rows += [run.step(number) for number in range(1, STEPS - 1)]
+    save_checkpoint(accelerator, checkpoints, STEPS - 1, {"facts": 1}, keep=1)
+    rows.append(run.step(STEPS - 1))
+    after = norms(accelerator, run.model)
+    resumed = PPO(accelerator, folder, strategy)
+    progress = load_checkpoint(accelerator, checkpoints)
+    again = resumed.step(STEPS - 1)
+    short, fills = resumed.gathers(folder, 2)
+    long, _ = resumed.gathers(folder, 9)
+    local = sum(
+        getattr(value, "ds_tensor", getattr(value, "_local_tensor", value)).numel()
+        for value in resumed.model.parameters()
+    )
+    return {
+        "rows": rows,
+        "norms": after,
+        "progress": progress,
+        "resumed": again == rows[-1],
+        "gathers": [short, long, fills],
+        "held": local,
+        "traffic": dict(traffic.sizes),
+    }
+
+
+def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, Any]:
+    accelerator.free_memory()
+    module = RewardModule(new_reward_model(folder, 0, seed=1))
+    sharding = choose_sharding(strategy, offload=False)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
+    model, stepper = prepare(accelerator, module, optimizer, sharding)
+    trainee = Trainee(accelerator, model, stepper, 0, 16, Objective(), shared=False)
+    responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
+    groups = [
+        Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a"),))
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    return {"rows": [take_step(trainee, groups, RATE) for _ in range(STEPS)]}
+
+
+def main(folder: str, out: Path, strategies: list[str]) -> None:
+    accelerator = start("fp32", 0)
+    found: dict[str, Any] = {}
+    for name in strategies:
+        strategy, _, checkpoints = name.partition("@")
+        if checkpoints:
+            run = PPO(accelerator, folder, strategy)
+            load_checkpoint(accelerator, Path(checkpoints))
+            found[name] = {"row": run.step(STEPS - 1), "norms": norms(accelerator, run.model)}
+            continue
+        found[name] = {
+            "ppo": ppo(accelerator, folder, strategy, out.with_suffix(f".{strategy}")),
+            "reward": reward(accelerator, folder, strategy),
+        }
+    if accelerator.is_main_process:
+        out.write_text(json.dumps(found), encoding="utf-8")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

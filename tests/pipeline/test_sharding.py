@@ -1,0 +1,165 @@
+"""A training spread over two processes is the training of one, whatever they divide."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from rlhf.metrics import read_metrics
+from rlhf.planner import read_shape
+from rlhf.strategies import communication_bytes
+from tests.pipeline.loop import REPOSITORY, Loop, run_process
+
+CLOCK = ("seconds/sample", "seconds/update")
+
+
+def spread(processes: int, *arguments: str) -> dict[str, Any]:
+    """Run tests.pipeline.spread; what its main process wrote."""
+    program = ["-m", "tests.pipeline.spread", *arguments]
+    if processes > 1:
+        agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        program = [*agent, *program]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, *program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spread")
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path, tiny_model: Path) -> dict[str, Any]:
+    """Two processes under every strategy that has code of its own."""
+    return spread(2, str(tiny_model), str(folder / "two.json"), "ddp", "fsdp", "zero3")
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path, tiny_model: Path, two: dict[str, Any]) -> dict[str, Any]:
+    """One process from the start, and from the checkpoints of two."""
+    others = [f"none@{folder / f'two.{strategy}'}" for strategy in ("ddp", "fsdp")]
+    return spread(1, str(tiny_model), str(folder / "one.json"), "none", *others)
+
+
+def require_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for mine, theirs in zip(found["ppo"]["rows"], expected["ppo"]["rows"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    assert found["ppo"]["norms"] == pytest.approx(expected["ppo"]["norms"], rel=1e-7)
+    for mine, theirs in zip(found["reward"]["rows"], expected["reward"]["rows"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_losses_and_weights_are_those_of_one_process(one, two, strategy: str) -> None:
+    require_same(two[strategy], one["none"])
+    rows = one["none"]["ppo"]["rows"]
+    assert rows[0]["loss/policy"] != pytest.approx(rows[-1]["loss/policy"], rel=1e-3)  # it trains
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_a_resumed_step_is_the_undisturbed_one_bit_for_bit(two, strategy: str) -> None:
+    assert two[strategy]["ppo"]["resumed"]
+    assert two[strategy]["ppo"]["progress"] == {"step": 3, "facts": 1}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_one_process_goes_on_from_the_checkpoint_of_two(
+    one, two, folder: Path, strategy: str
+) -> None:
+    found = one[f"none@{folder / f'two.{strategy}'}"]
+    assert found["row"] == pytest.approx(two[strategy]["ppo"]["rows"][-1], rel=1e-4, abs=1e-6)
+    assert found["norms"] == pytest.approx(two[strategy]["ppo"]["norms"], rel=1e-7)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_each_process_holds_its_part(one, two, strategy: str) -> None:
+    assert two[strategy]["ppo"]["held"] <= 0.55 * one["none"]["ppo"]["held"]
+
+
+def test_sampling_gathers_once_however_many_tokens_it_samples(two) -> None:
+    short, long, fills = two["fsdp"]["ppo"]["gathers"]
+    assert short == long > 0
+    assert fills == 1
+    _, long, fills = two["zero3"]["ppo"]["gathers"]  # after loading, small weights are still whole
+    assert 0 < long <= short
+    assert fills == 1
+    assert two["ddp"]["ppo"]["gathers"] == [0, 0, 0]
+
+
+def require_planned_traffic(name: str, measured: dict[str, int], tiny_model: Path) -> None:
+    # of two processes each sends half of what is gathered or scattered; a sum is one of each
+    sent = sum(size * (1.0 if "allreduce" in kind else 0.5) for kind, size in measured.items())
+    shape = read_shape(str(tiny_model))
+    planned = communication_bytes(
+        name,
+        trained=shape.parameters + shape.reward_parameters,
+        in_layers=2 * (shape.trunk - (shape.vocabulary + 1) * shape.hidden),
+        adapters=0,
+        passes=2,  # two rows of each process, one at a time
+        gpus=2,
+    )
+    assert planned == pytest.approx(sent, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"), [("ddp", "DDP"), ("fsdp", "FSDP"), ("zero3", "ZeRO-3")]
+)
+def test_the_traffic_of_a_step_is_the_planners(
+    two, tiny_model: Path, strategy: str, name: str
+) -> None:
+    require_planned_traffic(name, two[strategy]["ppo"]["traffic"], tiny_model)
+
+
+def test_a_checkpoint_of_deepspeed_is_refused_by_others(folder: Path, tiny_model, two) -> None:
+    name = f"none@{folder / 'two.zero3'}"
+    with pytest.raises(AssertionError, match="is in the form 'zero3', this run reads 'torch'"):
+        spread(1, str(tiny_model), str(folder / "refused.json"), name)
+
+
+@pytest.mark.slow
+def test_lesser_divisions_too(folder: Path, tiny_model, one) -> None:
+    found = spread(2, str(tiny_model), str(folder / "more.json"), "zero1", "zero2")
+    for strategy, name in (("zero1", "ZeRO-1"), ("zero2", "ZeRO-2")):
+        require_same(found[strategy], one["none"])
+        require_planned_traffic(name, found[strategy]["ppo"]["traffic"], tiny_model)
+        assert found[strategy]["ppo"]["resumed"]
+
+
+def run_ppo(loop: Loop, out: Path, sharding: str, *more: str) -> list[dict[str, Any]]:
+    options = ("--processes", "2", "--sharding", sharding, "--save-every", "3", *more)
+    done = run_process(*loop.ppo_arguments(out, *options))
+    assert done.returncode == 0, done.stderr
+    rows = read_metrics(out / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
+def test_a_whole_ppo_run_is_that_of_ddp_and_leaves_a_plain_model(
+    loop: Loop, tmp_path: Path, sharding: str
+) -> None:
+    more = ("--gradient-checkpointing",) if sharding == "fsdp" else ()
+    found = run_ppo(loop, tmp_path / sharding, sharding, *more)
+    expected = run_ppo(loop, tmp_path / "ddp", "ddp")
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    plain = [
+        AutoModelForCausalLM.from_pretrained(tmp_path / name / "policy").state_dict()
+        for name in (sharding, "ddp")
+    ]
+    assert all(plain[0][name].allclose(plain[1][name], atol=1e-5) for name in plain[1])

@@ -1,0 +1,61 @@
+"""What an evaluation needs, at the smallest size: a store, a reward model, two policies."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rlhf.cli import main
+from rlhf.models import new_reward_model, save_model
+from rlhf.rundir import RunDir
+from rlhf.tokens import load_tokenizer
+from tests.conftest import build_tiny_model
+from tests.judge_server import JudgeServer
+from tests.pipeline.loop import SHORT, SIGNAL, write_prompts
+from tests.policies.training import training
+
+__all__ = ["inputs", "training"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Folders that tests read and must not write into."""
+
+    folder: Path
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def arguments(self, out: Path, *more: str) -> list[str]:
+        """The command line of an evaluation with the signal as gold."""
+        return [
+            *("evaluate", "--policy", self.path("policy"), "--reward", self.path("reward")),
+            *("--reference", self.path("reference"), "--gold", SIGNAL, "--samples", "2"),
+            *("--precision", "fp32", "--out", str(out), *more),
+        ]
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """Two random policies of one tokenizer, the reference outputs of a third model, a reward."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    for seed, name in enumerate(("original", "policy", "rival")):
+        build_tiny_model(folder / name, seed=seed)
+    tokenizer = load_tokenizer(str(folder / "original"))
+    reward = new_reward_model(str(folder / "original"), int(tokenizer.pad_token_id), seed=0)
+    save_model(reward, tokenizer, folder / "reward")
+    prompts = write_prompts(folder / "prompts.jsonl")
+    arguments = ["--model", str(folder / "original"), "--out", str(folder / "reference"), *SHORT]
+    assert main(["reference", "--prompts", str(prompts), "--samples", "3", *arguments]) == 0
+    return Inputs(folder)
+
+
+@pytest.fixture(scope="session")
+def done(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """An evaluation with a rival and a judge model that likes the longer answer; only read it."""
+    out = tmp_path_factory.mktemp("done") / "evaluate"
+    with JudgeServer() as server:
+        judge = ["--judge-endpoint", server.url, "--judge-model", "m"]
+        against = ["--against", inputs.path("rival")]
+        assert main(inputs.arguments(out, *judge, *against)) == 0
+    return RunDir(out)

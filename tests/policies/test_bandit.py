@@ -1,0 +1,178 @@
+"""A bandit with eight arms: PPO's parts find the optimum that can be worked out by hand.
+
+One prompt, responses of one token, a language model of eight tokens. The reference is a table, so
+that nothing but sampling is left to chance.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+from policies.actor_critic import PolicyAndCritic
+from policies.kl import ReferencePolicy
+from policies.reference_store import ReferenceRow
+from policies.reward_sources import Reward
+from policies.rollout import collect_rollout
+from policies.settings import KLSettings, PPOSettings
+from policies.update import reference_batch, update
+from rlhf.distributed import start
+from rlhf.records import Message, Prompt, Sampling
+from rlhf.tokens import TokenBatch
+
+PAD, EOS = 0, 1
+WORDS = {"<pad>": PAD, "<eos>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdef")}}
+COUNTS = np.array([2, 4, 24, 12, 8, 8, 4, 2])  # of each token in the store
+REFERENCE = COUNTS / COUNTS.sum()
+REWARDS = np.array([0.0, 0.1, 0.2, 0.9, 0.4, 0.5, 0.8, 1.0])
+PROMPT = Prompt.create((Message(role="user", content="x"),), "train", "test")
+SETTINGS = PPOSettings(
+    model="m",
+    reward=("r",),
+    reference=Path("ref"),
+    out=Path("out"),
+    episodes_per_step=256,
+    samples_per_prompt=256,
+    micro_batch_size=256,
+    sample_batch_size=256,
+    advantages="rloo",
+    reward_shaping="none",
+    missing_eos_penalty=0.0,
+    max_approx_kl=math.inf,
+    kl=KLSettings(source="none"),
+)
+
+
+def build_models() -> tuple[PolicyAndCritic, FastTokenizer]:
+    torch.manual_seed(0)
+    tokenizer = FastTokenizer(
+        tokenizer_object=Tokenizer(models.WordLevel(WORDS, unk_token="<pad>")),
+        eos_token="<eos>",
+        pad_token="<pad>",
+    )
+    config = LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=None,
+        num_labels=1,
+    )
+    critic = LlamaForSequenceClassification(config)
+    return PolicyAndCritic(LlamaForCausalLM(config), critic, 0.0).eval(), tokenizer
+
+
+def stored_rows() -> list[ReferenceRow]:
+    """The reference's answers, in exactly the proportions of its probabilities."""
+    return [
+        ReferenceRow(
+            prompt=PROMPT,
+            sample_index=0,
+            prompt_ids=[2, 3],
+            response_ids=[token],
+            text="",
+            finished=token == EOS,
+            reused=False,
+            log_probs=[math.log(REFERENCE[token])],
+            log_probs_at_1=[math.log(REFERENCE[token])],
+            entropy=[1.0],
+        )
+        for token, count in enumerate(COUNTS)
+        for _ in range(count)
+    ]
+
+
+def trained_policy(
+    settings: PPOSettings,
+    arms: np.ndarray,
+    *,
+    steps: int,
+    reference: ReferencePolicy | None = None,
+    learning_rate: float = 0.02,
+) -> np.ndarray:
+    """The probabilities of the eight tokens after so many steps."""
+    model, tokenizer = build_models()
+    accelerator = start("fp32", 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    if not settings.has_critic:
+        model.critic = None
+    model, optimizer = accelerator.prepare(model, optimizer)
+    values = torch.tensor(arms, dtype=torch.float32)
+
+    def score(prompts: object, texts: object, batch: TokenBatch) -> torch.Tensor:
+        return values[batch.ids[:, -1]]
+
+    rows = stored_rows()
+    used = rows if settings.kl.source == "reference" else []
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * (1 - step / steps)
+        rollout = collect_rollout(
+            accelerator,
+            model,
+            tokenizer,
+            Reward((score,), (1.0,), "sum", {}),
+            reference,
+            [(rows[0],)] * settings.episodes_per_step,
+            {PROMPT.id: [0.0]},
+            Sampling(temperature=1.0, max_new_tokens=1, seed=0),
+            settings,
+        )
+        batch = reference_batch(used, PAD, accelerator.device)
+        update(accelerator, model, optimizer, rollout, batch, settings, 1.0, generator)
+    with torch.no_grad():
+        logits = model.policy(torch.tensor([[2, 3]])).logits[0, -1]
+    return logits.double().softmax(0).numpy()
+
+
+def total_variation(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.abs(first - second).sum() / 2)
+
+
+@pytest.mark.parametrize("advantages", ["gae", "rloo", "group"])
+def test_the_reward_of_one_token_is_learnt(advantages: str) -> None:
+    settings = replace(SETTINGS, advantages=advantages, critic_learning_rate=1e-2)
+    one_token = np.eye(len(WORDS))[5]
+    assert trained_policy(settings, one_token, steps=60)[5] > 0.95
+
+
+def test_a_resident_reference_leads_to_the_tilted_distribution() -> None:
+    # max E[r] − β KL(π ‖ π_ref):  π* ∝ π_ref exp(r / β)
+    beta = 0.4
+    expected = REFERENCE * np.exp(REWARDS / beta)
+    expected /= expected.sum()
+    assert total_variation(expected, REFERENCE) > 0.2
+    table = torch.tensor(np.log(REFERENCE), dtype=torch.float32)
+    settings = replace(SETTINGS, kl=KLSettings(source="resident", coefficient=beta))
+    found = trained_policy(
+        settings, REWARDS, steps=200, reference=lambda _, rows: table[rows.responses.ids]
+    )
+    assert total_variation(found, expected) < 0.05
+
+
+@pytest.mark.parametrize("estimator", ["k3", pytest.param("k1", marks=pytest.mark.slow)])
+def test_stored_outputs_lead_to_the_optimum_of_the_forward_kl(estimator: str) -> None:
+    # max E[r] − β KL(π_ref ‖ π):  π*_i = β π_ref,i / (λ − r_i), λ > max r so that they add up to 1
+    beta = 0.4
+
+    def optimum(multiplier: float) -> np.ndarray:
+        return beta * REFERENCE / (multiplier - REWARDS)
+
+    top = REWARDS.max()
+    multiplier = brentq(lambda x: optimum(x).sum() - 1, top + 1e-9, top + 10 * beta)
+    expected = optimum(multiplier)
+    assert total_variation(expected, REFERENCE) > 0.1
+    kl = KLSettings(source="reference", coefficient=beta, estimator=estimator)
+    found = trained_policy(replace(SETTINGS, kl=kl), REWARDS, steps=200)
+    assert total_variation(found, expected) < 0.05

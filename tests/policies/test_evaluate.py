@@ -1,0 +1,155 @@
+"""`rlhf evaluate` on random models: every judge, a rival, an endpoint that fails and comes back."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlhf.cli import main
+from rlhf.ranked import read_ranked_file
+from rlhf.rundir import RunDir
+from tests.conftest import build_tokenizer
+from tests.judge_server import JudgeServer
+from tests.pipeline.signals import count_vowels
+from tests.policies.conftest import Inputs
+
+Evaluate = Callable[..., tuple[int, dict, str]]
+
+
+@pytest.fixture
+def evaluate(inputs: Inputs, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    """Run an evaluation: exit code, the JSON it prints, stderr."""
+
+    def run(out: Path, *more: str) -> tuple[int, dict, str]:
+        capsys.readouterr()
+        code = main(inputs.arguments(out, "--json", *more))
+        output = capsys.readouterr()
+        return code, json.loads(output.out.splitlines()[-1]) if code == 0 else {}, output.err
+
+    return run
+
+
+def test_win_rates_are_those_of_the_answers_that_were_kept(done: RunDir) -> None:
+    report = done.read_report()
+    records = read_ranked_file(done.answers)
+    assert len(records) == 4
+    shares = {"reference": [], "rival": []}
+    for record in records:
+        by_model: dict[str, list[str]] = {}
+        for response in record.responses:
+            by_model.setdefault(Path(response.model).name, []).append(response.text)
+        assert {name: len(texts) for name, texts in by_model.items()} == {
+            "original": 3,
+            "policy": 2,
+            "rival": 2,
+        }
+        ours = [count_vowels("", text) for text in by_model["policy"]]
+        for name, folder in (("reference", "original"), ("rival", "rival")):
+            theirs = [count_vowels("", text) for text in by_model[folder]]
+            points = [(a > b) + 0.5 * (a == b) for a in ours for b in theirs]
+            shares[name].append(np.mean(points))
+    assert report["win_rate"]["gold"]["value"] == pytest.approx(np.mean(shares["reference"]))
+    assert report["rival"]["win_rate"]["gold"]["value"] == pytest.approx(np.mean(shares["rival"]))
+
+
+def test_the_judge_model_judges_the_first_answers_in_both_orders(done: RunDir) -> None:
+    points = []
+    for record in read_ranked_file(done.answers):
+        theirs, ours = record.responses[0].text, record.responses[3].text
+        # the server names the longer answer in whatever place; equal lengths give B twice: a tie
+        points.append((len(ours) > len(theirs)) + 0.5 * (len(ours) == len(theirs)))
+    rate = done.read_report()["win_rate"]["ai"]
+    assert rate["value"] == pytest.approx(np.mean(points))
+    assert rate["unclear"] == 0
+    assert len(done.judge_log.read_text().splitlines()) == 4 * 2 * 2  # prompts, orders, sides
+
+
+def test_the_report_names_judges_sides_and_inputs(done: RunDir) -> None:
+    report = done.read_report()
+    assert report["verdict"]["judge"] == "ai"
+    assert report["judges"]["ai"] == {"kind": "AI judge", "name": "m"}
+    for measure in ("length", "eos_rate", "distinct", "self_bleu", "reward", "gold"):
+        assert set(report[measure]) == {"reference", "policy", "rival"}
+    assert set(report["inputs"]) == {"policy", "reward", "reference", "against"}
+    assert [point["n"] for point in report["best_of_n"]] == [1, 2, 3]
+    rewards = [point["reward"] for point in report["best_of_n"]]
+    assert rewards == sorted(rewards)
+    assert rewards[0] == pytest.approx(report["reward"]["reference"]["mean"])
+    for kl in report["kl"].values():
+        assert kl["sqrt_nats"] == pytest.approx(max(kl["nats"], 0) ** 0.5)
+    assert set(report["win_rate_by_length"]["gold"]) == {"23 tokens"}
+    page = done.report_html.read_text()
+    assert "Against <code" in page
+    assert "preferred by the AI judge" in page
+
+
+def test_an_endpoint_that_fails_is_asked_only_for_the_rest(
+    evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf.judge.time.sleep", lambda seconds: None)
+    with JudgeServer() as server:
+        server.failures = [0, 0, 0] + [503] * 5
+        judge = ("--judge-endpoint", server.url, "--judge-model", "m", "--judge-parallel", "1")
+        code, _, errors = evaluate(tmp_path / "out", *judge)
+        assert code == 75
+        assert "does not answer after 5 attempts (status 503)" in errors
+        assert RunDir(tmp_path / "out").read_stage()["status"] == "interrupted"
+        server.failures, server.calls = [], []
+        with RunDir(tmp_path / "out").judge_log.open("a") as stream:
+            stream.write('{"key": "a kill cut this li')
+        assert evaluate(tmp_path / "out", *judge, "--resume")[0] == 0
+        assert len(server.calls) == 4 * 2 - 3
+
+
+def test_an_unclear_judge_counts_for_nothing(evaluate: Evaluate, tmp_path: Path) -> None:
+    with JudgeServer() as server:
+        server.unclear = True
+        judge = ("--judge-endpoint", server.url, "--judge-model", "m")
+        code, result, _ = evaluate(tmp_path / "out", *judge)
+    assert code == 0
+    assert set(result["win_rate"]) == {"reward", "gold"}
+
+
+def test_a_rival_with_another_tokenizer_answers_in_its_own_and_is_read_in_ours(
+    evaluate: Evaluate, inputs: Inputs, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(inputs.path("rival"), other)
+    build_tokenizer(["another corpus with other words", "and so other merges"]).save_pretrained(
+        other
+    )
+    code, _, errors = evaluate(tmp_path / "out", "--against", str(other))
+    assert code == 0, errors
+    tokenizer = build_tokenizer()
+    for record in read_ranked_file(RunDir(tmp_path / "out").answers):
+        for response in record.responses[5:]:
+            read = tokenizer.decode(response.token_ids or (), skip_special_tokens=True).strip()
+            assert read == response.text.replace("(no answer)", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--judge-model", "m"], "A judge needs --judge-endpoint (is '') and --judge-model"),
+        (["--judge-endpoint", "localhost", "--judge-model", "m"], "(is 'localhost')"),
+        (["--against", "nowhere/at/all"], "nowhere/at/all is not a model"),
+        (
+            [
+                *("--judge-endpoint", "http://x/v1", "--judge-model", "m"),
+                "--judge-rubric",
+                "none.md",
+            ],
+            "No such rubric: none.md",
+        ),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    evaluate: Evaluate, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    code, _, errors = evaluate(tmp_path / "out", *arguments)
+    assert code == 2
+    assert message in " ".join(errors.split())
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,167 @@
+"""`rlhf ppo` on the tiny model, through the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from policies.reference_store import open_store
+from policies.reward_sources import load_reward
+from rlhf.cli import main
+from rlhf.distributed import start
+from rlhf.models import load_causal_lm
+from rlhf.rundir import RunDir
+from rlhf.tokens import load_tokenizer
+from tests.pipeline.loop import SHORT
+from tests.pipeline.signals import count_vowels
+from tests.pipeline.test_resume import kill_when
+from tests.policies.training import TrainingInputs, metrics_of, read_report
+
+
+def test_the_fit_of_the_critic_is_reported(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert training.ppo(tmp_path / "ppo") == 0
+    fit = read_report(tmp_path / "ppo")["critic_fit"]
+    assert fit["rows"] == 16
+    assert fit["explained_variance"]["after"] > fit["explained_variance"]["before"]
+    assert "Critic fitted: explained variance" in capsys.readouterr().err
+    assert training.ppo(tmp_path / "raw", "--no-critic-warmup") == 0
+    assert read_report(tmp_path / "raw")["critic_fit"] is None
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_the_critic_is_fitted_fits_it_again(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    options = ("--save-every", "2")
+    assert training.ppo(straight, *options, steps=5) == 0
+    kill_when(training.arguments(killed, *options, steps=5), killed / "stage.json", lines=0)
+    kill_when(
+        training.arguments(killed, *options, "--resume", steps=5), killed / "metrics.jsonl", lines=3
+    )
+    assert training.ppo(killed, *options, "--resume", steps=5) == 0
+    fits = [read_report(out)["critic_fit"] for out in (straight, killed)]
+    assert fits[0] == fits[1]
+    weights = [load_file(out / "policy" / "model.safetensors") for out in (straight, killed)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+SIGNAL = "signal:tests.pipeline.signals:count_vowels"
+
+
+def test_a_function_scores_the_reference_outputs(training: TrainingInputs, tmp_path: Path) -> None:
+    command = [
+        *("reference", "--prompts", str(training.reference.parent / "prompts.jsonl"), *SHORT),
+        *("--model", str(training.model), "--reward", SIGNAL, "--out", str(tmp_path / "reference")),
+    ]
+    assert main(command) == 0
+    store = open_store(tmp_path / "reference" / "outputs")
+    assert [row.reward for row in store.rows] == [count_vowels("", row.text) for row in store.rows]
+    assert store.manifest["reward"] == {"path": SIGNAL, "hash": SIGNAL}
+
+
+def test_a_function_can_be_the_reward(training: TrainingInputs, tmp_path: Path) -> None:
+    assert training.ppo(tmp_path / "one", "--reward", SIGNAL, "--reward-shaping", "none") == 0
+    alone = metrics_of(tmp_path / "one")[0]
+    assert alone["reward/shaped"] <= alone["reward/mean"]
+    inputs = RunDir(tmp_path / "one").read_stage()["inputs"]
+    assert inputs["reward"] == {"path": SIGNAL, "hash": SIGNAL}
+
+
+def test_several_rewards_are_weighed_and_combined(training: TrainingInputs) -> None:
+    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(training.model))
+    rows = open_store(training.reference / "outputs").rows[:6]
+
+    def of(names: list[str], **options: Any) -> list[float]:
+        return load_reward(names, accelerator, **options).of_rows(
+            rows, tokenizer, accelerator.device
+        )
+
+    signal, model = of([SIGNAL]), of([str(training.reward)])
+    assert signal == [count_vowels("", row.text) for row in rows]
+    assert model == pytest.approx([row.reward for row in rows], abs=1e-5)
+    names = [SIGNAL, str(training.reward)]
+    mean = of(names, weights=(2.0, -1.0), combination="mean")
+    assert mean == pytest.approx([(2 * s - m) / 2 for s, m in zip(signal, model, strict=True)])
+    worst = of(names, combination="worst")
+    assert worst == pytest.approx([min(both) for both in zip(signal, model, strict=True)], abs=1e-5)
+
+
+def test_weights_must_match_the_rewards(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert training.ppo(tmp_path / "x", "--reward-weights", "1", "--reward-weights", "2") == 2
+    assert "2 --reward-weights for 1 --reward" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_settings_file_names_one_reward_or_several(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ppo.yaml"
+    for written, read in ((SIGNAL, [SIGNAL]), (f"[{SIGNAL}, {SIGNAL}]", [SIGNAL, SIGNAL])):
+        file.write_text(f"reward: {written}\nmodel: {training.model}\nreference: r\nout: o\n")
+        assert main(["ppo", "--config", str(file), "--dry-run"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out.split("#")[0])["reward"] == read
+
+
+@pytest.mark.parametrize("kind", ["rloo", "group"])
+def test_advantages_without_a_critic(training: TrainingInputs, tmp_path: Path, kind: str) -> None:
+    options = ("--advantages", kind, "--samples-per-prompt", "2")
+    assert training.ppo(tmp_path / kind, *options) == 0
+    row = metrics_of(tmp_path / kind)[0]
+    assert not {"loss/value", "grad_norm/critic", "value/explained_variance"} & set(row)
+    assert row["grad_norm/policy"] > 0
+    assert read_report(tmp_path / kind)["critic_fit"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--advantages", "rloo"), "--samples-per-prompt is 1"),
+        (("--samples-per-prompt", "3"), "does not divide into --samples-per-prompt 3"),
+        (("--kl.source", "adapter"), "Add --lora-rank 16"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    training: TrainingInputs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    words: str,
+) -> None:
+    assert training.ppo(tmp_path / "x", *options) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("source", ["adapter", "resident"])
+def test_reverse_kl_is_measured_where_the_reference_is_at_hand(
+    training: TrainingInputs, tmp_path: Path, source: str
+) -> None:
+    options = ("--kl.source", source, "--lora-rank", "4", "--kl.target", "0.001")
+    assert training.ppo(tmp_path / source, *options, "--learning-rate", "3e-2", steps=3) == 0
+    rows = metrics_of(tmp_path / source)
+    assert rows[0]["kl/reverse_k1_per_token"] == pytest.approx(0.0, abs=1e-6)
+    assert rows[2]["kl/reverse_k3_per_token"] > 1e-4
+    assert not any("forward" in name for name in rows[0])
+    # KL 0 is below the target: the coefficient of .1 falls by a fifth of 4 in 10,000 responses
+    assert rows[1]["kl/coefficient"] == pytest.approx(0.1 * (1 - 0.2 * 4 / 10_000))
+    saved = load_causal_lm(str(tmp_path / source / "policy"))
+    original = load_causal_lm(str(training.model))
+    assert set(saved.state_dict()) == set(original.state_dict())
+    audited = read_report(tmp_path / source)["kl"]["reverse"]
+    assert audited["nats"] != 0.0
+
+
+def test_the_true_reverse_kl_is_audited_on_the_way(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    assert training.ppo(tmp_path / "ppo", "--kl.audit-every", "2", steps=2) == 0
+    rows = metrics_of(tmp_path / "ppo")
+    assert "kl_audit/reverse_k1" not in rows[0]
+    assert rows[1]["kl_audit/reverse_k3_per_token"] > 0.0
+    assert rows[1]["kl/forward_k3_per_token"] > 0.0

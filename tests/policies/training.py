@@ -1,0 +1,66 @@
+"""What PPO needs, on the tiny model: a reward model and reference outputs, made once."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.cli import main
+from rlhf.metrics import read_metrics
+from rlhf.models import new_reward_model, save_model
+from rlhf.tokens import load_tokenizer
+from tests.pipeline.loop import SHORT, write_prompts
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """Folders of the model, the reward model and the reference outputs."""
+
+    model: Path
+    reward: Path
+    reference: Path
+
+    def ppo(self, out: Path, *more: str, steps: int = 1) -> int:
+        """Run `rlhf ppo` for a few short steps; its exit code."""
+        return main(self.arguments(out, *more, steps=steps))
+
+    def arguments(self, out: Path, *more: str, steps: int = 1) -> list[str]:
+        """The command line of `ppo`, with the reward model unless `more` names a reward."""
+        reward = () if "--reward" in more else ("--reward", str(self.reward))
+        rate = () if "--learning-rate" in more else ("--learning-rate", "1e-3")
+        return [
+            *("ppo", "--model", str(self.model), "--reference", str(self.reference), *reward),
+            *("--out", str(out), "--steps", str(steps), "--episodes-per-step", "4"),
+            *("--precision", "fp32", *rate, *more),
+        ]
+
+
+def read_report(out: Path) -> dict[str, Any]:
+    """The report of a stage."""
+    content: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return content
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    """The metrics of a stage, without its clock."""
+    rows = read_metrics(out / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]
+
+
+@pytest.fixture(scope="session")
+def training(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> TrainingInputs:
+    """A random reward model, and two reference outputs for each of twelve prompts."""
+    folder = tmp_path_factory.mktemp("training")
+    made = TrainingInputs(tiny_model, folder / "reward", folder / "reference")
+    tokenizer = load_tokenizer(str(tiny_model))
+    reward = new_reward_model(str(tiny_model), int(tokenizer.pad_token_id), seed=1)
+    save_model(reward, tokenizer, made.reward)
+    prompts = write_prompts(folder / "prompts.jsonl")
+    command = [
+        *("reference", "--prompts", str(prompts), "--model", str(tiny_model), *SHORT),
+        *("--reward", str(made.reward), "--out", str(made.reference), "--samples", "2"),
+    ]
+    assert main(command) == 0
+    return made

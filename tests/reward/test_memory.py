@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPTJConfig, LlamaConfig
+
+from reward.memory import device_bytes, divided_peak, plan_memory, require_memory
+from reward.settings import RewardSettings
+from rlhf.errors import ConfigError
+from rlhf.planner import GIB, read_shape
+
+
+def settings_for(model, **changes):
+    values = {"precision": "bf16", "max_length": 2048, **changes}
+    return RewardSettings(rankings=Path("r"), model=str(model), out=Path("o"), **values)
+
+
+@pytest.fixture(scope="module")
+def six_billion(tmp_path_factory):
+    """The config of a GPT-J: 6.05e9 parameters, of which 5.85e9 below the output matrix."""
+    folder = tmp_path_factory.mktemp("gptj")
+    GPTJConfig().save_pretrained(folder)
+    return folder
+
+
+def test_full_training_counts_weights_moments_gradients_and_copies(six_billion):
+    shape = read_shape(str(six_billion))
+    plan = plan_memory(settings_for(six_billion, gradient_checkpointing=True), shape)
+    resident = {item.what: item.size for item in plan.resident}
+    parameters = shape.trunk + 4096
+    assert resident == {
+        "reward model: weights": 4 * parameters,
+        "reward model: Adam": 8 * parameters,
+    }
+    assert plan.peak > 18 * shape.trunk_linear
+
+
+def test_adapters_freeze_the_trunk_in_bf16_or_4_bits(six_billion):
+    shape = read_shape(str(six_billion))
+    # GPT-J: 28 layers with four matrices of 4096 x 4096 and two of 4096 x 16384
+    trained = 16 * 28 * (4 * 2 * 4096 + 2 * (4096 + 16384)) + 4096
+    linear = 28 * (4 * 4096**2 + 2 * 4096 * 16384)
+    assert shape.trunk_linear == linear
+    for adapter, frozen in (
+        ("lora", 2 * shape.trunk),
+        ("qlora", 0.516 * linear + 2 * (shape.trunk - linear)),
+    ):
+        plan = plan_memory(settings_for(six_billion, adapter=adapter), shape)
+        resident = {item.what: item.size for item in plan.resident}
+        assert resident == {
+            "reward model: weights": pytest.approx(frozen),
+            "adapters and head: weights": 4 * trained,
+            "adapters and head: Adam": 8 * trained,
+        }
+
+
+def test_tokens_of_the_longest_sequence_count_where_a_batch_is_smaller(six_billion):
+    shape = read_shape(str(six_billion))
+    small = plan_memory(settings_for(six_billion, tokens_per_batch=1), shape)
+    assert small.peak == plan_memory(settings_for(six_billion, tokens_per_batch=2048), shape).peak
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic_and_three_ways_out(six_billion):
+    with pytest.raises(ConfigError) as caught:
+        require_memory(settings_for(six_billion, tokens_per_batch=4096), 20 * GIB)
+    assert "needs 119.3 GiB in each process, which has 20.0" in caught.value.problem
+    assert "float32, 4 bytes a parameter" in caught.value.problem
+    ways = caught.value.remedy.splitlines()
+    assert ways[0] == "Three ways out:"
+    assert ways[1].startswith("  1. --adapter lora --gradient-checkpointing")
+    assert [way[:5] for way in ways[1:]] == ["  1. ", "  2. ", "  3. "]
+
+
+def test_every_way_out_that_names_flags_fits(six_billion):
+    with pytest.raises(ConfigError) as caught:
+        require_memory(settings_for(six_billion, tokens_per_batch=4096), 110 * GIB)
+    ways = caught.value.remedy.splitlines()[1:]
+    assert ways[0].startswith("  1. --gradient-checkpointing: ")
+    assert ways[1].startswith("  2. --adapter lora: ")
+    for way in ways[:2]:
+        assert float(way.rsplit(": ")[1].removesuffix(" GiB")) <= 110
+
+
+def test_divided_weights_need_less_on_each_device(six_billion):
+    settings = settings_for(six_billion, tokens_per_batch=4096)
+    plan = plan_memory(settings, read_shape(str(six_billion)))
+    activations = plan.phases["computing gradients"][-1].size
+    held = plan.peak - activations
+    assert divided_peak(plan, 1, offload=False) == plan.peak
+    assert divided_peak(plan, 4, offload=False) == pytest.approx(activations + held / 4)
+    assert divided_peak(plan, 4, offload=True) == pytest.approx(activations)
+    require_memory(settings, 80 * GIB, parts=4)
+    with pytest.raises(ConfigError) as caught:
+        require_memory(settings, 80 * GIB)
+    assert "--sharding fsdp --processes 2: 70.5 GiB on each of 2" in caught.value.remedy
+
+
+def test_what_fits_is_not_refused(tiny_model):
+    require_memory(settings_for(tiny_model, precision="fp32", max_length=64), device_bytes(1))
+
+
+def test_processes_of_one_machine_share_its_memory(monkeypatch):
+    assert not torch.cuda.is_available()
+    assert device_bytes(4) == device_bytes(1) / 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # under torchrun
+    assert device_bytes(1) == device_bytes(2)
+
+
+def test_a_llama_of_the_same_size_is_planned_too(tmp_path):
+    LlamaConfig(hidden_size=4096, num_hidden_layers=28).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="This training needs"):
+        require_memory(settings_for(tmp_path), 10 * GIB)
