@@ -58,11 +58,14 @@ def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool,
 
 
 def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
-    """What people said of these pairs; a ranking that leaves one response out is no vote."""
+    """What people said of these pairs; a ranking that leaves one response out is no vote.
+
+    Nor is a lead's decision, made with the votes in view.
+    """
     query = """
         SELECT r.annotator, r.tiers FROM rankings r
         JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
-        JOIN tasks t ON t.id = r.task_id AND t.purpose = 'compare'
+        JOIN tasks t ON t.id = r.task_id AND t.purpose = 'compare' AND t.decides IS NULL
         WHERE r.prompt_id = ? AND t.responses = ? AND r.live = 1 ORDER BY r.seq"""
     votes = []
     for pair in pairs:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,9 +73,11 @@ class EndpointVoice:
             with self._open(prompt, seed) as answer:
                 yield from _pieces(answer)
         except HTTPError as error:
+            # its words often name the model: they are for whoever started this, not for annotators
             words = error.read(MAX_ERROR_BYTES).decode(errors="replace")
+            sys.stderr.write(f"{self.model}: {error.code} {words}\n")
             raise InputError(
-                f"The model server refused the question (status {error.code}): {words}", KEPT
+                f"The model server refused the question (status {error.code})", KEPT
             ) from None
         except TimeoutError:
             raise InputError(

@@ -58,16 +58,23 @@ def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
     row = db.execute(query, [turn_id, annotator]).fetchone()
     if row is None:
         return None
-    shown, prompt_id, messages, split, source = row
+    stored, prompt_id, messages, split, source = row
+    shown = tuple(json.loads(stored))
+    # Asked again, the same question has the same prompt; what was said then is about other answers.
+    about = [
+        ranking
+        for ranking in _own_rankings(db, prompt_id, annotator)
+        if any(i in shown for tier in ranking.tiers for i in tier)
+    ]
     chat = tuple(Message(**message) for message in json.loads(messages))
     query = "SELECT id, text FROM responses WHERE prompt_id = ?"
     return Turn(
         id=turn_id,
         annotator=annotator,
         prompt=Prompt(id=prompt_id, messages=chat, split=split, source=source),
-        shown=tuple(json.loads(shown)),
+        shown=shown,
         texts=dict(db.execute(query, [prompt_id])),
-        rankings=tuple(_own_rankings(db, prompt_id, annotator)),
+        rankings=tuple(about),
     )
 
 

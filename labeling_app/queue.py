@@ -110,7 +110,7 @@ class TaskQueue:
 
     def num_done(self, annotator: str) -> int:
         """How many tasks this annotator has ranked."""
-        query = "SELECT COUNT(*) FROM rankings WHERE annotator = ? AND live = 1"
+        query = "SELECT COUNT(task_id) FROM rankings WHERE annotator = ? AND live = 1"
         return int(self.connections.db.execute(query, [annotator]).fetchone()[0])
 
     def submit(self, annotator: str, submission: Submission) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.rewards import Combination, combine
 from reward.scoring import load_scorer
+from reward.settings import Combine
 from reward.text_scoring import SIGNAL, load_text_reward
 from rlhf.models import describe_model, model_folder, require_same_tokenizer
 from rlhf.records import Prompt, Response
@@ -126,13 +127,14 @@ def load_reward(
     if len(names) > 1 or used != (1.0,):
         hashes = [part["hash"] for part in parts]
         whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
-    sources = tuple(_load(name, accelerator) for name in names)
+    members: Combine = "min" if combination == "worst" else "mean"
+    sources = tuple(_load(name, accelerator, members) for name in names)
     return Reward(sources, used, combination, whole)
 
 
-def _load(name: str, accelerator: Accelerator) -> Source:
+def _load(name: str, accelerator: Accelerator, members: Combine) -> Source:
     if is_model(name):
-        scorer = load_scorer(name, accelerator)
+        scorer = load_scorer(name, accelerator, members)
         return lambda prompts, texts, batch: scorer(batch)
     reward = load_text_reward(name, accelerator, tokens_per_batch=1)
 

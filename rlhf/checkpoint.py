@@ -76,7 +76,9 @@ def save_checkpoint(
         shutil.rmtree(final_name, ignore_errors=True)
         partial.rename(final_name)
         write_text_atomically(folder / LATEST, lambda stream: stream.write(final_name.name))
-        for old in sorted(folder.glob("step-*"))[:-keep]:
+        # last is the one just written, also where an abandoned course left later ones
+        kept = sorted(folder.glob("step-*"), key=lambda path: (path == final_name, path.name))
+        for old in kept[:-keep]:
             shutil.rmtree(old)
     accelerator.wait_for_everyone()
     return final_name

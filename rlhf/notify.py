@@ -3,7 +3,7 @@
 import json
 import sys
 import urllib.request
-from urllib.error import URLError
+from http.client import HTTPException
 
 TIMEOUT_SECONDS = 10
 
@@ -25,5 +25,5 @@ def notify(url: str, run: str, status: str, details: str = "") -> None:
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
             pass
-    except (URLError, TimeoutError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         sys.stderr.write(f"--notify: {url} does not answer ({error})\n")

@@ -50,7 +50,10 @@ def check_before_training(
         require_room(out, wanted)
     if settings.preflight:
         folder = out.parent / f".{out.name}.canary"
-        findings = sing(accelerator, folder)
+        device = accelerator.device
+        # the canary seeds the generators, and must not choose what the run samples
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            findings = sing(accelerator, folder)
         accelerator.print(f"Canary: {len(findings)} devices are well", file=sys.stderr)
 
 

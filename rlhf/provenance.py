@@ -34,7 +34,7 @@ def describe_environment() -> dict[str, Any]:
         "versions": {name: package_version(name) for name in PACKAGES},
         "git_commit": _git("describe", "--always", "--dirty"),
         "code_diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None,
-        "command": sys.argv,
+        "command": _command(),
         "processes": world_size(),
         "hardware": {
             "host": socket.gethostname(),
@@ -68,8 +68,23 @@ def code_diff() -> str:
     return _git("diff", "HEAD") or ""
 
 
+def _command() -> list[str]:
+    """The command line but for the address of --notify: who knows it can write to the chat."""
+    words = list(sys.argv)
+    for place, word in enumerate(words):
+        if word.startswith("--notify="):
+            words[place] = "--notify=…"
+        elif word == "--notify" and place + 1 < len(words):
+            words[place + 1] = "…"
+    return words
+
+
 def _git(*arguments: str) -> str | None:
+    """What git says; None without git, or where this code is no checkout but lies in one."""
     try:
+        tracked = ["git", "-C", str(CODE), "ls-files", "--error-unmatch", __file__]
+        if subprocess.run(tracked, capture_output=True, check=False).returncode:
+            return None
         done = subprocess.run(
             ["git", "-C", str(CODE), *arguments], capture_output=True, text=True, check=False
         )

@@ -84,6 +84,7 @@ def watching(
     _watch.folder = folder
     _watch.heart = Heart(rank(), socket.gethostname(), os.getpid())
     beat("starting", 0)
+    write_json(_file(folder, _watch.heart.rank), asdict(_watch.heart))  # not an earlier attempt's
     ended = threading.Event()
     arguments = (folder, timeout_seconds, on_stall, ended)
     thread = threading.Thread(target=_stand_guard, args=arguments, daemon=True)
@@ -107,15 +108,18 @@ def _stand_guard(
             break
     else:
         return
-    leave_last_words(folder, _watch.heart)
-    time.sleep(GRACE_SECONDS)
-    hearts = read_hearts(folder)
-    slow = find_slow(hearts, world_size())
-    if _watch.heart.rank == speaker(slow, world_size()):
-        on_stall(describe_stall(hearts, slow, timeout_seconds, folder))
-    else:
-        time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
-    os._exit(InterruptedRunError.exit_code)
+    try:
+        leave_last_words(folder, _watch.heart)
+        time.sleep(GRACE_SECONDS)
+        # an earlier attempt may have had more ranks
+        hearts = [heart for heart in read_hearts(folder) if heart.rank < world_size()]
+        slow = find_slow(hearts, world_size())
+        if _watch.heart.rank == speaker(slow, world_size()):
+            on_stall(describe_stall(hearts, slow, timeout_seconds, folder))
+        else:
+            time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
+    finally:  # also when the disk is full, or this rank would be stuck for good
+        os._exit(InterruptedRunError.exit_code)
 
 
 def leave_last_words(folder: Path, heart: Heart) -> None:

@@ -133,7 +133,8 @@ def test_hostile_text_is_shown_everywhere_and_does_nothing(app, open_page):
     page.keyboard.press("Escape")
     page.click("[data-act=history]")
     page.wait_for_selector(".rb-past li")
-    shown["history"] = page.inner_text(".rb-past")
+    assert shown["board"].strip()[:20] in page.inner_text(".rb-past")
+    assert page.evaluate("window.hacked") is None, "history"
     page.goto(app.url + "dashboard")
     page.wait_for_selector(".task")
     shown["dashboard"] = page.inner_text("main")

@@ -7,8 +7,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from policies.critic import new_critic
 from policies.reference_store import open_store
 from policies.reward_sources import load_reward
+from policies.settings import PPOSettings
 from rlhf.cli import main
 from rlhf.distributed import start
 from rlhf.models import load_causal_lm
@@ -30,6 +32,24 @@ def test_the_fit_of_the_critic_is_reported(
     assert "Critic fitted: explained variance" in capsys.readouterr().err
     assert training.ppo(tmp_path / "raw", "--no-critic-warmup") == 0
     assert read_report(tmp_path / "raw")["critic_fit"] is None
+
+
+def test_only_the_critics_head_trains_where_that_is_asked(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    assert training.ppo(tmp_path / "ppo", "--critic-trains", "head", steps=2) == 0
+    assert all(row["grad_norm/critic"] > 0 for row in metrics_of(tmp_path / "ppo"))
+    settings = PPOSettings(
+        model=str(training.model),
+        reward=(str(training.reward),),
+        reference=training.reference,
+        out=tmp_path / "ppo",
+        critic_trains="head",
+    )
+    critic, _ = new_critic(settings, load_tokenizer(str(training.model)))
+    assert critic is not None
+    trained = [name for name, weight in critic.named_parameters() if weight.requires_grad]
+    assert trained == ["score.weight"]
 
 
 @pytest.mark.slow

@@ -335,6 +335,8 @@ from rlhf import cli
 from rlhf.rundir import RunDir, stage_status
 import rlhf.commands.generate as command
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
 def run(settings):
     '''Sleep.'''
     run = RunDir(Path(sys.argv[-1]))
