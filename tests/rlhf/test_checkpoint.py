@@ -63,6 +63,15 @@ def test_only_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[str]) ->
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "step-000030"
 
 
+def test_the_one_just_written_stays_though_an_abandoned_course_went_further(tmp_path: Path) -> None:
+    loop = Loop()
+    for step in (10, 20, 30):
+        save_checkpoint(loop.accelerator, tmp_path, step, {}, keep=3)
+    (tmp_path / "latest").write_text("step-000010", encoding="utf-8")
+    save_checkpoint(loop.accelerator, tmp_path, 15, {}, keep=1)
+    assert names(tmp_path) == ["latest", "step-000015"]
+
+
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     loop = Loop()
     save_checkpoint(loop.accelerator, tmp_path, 5, {"try": 1}, keep=1)

@@ -65,6 +65,16 @@ def test_the_canary_trains_two_steps(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
+def test_the_canary_does_not_choose_what_the_run_samples(tmp_path: Path, tiny_model: Path) -> None:
+    settings = ClusterSettings(preflight=True)
+    inputs = {"model": {"path": str(tiny_model), "hash": "x"}}
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    preflight.check_before_training(Accelerator(cpu=True), settings, tmp_path / "run", inputs)
+    assert torch.rand(3).equal(expected)
+
+
 def test_a_broken_device_is_named() -> None:
     well = {"host": "a", "device": "GPU", "error": 1e-6, "weights": 10.0}
     preflight.require_well([well, well])
