@@ -41,7 +41,7 @@ def four_bits(precision: torch.dtype) -> BitsAndBytesConfig:
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
             "--adapter qlora needs the package bitsandbytes, which is not installed",
-            "Install it: pip install 'rlhf[qlora]', or use --adapter lora.",
+            "Install it: pip install bitsandbytes, or use --adapter lora.",
         )
     return BitsAndBytesConfig(
         load_in_4bit=True,

@@ -1,5 +1,6 @@
 """Evaluation while training: how good the weights are now, which were best, and when to stop."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ class Best:
 
 def compare(best: Best | None, step: int, loss: float) -> Best:
     """The best evaluation, this one included; the earlier of two equal ones."""
-    if best is None or loss < best.loss:
+    if best is None or loss < best.loss or math.isnan(best.loss):
         return Best(step, loss)
     return replace(best, since=best.since + 1)
 

@@ -152,7 +152,7 @@ def _initialize_deepspeed(
     except ModuleNotFoundError:
         raise InputError(
             f"--sharding {sharding.strategy} needs DeepSpeed, which is not installed",
-            "pip install 'rlhf[cluster]', or use --sharding fsdp.",
+            "Install it: pip install deepspeed, or use --sharding fsdp.",
         ) from None
     return zero.prepare(model, optimizer, sharding.zero_stage, sharding.offload, sharding.deepspeed)
 

@@ -2,7 +2,7 @@
 
 python sagemaker_ppo.py --role ARN --image URI --filesystem fs-… --mount NAME --subnet … --group …
 
-The image has rlhf[cluster] installed. SageMaker starts one container on each instance and torchrun
+The image has rlhf and DeepSpeed. SageMaker starts one container on each instance and torchrun
 in it; its SIGTERM before the end of a spot instance saves a checkpoint, and the next attempt goes
 on with --resume.
 """

@@ -28,6 +28,7 @@ def test_the_earlier_of_two_equal_evaluations_is_best_and_later_ones_are_counted
     assert compare(best, 30, 0.5) == Best(30, 0.5)
     worse = compare(best, 30, math.nan)
     assert worse == Best(10, 0.6, since=2)
+    assert compare(compare(None, 10, math.nan), 20, 0.9) == Best(20, 0.9)
     assert [worse.is_stale(patience) for patience in (0, 1, 2, 3)] == [False, True, True, False]
 
 
