@@ -31,7 +31,7 @@ METHODS = ("dpo", "sft")
 
 def measure(config: Config, out: Path) -> Config:
     """Train every method on the same rankings and evaluate it."""
-    records = sampled_prompts(config, out)
+    records = sampled_prompts(config)
     everything = write_dataset(out / "prompts", records)
     ranked = rank_by_signal(
         records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]

@@ -32,7 +32,7 @@ Scores = np.ndarray
 def measure(config: Config, out: Path) -> Config:
     """The gold score of best-of-n for every share of noise and every way to choose."""
     signal = gold_of(config)
-    records = sampled_prompts(config, out)
+    records = sampled_prompts(config)
     ranked = rank_by_signal(
         records, signal, size=config["ranking_size"], tie_within=config["tie_within"]
     )
@@ -46,8 +46,7 @@ def measure(config: Config, out: Path) -> Config:
         seeds = ",".join(map(str, config["seeds"]))
         together = out / f"ensemble-{noise}"
         stage(together, "train-reward", *base, "--seeds", seeds)
-        alone = out / f"single-{noise}"
-        stage(alone, "train-reward", *base, "--seed", config["seeds"][0])
+        alone = together / "member-0"
         for name, reward, combine in (
             ("single", alone, "mean"),
             ("mean", together, "mean"),

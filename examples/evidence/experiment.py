@@ -105,13 +105,12 @@ def flags(settings: Config) -> list[str]:
     return [word for name, value in named for word in (name, str(value))]
 
 
-def sampled_prompts(config: Config, out: Path) -> list[RankedPrompt]:
-    """The prompts of a configuration with `k` responses of its model to each."""
-    db = out / "labels.db"
+def sampled_prompts(config: Config) -> list[RankedPrompt]:
+    """The prompts of a configuration with responses of its model, in a database that others share."""
+    db = Path(config["db"])
     db.parent.mkdir(parents=True, exist_ok=True)
     rlhf("import", config["prompts"], "--db", db)
-    sampling = flags(config["sampling"])
-    rlhf("generate", "--db", db, "--model", config["model"], "-k", config["k"], *sampling)
+    rlhf("generate", "--db", db, "--model", config["model"], *flags(config["sampling"]))
     with Store(db) as store:
         return list(store.ranked_prompts())
 

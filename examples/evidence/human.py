@@ -20,16 +20,18 @@ Judgements = list[tuple[int, int, str]]
 
 
 def measure(config: Config, out: Path) -> Config:
-    """Accuracy on the same test prompts for every number of training rankings and every seed."""
+    """Accuracy on the same test prompts for every seed and number of its training rankings."""
     lines = read(Path(config["data"]))
     order = np.random.default_rng(config["split_seed"]).permutation(len(lines))
     num_test = config["test"]
     test = [record(lines[place], "test") for place in order[:num_test]]
     train = [record(lines[place], "train") for place in order[num_test:]]
     rows = []
-    for number in config["rankings"]:
-        data = write_dataset(out / f"rankings-{number}", [*train[:number], *test])
-        for seed in config["seeds"]:
+    for seed in config["seeds"]:
+        mixed = np.random.default_rng(seed).permutation(len(train))
+        for number in config["rankings"]:
+            chosen = [train[place] for place in mixed[:number]]
+            data = write_dataset(out / f"rankings-{number}-{seed}", [*chosen, *test])
             trained = stage(
                 out / f"reward-{number}-{seed}",
                 *("train-reward", "--rankings", data, "--model", config["model"]),

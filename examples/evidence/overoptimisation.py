@@ -25,7 +25,7 @@ from experiment import (
 
 def measure(config: Config, out: Path) -> Config:
     """Points of both methods and the fitted curves, for every size of the proxy's data."""
-    records = sampled_prompts(config, out)
+    records = sampled_prompts(config)
     everything = write_dataset(out / "prompts", records)
     ranked = rank_by_signal(
         records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]

@@ -30,7 +30,7 @@ from rlhf.records import RankedPrompt
 def measure(config: Config, out: Path) -> Config:
     """Held-out accuracy for both forms, every number of epochs and every seed."""
     size = config["ranking_size"]
-    records = sampled_prompts(config, out)
+    records = sampled_prompts(config)
     ranked = rank_by_signal(records, gold_of(config), size=size, tie_within=config["tie_within"])
     whole = draw(ranked, config["rankings"], seed=0)
     forms = {"together": (whole, 1), "shuffled": (apart(whole), size * (size - 1) // 2)}

@@ -19,7 +19,7 @@ from experiment import (
 
 def measure(config: Config, out: Path) -> Config:
     """One PPO run and one evaluation for every shaping and seed."""
-    records = sampled_prompts(config, out)
+    records = sampled_prompts(config)
     everything = write_dataset(out / "prompts", records)
     ranked = rank_by_signal(
         records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]

@@ -20,9 +20,8 @@ TRL = {"per_device_train_batch_size": 4, "max_steps": 1, "bf16": False}
 SMALL = {
     "ranking_size": 2,
     "tie_within": 0.0,
-    "k": 4,
     "rankings": 6,
-    "sampling": SAMPLING,
+    "sampling": {"k": 4, **SAMPLING},
     "reference": {"samples": 2, **SAMPLING},
     "evaluate": {"samples": 1, "precision": "fp32"},
     "seed": 0,
@@ -60,7 +59,11 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, config: dict, folder: Path) 
 def test_an_experiment_runs_and_goes_on_where_it_was(
     name: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = {"model": str(tiny_model), "prompts": str(write_prompts(tmp_path / "prompts.jsonl"))}
+    base = {
+        "model": str(tiny_model),
+        "prompts": str(write_prompts(tmp_path / "prompts.jsonl")),
+        "db": str(tmp_path / "labels.db"),
+    }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
     first = run(monkeypatch, name, config, tmp_path)
     assert first["config"] == config
