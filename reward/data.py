@@ -5,8 +5,16 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from reward.groups import Encoder, Group, build_groups, build_reference_groups, hold_out
+from reward.groups import (
+    Encoder,
+    Group,
+    build_groups,
+    build_reference_groups,
+    hold_out,
+    take_part,
+)
 from reward.settings import RewardSettings
+from rlhf.config import part_of
 from rlhf.errors import ConfigError, InputError
 from rlhf.models import describe_model, load_config
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
@@ -71,20 +79,14 @@ def read_data(
     if not held_out and len(train) > 1:
         train, held_out = hold_out(train, settings.held_out_fraction)
         source = "train prompts set aside, because the export has no judged test prompts"
+    wanted = part_of("limit", settings.limit, len(train))
+    if wanted < len(train):
+        counts["train"]["prompts_beyond_limit"] = len(train) - wanted
+        train = take_part(train, wanted)
     validation: list[Group] = []
     if settings.eval_every:
         train, validation = hold_out(train, settings.held_out_fraction)
-    if not train or not held_out:
-        raise InputError(
-            f"{settings.rankings} has {len(records)} prompts, but too few with a judged pair: "
-            f"{len(train)} to train on, {len(held_out)} to measure with",
-            "Rank two or more responses of more prompts, then: rlhf export --db DB --out DIR",
-        )
-    if not any(group.num_preferences for group in train):
-        raise InputError(
-            f"All judgements of the {len(train)} train prompts of {settings.rankings} are ties",
-            "Ask for preferences: a reward model learns nothing from ties alone.",
-        )
+    _require_judgements(settings, len(records), train, held_out)
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
     return Data(train, validation, held_out, reference, source, counts)
 
@@ -93,6 +95,25 @@ def read_context(model: str) -> int:
     """How many tokens a model reads at most; no limit where its config names none."""
     config = load_config(model).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
+
+
+def _require_judgements(
+    settings: RewardSettings, prompts: int, train: list[Group], held_out: list[Group]
+) -> None:
+    if not train or not held_out:
+        remedy = "Rank two or more responses of more prompts, then: rlhf export --db DB --out DIR"
+        if settings.limit != "100%":
+            remedy = f"Raise --limit (now {settings.limit}), or rank responses of more prompts."
+        raise InputError(
+            f"{settings.rankings} has {prompts} prompts, but too few with a judged pair: "
+            f"{len(train)} to train on, {len(held_out)} to measure with",
+            remedy,
+        )
+    if not any(group.num_preferences for group in train):
+        raise InputError(
+            f"All judgements of the {len(train)} train prompts of {settings.rankings} are ties",
+            "Ask for preferences: a reward model learns nothing from ties alone.",
+        )
 
 
 def _refuse_unknown_annotators(settings: RewardSettings, records: list[RankedPrompt]) -> None:

@@ -35,8 +35,9 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         GuardError: as `train_reward`.
     """
     began = time.monotonic()
-    sharding = choose_sharding(settings.sharding, offload=settings.offload)
-    settings = replace(settings, sharding=sharding.strategy, offload=sharding.offload)
+    sharding = choose_sharding(
+        settings.sharding, offload=settings.offload, group=settings.shard_group
+    )
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     inputs = describe_inputs(settings)
     tokenizer = load_tokenizer(settings.model)
@@ -48,7 +49,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
     with stage_status(run):
         folders = [run.path / f"member-{number}" for number in range(len(settings.seeds))]
         reports = [
-            train_reward(replace(settings, seed=seed, seeds=(), out=folder, resume=True))
+            train_reward(replace(settings, seed=seed, seeds=(), out=folder, resume=True), sharding)
             for seed, folder in zip(settings.seeds, folders, strict=True)
         ]
         if accelerator.is_main_process:

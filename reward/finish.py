@@ -8,13 +8,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from reward.accuracy import Accuracy
-from reward.adapters import merged_weights
 from reward.data import Data
 from reward.evaluation import Best
 from reward.health import Verdict, measure_health, worst
 from reward.health_page import write_page
 from reward.normalise import Scale, fit_scale, fold_into_head
 from reward.step import Trainee, score_groups
+from rlhf.adapters import merged_weights, save_adapters
 from rlhf.errors import GuardError
 from rlhf.jsonl import write_json
 from rlhf.metrics import read_metrics
@@ -44,6 +44,8 @@ def save_result(
 ) -> None:
     """Save a plain Hugging Face folder, the gain in its head and the bias in its config.
 
+    Adapters are merged into its weights, and kept beside them for a shared base.
+
     Raises:
         GuardError: what was saved does not load again as it was, head included.
     """
@@ -55,6 +57,9 @@ def save_result(
         folded = fold_into_head(merged_weights(classifier, plain), scale.gain)
         save_model(empty_reward_model(classifier.config, scale.bias), tokenizer, run.model, folded)
         require_same_weights(run.model, folded)
+        if hasattr(classifier, "peft_config"):
+            scaled = fold_into_head(plain, scale.gain)
+            save_adapters(run.model, classifier, scaled, run.read_stage()["inputs"]["model"])
 
 
 def require_same_weights(folder: Path, state: dict[str, Any]) -> None:

@@ -174,13 +174,16 @@ def build_reference_groups(
 
 def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
     """Split groups into training and held-out ones by a hash of the prompt id."""
-    number = max(1, round(len(groups) * fraction))
+    held_out = take_part(groups, max(1, round(len(groups) * fraction)))
+    ids = {group.prompt_id for group in held_out}
+    return [group for group in groups if group.prompt_id not in ids], held_out
+
+
+def take_part(groups: Sequence[Group], number: int) -> list[Group]:
+    """So many groups, chosen by a hash of the prompt id: fewer are always among more."""
     order = sorted(groups, key=lambda group: text_hash(group.prompt_id))
-    held_out = {group.prompt_id for group in order[:number]}
-    return (
-        [group for group in groups if group.prompt_id not in held_out],
-        [group for group in groups if group.prompt_id in held_out],
-    )
+    ids = {group.prompt_id for group in order[:number]}
+    return [group for group in groups if group.prompt_id in ids]
 
 
 def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:

@@ -1,7 +1,7 @@
 """Whether a training fits this machine, before anything is loaded, and what to do if not."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,25 @@ import torch
 from reward.settings import RewardSettings
 from rlhf.distributed import choose_precision
 from rlhf.errors import ConfigError
-from rlhf.planner import GIB, Plan, Shape, read_shape, reward_plan
+from rlhf.planner import GIB, Item, Plan, Shape, read_shape, reward_plan
+from rlhf.preflight import room_bytes
+from rlhf.sharding import Sharding
 
 WAYS_OUT = 3
 PARTS = (2, 4, 8, 16, 32, 64)
+DIVIDED = {
+    "zero1": ("Adam", "square roots"),
+    "zero2": ("Adam", "square roots", "gradients", "buckets"),
+}
+
+
+def room_for(settings: RewardSettings) -> int:
+    """Bytes of the checkpoints that are kept, of one more while it is written, and of the model."""
+    shape = read_shape(settings.model)
+    trained = shape.reward_parameters
+    if settings.adapter != "none":
+        trained = settings.lora_rank * shape.lora_rows + shape.hidden
+    return room_bytes(trained, shape.reward_parameters, settings.keep_checkpoints)
 
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
@@ -38,38 +53,51 @@ def device_bytes(processes: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / local
 
 
-def divided_peak(plan: Plan, parts: int, *, offload: bool) -> float:
-    """The least that a device holds when all but activations is divided, or waits in main memory.
+def divided_peak(plan: Plan, sharding: Sharding, parts: int) -> float:
+    """The least that a device holds when a plan is divided, or waits in main memory.
 
     Args:
         plan: for a process that holds everything.
-        parts: processes that divide it; 1 for none.
-        offload: weights and optimizer are in main memory.
+        sharding: what of it is divided.
+        parts: processes that divide it.
     """
-    if parts == 1:
-        return plan.peak
-    items = plan.phases["computing gradients"]
-    activations = sum(item.size for item in items if item.what == "activations")
-    return activations + (0 if offload else (plan.peak - activations) / parts)
+    share = 0.0 if sharding.offload else 1 / parts
+
+    def held(items: Iterable[Item]) -> float:
+        return sum(item.size * (share if is_divided(item, sharding) else 1.0) for item in items)
+
+    return held(plan.resident) + max(held(items) for items in plan.phases.values())
 
 
-def require_memory(settings: RewardSettings, has: float, parts: int = 1) -> None:
+def is_divided(item: Item, sharding: Sharding) -> bool:
+    """Whether processes hold parts of an item of a plan."""
+    if sharding.divides_weights:
+        return item.what != "activations"
+    words = DIVIDED.get(sharding.strategy, ())
+    return any(word in item.what for word in words)
+
+
+def require_memory(
+    settings: RewardSettings, has: float, sharding: Sharding | None = None, parts: int = 1
+) -> None:
     """Refuse a training that cannot fit.
 
     Args:
         settings: of the training.
         has: bytes of each process's device.
-        parts: processes that divide weights and optimizer.
+        sharding: what processes divide; nothing when not given.
+        parts: processes that divide it.
 
     Raises:
         ConfigError: the planned peak is larger; with its parts, and three ways out.
     """
     shape = read_shape(settings.model)
     plan = plan_memory(settings, shape)
-    peak = divided_peak(plan, parts, offload=settings.offload)
+    divided = sharding or Sharding()
+    peak = divided_peak(plan, divided, parts)
     if peak <= has:
         return
-    ways = [*_lighter(settings, shape, has), *_elsewhere(plan, has)]
+    ways = [*_lighter(settings, shape, has, divided, parts), *_elsewhere(plan, has)]
     listed = "\n".join(f"  {number}. {way}" for number, way in enumerate(ways[:WAYS_OUT], start=1))
     raise ConfigError(
         f"This training needs {peak / GIB:.1f} GiB in each process, which has "
@@ -78,7 +106,9 @@ def require_memory(settings: RewardSettings, has: float, parts: int = 1) -> None
     )
 
 
-def _lighter(settings: RewardSettings, shape: Shape, has: float) -> Iterator[str]:
+def _lighter(
+    settings: RewardSettings, shape: Shape, has: float, sharding: Sharding, parts: int
+) -> Iterator[str]:
     """Flags under which the same training fits, the least intrusive first."""
     adapters: list[dict[str, Any]] = [{}, {"adapter": "lora"}]
     if torch.cuda.is_available():
@@ -90,7 +120,7 @@ def _lighter(settings: RewardSettings, shape: Shape, has: float) -> Iterator[str
             {"gradient_checkpointing": True, "tokens_per_batch": settings.max_length},
         ):
             lighter = replace(settings, **adapter, **saving)
-            peak = plan_memory(lighter, shape).peak
+            peak = divided_peak(plan_memory(lighter, shape), sharding, parts)
             if lighter != settings and peak <= has:
                 yield f"{_flags(adapter | saving)}: {peak / GIB:.1f} GiB"
                 break
@@ -106,7 +136,7 @@ def _flags(changes: dict[str, Any]) -> str:
 
 def _elsewhere(plan: Plan, has: float) -> Iterator[str]:
     for parts in PARTS:
-        peak = divided_peak(plan, parts, offload=False)
+        peak = divided_peak(plan, Sharding("fsdp"), parts)
         if peak <= has:
             yield f"--sharding fsdp --processes {parts}: {peak / GIB:.1f} GiB on each of {parts}"
             break

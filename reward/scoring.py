@@ -12,11 +12,14 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from reward.model import Inputs, RewardModule, last_tokens
 from reward.settings import Combine
+from rlhf.adapters import load_reward_model_on
 from rlhf.errors import GuardError
 from rlhf.models import describe_model, load_reward_model, model_folder
+from rlhf.sharding import Sharding, shard_frozen
 from rlhf.tokens import TokenBatch, close, load_tokenizer
 
 TOKENS_PER_BATCH = 4096
@@ -34,11 +37,14 @@ class Scorer:
         eos_id: int,
         accelerator: Accelerator,
         combine: Combine,
+        *,
+        divided: bool = False,
     ) -> None:
         self._members = members
         self._eos_id = eos_id
         self._accelerator = accelerator
         self._combine = combine
+        self._divided = divided
         self.description = description
 
     def __call__(
@@ -71,12 +77,8 @@ class Scorer:
         order = lengths.argsort(descending=True, stable=True)
         shape = (len(self._members), len(lengths))
         rewards = torch.zeros(shape, dtype=torch.float32, device=batch.ids.device)
-        start = 0
-        while start < len(order):
-            rows = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
-            part = order[start : start + rows]
+        for part in self._parts(order, lengths, tokens_per_batch):
             rewards[:, part] = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
-            start += rows
         if not rewards.isfinite().all():
             bad = int((~rewards.isfinite()).any(dim=0).sum())
             raise GuardError(
@@ -85,6 +87,20 @@ class Scorer:
                 "Its weights are broken: train it again with a smaller --learning-rate.",
             )
         return rewards
+
+    def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> list[Tensor]:
+        """The rows of each forward pass; divided weights want equally many in every process."""
+        parts: list[Tensor] = []
+        start = 0
+        while start < len(order):
+            rows = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
+            parts.append(order[start : start + rows])
+            start += rows
+        if self._divided:
+            passes = torch.tensor([len(parts)], device=self._accelerator.device)
+            most = int(self._accelerator.gather(passes).max())
+            parts += parts[-1:] * (most - len(parts))
+        return parts
 
     def _score(self, batch: TokenBatch) -> Tensor:
         batch = close(batch, self._eos_id).to(self._accelerator.device)
@@ -103,22 +119,34 @@ def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor
     return rewards.mean(dim=0) if how == "mean" else rewards.amin(dim=0)
 
 
-def load_scorer(name: str, accelerator: Accelerator, combine: Combine = "mean") -> Scorer:
+def load_scorer(
+    name: str,
+    accelerator: Accelerator,
+    combine: Combine = "mean",
+    sharding: Sharding | None = None,
+    base: PreTrainedModel | None = None,
+) -> Scorer:
     """Load a reward model, or all members of an ensemble, to score with.
 
     Args:
         name: a finished reward stage of ours, or the Hugging Face folder of a one-label classifier.
         accelerator: gives device and precision.
         combine: how the members of an ensemble become one.
+        sharding: of a training; where it divides weights, these are divided too, and all processes
+            score at the same time.
+        base: a language model whose frozen weights the reward model was trained beside; then only
+            its adapter is loaded.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
-    loaded = [load_module(one, accelerator) for one in member_folders(name)]
+    divided = sharding if sharding is not None and sharding.divides_weights else None
+    loaded = [load_module(one, accelerator, divided, base) for one in member_folders(name)]
     description = loaded[0][2]
     eos_id = int(load_tokenizer(description["path"]).eos_token_id)
     members = [(module, bias) for module, bias, _ in loaded]
-    return Scorer(members, description, eos_id, accelerator, combine)
+    shared = divided is not None
+    return Scorer(members, description, eos_id, accelerator, combine, divided=shared)
 
 
 def member_folders(name: str) -> list[str]:
@@ -132,14 +160,26 @@ def member_folders(name: str) -> list[str]:
     return [folder, *map(str, others)]
 
 
-def load_module(name: str, accelerator: Accelerator) -> tuple[RewardModule, float, dict[str, str]]:
+def load_module(
+    name: str,
+    accelerator: Accelerator,
+    divided: Sharding | None = None,
+    base: PreTrainedModel | None = None,
+) -> tuple[RewardModule, float, dict[str, str]]:
     """A reward model ready to score, the bias to add to its outputs, and its description.
+
+    With `divided` every process keeps its part of the weights only; with `base` the weights are
+    those of that language model.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
     folder = model_folder(name, "reward", "model")
-    classifier = load_reward_model(folder)
+    classifier = load_reward_model(folder) if base is None else load_reward_model_on(base, folder)
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
-    module = RewardModule(classifier).to(accelerator.device).eval().requires_grad_(False)
+    module = RewardModule(classifier).eval().requires_grad_(False)
+    if divided is None:
+        module.to(accelerator.device)
+    else:
+        shard_frozen(accelerator, module, divided)
     return module, bias, describe_model(folder)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import Parameter, Token
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import require_range
+from rlhf.config import part_of, require_range
 from rlhf.errors import ConfigError
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -68,6 +68,8 @@ class RewardSettings(ClusterSettings):
     """Weight of a penalty on the squared sum of a pair's rewards; 0.01 keeps them near 0."""
     annotator_weights: dict[str, float] = field(default_factory=dict)
     """How much an annotator counts, for example --annotator-weights.ann 0.5; others count 1."""
+    limit: str = "100%"
+    """Train on so many of the train prompts, or on a part: 500, 1%; fewer are always among more."""
     held_out_fraction: float = 0.1
     """Part of the prompts held out for measuring, when the export has no test prompts."""
     eval_every: int = 0
@@ -98,6 +100,7 @@ class RewardSettings(ClusterSettings):
         require_range("warmup_fraction", self.warmup_fraction, 0, 1)
         require_range("max_length", self.max_length, 2)
         require_range("margin", self.margin, 0)
+        part_of("limit", self.limit, 1)
         require_range("held_out_fraction", self.held_out_fraction, 0, 0.5, above_low=True)
         require_range("save_every", self.save_every, 0)
         require_range("keep_checkpoints", self.keep_checkpoints, 1)

@@ -17,6 +17,7 @@ from reward.objective import Objective, sum_of_losses
 from rlhf.distributed import global_sum
 from rlhf.metrics import progress
 from rlhf.sharding import accumulating, backward, clip_gradients
+from rlhf.watchdog import beat
 
 MAX_GRAD_NORM = 1.0
 Value = TypeVar("Value")
@@ -55,6 +56,7 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
             # Gradients are averaged over processes: divide the sum by the global count / processes.
             backward(accelerator, module, loss * (accelerator.num_processes / len(groups)))
         totals += _tally(part, rewards, loss)
+    beat("stepping")
     for parameters in trainee.optimizer.param_groups:
         parameters["lr"] = rate
     norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)

@@ -16,7 +16,6 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from reward.accuracy import Accuracy, pair_accuracy
-from reward.adapters import add_adapters, four_bits
 from reward.baseline import base_log_probs
 from reward.batches import epoch_order
 from reward.data import Data, describe_inputs, read_data
@@ -24,18 +23,20 @@ from reward.evaluation import Best, compare, evaluate
 from reward.finish import describe_run, measure_scale, plain_accuracy, save_result, write_report
 from reward.head import fit_head
 from reward.health import collect_verdicts
-from reward.memory import device_bytes, require_memory
+from reward.memory import device_bytes, require_memory, room_for
 from reward.model import RewardModule
 from reward.objective import Objective
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups, take_step
+from rlhf.adapters import add_adapters, four_bits
 from rlhf.checkpoint import Saver, load_checkpoint, save_checkpoint
 from rlhf.distributed import start
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
 from rlhf.models import new_reward_model
 from rlhf.preflight import check_before_training, require_shared
+from rlhf.profiling import profiling
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, choose_sharding, prepare
 from rlhf.tokens import load_tokenizer
@@ -61,22 +62,28 @@ class Findings:
         return cls(Accuracy(**before) if before else None, Best(**best) if best else None)
 
 
-def train_reward(settings: RewardSettings) -> dict[str, Any]:
+def train_reward(settings: RewardSettings, sharding: Sharding | None = None) -> dict[str, Any]:
     """Run the whole stage and return its report; the report of a finished one is only read.
+
+    Args:
+        settings: of the stage.
+        sharding: where it was chosen already; else the settings say.
 
     Raises:
         InputError: the rankings, the model or --out cannot be used, or memory will not do.
         GuardError: the loss is not a number, or the trained model tells no two responses apart.
     """
     began = time.monotonic()
-    sharding = choose_sharding(settings.sharding, offload=settings.offload)
+    sharding = sharding or choose_sharding(
+        settings.sharding, offload=settings.offload, group=settings.shard_group
+    )
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
-    parts = accelerator.num_processes if sharding.divides else 1
-    require_memory(settings, device_bytes(settings.processes), parts)
+    parts = sharding.group or accelerator.num_processes
+    require_memory(settings, device_bytes(settings.processes), sharding, parts)
     inputs = describe_inputs(settings)
     tokenizer = load_tokenizer(settings.model)
     data = read_data(settings, tokenizer, inputs["model"]["hash"])
-    check_before_training(accelerator, settings, settings.out, inputs)
+    check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
     require_shared(run)
@@ -88,7 +95,9 @@ def train_reward(settings: RewardSettings) -> dict[str, Any]:
 
     url = settings.notify
     tracked = tracking(accelerator, settings.track, run.path, settings)
-    with stage_status(run, url), watching_stage(run, settings.stall_timeout, url), tracked:
+    profiled = profiling(accelerator, settings.profile, run.profile)
+    watched = watching_stage(run, settings.stall_timeout, url)
+    with stage_status(run, url), watched, tracked, profiled:
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
         trainee = _build_trainee(settings, accelerator, sharding, pad_id)
@@ -160,7 +169,8 @@ def _load_classifier(
     if settings.adapter == "none":
         return new_reward_model(settings.model, pad_id, settings.seed)
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
-    packing = four_bits(dtype) if settings.adapter == "qlora" else None
+    is_packed = settings.adapter == "qlora"
+    packing = four_bits(dtype, "--adapter qlora", "--adapter lora") if is_packed else None
     classifier = new_reward_model(settings.model, pad_id, settings.seed, dtype, packing)
     add_adapters(classifier, settings.lora_rank, settings.lora_alpha, settings.seed)
     return classifier
@@ -178,7 +188,7 @@ def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) 
         for step in range(done, total):
             if best and best.is_stale(settings.patience):
                 break
-            beat("stepping", step + 1)
+            beat("computing gradients", step + 1)
             began = time.monotonic()
             epoch, place = divmod(step, per_epoch)
             order = epoch_order(len(data.train), settings.seed, epoch)

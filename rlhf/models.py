@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from rlhf.attention import use_products
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
 from rlhf.jsonl import new_folder
@@ -73,8 +74,17 @@ def model_folder(name: str, stage: str, result: str) -> str:
     return name
 
 
-def load_causal_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_causal_lm(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    quantization: QuantizationConfigMixin | None = None,
+) -> PreTrainedModel:
     """Load a language model.
+
+    Args:
+        name: model folder or hub name.
+        dtype: of the weights.
+        quantization: how the linear layers are packed instead.
 
     Raises:
         InputError: there is no such model, it has no weights, or it is a reward model.
@@ -85,7 +95,7 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedM
             f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
             "Give the language model, not the reward model.",
         )
-    return _load(AutoModelForCausalLM, name, config, dtype)
+    return _load(AutoModelForCausalLM, name, config, dtype, quantization)
 
 
 def new_reward_model(
@@ -111,12 +121,16 @@ def new_reward_model(
     """
     config = _classifier_config(name, pad_token_id)
     model = _load(AutoModelForSequenceClassification, name, config, dtype, quantization)
-    head = reward_head(model).float()
+    start_head(reward_head(model).float(), seed)
+    return model
+
+
+def start_head(head: nn.Linear, seed: int) -> None:
+    """Give a scalar head its first weights."""
     generator = torch.Generator().manual_seed(seed)
     std = 1 / math.sqrt(head.in_features + 1)
     with torch.no_grad():
         head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator))
-    return model
 
 
 def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
@@ -126,14 +140,46 @@ def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel
         config: of the trained model; how that one packs its weights or attends is left behind.
         bias: what scoring adds to the head's output.
     """
-    plain = type(config).from_dict(config.to_dict())
+    plain = _plain(config)
     plain.reward_bias = bias
+    return _empty(AutoModelForSequenceClassification, plain)
+
+
+def empty_causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
+    """The same for a language model."""
+    return _empty(AutoModelForCausalLM, _plain(config))
+
+
+def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
+    plain = type(config).from_dict(config.to_dict())
     if hasattr(plain, "quantization_config"):
         del plain.quantization_config
+    return plain
+
+
+def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
-            plain, dtype=torch.float32
-        )
+        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
+    return model
+
+
+def put_head_on(trunk: nn.Module, config: PreTrainedConfig, pad_token_id: int) -> PreTrainedModel:
+    """A reward model on a trunk that is there, with a float32 head that says 0.
+
+    Args:
+        trunk: the base model of a language model; it is not copied.
+        config: the language model's.
+        pad_token_id: stored in the new model's config.
+    """
+    plain = _plain(config)
+    plain.num_labels = 1
+    plain.get_text_config().pad_token_id = pad_token_id
+    model = _empty(AutoModelForSequenceClassification, plain)
+    setattr(model, model.base_model_prefix, trunk)
+    head = reward_head(model).to_empty(device="cpu")
+    with torch.no_grad():
+        for value in head.parameters():
+            value.zero_()
     return model
 
 
@@ -180,10 +226,11 @@ def _load(
             f"Cannot load the weights of {name} ({str(error).splitlines()[0]})",
             "Copy or download the model again: its folder must hold whole *.safetensors files.",
         ) from None
+    use_products(model)
     return model
 
 
-def reward_head(model: PreTrainedModel) -> nn.Linear:
+def reward_head(model: nn.Module) -> nn.Linear:
     """The scalar head of a reward model.
 
     Raises:

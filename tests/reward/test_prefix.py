@@ -1,12 +1,12 @@
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import MistralConfig, MistralForSequenceClassification
 
 from reward.batches import lay_out
 from reward.groups import Group
-from reward.model import RewardModule
-from reward.prefix import share_prompts, tail_attention
+from reward.model import RewardModule, Stretch
+from reward.prefix import share_prompts
+from reward.products import alike, make_plan
 
 from .test_model import SIZES, build_classifier
 
@@ -20,13 +20,16 @@ GROUPS = [
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr("reward.prefix.QUERIES_AT_ONCE", 7)  # so that the first prompt takes three
+    make_plan.cache_clear()
+    monkeypatch.setattr("reward.products.QUERIES_AT_ONCE", 7)  # the first prompt takes three
+    yield
+    make_plan.cache_clear()
 
 
 def rewards_and_gradients(module, groups, *, shared):
     module.zero_grad()
-    rewards = module(lay_out(groups, 0, shared=shared))
-    weights = torch.arange(1, len(rewards) + 1, dtype=rewards.dtype)
+    rewards = module(lay_out(groups, 0, shared=shared).to(module.classifier.device))
+    weights = torch.arange(1, len(rewards) + 1).to(rewards)
     (rewards * weights).sum().backward()
     gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
     return rewards.detach(), gradients
@@ -74,18 +77,10 @@ def test_sharing_works_under_bf16_autocast():
     torch.testing.assert_close(rewards, exact, atol=0.03, rtol=0)
 
 
-@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (3, 1)])
-def test_tail_attention_is_causal_attention_of_the_last_queries(heads, groups):
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(2, heads, 5, 8), (2, groups, 9, 8), (2, groups, 9, 8)]
-    q, k, v = (
-        torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes
-    )
-    visible = torch.ones(5, 9, dtype=torch.bool).tril(4)
-    many = [x.repeat_interleave(heads // groups, dim=1) for x in (k, v)]
-    expected = scaled_dot_product_attention(q, *many, attn_mask=visible, scale=0.3)
-    torch.testing.assert_close(tail_attention(q, k, v, 0.3), expected)
-    assert torch.autograd.gradcheck(lambda *x: tail_attention(*x, 0.3), (q, k, v))
+def test_stretches_of_like_lengths_go_together():
+    layout = (Stretch(50, (20, 24)), Stretch(9, (3,)), Stretch(48, (22, 19)), Stretch(400, (90,)))
+    assert alike(layout) == [[1], [2, 0], [3]]
+    assert alike((Stretch(400, (90,)),) * 2) == [[0], [1]]  # too many scores for a cache
 
 
 def test_a_model_with_its_own_attention_code_falls_back_and_says_so():

@@ -1,0 +1,108 @@
+"""Attention on CPUs in plain matrix products: they beat the fused kernel, above all backwards.
+
+Registered with transformers as the attention `products`. Letters: B rows, H heads, G heads with
+keys of their own (G ≤ H), D head size, Q queries, S keys.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+PRODUCTS = "products"
+LONGEST = 256  # keys; the backward pass needs all scores, which in long rows would fill the memory
+
+
+def use_products(model: PreTrainedModel) -> None:
+    """Let a model attend in products, not by the fused kernel, where there is no GPU."""
+    if model.config._attn_implementation == "sdpa" and not torch.cuda.is_available():
+        model.set_attn_implementation(PRODUCTS)
+
+
+def product_attention(
+    module: nn.Module,
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G S D"],
+    value: Float[Tensor, "B G S D"],
+    attention_mask: Bool[Tensor, "B 1 Q S"] | None,
+    scaling: float | None = None,
+    **rest: Any,
+) -> tuple[Float[Tensor, "B Q H D"], None]:
+    """Attention as transformers calls it: causal without a mask; long or single queries as ever."""
+    queries, keys = query.shape[2], key.shape[2]
+    if query.device.type != "cpu" or queries == 1 or keys > LONGEST:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **rest
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    hidden = future(queries, query.device) if attention_mask is None else ~attention_mask[:, 0]
+    # Under autocast only projections give the lower precision; rotation brings back float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return tail_attention(query, key, value, scale, hidden).transpose(1, 2), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(PRODUCTS, product_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(PRODUCTS, sdpa_mask)
+
+
+@lru_cache(maxsize=64)
+def future(queries: int, device: torch.device) -> Bool[Tensor, "1 Q Q"]:
+    """What causal attention hides of the queries' own keys."""
+    return torch.ones(1, queries, queries, dtype=torch.bool, device=device).triu(1)
+
+
+def tail_attention(
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G S D"],
+    value: Float[Tensor, "B G S D"],
+    scale: float,
+    hidden: Bool[Tensor, "B Q M"],
+) -> Float[Tensor, "B H Q D"]:
+    """softmax(scale·q·kᵀ + mask)·v; what a query does not see among the last M keys is `hidden`.
+
+    Every query sees all keys before the last M. One that sees none, which is padding, gets the mean
+    of all values. `hidden` may have one row for all.
+    """
+    attended: Tensor = _TailAttention.apply(query, key, value, scale, hidden)  # type: ignore[no-untyped-call]
+    return attended
+
+
+class _TailAttention(torch.autograd.Function):
+    """Written out to mask scores in place and to multiply heads that share keys in one product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor
+    ) -> Tensor:
+        batch, heads, queries, size = query.shape
+        groups, keys = key.shape[1:3]
+        rows = heads // groups * queries
+        folded = (query * scale).reshape(batch * groups, rows, size)
+        k, v = (x.reshape(batch * groups, keys, size) for x in (key, value))
+        scores = torch.bmm(folded, k.mT)
+        last = scores.view(batch, heads, queries, keys)[..., keys - hidden.shape[2] :]
+        last.masked_fill_(hidden[:, None], torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores, dim=-1)
+        ctx.save_for_backward(folded, k, v, weights)
+        ctx.scale = scale
+        return torch.bmm(weights, v).view(batch, heads, queries, size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        folded, k, v, weights = ctx.saved_tensors
+        batch, heads, queries, size = gradient.shape
+        gradient = gradient.reshape(folded.shape)
+        by_value = torch.bmm(weights.mT, gradient)
+        by_weights = torch.bmm(gradient, v.mT)
+        by_scores = torch.ops.aten._softmax_backward_data(by_weights, weights, -1, weights.dtype)
+        by_query = torch.bmm(by_scores, k).mul_(ctx.scale).view(batch, heads, queries, size)
+        by_key = torch.bmm(by_scores.mT, folded)
+        shape = (batch, -1, k.shape[1], size)
+        return by_query, by_key.view(shape), by_value.view(shape), None, None
