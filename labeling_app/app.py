@@ -1,7 +1,7 @@
 """The labelling app: one Gradio component over the queue, served by one process.
 
 Gradio evaluates templates as JavaScript, so no text from the database is ever put into one: the
-component asks for its task after it has loaded, and gets it as JSON.
+component asks for its task after it has loaded, and gets it as JSON from `board_route.py`.
 """
 
 import os
@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 
 from labeling_app.access import USER
+from labeling_app.board_route import add_board_route
 from labeling_app.dashboard import dashboard_page
 from labeling_app.feedback_route import add_feedback_route
 from labeling_app.live import Live
@@ -40,20 +41,16 @@ SYSTEM_FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
 CODE_FONT = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 
 
-def rank_board(rpc: Any) -> gr.HTML:
-    """The ranking board: HTML, CSS and JavaScript from `board/`, one server function.
+def rank_board() -> gr.HTML:
+    """The ranking board: HTML, CSS and JavaScript from `board/`.
 
     Not a subclass: Gradio writes a .pyi file beside the source of every subclass of a component.
-
-    Args:
-        rpc: called by the browser as `server.rpc(payload)`; gets the payload and the request.
     """
     return gr.HTML(
         html_template=_read("board.html"),
         css_template=_read("board.css"),
         js_on_load="\n".join(_read(name) for name in SCRIPTS),
         apply_default_css=False,
-        server_functions=[rpc],
         elem_id="board",
     )
 
@@ -69,24 +66,13 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
         board: ranking.
         live: asking models, where there are any.
     """
-
-    def rpc(payload: dict[str, Any], request: gr.Request) -> dict[str, Any]:
-        sender = _sender(request)
-        may_lead = sender.role != "annotator"
-        screen = board.answer(sender.name, payload, may_lead=may_lead)
-        return {**screen, "may_lead": may_lead, "has_live": live is not None}
-
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
-        rank_board(rpc)
+        rank_board()
     app = FastAPI(title="rlhf label", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/healthz")
     def health() -> dict[str, str]:
         return {"status": "ok"}
-
-    @app.get("/whoami")
-    def who_am_i(request: Request) -> dict[str, str]:
-        return {"name": _sender(request).name, "role": _sender(request).role}
 
     @app.get("/dashboard")
     def dashboard(request: Request) -> HTMLResponse:
@@ -94,6 +80,7 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
             return HTMLResponse("The dashboard is for leads.", status_code=403)
         return HTMLResponse(dashboard_page(board.store))
 
+    add_board_route(app, board, has_live=live is not None)
     add_feedback_route(app, board.store)
     if live is not None:
         add_live_routes(app, live, lambda request: _sender(request).name)

@@ -1,7 +1,6 @@
 """A model behind an OpenAI-compatible endpoint as a voice of live mode, read as it streams."""
 
 import json
-import os
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+from rlhf.chat_completions import key_header, open_completion
 from rlhf.errors import InputError
 from rlhf.records import Prompt, Response, Sampling
 
@@ -104,13 +104,9 @@ class EndpointVoice:
         }
         if self.sampling.top_k:
             body["top_k"] = self.sampling.top_k  # not in OpenAI's protocol; vLLM and others know it
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(API_KEY):
-            headers["Authorization"] = f"Bearer {os.environ[API_KEY]}"
-        url = self.url.rstrip("/") + "/chat/completions"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        opened: HTTPResponse = urllib.request.urlopen(request, timeout=self.timeout_seconds)
-        return opened
+        return open_completion(
+            self.url, body, key_variable=API_KEY, timeout_seconds=self.timeout_seconds
+        )
 
 
 def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
@@ -143,13 +139,10 @@ def served_model(url: str) -> str:
         InputError: it cannot be asked, or serves several.
     """
     address = url.rstrip("/") + "/models"
-    key = os.environ.get(API_KEY)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(address, headers=key_header(API_KEY))
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(address, headers=headers), timeout=10
-        ) as r:
-            names = [str(model["id"]) for model in json.loads(r.read())["data"]]
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            names = [str(model["id"]) for model in json.loads(answer.read())["data"]]
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{address} does not say which models there are ({error})",

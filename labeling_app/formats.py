@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from labeling_app.checks import Purpose
@@ -323,6 +324,8 @@ def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answer
     models = [str(completion.get("model") or "imported") for completion in completions]
     judgements: list[Tiers] = []
     if len(scores) > 1 and all(isinstance(score, int | float) for score in scores):
+        if not all(map(isfinite, scores)):
+            raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
         levels = sorted(set(scores), reverse=True)
         judgements.append([[i for i, s in enumerate(scores) if s == level] for level in levels])
     messages = (Message(role="user", content=_text(value["instruction"], "instruction")),)

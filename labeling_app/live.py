@@ -236,7 +236,6 @@ class Live:
         count = len(question.ids)
         # Which voice answers first, and so fills the surplus places, is chance as well.
         places = random.sample(range(count), count)
-        seed = random.getrandbits(31)
 
         def speak(number: int) -> list[tuple[int, Response]]:
             own = places[number :: len(voices)]
@@ -245,6 +244,8 @@ class Live:
             def hear(row: int, text: str) -> bool:
                 return question.hear(own[row], text)
 
+            # A seed of its own: with one for all, equal models would give equal answers.
+            seed = random.getrandbits(31)
             try:
                 responses = voices[number].answer(question.prompt, ids, seed, hear) if own else []
             except InputError:

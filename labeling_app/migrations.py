@@ -211,6 +211,12 @@ DRAFTS = (
 )
 
 
+DONE = (
+    # Holds all that counting one's own work needs; every screen shows that number.
+    "CREATE INDEX rankings_done ON rankings (annotator, live, task_id)",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -257,4 +263,10 @@ def _live(db: Database) -> None:
 @migrations(name="008_drafts")
 def _drafts(db: Database) -> None:
     for statement in DRAFTS:
+        db.execute(statement)
+
+
+@migrations(name="009_done")
+def _done(db: Database) -> None:
+    for statement in DONE:
         db.execute(statement)

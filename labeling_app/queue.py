@@ -110,7 +110,8 @@ class TaskQueue:
 
     def num_done(self, annotator: str) -> int:
         """How many tasks this annotator has ranked."""
-        query = "SELECT COUNT(task_id) FROM rankings WHERE annotator = ? AND live = 1"
+        query = """SELECT COUNT(*) FROM rankings
+                   WHERE annotator = ? AND live = 1 AND task_id IS NOT NULL"""
         return int(self.connections.db.execute(query, [annotator]).fetchone()[0])
 
     def submit(self, annotator: str, submission: Submission) -> None:
@@ -125,8 +126,8 @@ class TaskQueue:
         with self.connections.write() as db:
             if db.execute("SELECT 1 FROM rankings WHERE id = ?", [submission.id]).fetchone():
                 return
-            shown = _shown(db, submission.task_id, annotator)
-            ranking = _to_ranking(db, annotator, submission, shown)
+            prompt_id, shown = _given(db, submission.task_id, annotator)
+            ranking = _to_ranking(prompt_id, annotator, submission, shown)
             old = _live_ranking(db, submission.task_id, annotator)
             if old is None or not _same_judgement(old, ranking, submission.strengths):
                 if old is not None:
@@ -151,7 +152,7 @@ class TaskQueue:
             InputError: the task was never shown to this annotator.
         """
         with self.connections.write() as db:
-            _shown(db, task_id, annotator)
+            _given(db, task_id, annotator)
             cursor = db.execute(
                 "INSERT OR IGNORE INTO skips VALUES (?, ?, ?, ?, ?, ?)",
                 [skip_id, task_id, annotator, reason, note, time.time()],
@@ -205,7 +206,7 @@ class TaskQueue:
             InputError: the task was never shown to this annotator.
         """
         with self.connections.write() as db:
-            shown = _shown(db, task_id, annotator)
+            _, shown = _given(db, task_id, annotator)
             old = _live_ranking(db, task_id, annotator)
             if old is not None:
                 _write_draft(db, task_id, annotator, json.dumps(_as_draft(old, shown)))
@@ -214,16 +215,19 @@ class TaskQueue:
 
     def lease(self, db: Database, task_id: int, annotator: str) -> None:
         """Give a task to an annotator, in an order shuffled once for the two of them."""
-        if _state(db, task_id, annotator) is None:
-            [ids] = db.execute("SELECT responses FROM tasks WHERE id = ?", [task_id]).fetchone()
-            shown = json.loads(ids)
-            random.shuffle(shown)
-            db.execute(
-                "INSERT INTO assignments VALUES (?, ?, 'expired', ?, 0, 0)",
-                [task_id, annotator, json.dumps(shown)],
-            )
-        expires_at = time.time() + self.lease_seconds
-        _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+        now = time.time()
+        expires_at = now + self.lease_seconds
+        if _state(db, task_id, annotator) is not None:
+            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+            return
+        [ids] = db.execute("SELECT responses FROM tasks WHERE id = ?", [task_id]).fetchone()
+        shown = json.loads(ids)
+        random.shuffle(shown)
+        db.execute(
+            "INSERT INTO assignments VALUES (?, ?, 'leased', ?, ?, ?)",
+            [task_id, annotator, json.dumps(shown), expires_at, now],
+        )
+        db.execute("UPDATE tasks SET open = open - 1 WHERE id = ?", [task_id])
 
 
 def _own_lease(db: Database, annotator: str) -> int | None:
@@ -299,31 +303,34 @@ def _write_draft(db: Database, task_id: int, annotator: str, text: str) -> None:
     )
 
 
-def _shown(db: Database, task_id: int, annotator: str) -> list[str]:
-    query = "SELECT shown FROM assignments WHERE task_id = ? AND annotator = ?"
+def _given(db: Database, task_id: int, annotator: str) -> tuple[str, list[str]]:
+    """The prompt of a task, and its responses in the order this annotator was shown."""
+    query = """SELECT t.prompt_id, a.shown FROM assignments a JOIN tasks t ON t.id = a.task_id
+               WHERE a.task_id = ? AND a.annotator = ?"""
     row = db.execute(query, [task_id, annotator]).fetchone()
     if row is None:
         raise InputError(
             f"Task {task_id} was never given to {annotator}", "Reload the page to get a task."
         )
-    shown: list[str] = json.loads(row[0])
-    return shown
+    return row[0], json.loads(row[1])
 
 
 def _load_task(db: Database, task_id: int, annotator: str) -> Task:
-    query = """SELECT p.messages, t.purpose, t.decides FROM tasks t
-               JOIN prompts p ON p.id = t.prompt_id WHERE t.id = ?"""
-    messages, purpose, decides = db.execute(query, [task_id]).fetchone()
-    shown = _shown(db, task_id, annotator)
+    query = """SELECT p.messages, t.purpose, t.decides, a.shown, d.state
+               FROM assignments a JOIN tasks t ON t.id = a.task_id
+               JOIN prompts p ON p.id = t.prompt_id
+               LEFT JOIN drafts d ON d.task_id = a.task_id AND d.annotator = a.annotator
+               WHERE a.task_id = ? AND a.annotator = ?"""
+    found = db.execute(query, [task_id, annotator]).fetchone()
+    messages, purpose, decides, order, draft = found
+    shown = json.loads(order)
     texts = dict(_texts(db, shown))
-    query = "SELECT state FROM drafts WHERE task_id = ? AND annotator = ?"
-    draft = db.execute(query, [task_id, annotator]).fetchone()
     return Task(
         id=task_id,
         messages=json.loads(messages),
         shown=tuple(shown),
         texts=tuple(texts[response_id] for response_id in shown),
-        draft=json.loads(draft[0]) if draft else None,
+        draft=json.loads(draft) if draft else None,
         purpose=purpose,
         decides=decides,
     )
@@ -335,11 +342,16 @@ def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _live_ranking(db: Database, task_id: int, annotator: str) -> dict[str, Any] | None:
-    query = "SELECT * FROM rankings WHERE task_id = ? AND annotator = ? AND live = 1"
-    return next(iter(db.query(query, [task_id, annotator])), None)
+    names = ("id", "tiers", "strengths", "flags", "note")
+    query = f"""SELECT {", ".join(names)} FROM rankings
+                WHERE task_id = ? AND annotator = ? AND live = 1"""
+    row = db.execute(query, [task_id, annotator]).fetchone()
+    return dict(zip(names, row, strict=True)) if row else None
 
 
-def _to_ranking(db: Database, annotator: str, submission: Submission, shown: list[str]) -> Ranking:
+def _to_ranking(
+    prompt_id: str, annotator: str, submission: Submission, shown: list[str]
+) -> Ranking:
     positions = [p for tier in submission.tiers for p in tier]
     flagged = [p for p, _ in submission.response_flags]
     fits = all(0 <= p < len(shown) for p in [*positions, *flagged]) and positions
@@ -348,9 +360,6 @@ def _to_ranking(db: Database, annotator: str, submission: Submission, shown: lis
             f"The ranking of task {submission.task_id} does not fit its {len(shown)} responses",
             "Reload the page and rank it again.",
         )
-    [prompt_id] = db.execute(
-        "SELECT prompt_id FROM tasks WHERE id = ?", [submission.task_id]
-    ).fetchone()
     named = tuple(f"{flag}@{shown[position]}" for position, flag in submission.response_flags)
     return Ranking(
         id=submission.id,

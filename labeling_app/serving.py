@@ -1,5 +1,6 @@
 """`rlhf label`: start the app on a port and say where it is."""
 
+import gc
 import getpass
 import socket
 from collections.abc import Sequence
@@ -100,6 +101,8 @@ def _run(
         console.print(f"Ask the models at [bold]http://{address}:{port}/live[/]")
     if host not in LOOPBACK:
         console.print("Passwords travel in the clear: put a TLS proxy in front on an open network.")
+    # What was imported stays: a full collection that walked it would keep everybody waiting.
+    gc.freeze()
     uvicorn.run(
         door,
         host=host,

@@ -6,10 +6,12 @@ the order shown.
 """
 
 import sqlite3
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
+
+from sqlite_utils import Database
 
 from labeling_app.checks import feedback_on
 from labeling_app.deciding import open_decision, opinions_on
@@ -24,6 +26,15 @@ FLAGS = ("unsafe", "untrue", "off-topic", "broken")
 SKIP_REASONS = ("I don't know enough", "Prompt makes no sense", "Too long", "Upsetting")
 
 Payload = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What somebody's browser asks; a lead may also decide."""
+
+    annotator: str
+    payload: Payload
+    may_lead: bool = False
 
 
 class Board:
@@ -52,6 +63,7 @@ class Board:
             "version": store.add_rubric(rubric) if rubric else "",
             "html": to_html(rubric) if rubric else "",
         }
+        self.board_id = store.board_id
         self.store = store
         self.queue = queue
         self._operations: dict[str, Callable[[str, Payload], None]] = {
@@ -65,17 +77,34 @@ class Board:
 
     def answer(self, annotator: str, payload: Payload, *, may_lead: bool = False) -> Payload:
         """Do what the browser asks and say what comes next."""
-        if payload.get("op") == "decide" and not may_lead:
-            return _refusal("Decisions are for leads.")
+        return self.answer_all([Asked(annotator, payload, may_lead)])[0]
+
+    def answer_all(self, requests: Sequence[Asked]) -> list[Payload]:
+        """Answer several people in one transaction: one wait for the disk, and nobody before it.
+
+        When it fails, each gets a transaction of their own; not when another program holds the
+        file, for which one wait is enough.
+        """
         try:
-            return self._answer(annotator, payload)
-        except InputError as error:
-            return _refusal(f"{error.problem}. {error.remedy}")
+            with self.store.connections.write() as db:
+                return [self._answer_apart(db, request) for request in requests]
         except sqlite3.OperationalError as error:
+            if len(requests) > 1 and error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                return [self.answer_all([request])[0] for request in requests]
             problem = f"The database could not write ({error}). Your draft is kept."
-            return _refusal(problem, retry=True)
-        except (KeyError, TypeError, ValueError) as error:
-            return _refusal(f"The request is malformed ({error!r}). Reload the page.")
+            return [refusal(problem, retry=True)] * len(requests)
+
+    def _answer_apart(self, db: Database, asked: Asked) -> Payload:
+        """A refusal takes back what it had begun, and nothing of what others do."""
+        if asked.payload.get("op") == "decide" and not asked.may_lead:
+            return refusal("Decisions are for leads.")
+        try:
+            with db.atomic():
+                return self._answer(asked.annotator, asked.payload)
+        except InputError as error:
+            return refusal(f"{error.problem}. {error.remedy}")
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            return refusal(f"The request is malformed ({error!r}). Reload the page.")
 
     def _answer(self, annotator: str, payload: Payload) -> Payload:
         name = payload.get("op")
@@ -86,12 +115,9 @@ class Board:
             return {"ok": True, "past": self._history(annotator)}
         operation = self._operations.get(str(name))
         if operation is None:
-            return _refusal(f"Unknown operation {name!r}. Reload the page.")
-        # One commit for the ranking and the next task: half the waits for the disk.
-        with self.store.connections.write():
-            operation(annotator, payload)
-            task = self.queue.next_task(annotator)
-        screen = self._screen(annotator, task)
+            return refusal(f"Unknown operation {name!r}. Reload the page.")
+        operation(annotator, payload)
+        screen = self._screen(annotator, self.queue.next_task(annotator))
         if name == "submit":
             screen["feedback"] = self._feedback(annotator, payload)
         return screen
@@ -136,7 +162,7 @@ class Board:
         counts = self.store.counts()
         return {
             "ok": True,
-            "board": self.store.board_id,
+            "board": self.board_id,
             "annotator": annotator,
             "has_sign_in": self.has_sign_in,
             "done": self.queue.num_done(annotator),
@@ -208,5 +234,6 @@ def _text(payload: Payload, name: str, limit: int) -> str:
     return value
 
 
-def _refusal(error: str, *, retry: bool = False) -> Payload:
+def refusal(error: str, *, retry: bool = False) -> Payload:
+    """What the browser is told instead; with `retry` it sends the same again by itself."""
     return {"ok": False, "error": error, "retry": retry}

@@ -204,8 +204,7 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Prompts, responses, live rankings, tasks and open tasks; triggers keep the numbers."""
-        rows = self.connections.db.query("SELECT name, value FROM totals")
-        return {row["name"]: row["value"] for row in rows}
+        return dict(self.connections.db.execute("SELECT name, value FROM totals").fetchall())
 
     def add_rubric(self, text: str) -> str:
         """Keep a rubric and return its version, which follows from its text."""

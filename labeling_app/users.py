@@ -52,7 +52,7 @@ class Users:
         """Add a user.
 
         Raises:
-            InputError: the name is taken, too long, or a judge's or signal's; a short password.
+            InputError: the name is taken, too long, or not a person's; a short password.
         """
         if not name.strip() or name != name.strip() or len(name) > 100:
             raise InputError(f"{name!r} cannot be a user's name", "Use 1 to 100 characters.")
@@ -63,6 +63,10 @@ class Users:
                     f"There is a user {name!r} already",
                     "Use `rlhf users reset` for a new password.",
                 )
+            if db.execute("SELECT 1 FROM tokens WHERE name = ?", [name]).fetchone():
+                raise InputError(
+                    f"{name!r} is a program that gives feedback", "Give the person another name."
+                )
             ensure_annotator(db, name, "human")
             db.execute(
                 "INSERT INTO users (name, role, password, created_at) VALUES (?, ?, ?, ?)",
@@ -72,13 +76,13 @@ class Users:
     def get(self, name: str) -> User | None:
         """The user of that name, disabled or not."""
         query = "SELECT name, role, disabled, epoch FROM users WHERE name = ?"
-        row = next(iter(self.connections.db.query(query, [name])), None)
-        return _user(row) if row else None
+        row = self.connections.db.execute(query, [name]).fetchone()
+        return _user(*row) if row else None
 
     def all(self) -> list[User]:
         """Every user, by name."""
         query = "SELECT name, role, disabled, epoch FROM users ORDER BY name"
-        return [_user(row) for row in self.connections.db.query(query)]
+        return [_user(*row) for row in self.connections.db.execute(query)]
 
     def set_disabled(self, name: str, *, disabled: bool) -> None:
         """Shut somebody out and sign them out everywhere, or let them in again.
@@ -153,7 +157,5 @@ def _hashed(password: str) -> str:
     return hash_password(password)
 
 
-def _user(row: dict[str, Any]) -> User:
-    return User(
-        name=row["name"], role=row["role"], disabled=bool(row["disabled"]), epoch=row["epoch"]
-    )
+def _user(name: str, role: Role, disabled: int, epoch: int) -> User:
+    return User(name=name, role=role, disabled=bool(disabled), epoch=epoch)

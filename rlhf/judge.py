@@ -4,14 +4,13 @@ Every pair of answers is asked about in both orders; when the two verdicts disag
 """
 
 import json
-import os
 import re
 import time
-import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 
+from rlhf.chat_completions import open_completion
 from rlhf.errors import InputError, InterruptedRunError
 
 API_KEY = "RLHF_JUDGE_API_KEY"
@@ -100,18 +99,15 @@ def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
         "max_tokens": MAX_TOKENS,
         "stream": False,
     }
-    headers = {"Content-Type": "application/json"}
-    if os.environ.get(API_KEY):
-        headers["Authorization"] = f"Bearer {os.environ[API_KEY]}"
-    url = endpoint.url.rstrip("/") + "/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=endpoint.timeout_seconds) as answer:
+    with open_completion(
+        endpoint.url, body, key_variable=API_KEY, timeout_seconds=endpoint.timeout_seconds
+    ) as answer:
         content = answer.read()
     try:
         text = json.loads(content)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):
         raise InputError(
-            f"{url} does not speak the chat completions protocol: {content[:200]!r}",
+            f"{endpoint.url} does not speak the chat completions protocol: {content[:200]!r}",
             "Give the address that ends in /v1.",
         ) from None
     return str(text or "")

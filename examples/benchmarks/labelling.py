@@ -1,13 +1,16 @@
 """Labelling under load: submits per second and the wait for the next task, on small and big files.
 
-A hundred annotators are threads with a signed-in HTTP connection each, against `rlhf label` as a
-process of its own. A submit is one request whose answer holds the next task. Measured:
+A hundred annotators each have a signed-in connection to `rlhf label`, a process of its own. A
+submit is one request whose answer holds the next task. Measured:
 
     load      no think time, 10 submits each; rankings lost or stored twice
     bare      the same write behind one route of a bare FastAPI app, same clients
     pace      12 submits a second in all
     browser   from Ctrl+Enter to the next task on the screen of a headless Chromium
     promises  tests: kill -9 while people submit, 60 requests at once, a full disk
+
+The clients (`crowd.py`) share the machine with the server, which people's browsers do not, and are
+made to cost little: `client_cpu_ms` a submit stands beside `server_cpu_ms`.
 
     python examples/benchmarks/labelling.py [--quick] [--json] [--prompts N] [--big N]
 
@@ -16,21 +19,23 @@ process of its own. A submit is one request whose answer holds the next task. Me
 
 import argparse
 import json
+import os
 import random
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from crowd import RESPONSES, Annotator, drive
 
 if TYPE_CHECKING:
     from labeling_app.store import Store
@@ -38,7 +43,6 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
 ANNOTATORS = 100
-RESPONSES = 4
 SUBMITS_EACH = 10
 SUBMITS_PER_SECOND = 12
 DAY_SECONDS = 86_400
@@ -109,76 +113,39 @@ def name_of(number: int) -> str:
     return f"annotator {number}"
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server process."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far, of all threads."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def serving(*command: str) -> Iterator[int]:
+def serving(*command: str) -> Iterator[Server]:
     """A server process on a free port, until it is not needed any more."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     words = [sys.executable, *command, "--port", str(port)]
-    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.DEVNULL) as server:
+    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.DEVNULL) as process:
         try:
             for _ in range(1200):
-                if server.poll() is not None:
-                    raise RuntimeError(f"the server stopped with status {server.returncode}")
+                if process.poll() is not None:
+                    raise RuntimeError(f"the server stopped with status {process.returncode}")
                 with socket.socket() as probe:
                     if probe.connect_ex(("127.0.0.1", port)) == 0:
                         break
                 time.sleep(0.1)
-            yield port
+            yield Server(port, process)
         finally:
-            server.terminate()
-
-
-class Annotator:
-    """One person at a browser: a connection that stays open, and the task on the screen."""
-
-    def __init__(self, port: int, number: int, cookie: str, component: int) -> None:
-        self.connection = HTTPConnection("127.0.0.1", port, timeout=60)
-        self.headers = {"Content-Type": "application/json", "Cookie": f"rlhf_session={cookie}"}
-        self.component = component
-        self.number = number
-        self.acknowledged: list[str] = []
-        self.waits: list[float] = []
-        self.task = self._ask({"op": "next"})["task"]
-        # The server lets go of a connection that is idle for 5 s; the next request opens it again.
-        self.connection.close()
-
-    def submit(self) -> None:
-        """Rank the four as they stand, and get the next task."""
-        name = uuid.uuid4().hex
-        tiers = [[place] for place in range(RESPONSES)]
-        payload = {"op": "submit", "id": name, "task_id": self.task["id"], "tiers": tiers}
-        start = time.perf_counter()
-        answer = self._ask({**payload, "duration_ms": 30_000})
-        self.waits.append(time.perf_counter() - start)
-        self.acknowledged.append(name)
-        self.task = answer["task"]
-
-    def _ask(self, payload: dict[str, Any]) -> dict[str, Any]:
-        body = {
-            "data": payload,
-            "component_id": self.component,
-            "fn_name": "rpc",
-            "session_hash": f"benchmark{self.number}",
-        }
-        answer = post(self.connection, "/gradio_api/component_server", body, self.headers)
-        if not answer["ok"]:
-            raise RuntimeError(answer["error"])
-        return answer
-
-
-def post(
-    connection: HTTPConnection, path: str, body: dict[str, Any], headers: dict[str, str]
-) -> dict[str, Any]:
-    """Send JSON and read JSON."""
-    connection.request("POST", path, json.dumps(body), headers)
-    answer = connection.getresponse()
-    content = answer.read()
-    if answer.status != 200:
-        raise RuntimeError(f"status {answer.status}: {content[:300]!r}")
-    found: dict[str, Any] = json.loads(content)
-    return found
+            process.terminate()
 
 
 def sign_in_all(db: Path, port: int) -> list[Annotator]:
@@ -188,55 +155,34 @@ def sign_in_all(db: Path, port: int) -> list[Annotator]:
 
     with Store(db) as store:
         secret = store.secret
-    cookies = [
-        make_cookie(secret, name_of(n), 0, time.time() + DAY_SECONDS) for n in range(ANNOTATORS)
-    ]
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/config", headers={"Cookie": f"rlhf_session={cookies[0]}"})
-    components = json.loads(connection.getresponse().read())["components"]
-    [board] = [c["id"] for c in components if c["props"].get("elem_id") == "board"]
-    return [Annotator(port, n, cookie, board) for n, cookie in enumerate(cookies)]
+    end = time.time() + DAY_SECONDS
+    return [Annotator(port, make_cookie(secret, name_of(n), 0, end)) for n in range(ANNOTATORS)]
 
 
-def all_at_once(work: list[Callable[[], None]]) -> float:
-    """Seconds until every piece of work, each in a thread of its own, is done."""
-    problems: list[BaseException] = []
-    gate = threading.Barrier(len(work) + 1)
-
-    def run(one: Callable[[], None]) -> None:
-        gate.wait()
-        try:
-            one()
-        except (RuntimeError, OSError, KeyError, TypeError) as problem:
-            problems.append(problem)
-
-    threads = [threading.Thread(target=run, args=(one,)) for one in work]
-    for thread in threads:
-        thread.start()
-    gate.wait()
-    start = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - start
-    if problems:
-        raise RuntimeError(f"{len(problems)} of {len(work)} failed, the first: {problems[0]!r}")
-    return seconds
+def without_thinking(one: Annotator) -> float | None:
+    """Ten submits, one right after the other."""
+    return 0.0 if len(one.waits) < SUBMITS_EACH else None
 
 
-def measure_load(db: Path, port: int) -> dict[str, float]:
-    """No think time: submits per second, the wait, and what is in the database afterwards."""
+def measure_rush(server: Server, people: list[Annotator]) -> dict[str, float]:
+    """No think time: submits per second, the wait, and what a submit costs the processors."""
+    server_before, client_before = server.cpu_seconds(), time.process_time()
+    seconds = drive(people, without_thinking)
+    waits = [wait for one in people for wait in one.waits]
+    return {
+        "submits_per_second": len(waits) / seconds,
+        "server_cpu_ms": 1000 * (server.cpu_seconds() - server_before) / len(waits),
+        "client_cpu_ms": 1000 * (time.process_time() - client_before) / len(waits),
+        **percentiles(waits),
+    }
+
+
+def measure_load(db: Path, server: Server) -> dict[str, float]:
+    """The rush at the board, and what is in the database afterwards."""
     from sqlite_utils import Database
 
-    people = sign_in_all(db, port)
-
-    def label(one: Annotator) -> Callable[[], None]:
-        def work() -> None:
-            for _ in range(SUBMITS_EACH):
-                one.submit()
-
-        return work
-
-    seconds = all_at_once([label(one) for one in people])
+    people = sign_in_all(db, server.port)
+    rush = measure_rush(server, people)
     acknowledged = {name for one in people for name in one.acknowledged}
     database = Database(db)
     stored = [
@@ -245,10 +191,9 @@ def measure_load(db: Path, port: int) -> dict[str, float]:
     ]
     database.close()
     return {
-        "submits_per_second": len(acknowledged) / seconds,
+        **rush,
         "lost": len(acknowledged - {name for name, _ in stored}),
         "stored_twice": len(stored) - len({task for _, task in stored}),
-        **percentiles([wait for one in people for wait in one.waits]),
     }
 
 
@@ -256,20 +201,17 @@ def measure_pace(db: Path, port: int, seconds: float) -> dict[str, float]:
     """Twelve submits a second in all, at random moments."""
     people = sign_in_all(db, port)
     pause = ANNOTATORS / SUBMITS_PER_SECOND
+    chance = random.Random(0)
     end = time.perf_counter() + seconds
 
-    def label(one: Annotator) -> Callable[[], None]:
-        def work() -> None:
-            chance = random.Random(one.number)
-            time.sleep(chance.uniform(0, pause))
-            while time.perf_counter() < end:
-                one.submit()
-                one.connection.close()
-                time.sleep(chance.uniform(0.5, 1.5) * pause)
+    def think(one: Annotator) -> float | None:
+        # The server lets go of a connection that is idle for 5 s.
+        one.hang_up()
+        lowest, highest = (0.5, 1.5) if one.waits else (0.0, 1.0)
+        wanted = chance.uniform(lowest, highest) * pause
+        return wanted if time.perf_counter() + wanted < end else None
 
-        return work
-
-    all_at_once([label(one) for one in people])
+    drive(people, think)
     waits = [wait for one in people for wait in one.waits]
     return {"submits_per_second": len(waits) / seconds, **percentiles(waits)}
 
@@ -284,16 +226,8 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 def measure_bare(db: Path) -> dict[str, float]:
     """The same clients against one route that stores a ranking and does nothing else."""
-    with serving(__file__, "--bare", str(db)) as port:
-
-        def work() -> None:
-            connection = HTTPConnection("127.0.0.1", port, timeout=60)
-            headers = {"Content-Type": "application/json"}
-            for _ in range(SUBMITS_EACH):
-                post(connection, "/submit", {"id": uuid.uuid4().hex}, headers)
-
-        seconds = all_at_once([work] * ANNOTATORS)
-    return {"submits_per_second": ANNOTATORS * SUBMITS_EACH / seconds}
+    with serving(__file__, "--bare", str(db)) as server:
+        return measure_rush(server, [Annotator(server.port) for _ in range(ANNOTATORS)])
 
 
 def serve_bare(db: Path, port: int) -> None:
@@ -310,14 +244,15 @@ def serve_bare(db: Path, port: int) -> None:
     tiers = tuple((response.id,) for response in responses)
     app = FastAPI()
 
-    @app.post("/submit")
-    def submit(sent: dict[str, str]) -> dict[str, bool]:
+    @app.post("/board")
+    def submit(sent: dict[str, Any]) -> dict[str, Any]:
+        name = sent.get("id", uuid.uuid4().hex)
         ranking = Ranking(
-            id=sent["id"], prompt_id=prompt["id"], annotator=name_of(0), kind="human", tiers=tiers
+            id=name, prompt_id=prompt["id"], annotator=name_of(0), kind="human", tiers=tiers
         )
         with store.connections.write() as connection:
             insert_ranking(connection, ranking)
-        return {"ok": True}
+        return {"ok": True, "task": {"id": 0}}
 
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
@@ -326,10 +261,10 @@ def measure_browser(db: Path, submits: int) -> dict[str, float]:
     """One person, alone on the server: milliseconds from Ctrl+Enter to the next task drawn."""
     from playwright.sync_api import sync_playwright
 
-    with serving("-m", "rlhf.cli", "label", "--db", str(db)) as port, sync_playwright() as driver:
+    with serving("-m", "rlhf.cli", "label", "--db", str(db)) as server, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{port}/")
+        page.goto(f"http://127.0.0.1:{server.port}/")
         page.wait_for_selector(".rb-list .rb-card")
         waits = []
         for _ in range(submits):
@@ -354,9 +289,10 @@ def measure_app(folder: Path, prompts: int, seconds: float) -> list[dict[str, An
     """Load and pace on a database of that many prompts."""
     db = folder / f"{prompts}.db"
     build_database(db, prompts)
-    with serving("-m", "rlhf.cli", "label", "--db", str(db), "--gold-every", "0") as port:
-        load = {"case": "load", "prompts": prompts, **measure_load(db, port)}
-        pace = {"case": "pace", "prompts": prompts, **measure_pace(db, port, seconds)}
+    os.sync()  # or the first commits wait until all of it is on the disk
+    with serving("-m", "rlhf.cli", "label", "--db", str(db), "--gold-every", "0") as server:
+        load = {"case": "load", "prompts": prompts, **measure_load(db, server)}
+        pace = {"case": "pace", "prompts": prompts, **measure_pace(db, server.port, seconds)}
     return [load, pace]
 
 

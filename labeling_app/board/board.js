@@ -1,5 +1,6 @@
 // The board: a task comes in, the person ranks, the ranking goes out, the next task comes with the answer.
 
+const ROUTE = '/board';
 const find = selector => element.querySelector(selector);
 let task = null, isDecision = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, draftTimer = 0;
 const durations = [];

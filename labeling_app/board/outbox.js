@@ -1,5 +1,5 @@
 // Nothing that was decided gets lost: it waits in the browser's storage until the server has said that it is stored.
-// A failed server call resolves to undefined (network, restart, exception alike), so undefined means: not stored yet.
+// ROUTE is the page's own: where it asks.
 
 let board = '', annotator = '';
 const SIGNED_OUT = 'You are signed out.';
@@ -27,10 +27,12 @@ const pause = milliseconds => new Promise(done => {
 });
 
 async function ask(payload) {
-  const answer = await server.rpc(payload);
-  if (answer !== undefined && answer !== null) return answer;
-  const probe = await fetch('/whoami').catch(() => null);
-  const error = probe && probe.status === 401 ? SIGNED_OUT : 'The server does not answer. Your ranking is kept here and sent again.';
+  const request = { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(payload) };
+  const answer = await fetch(ROUTE, request).catch(() => null);
+  const told = answer && [200, 400, 413].includes(answer.status) ? await answer.json().catch(() => null) : null;
+  if (told) return told;
+  // The network, a restart or an exception: it counts as not stored yet.
+  const error = answer && answer.status === 401 ? SIGNED_OUT : 'The server does not answer. Your ranking is kept here and sent again.';
   return { ok: false, retry: true, error };
 }
 

@@ -1,13 +1,7 @@
 // Live mode: a question goes out, answers stream in blind, the person judges, the conversation goes on with the chosen one.
 // Votes wait in the outbox until the server has stored them; one cast before the answers are complete is stored with their end.
 
-const server = {
-  async rpc(payload) {
-    const request = { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(payload) };
-    const answer = await fetch('/live', request).catch(() => null);
-    return answer && [200, 400, 413].includes(answer.status) ? answer.json().catch(() => undefined) : undefined;
-  },
-};
+const ROUTE = '/live';
 const find = selector => document.querySelector(selector);
 const box = find('#prompt'), better = find('#better');
 let turn = null, cards = [], running = false, sending = false, failed = null, askId = null, votes = Promise.resolve();

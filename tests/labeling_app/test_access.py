@@ -33,7 +33,7 @@ def test_strangers_are_sent_to_sign_in(client):
     answer = client.get("/", headers={"accept": "text/html"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
     assert client.get("/config").status_code == 401
-    assert client.post("/gradio_api/component_server").status_code == 401
+    assert client.post("/board").status_code == 401
     assert client.get("/healthz").text == "hello nobody"
     assert '<form method="post"' in client.get("/sign-in").text
 
@@ -81,7 +81,7 @@ def test_a_wrong_password_says_so_and_keeps_the_name(client):
 def test_other_sites_cannot_post(client):
     sign_in(client)
     evil = {"origin": "https://evil.example", "content-type": "text/plain"}
-    assert client.post("/gradio_api/component_server", headers=evil).status_code == 403
+    assert client.post("/board", headers=evil).status_code == 403
     assert client.post("/anything", headers={"sec-fetch-site": "cross-site"}).status_code == 403
     assert sign_in(client, origin="https://evil.example").status_code == 403
     assert client.post("/anything", headers={"origin": "http://label:7860"}).status_code == 200

@@ -3,6 +3,7 @@
 import json
 
 from labeling_app.comparisons import queue_pairs, read_votes
+from labeling_app.deciding import open_decision
 from labeling_app.queue import Submission, TaskQueue
 from rlhf.records import Ranking
 
@@ -50,6 +51,20 @@ def test_partial_rankings_signals_and_other_tasks_are_no_votes(
         ranking = Ranking(id=name, prompt_id=prompt.id, annotator=name, kind=kind, tiers=tiers)
         store.add_rankings([ranking])
     assert read_votes(store, pairs) == []
+
+
+def test_a_leads_decision_is_no_vote(store, make_prompt, make_responses) -> None:
+    pairs = make_pairs(make_prompt, make_responses, 1)
+    queue_pairs(store, pairs, overlap=1, mix=False, seed=0)
+    queue = TaskQueue(store)
+    submit(queue, "ann", lambda texts: ((0, 1),))
+    queue.add_annotator("lea")
+    [task_id] = store.connections.db.execute("SELECT id FROM tasks").fetchone()
+    open_decision(queue, "lea", task_id)
+    submit(queue, "lea", lambda texts: ((0,), (1,)))
+    rows = store.connections.db.execute("SELECT annotator FROM rankings WHERE live = 1").fetchall()
+    assert rows == [("ann",), ("lea",)]
+    assert [(vote.annotator, vote.second) for vote in read_votes(store, pairs)] == [("ann", 0.5)]
 
 
 def test_pairs_come_behind_rankings_or_among_them(store, fill, make_prompt, make_responses) -> None:

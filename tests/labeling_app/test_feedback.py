@@ -126,7 +126,7 @@ def test_wrong_tokens_are_refused_and_then_slowed_down(send, store):
 
 def test_other_doors_stay_shut_and_pages_cannot_send(send, client):
     good = send(THUMB).request.headers["authorization"]
-    assert client.get("/whoami", headers={"authorization": good}).status_code == 401
+    assert client.get("/dashboard", headers={"authorization": good}).status_code == 401
     page = {"authorization": good, "origin": "https://evil.example"}
     assert send(PICK, headers=page).status_code == 403
 

@@ -83,6 +83,15 @@ def test_ultrafeedback_is_the_work_of_a_model_and_equal_scores_tie():
     assert [response.model for response in entry.responses] == ["a", "b", "c"]
 
 
+def test_a_score_that_is_not_a_number_is_refused():
+    completions = [
+        {"response": "a", "overall_score": float("nan")},
+        {"response": "b", "overall_score": 2},
+    ]
+    with pytest.raises(InputError, match=r"overall_score is not a number: \[nan, 2\]"):
+        read_entry({"instruction": "Hi?", "completions": completions}, Defaults())
+
+
 def test_own_lines_carry_everything():
     value = {
         "messages": [{"role": "system", "content": "Be brief."}, ASK],

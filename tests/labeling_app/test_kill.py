@@ -1,4 +1,4 @@
-"""kill -9 in the middle of submitting: what was acknowledged is there, and the file is whole."""
+"""kill -9 while ten people submit: what was acknowledged is there, and the file is whole."""
 
 import random
 import subprocess
@@ -11,17 +11,34 @@ import pytest
 from labeling_app.store import Store
 
 LABELLER = """
+import asyncio
 import sys
 from pathlib import Path
-from labeling_app.queue import Submission, TaskQueue
+from labeling_app.gathering import Gatherer
+from labeling_app.queue import TaskQueue
+from labeling_app.session import Asked, Board
 from labeling_app.store import Store
 
-queue = TaskQueue(Store(Path(sys.argv[1])))
-queue.add_annotator("ann")
+store = Store(Path(sys.argv[1]))
+queue = TaskQueue(store)
+people = [f"person {number}" for number in range(10)]
+for name in people:
+    queue.add_annotator(name)
+gatherer = Gatherer(Board(store, queue).answer_all)
+
+async def label(name):
+    screen = await gatherer.answer(Asked(name, {"op": "next"}))
+    while screen["task"]:
+        task = screen["task"]["id"]
+        submit = {"op": "submit", "id": f"u{task}", "task_id": task, "tiers": [[0], [1]]}
+        screen = await gatherer.answer(Asked(name, submit))
+        print(f"u{task}", flush=True)
+
+async def label_all():
+    await asyncio.gather(*map(label, people))
+
 print("ready", flush=True)
-while task := queue.next_task("ann"):
-    queue.submit("ann", Submission(id=f"u{task.id}", task_id=task.id, tiers=((0,), (1,))))
-    print(f"u{task.id}", flush=True)
+asyncio.run(label_all())
 """
 
 
@@ -41,7 +58,7 @@ def run_rounds(store: Store, num_rounds: int) -> None:
     chance = random.Random(0)
     acknowledged: set[str] = set()
     for _ in range(num_rounds):
-        acknowledged |= set(label_until_killed(store.connections.path, chance.uniform(0, 0.1)))
+        acknowledged |= set(label_until_killed(store.connections.path, chance.uniform(0, 0.2)))
         db = store.connections.db
         stored = {row[0] for row in db.execute("SELECT id FROM rankings")}
         assert acknowledged <= stored

@@ -9,6 +9,7 @@ from labeling_app import live as live_module
 from labeling_app.endpoint_voice import EndpointVoice
 from labeling_app.exporting import export
 from labeling_app.live import Live
+from labeling_app.live_store import find_turn
 from rlhf.jsonl import read_jsonl
 from rlhf.records import Sampling
 from tests.chat_server import ChatServer
@@ -88,6 +89,25 @@ def test_the_order_shown_is_random(store, server):
         first[store.connections.db.execute(query, [json.loads(shown)[0]]).fetchone()[0]] += 1
     # 30 fair coins: 3 or fewer of a side come once in 100,000
     assert min(first.values()) > 3
+
+
+def test_equal_models_do_not_say_the_same(store, server):
+    voices = [EndpointVoice(url=server.url, model="x", sampling=SAMPLING)] * 2
+    ask(Live(store, voices), "Hi?")
+    assert len({call["seed"] for call in server.calls}) == 2
+
+
+def test_asked_again_a_question_has_none_of_what_was_said_of_other_answers(live, server, store):
+    ask(live, "Hi?")
+    assert vote(live, "pick", "r1", choice=1)["turn"]["choice"] == 1
+    vote(live, "thumb", "r2", place=0, value=-1)
+    server.answers = ["seven", "eight"]
+    again = ask(live, "Hi?", "t2")
+    assert (again["choice"], again["thumbs"]) == (None, [0, 0])
+    assert find_turn(store, "ann", "t2").rankings == ()
+    assert vote(live, "pick", "r3", turn="t2", choice="tie")["turn"]["choice"] == "tie"
+    first = live.find("ann", "t1")["turn"]
+    assert (first["choice"], first["thumbs"]) == (1, [-1, 0])
 
 
 def test_a_pick_is_a_ranking_and_a_changed_one_takes_its_place(live, store):

@@ -43,6 +43,12 @@ def test_the_next_task_is_the_first_step_in_its_index(store, statements):
     assert plan_of(store, look_up)[0] == "SCAN t USING INDEX tasks_open"
 
 
+def test_ones_own_work_is_counted_in_an_index_alone(store, statements):
+    [count] = [one for one in statements if "SELECT COUNT(*) FROM rankings" in one]
+    [step] = plan_of(store, count)
+    assert step.startswith("SEARCH rankings USING COVERING INDEX rankings_done (annotator=? AND")
+
+
 def test_a_hidden_repeat_reads_ones_own_rankings_only(store, queue):
     queue.add_annotator("ann")
     seen: list[str] = []

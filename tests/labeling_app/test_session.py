@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from labeling_app.session import Board
+from labeling_app.session import Asked, Board, read_submission
+from labeling_app.store import Store
 
 
 @pytest.fixture
@@ -93,3 +94,71 @@ def test_a_full_disk_is_said_and_may_be_retried(board, store, fill):
     assert "could not write (database or disk is full)" in answer["error"]
     db.execute("PRAGMA max_page_count = 1000000")
     assert board.answer("ann", submit(task, note="x" * 9_000))["done"] == 1
+
+
+@pytest.fixture
+def two(board, queue, fill):
+    """Ann and Bob with a task each, and what each submits."""
+    fill(4, 2)
+    queue.add_annotator("bob")
+    tasks = {name: board.answer(name, {"op": "next"})["task"] for name in ("ann", "bob")}
+    return {name: submit(task, id=f"u-{name}") for name, task in tasks.items()}
+
+
+def test_those_who_come_together_are_stored_in_one_transaction(board, store, two):
+    seen: list[str] = []
+    store.connections.db.conn.set_trace_callback(seen.append)
+    answers = board.answer_all([Asked(name, payload) for name, payload in two.items()])
+    store.connections.db.conn.set_trace_callback(None)
+    assert [(answer["annotator"], answer["done"]) for answer in answers] == [("ann", 1), ("bob", 1)]
+    assert [one for one in seen if one.startswith(("BEGIN", "COMMIT"))] == [
+        "BEGIN IMMEDIATE",
+        "COMMIT",
+    ]
+
+
+def test_a_refusal_takes_nothing_of_the_others_back(board, store, two):
+    broken = Asked("bob", {**two["bob"], "tiers": [[0], [9]]})
+    huge = Asked("bob", {**two["bob"], "task_id": 10**30})
+    refused, done, overflow = board.answer_all([broken, Asked("ann", two["ann"]), huge])
+    assert "does not fit its 2 responses" in refused["error"]
+    assert "malformed" in overflow["error"]
+    assert done["done"] == 1
+    assert store.counts()["rankings"] == 1
+
+
+def test_a_refusal_takes_back_what_it_had_begun(board, queue, store, two):
+    db = store.connections.db
+    queue.submit("bob", read_submission(two["bob"]))
+    db.execute("UPDATE tasks SET purpose = 'training', answer = '[]'")
+    held = "SELECT COUNT(*) FROM assignments WHERE annotator = 'bob' AND state = 'leased'"
+    # It was stored before, so only the feedback looks at the places, after the next task is leased.
+    again = board.answer("bob", {**two["bob"], "tiers": [[7]]})
+    assert "malformed" in again["error"]
+    assert db.execute(held).fetchone() == (0,)
+    assert board.answer("bob", two["bob"])["ok"]
+    assert db.execute(held).fetchone() == (1,)
+
+
+def test_who_fits_on_a_full_disk_is_stored_and_who_does_not_may_retry(board, store, two):
+    db = store.connections.db
+    db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
+    long = Asked("ann", {**two["ann"], "note": "x" * 9_000})
+    full, fits = board.answer_all([long, Asked("bob", two["bob"])])
+    assert (full["ok"], full["retry"]) == (False, True)
+    assert "could not write (database or disk is full)" in full["error"]
+    assert (fits["ok"], fits["done"]) == (True, 1)
+    assert store.counts()["rankings"] == 1
+
+
+def test_all_wait_once_for_another_program_that_holds_the_file(board, store, two):
+    store.connections.db.execute("PRAGMA busy_timeout = 50")
+    seen: list[str] = []
+    with Store(store.connections.path) as other, other.connections.write():
+        store.connections.db.conn.set_trace_callback(seen.append)
+        answers = board.answer_all([Asked(name, payload) for name, payload in two.items()])
+        store.connections.db.conn.set_trace_callback(None)
+    assert seen == ["BEGIN IMMEDIATE"]
+    assert [answer["retry"] for answer in answers] == [True, True]
+    assert "could not write (database is locked)" in answers[0]["error"]
+    assert board.answer("ann", two["ann"])["ok"]

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from labeling_app.auth import Ticket
+from labeling_app.tokens import make_token, revoke_token
 from labeling_app.users import Users
 from rlhf.cli import main
 from rlhf.errors import InputError
@@ -106,3 +107,12 @@ def test_the_command_refuses(store, capsys):
     assert "There is no user 'bob'" in capsys.readouterr().err
     assert main(["users", "promote", "bob", *db]) == 2
     assert "promote" in capsys.readouterr().err
+
+
+def test_a_program_and_a_person_never_share_a_name(users, store):
+    make_token(store, "shop")
+    with pytest.raises(InputError, match="'shop' is a program that gives feedback"):
+        users.add("shop", "annotator", "long enough")
+    revoke_token(store, "shop")
+    with pytest.raises(InputError, match="'ann' is a person who signs in"):
+        make_token(store, "ann")

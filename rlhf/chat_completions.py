@@ -1,0 +1,34 @@
+"""One request to a server that speaks OpenAI's chat completions; who asks reads the answer."""
+
+import json
+import os
+import urllib.request
+from http.client import HTTPResponse
+from typing import Any
+
+
+def open_completion(
+    url: str, body: dict[str, Any], *, key_variable: str, timeout_seconds: float
+) -> HTTPResponse:
+    """The server's answer, open to be read, whole or as it streams.
+
+    Args:
+        url: the address that ends in /v1.
+        body: model, messages and settings.
+        key_variable: the environment variable with the key, where the server wants one.
+        timeout_seconds: of silence.
+
+    Raises:
+        HTTPError, URLError, TimeoutError, ConnectionError, HTTPException: as urllib does.
+    """
+    headers = {"Content-Type": "application/json", **key_header(key_variable)}
+    address = url.rstrip("/") + "/chat/completions"
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+    opened: HTTPResponse = urllib.request.urlopen(request, timeout=timeout_seconds)
+    return opened
+
+
+def key_header(variable: str) -> dict[str, str]:
+    """The header with the key in an environment variable; nothing where there is none."""
+    key = os.environ.get(variable)
+    return {"Authorization": f"Bearer {key}"} if key else {}
