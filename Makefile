@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := models/SmolLM2-135M-Instruct
 DB := runs/demo/labels.db
 
-.PHONY: install model browser demo label test check test-all clean
+.PHONY: install model browser nodes demo label test check test-all clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +21,9 @@ model: install
 
 browser:
 	@command -v chromium >/dev/null || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 chromium)
+
+nodes: # network namespaces stand for machines; without `ip` their test is skipped
+	@command -v ip >/dev/null || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 iproute2)
 
 demo: model
 	$(BIN)/python -m rlhf.cli --version
@@ -38,7 +41,7 @@ check: model browser
 
 test: check
 
-test-all: model browser
+test-all: model browser nodes
 	$(BIN)/pytest
 
 clean:

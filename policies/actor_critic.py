@@ -6,27 +6,45 @@ Letters: B sequences, R response tokens, d hidden size.
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from policies.log_probs import Sequences, log_probs_of, response_logits
+from policies.log_probs import Sequences, log_probs_at, log_probs_of, response_logits
+from policies.packing import features
 from rlhf.models import reward_head
-from rlhf.tokens import position_ids
+
+
+class PolicyHead(nn.Module):
+    """A critic that is a linear head on the policy's last hidden states, 0 until it is fitted.
+
+    Args:
+        width: the policy's hidden size.
+        trains_policy: whether the value loss reaches the policy's weights through the head.
+    """
+
+    def __init__(self, width: int, *, trains_policy: bool) -> None:
+        super().__init__()
+        self.score = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(self.score.weight)
+        self.trains_policy = trains_policy
 
 
 class PolicyAndCritic(nn.Module):
-    """A language model and a value model that starts as the reward model.
+    """A language model and what predicts its rewards: a copy of the reward model, or a head on it.
 
     Args:
         policy: the language model.
         critic: a reward model; its head, read at every token instead of the last, gives the values.
-            None where advantages come without a critic.
+            Or a head on the policy. None where advantages come without a critic.
         value_bias: the reward model's constant, added to every value; kept in checkpoints.
     """
 
     def __init__(
-        self, policy: PreTrainedModel, critic: PreTrainedModel | None, value_bias: float
+        self,
+        policy: PreTrainedModel,
+        critic: PreTrainedModel | PolicyHead | None,
+        value_bias: float,
     ) -> None:
         super().__init__()
         self.policy = policy
@@ -41,30 +59,55 @@ class PolicyAndCritic(nn.Module):
         return {"policy": self.policy, **critic}
 
     def forward(
-        self, sequences: Sequences, episodes: int, temperature: float
-    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "E R"] | None]:
+        self,
+        sequences: Sequences,
+        episodes: int,
+        temperature: float,
+        ids: Int[Tensor, "S R K"] | None = None,
+    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "E R"] | None, Float[Tensor, "S R K"] | None]:
         """Log-probs of every response token, and values before each token of the first rows.
 
-        Both in one forward, because data-parallel wrappers synchronise gradients per forward of
+        All in one forward, because data-parallel wrappers synchronise gradients per forward of
         the module.
 
         Args:
             sequences: episodes, followed by rows of the reference store.
             episodes: how many of the rows are episodes; only they need values.
             temperature: sampling temperature.
+            ids: K tokens to look up at every place of the S stored rows.
 
         Returns:
-            Log-probs of all rows; values of the first `episodes` rows, None without a critic.
+            Log-probs of all rows; values of the first `episodes` rows, None without a critic or
+            without episodes; log-probs of `ids`.
         """
-        logits = response_logits(self.policy, sequences)
-        log_probs = log_probs_of(logits, sequences.responses, temperature)
-        if self.critic is None:
-            return log_probs, None
-        return log_probs, self.values(sequences.rows(slice(0, episodes)))
+        logits, values = self.read(sequences, episodes)
+        found = None if ids is None else log_probs_at(logits[episodes:], ids, temperature)
+        return log_probs_of(logits, sequences.responses, temperature), values, found
+
+    def read(
+        self, sequences: Sequences, episodes: int
+    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "E R"] | None]:
+        """Logits of the distribution that each response token came from, and values, as above."""
+        if not isinstance(self.critic, PolicyHead):
+            logits = response_logits(self.policy, sequences)
+            has_values = self.critic is not None and episodes > 0
+            return logits, self.values(sequences.rows(slice(0, episodes))) if has_values else None
+        read: list[Tensor] = []  # what the output matrix reads is what the head reads
+        output = self.policy.get_output_embeddings()
+        hook = output.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        try:
+            logits = response_logits(self.policy, sequences)
+        finally:
+            hook.remove()
+        hidden = read[0] if self.critic.trains_policy else read[0].detach()
+        hidden = hidden.view(*logits.shape[:2], -1)  # a packed row is one
+        return logits, self._values_of(hidden[:episodes]) if episodes else None
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """The critic's value before each response token."""
-        hidden = self.critic_features(sequences)
+        return self._values_of(self.critic_features(sequences))
+
+    def _values_of(self, hidden: Float[Tensor, "B R d"]) -> Float[Tensor, "B R"]:
         head = reward_head(self.critic)
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = head(hidden.to(head.weight.dtype)).squeeze(2)
@@ -72,12 +115,5 @@ class PolicyAndCritic(nn.Module):
 
     def critic_features(self, sequences: Sequences) -> Float[Tensor, "B R d"]:
         """What the critic's head reads before each response token."""
-        batch = sequences.joined
-        length = sequences.responses.ids.shape[1]
-        hidden: Tensor = self.critic.base_model(
-            input_ids=batch.ids,
-            attention_mask=batch.mask.long(),
-            position_ids=position_ids(batch.mask),
-            use_cache=False,
-        ).last_hidden_state
-        return hidden[:, -length - 1 : -1]
+        model: Any = self.policy if isinstance(self.critic, PolicyHead) else self.critic
+        return features(model, sequences.joined, sequences.responses.mask)

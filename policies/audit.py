@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policies.generate import Sample, sample_responses
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import forward_kl_k3, reverse_kl_k1, reverse_kl_k3
+from policies.packing import pack_prefixes
 from policies.reference_store import ReferenceRow, ReferenceStore, require_reference_of
 from rlhf.models import describe_model, load_causal_lm
 from rlhf.tokens import pad_left, pad_right
@@ -59,6 +60,7 @@ def load_reference_model(store: ReferenceStore, accelerator: Accelerator) -> Pre
     path = store.manifest["model"]["path"]
     require_reference_of(store, describe_model(path))
     model: PreTrainedModel = load_causal_lm(path).to(accelerator.device)
+    pack_prefixes(model)
     model.eval()
     return model
 

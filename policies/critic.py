@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.actor_critic import PolicyAndCritic
+from policies.actor_critic import PolicyAndCritic, PolicyHead
 from policies.log_probs import Sequences
 from policies.reference_store import ReferenceRow
 from policies.reward_sources import is_model
@@ -26,7 +26,13 @@ from policies.rewards import shape_rewards
 from policies.settings import PPOSettings
 from rlhf.distributed import global_sum
 from rlhf.metrics import progress
-from rlhf.models import load_reward_model, model_folder, new_reward_model, reward_head
+from rlhf.models import (
+    load_config,
+    load_reward_model,
+    model_folder,
+    new_reward_model,
+    reward_head,
+)
 from rlhf.tokens import pad_left, pad_right
 
 MAX_ROWS = 20_000  # more would hardly change a head
@@ -86,14 +92,17 @@ def explained_variance(moments: Moments, weight: Float[Tensor, " d"]) -> float:
 
 def new_critic(
     settings: PPOSettings, tokenizer: PreTrainedTokenizerBase
-) -> tuple[PreTrainedModel | None, float]:
+) -> tuple[PreTrainedModel | PolicyHead | None, float]:
     """The critic before any training, and the constant added to its values.
 
-    A copy of the first reward model, else (rewards are functions) the policy's with a new head;
-    None where the settings want no critic.
+    A copy of the first reward model, else (rewards are functions) the policy's with a new head; or
+    a head alone, on the policy; None where the settings want no critic.
     """
     if not settings.has_critic:
         return None, 0.0
+    if settings.critic == "head":
+        width = load_config(settings.model).get_text_config().hidden_size
+        return PolicyHead(width, trains_policy=settings.critic_trains == "all"), 0.0
     models = [name for name in settings.reward if is_model(name)]
     if models:
         critic = load_reward_model(model_folder(models[0], "reward", "model"))
@@ -129,6 +138,7 @@ def fit_critic(
     Returns:
         Explained variance on held-out prompts before and after, the penalty and the row count.
     """
+    prompts = prompts[:MAX_ROWS]
     targets = warmup_targets(prompts, reference_rewards, settings)
     fitted, held_out = _moments(accelerator, model, prompts, targets, pad_id)
     head = reward_head(model.critic)

@@ -1,11 +1,14 @@
 """Which prompts and which stored rows a step uses; the same on every machine and after a resume."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
 from policies.reference_store import ReferenceRow
 from policies.settings import PPOSettings
+
+Item = TypeVar("Item")
 
 
 def choose_prompts(
@@ -29,12 +32,29 @@ def choose_prompts(
         rank: of this process.
         ranks: how many processes there are.
     """
+    chosen = deal(prompts, step, per_step, seed, rank=rank, ranks=ranks)
+    return [rows for rows in chosen for _ in range(repeats)]
+
+
+def deal(
+    items: Sequence[Item], step: int, per_step: int, seed: int, *, rank: int, ranks: int
+) -> list[Item]:
+    """This process's share of the items of a step: each once per epoch, newly shuffled.
+
+    Args:
+        items: what is dealt out.
+        step: from 1.
+        per_step: items of a step, over all processes.
+        seed: of the shuffling.
+        rank: of this process.
+        ranks: how many processes there are.
+    """
     chosen = []
     for position in range((step - 1) * per_step + rank, step * per_step, ranks):
-        epoch, place = divmod(position, len(prompts))
+        epoch, place = divmod(position, len(items))
         generator = torch.Generator().manual_seed(seed + epoch)
-        order = torch.randperm(len(prompts), generator=generator)
-        chosen += [prompts[int(order[place])]] * repeats
+        order = torch.randperm(len(items), generator=generator)
+        chosen.append(items[int(order[place])])
     return chosen
 
 

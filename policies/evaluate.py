@@ -20,9 +20,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policies.answers import Side, as_records, sample_answers, sample_rival, stored_answers
 from policies.audit import audit_reverse_kl, load_reference_model, measure_forward_kl
 from policies.evaluate_settings import EvaluateSettings
-from policies.judges import AIJudge, score_with_model, score_with_signal
+from policies.judges import AIJudge, score_with_reward, score_with_signal
 from policies.reference_store import ReferenceRow, ReferenceStore, open_store
 from policies.report import Exhibit, headline, write_report
+from policies.reward_sources import describe_rewards, is_model, load_reward
 from policies.statistics import compare
 from policies.summary import (
     best_of_n_curve,
@@ -31,7 +32,6 @@ from policies.summary import (
     win_rates,
     win_rates_within,
 )
-from reward.scoring import load_scorer
 from rlhf.distributed import start
 from rlhf.errors import InputError
 from rlhf.jsonl import write_jsonl
@@ -126,8 +126,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     rubric = read_rubric(settings.judge_rubric)
     store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
     policy = describe_model(model_folder(settings.policy, "ppo", "policy"))
-    reward = describe_model(model_folder(settings.reward, "reward", "model"))
-    require_same_tokenizer(reward, policy)
+    reward = describe_rewards([settings.reward], policy)["reward"]
     require_same_tokenizer(store.manifest["model"], policy)
     rival = settings.against and describe_model(model_folder(settings.against, "ppo", "policy"))
     groups = store.by_prompt(settings.split)
@@ -139,7 +138,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     return Comparison(
         settings=settings,
         store=store,
-        groups=groups,
+        groups=list(groups),
         policy=policy,
         reward=reward,
         rival=rival or None,
@@ -192,10 +191,10 @@ def score(
     sides: Mapping[str, Side],
     comparison: Comparison,
 ) -> Scores:
-    """What the reward model and the gold function give every answer."""
-    scorer = load_scorer(comparison.reward["path"], accelerator)
-    encoded = [group[0].prompt_ids for group in comparison.groups]
-    scores = {"reward": score_with_model(encoded, sides, scorer, int(tokenizer.pad_token_id))}
+    """What the reward and the gold function give every answer."""
+    reward = load_reward([comparison.reward["path"]], accelerator)
+    rows = [group[0] for group in comparison.groups]
+    scores = {"reward": score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))}
     if comparison.gold is not None:
         scores["gold"] = score_with_signal(comparison.prompts, sides, comparison.gold)
     return scores
@@ -222,7 +221,9 @@ def describe_judges(
     settings: EvaluateSettings, comparison: Comparison
 ) -> dict[str, dict[str, str]]:
     """Kind and name of every judge."""
-    judges = {"reward": {"kind": "reward model", "name": comparison.reward["path"]}}
+    name = comparison.reward["path"]
+    kind = "reward model" if is_model(name) else "reward function"
+    judges = {"reward": {"kind": kind, "name": name}}
     if settings.gold:
         judges["gold"] = {"kind": "signal", "name": settings.gold}
     if settings.judge_endpoint:

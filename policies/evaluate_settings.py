@@ -18,7 +18,7 @@ class EvaluateSettings:
     reference: Path
     """The --out of `rlhf reference`."""
     reward: str
-    """Reward model that judges."""
+    """Reward model, signal:package.module:function or address that judges."""
     out: Path
     """Folder of this stage."""
     against: str | None = None

@@ -6,6 +6,7 @@ those of the arithmetic: batches of other shapes round differently.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ def check_reference(
 ) -> None:
     """Before the first step: the policy must say of y0 what the store says the reference said.
 
+    Prints how far apart the two are.
+
     Raises:
         GuardError: recomputed log-probs of stored rows differ from the stored ones, or r(y0) is
             not a number.
@@ -45,7 +48,12 @@ def check_reference(
         temperature,
     )
     stored = torch.cat([torch.tensor(row.log_probs) for row in rows])
-    difference = float((torch.cat(recomputed) - stored).abs().mean())
+    differences = (torch.cat(recomputed) - stored).abs()
+    difference = float(differences.mean())
+    words = (
+        f"Log-probs of {len(rows)} stored outputs computed again: max |Δ| {differences.max():.1e}"
+    )
+    accelerator.print(f"{words}, mean {difference:.1e}", file=sys.stderr)
     tolerance = LOG_PROB_TOLERANCE[accelerator.mixed_precision]
     if not difference <= tolerance:
         raise GuardError(
@@ -67,7 +75,8 @@ def check_step(
     """Stop a run whose numbers nobody should trust.
 
     Raises:
-        GuardError: a metric is not finite; or, at step 1, ratio ≠ 1, KL ≠ 0 or entropy = 0.
+        GuardError: a metric is not finite; or, at step 1, the sampler's log-probs are not the
+            trainer's, ratio ≠ 1, KL ≠ 0 or entropy = 0.
     """
     bad = [name for name, value in row.items() if not math.isfinite(value)]
     if bad:
@@ -76,7 +85,16 @@ def check_step(
             f"The last checkpoint is in {checkpoints}; start a new --out with a lower "
             "--learning-rate.",
         )
-    if row["step"] > 1 or not single_update:
+    if row["step"] > 1:
+        return
+    gap, most = row["sampler_gap"], LOG_PROB_TOLERANCE[precision]
+    if gap > most:
+        raise GuardError(
+            f"Step 1: the sampler's log-probs of its own tokens are {gap:.4f} nats a token off "
+            f"those that training sees (at most {most} is expected)",
+            "Use --engine generate or --precision fp32; report this with your model's name.",
+        )
+    if not single_update:
         return
     tolerance = RATIO_TOLERANCE[precision]
     for name in ("approx_kl", *(key for key in row if key.endswith("_per_token"))):

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from policies.answers import Side
-from reward.scoring import Scorer
+from policies.reference_store import ReferenceRow
+from policies.reward_sources import Reward
 from rlhf.fingerprints import text_hash
 from rlhf.jsonl import write_jsonl
 from rlhf.judge import Endpoint, build_request, combine, complete, read_verdict
@@ -29,19 +30,20 @@ Messages = list[dict[str, str]]
 POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
-def score_with_model(
-    prompts: Sequence[list[int]], sides: Mapping[str, Side], scorer: Scorer, pad_id: int
+def score_with_reward(
+    rows: Sequence[ReferenceRow], sides: Mapping[str, Side], reward: Reward, pad_id: int
 ) -> dict[str, Scores]:
-    """The reward model's scores of every side's answers."""
+    """What the policy was trained to please says of every side's answers to the rows' prompts."""
     scores = {}
     for name, side in sides.items():
-        rows = [
-            prompt + sample.token_ids
-            for prompt, samples in zip(prompts, side.samples, strict=True)
-            for sample in samples
+        answers = [
+            (row.prompt, text, row.prompt_ids + sample.token_ids)
+            for row, texts, samples in zip(rows, side.texts, side.samples, strict=True)
+            for text, sample in zip(texts, samples, strict=True)
         ]
-        flat = scorer(pad_right(rows, pad_id)).tolist()
-        scores[name] = np.array(flat).reshape(len(prompts), -1)
+        prompts, texts, ids = zip(*answers, strict=True)
+        flat = reward(prompts, texts, pad_right(ids, pad_id)).tolist()
+        scores[name] = np.array(flat).reshape(len(rows), -1)
     return scores
 
 

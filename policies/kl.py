@@ -17,13 +17,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from policies.actor_critic import PolicyAndCritic
-from policies.adapter import without_adapter
 from policies.audit import load_reference_model
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import reverse_kl_k1, reverse_kl_k3
 from policies.reference_store import ReferenceStore
 from policies.settings import KLSettings
+from rlhf.adapters import without_adapters
 from rlhf.distributed import global_sum
+from rlhf.errors import InputError
 
 MAX_RELATIVE_ERROR = 0.2
 
@@ -45,11 +46,25 @@ def reference_policy(
 
     def score(model: PolicyAndCritic, sequences: Sequences) -> Tensor:
         policy: Any = model.policy
-        with without_adapter(policy) if resident is None else nullcontext():
+        with without_adapters(policy) if resident is None else nullcontext():
             logits = response_logits(resident or policy, sequences)
         return log_probs_of(logits, sequences.responses, temperature)
 
     return score
+
+
+def require_top_k(store: ReferenceStore, kl: KLSettings) -> None:
+    """Refuse the exact forward KL of a store that has only the log-probs of its own tokens.
+
+    Raises:
+        InputError: says how to make one that has more.
+    """
+    if kl.source == "reference" and kl.estimator == "top_k" and not store.manifest["stored_top_k"]:
+        raise InputError(
+            f"--kl.estimator top_k needs the likeliest tokens of every place, and {store.folder} "
+            "has none",
+            "Make the store with rlhf reference --store-top-k 32, or use --kl.estimator k3.",
+        )
 
 
 def adjust(coefficient: float, measured: float, episodes: int, kl: KLSettings) -> float:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from policies.packing import pack_if_shorter
 from rlhf.tokens import TokenBatch, join, position_ids
 
 TEMPERATURE_EPSILON = 1e-7
@@ -18,21 +19,27 @@ CHUNK = 64  # rows of logits that are float32 at one time
 
 @dataclass(frozen=True)
 class Sequences:
-    """Left-padded prompts (B, P) and right-padded responses (B, R)."""
+    """Left-padded prompts (B, P) and right-padded responses (B, R).
+
+    `real` marks the real tokens of both side by side where the two masks do not: see `end_aligned`.
+    """
 
     prompts: TokenBatch
     responses: TokenBatch
+    real: Bool[Tensor, "B T"] | None = None
 
     @property
     def joined(self) -> TokenBatch:
         """Prompts and responses side by side, (B, P + R)."""
-        return join(self.prompts, self.responses)
+        joined = join(self.prompts, self.responses)
+        return joined if self.real is None else TokenBatch(joined.ids, self.real)
 
     def rows(self, index: Tensor | slice) -> "Sequences":
         """Some of the sequences."""
         return Sequences(
             TokenBatch(self.prompts.ids[index], self.prompts.mask[index]),
             TokenBatch(self.responses.ids[index], self.responses.mask[index]),
+            None if self.real is None else self.real[index],
         )
 
     def trimmed(self) -> "Sequences":
@@ -47,6 +54,24 @@ class Sequences:
             ),
         )
 
+    def end_aligned(self) -> "Sequences":
+        """The same sequences, shifted so that all responses end in the last column.
+
+        Rows are then as wide as the longest of them, not as the longest prompt and the longest
+        response together. Before a short response the last R columns hold the end of its prompt.
+        """
+        joined = self.joined
+        lengths = self.responses.mask.sum(dim=1)
+        response_length = int(lengths.max())
+        width = int(joined.mask.sum(dim=1).max())
+        order = joined.mask.long().argsort(dim=1, stable=True)[:, -width:]
+        ids, real = joined.ids.gather(1, order), joined.mask.gather(1, order)
+        columns = torch.arange(response_length, device=ids.device)
+        answers = columns >= response_length - lengths[:, None]
+        first = width - response_length
+        prompts = TokenBatch(ids[:, :first], real[:, :first])
+        return Sequences(prompts, TokenBatch(ids[:, first:], answers), real)
+
     def to(self, device: torch.device) -> "Sequences":
         """The same sequences on another device."""
         return Sequences(self.prompts.to(device), self.responses.to(device))
@@ -55,6 +80,12 @@ class Sequences:
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     """Logits, in the model's precision, of the distribution each response token came from."""
     batch = sequences.joined
+    row = pack_if_shorter(model, batch, sequences.responses.mask)
+    if row is not None:
+        packed: Tensor = model(
+            **row.inputs, logits_to_keep=row.reads.flatten(), use_cache=False
+        ).logits
+        return packed.view(*row.reads.shape, -1)
     prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
     logits: Tensor = model(
         input_ids=batch.ids,
@@ -70,10 +101,28 @@ def log_probs_of(
     logits: Float[Tensor, "B R V"], responses: TokenBatch, temperature: float
 ) -> Float[Tensor, "B R"]:
     """Log-probability of every response token at a temperature, 0 at padding."""
+    return log_probs_at(logits, responses.ids[:, :, None], temperature)[:, :, 0] * responses.mask
+
+
+def log_probs_at(
+    logits: Float[Tensor, "B R V"], ids: Int[Tensor, "B R K"], temperature: float
+) -> Float[Tensor, "B R K"]:
+    """Log-probability of K tokens at every place."""
     scale = temperature + TEMPERATURE_EPSILON
     chosen: Any = _ChosenLogProbs.apply  # torch leaves it untyped
-    log_probs: Tensor = chosen(logits.flatten(0, 1), responses.ids.flatten(), scale)
-    return log_probs.view_as(responses.ids) * responses.mask
+    log_probs: Tensor = chosen(logits.flatten(0, 1), ids.flatten(0, 1), scale)
+    return log_probs.view_as(ids)
+
+
+@torch.no_grad()
+def top_log_probs(
+    logits: Float[Tensor, "B R V"], k: int, temperature: float
+) -> tuple[Int[Tensor, "B R K"], Float[Tensor, "B R K"], Float[Tensor, "B R"]]:
+    """The k likeliest tokens at every place, their log-probs, and log Σ exp(z / τ)."""
+    ids = logits.topk(k, dim=2).indices
+    log_probs = log_probs_at(logits, ids, temperature)
+    first = logits.gather(2, ids[:, :, :1]).float() / (temperature + TEMPERATURE_EPSILON)
+    return ids, log_probs, (first - log_probs[:, :, :1])[:, :, 0]
 
 
 @torch.no_grad()
@@ -90,10 +139,10 @@ def entropy_of(
 
 
 class _ChosenLogProbs(torch.autograd.Function):
-    """log softmax(z / τ) at one token a row, N rows of V logits.
+    """log softmax(z / τ) at K tokens a row, N rows of V logits.
 
     Autograd would keep several float32 copies of all logits; this keeps the logits as they are and
-    works through them in chunks, in both directions. ∂/∂z_v = (1[v is chosen] − p_v) / τ.
+    works through them in chunks, in both directions. ∂/∂z_v = Σ_k (1[v = k] − p_v) / τ.
     """
 
     @staticmethod
@@ -102,7 +151,7 @@ class _ChosenLogProbs(torch.autograd.Function):
         normalisers = torch.cat(parts)
         ctx.save_for_backward(logits, ids, normalisers)
         ctx.scale = scale
-        return logits.gather(1, ids[:, None]).squeeze(1).float() / scale - normalisers
+        return logits.gather(1, ids).float() / scale - normalisers[:, None]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -112,6 +161,6 @@ class _ChosenLogProbs(torch.autograd.Function):
         for first in range(0, len(ids), CHUNK):
             rows = slice(first, first + CHUNK)
             part = (logits[rows].float() / ctx.scale).sub_(normalisers[rows, None]).exp_()
-            part.mul_(-slopes[rows, None])
-            result[rows] = part.scatter_add_(1, ids[rows, None], slopes[rows, None])
+            part.mul_(-slopes[rows].sum(dim=1, keepdim=True))
+            result[rows] = part.scatter_add_(1, ids[rows], slopes[rows])
         return result, None, None

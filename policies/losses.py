@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 MAX_LOG_RATIO = 10.0
+MIN_TAIL = 1e-6  # probability; below it float32 knows no better
 
 
 def policy_loss(
@@ -66,6 +67,25 @@ def forward_kl_k1(
     Unbiased, may be negative; its gradient is that of supervised training on the responses.
     """
     return ((reference_log_probs - log_probs) * response_mask).sum()
+
+
+def forward_kl_top_k(
+    log_probs: Float[Tensor, "B R K"],
+    reference_log_probs: Float[Tensor, "B R K"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """KL(reference ‖ policy) of every next token on the reference's own responses.
+
+    Σ_v p_v log(p_v / q_v) over the reference's K likeliest tokens and, as one bucket more, all the
+    others; p is the reference, q the policy. Never negative, and free of the noise of which token
+    was sampled. What differs within the bucket does not count: a lower bound, exact for K = V.
+    """
+    kept = (reference_log_probs.exp() * (reference_log_probs - log_probs)).sum(dim=2)
+    rest, policy_rest = (
+        (1 - known.exp().sum(dim=2)).clamp(min=MIN_TAIL)
+        for known in (reference_log_probs, log_probs)
+    )
+    return ((kept + rest * (rest / policy_rest).log()) * response_mask).sum()
 
 
 def token_reverse_kl(

@@ -1,19 +1,21 @@
 """`rlhf reference`: store what the original model answers, with the log-prob of every token.
 
-Prompts are cut into shards; every process works on its own, and a shard that is on disk is never
-made again, so a killed run loses at most the shards in work. Each shard seeds its own sampling: a
-resumed run stores the same rows.
+Prompts are cut into shards; every process of every job works on its own, and a shard that is on
+disk is never made again, so a killed run loses at most the shards in work. Each shard seeds its
+own sampling: a resumed run, and any number of jobs or processes, store the same rows. The manifest
+makes a store of the shards once all are there.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from numpy import ndarray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,15 +25,13 @@ from policies.log_probs import (
     entropy_of,
     log_probs_of,
     response_logits,
+    top_log_probs,
 )
-from policies.reference_store import (
-    ReferenceRow,
-    shard_path,
-    write_manifest,
-    write_shard,
-)
+from policies.reference_settings import ReferenceSettings
+from policies.reference_shards import ReferenceRow, TopTokens, shard_name, write_shard
+from policies.reference_summary import write_manifest
 from policies.reward_sources import Reward, describe_rewards, load_reward
-from policies.settings import ReferenceSettings
+from policies.settings import Precision
 from rlhf.distributed import start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
@@ -42,7 +42,7 @@ from rlhf.models import (
     load_causal_lm,
     load_config,
 )
-from rlhf.ranked import read_manifest, read_ranked
+from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import open_stage, stage_status
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
@@ -57,59 +57,74 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     Raises:
         InputError: prompts, model or reward model cannot be used, or --out is taken.
     """
+    assert settings.prompts is not None
+    assert settings.model is not None
     began = time.monotonic()
     records, prompts_hash = load_prompts(settings.prompts)
     model_description = describe_model(settings.model)
     tokenizer = load_tokenizer(settings.model)
-    config = load_config(settings.model)
     prompts = [record.prompt for record in records]
-    encoded = dict(
-        zip(
-            (prompt.id for prompt in prompts),
-            encode_prompts(tokenizer, config, prompts, settings.max_new_tokens),
-            strict=True,
-        )
-    )
+    config = load_config(settings.model)
+    _require_vocabulary(settings, int(config.get_text_config().vocab_size))
+    encoded = encode_prompts(tokenizer, config, prompts, settings.max_new_tokens)
     inputs = {
         "prompts": {"path": str(settings.prompts), "hash": prompts_hash},
         "model": model_description,
     }
-    reward_description = None
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
-        reward_description = inputs["reward"]
     accelerator = start(settings.precision, settings.seed)
+    precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
+    if settings.shard is not None:  # jobs on unlike machines must not mix their precisions
+        settings = replace(settings, precision=precision, resume=True)
     run = open_stage(settings.out, "reference", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
     if run.is_done:
         return run.read_report()
-    with stage_status(run):
+    shards = cut_into_shards(records, settings.prompts_per_shard)
+    with stage_status(run, is_complete=run.report_json.is_file):
         run.outputs.mkdir(exist_ok=True)
-        model = load_causal_lm(settings.model).to(accelerator.device).eval()
+        together = settings.tensor_parallel and accelerator.num_processes > 1
+        model = load_causal_lm(model_description["path"], together=together)
+        model = model.to(accelerator.device).eval()
         reward = load_reward([settings.reward], accelerator) if settings.reward else None
+        prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
         writer = _ShardWriter(
-            accelerator, model, tokenizer, reward, settings, model_description, encoded
+            accelerator, model, tokenizer, reward, settings, model_description, prompt_ids
         )
-        writer.write_missing(records, run.outputs)
+        writer.write_missing(shards, run.outputs)
         accelerator.wait_for_everyone()
+        stored = [name for name in shards if (run.outputs / name).is_file()]
+        if len(stored) < len(shards):  # other jobs have yet to write theirs
+            return {"shards": {"stored": len(stored), "of": len(shards)}}
         if accelerator.is_main_process:
-            manifest = write_manifest(
-                run.outputs,
-                model=model_description,
-                reward=reward_description,
-                sampling=writer.sampling,
-                samples_per_prompt=settings.samples,
-                precision=accelerator.mixed_precision,
-                attention=str(model.config._attn_implementation),
-            )
+            facts = {
+                "model": model_description,
+                "reward": inputs.get("reward"),
+                "sampling": asdict(writer.sampling),
+                "stored_top_k": settings.store_top_k,
+                "precision": precision,
+                "attention": str(model.config._attn_implementation),
+            }
+            manifest = write_manifest(run.outputs, shards, facts, settings.samples)
             seconds = round(time.monotonic() - began, 1)
-            write_json(run.report_json, {**manifest, "seconds": seconds})
+            write_json(run.report_json, {**manifest, "shards": len(shards), "seconds": seconds})
         accelerator.wait_for_everyone()
     return run.read_report()
 
 
+def _require_vocabulary(settings: ReferenceSettings, tokens: int) -> None:
+    if settings.store_top_k > tokens:
+        raise InputError(
+            f"--store-top-k is {settings.store_top_k}, and {settings.model} knows {tokens} tokens",
+            "Give at most so many; 32 is a usual number.",
+        )
+
+
 def load_prompts(path: Path) -> tuple[list[RankedPrompt], str]:
     """Prompts of an export with their responses, or of a plain JSON Lines file; and their hash.
+
+    A prompt that a file has twice counts once.
 
     Raises:
         InputError: the path does not exist, a line is malformed, or there is no prompt.
@@ -118,13 +133,34 @@ def load_prompts(path: Path) -> tuple[list[RankedPrompt], str]:
         records = read_ranked(path)
         content_hash = str(read_manifest(path)["content_hash"])
     else:
-        records = [
-            _plain_prompt(parse_line(line, place), place) for place, line in read_lines(path)
-        ]
+        lines = [_plain_prompt(parse_line(line, place), place) for place, line in read_lines(path)]
+        records = list({record.prompt.id: record for record in lines}.values())
         content_hash = file_hash(path)
     if not records:
         raise InputError(f"{path} holds no prompts", "Import some: rlhf import FILE --db DB")
     return records, content_hash
+
+
+def cut_into_shards(
+    records: Sequence[RankedPrompt], size: int
+) -> dict[str, Sequence[RankedPrompt]]:
+    """The prompts of every Parquet file, by its name; a file has prompts of one split only."""
+    shards: dict[str, Sequence[RankedPrompt]] = {}
+    for split in SPLITS:
+        mine = [record for record in records if record.prompt.split == split]
+        for number, first in enumerate(range(0, len(mine), size)):
+            shards[shard_name(split, number)] = mine[first : first + size]
+    return shards
+
+
+def share(
+    names: Sequence[str], settings: ReferenceSettings, accelerator: Accelerator
+) -> Sequence[str]:
+    """The shards of this process: every n-th of its job's, which are every N-th of all."""
+    job, jobs = settings.part
+    if settings.tensor_parallel:  # all processes work on each
+        return names[job::jobs]
+    return names[job::jobs][accelerator.process_index :: accelerator.num_processes]
 
 
 def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:
@@ -156,19 +192,21 @@ class _ShardWriter:
             seed=self.settings.seed,
         )
 
-    def write_missing(self, records: Sequence[RankedPrompt], folder: Path) -> None:
+    def write_missing(self, shards: dict[str, Sequence[RankedPrompt]], folder: Path) -> None:
         """Write every shard of this process that is not on disk yet."""
-        size = self.settings.prompts_per_shard
-        shards = [records[start : start + size] for start in range(0, len(records), size)]
-        mine = range(self.accelerator.process_index, len(shards), self.accelerator.num_processes)
-        total = sum(len(shards[index]) for index in mine) * self.settings.samples
+        mine = share(list(shards), self.settings, self.accelerator)
+        places = {name: place for place, name in enumerate(shards, start=1)}
+        reward = None if self.reward is None else self.reward.description["hash"]
+        total = sum(len(shards[name]) for name in mine) * self.settings.samples
         with progress("reference outputs", total=total) as bar:
-            for index in mine:
-                if not shard_path(folder, index).is_file():
-                    set_seed(self.settings.seed + SHARD_SEED_STRIDE * (index + 1))
-                    write_shard(folder, index, self._rows(shards[index], bar))
+            for name in mine:
+                if not (folder / name).is_file():
+                    set_seed(self.settings.seed + SHARD_SEED_STRIDE * places[name])
+                    rows = self._rows(shards[name], bar)
+                    if self.accelerator.is_main_process or not self.settings.tensor_parallel:
+                        write_shard(folder / name, rows, reward)
                 else:
-                    bar.advance(len(shards[index]) * self.settings.samples)
+                    bar.advance(len(shards[name]) * self.settings.samples)
 
     def _rows(self, records: Sequence[RankedPrompt], bar: Bar) -> list[ReferenceRow]:
         prompts = [record.prompt for record in records]
@@ -239,10 +277,11 @@ class _ShardWriter:
                 pad_left([encoded[row] for row in rows], pad_id),
                 pad_right([samples[row].token_ids for row in rows], pad_id),
             ).to(self.accelerator.device)
-            values = self._score_batch(sequences)
+            values, top = self._score_batch(sequences)
             for position, row in enumerate(rows):
                 length = len(samples[row].token_ids)
                 columns[row] = {k: v[position, :length].tolist() for k, v in values.items()}
+                columns[row]["top"] = top and TopTokens(*(v[position, :length] for v in top))
             if self.reward is not None:
                 texts = [decode(self.tokenizer, samples[row]) for row in rows]
                 rewards = self.reward([prompts[row] for row in rows], texts, sequences.joined)
@@ -250,12 +289,18 @@ class _ShardWriter:
                     columns[row]["reward"] = reward
         return [columns[row] for row in range(len(samples))]
 
-    def _score_batch(self, sequences: Sequences) -> dict[str, Tensor]:
+    def _score_batch(
+        self, sequences: Sequences
+    ) -> tuple[dict[str, Tensor], list[ndarray[Any, Any]] | None]:
         with self.accelerator.autocast():
             logits = response_logits(self.model, sequences)
         responses, temperature = sequences.responses, self.settings.temperature
-        return {
+        values = {
             "log_probs": log_probs_of(logits, responses, temperature),
             "log_probs_at_1": log_probs_of(logits, responses, 1.0),
             "entropy": entropy_of(logits, responses, temperature),
         }
+        if not self.settings.store_top_k:
+            return values, None
+        top = top_log_probs(logits, self.settings.store_top_k, temperature)
+        return values, [one.cpu().numpy() for one in top]

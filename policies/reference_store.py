@@ -1,98 +1,150 @@
 """The reference store: what the original model says, with the log-prob of every token, on disk.
 
-outputs/shard-00000.parquet ...   one ReferenceRow a row
-outputs/manifest.json             model, tokenizer, sampling, counts, and the hash of every shard
+outputs/train-00000.parquet ...   one ReferenceRow a row; the M samples of a prompt lie together
+outputs/test-00000.parquet ...    the same of the test prompts
+outputs/manifest.json             model, tokenizer, sampling, counts, and the hashes of every shard
+
+A store may hold millions of rows. Opening it reads the manifest; rows come from disk when they are
+wanted, their shard is checked against its hash first, and only the last ones stay in memory.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from policies.reference_shards import (
+    ROWS_READ_AT_ONCE,
+    ReferenceRow,
+    TopTokens,
+    require_unchanged,
+    rows_of,
+    split_of,
+    with_rewards,
+)
 from rlhf.errors import InputError
-from rlhf.fingerprints import file_hash, text_hash
-from rlhf.jsonl import write_json
-from rlhf.records import Prompt, Sampling, Split
+from rlhf.fingerprints import text_hash
+from rlhf.records import Sampling, Split
+
+__all__ = [
+    "ReferenceRow",
+    "ReferenceStore",
+    "StoredPrompts",
+    "StoredRows",
+    "TopTokens",
+    "open_store",
+    "read_manifest",
+    "require_reference_of",
+]
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
-
-SCHEMA = pa.schema(
-    [
-        ("prompt_id", pa.string()),
-        ("sample_index", pa.int32()),
-        ("split", pa.string()),
-        ("source", pa.string()),
-        ("messages", pa.string()),
-        ("prompt_ids", pa.list_(pa.int32())),
-        ("response_ids", pa.list_(pa.int32())),
-        ("text", pa.string()),
-        ("finished", pa.bool_()),
-        ("reused", pa.bool_()),
-        ("log_probs", pa.list_(pa.float32())),
-        ("log_probs_at_1", pa.list_(pa.float32())),
-        ("entropy", pa.list_(pa.float32())),
-        ("reward", pa.float32()),
-    ]
-)
+FORMAT_VERSION = 2
+GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows
+SHARDS_CHECKED_AT_OPENING = 8  # the others are when they are first read
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferenceRow:
-    """One reference output y0.
+class StoredRows(Sequence[ReferenceRow]):
+    """All rows of a store, in the order of its shards; read when they are wanted.
 
-    `log_probs` are taken at the sampling temperature, `log_probs_at_1` at temperature 1; both,
-    and `entropy`, in nats, one number for each of `response_ids`. `reused` tells that the
-    response was already in the ranking dataset. `reward` is r(y0), or None while no reward model
-    has scored it.
+    Args:
+        folder: where the shards are.
+        shards: what the manifest says of them.
+        scored: whether their rewards are those of one reward model.
     """
 
-    prompt: Prompt
-    sample_index: int
-    prompt_ids: list[int]
-    response_ids: list[int]
-    text: str
-    finished: bool
-    reused: bool
-    log_probs: list[float]
-    log_probs_at_1: list[float]
-    entropy: list[float]
-    reward: float | None = None
+    def __init__(self, folder: Path, shards: Mapping[str, Any], *, scored: bool) -> None:
+        self._folder = folder
+        self._shards = list(shards.items())
+        self._ends = list(accumulate(shard["rows"] for shard in shards.values()))
+        self._scored = scored
+        self._checked: set[str] = set()
+        self._group = lru_cache(maxsize=GROUPS_IN_MEMORY)(self._read_group)
 
-    def to_columns(self) -> dict[str, Any]:
-        """This row as the Parquet schema has it."""
-        values = {key: value for key, value in vars(self).items() if key != "prompt"}
-        return values | {
-            "prompt_id": self.prompt.id,
-            "split": self.prompt.split,
-            "source": self.prompt.source,
-            "messages": json.dumps(self.prompt.chat, ensure_ascii=False),
-        }
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
 
-    @classmethod
-    def from_columns(cls, columns: dict[str, Any]) -> Self:
-        """Read a row of the Parquet schema."""
-        prompt = Prompt.from_json(
-            {
-                "id": columns["prompt_id"],
-                "messages": json.loads(columns["messages"]),
-                "split": columns["split"],
-                "source": columns["source"],
-            }
-        )
-        names = set(cls.__dataclass_fields__) - {"prompt"}
-        return cls(prompt=prompt, **{name: columns[name] for name in names})
+    @overload
+    def __getitem__(self, index: int) -> ReferenceRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ReferenceRow, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ReferenceRow | tuple[ReferenceRow, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        shard = bisect_right(self._ends, place)
+        begin: int = self._ends[shard] - self._shards[shard][1]["rows"]
+        group, row = divmod(place - begin, ROWS_READ_AT_ONCE)
+        return self._group(shard, group)[row]
+
+    def check(self, shard: int) -> None:
+        """Refuse a shard that is not what the manifest says, unless it was checked before.
+
+        Raises:
+            InputError: it is missing or was changed.
+        """
+        name, expected = self._shards[shard]
+        if name not in self._checked:
+            require_unchanged(self._folder / name, expected, scored=self._scored)
+            self._checked.add(name)
+
+    def tables(self, *columns: str) -> Iterator[pa.Table]:
+        """One shard after another, or some columns of it."""
+        for shard, (name, _) in enumerate(self._shards):
+            self.check(shard)
+            yield pq.ParquetFile(self._folder / name).read(columns=list(columns) or None)
+
+    def _read_group(self, shard: int, group: int) -> tuple[ReferenceRow, ...]:
+        self.check(shard)
+        table = pq.ParquetFile(self._folder / self._shards[shard][0]).read_row_group(group)
+        return tuple(rows_of(table if self._scored else with_rewards(table, None)))
+
+
+class StoredPrompts(Sequence[tuple[ReferenceRow, ...]]):
+    """The rows of each prompt of a split.
+
+    Args:
+        rows: of the whole store.
+        places: where this split's are.
+        samples: rows of each prompt.
+    """
+
+    def __init__(self, rows: StoredRows, places: range, samples: int) -> None:
+        self._rows = rows
+        self._starts = places[::samples]
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[ReferenceRow, ...]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[ReferenceRow, ...]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> tuple[ReferenceRow, ...] | list[tuple[ReferenceRow, ...]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        first = self._starts[index]
+        return self._rows[first : first + self._samples]
 
 
 @dataclass(frozen=True)
 class ReferenceStore:
-    """All reference outputs and their manifest."""
+    """All reference outputs, in their folder, and their manifest."""
 
-    rows: tuple[ReferenceRow, ...]
+    folder: Path
     manifest: dict[str, Any]
 
     @property
@@ -102,76 +154,29 @@ class ReferenceStore:
 
     @property
     def content_hash(self) -> str:
-        """A hash over all shards."""
-        return text_hash(str(sorted(self.manifest["shards"].items())))
+        """A hash over the rows of all shards; rewards, which may be added later, do not count."""
+        hashes = {name: shard["hash"] for name, shard in self.manifest["shards"].items()}
+        return text_hash(str(sorted(hashes.items())))
 
-    def by_prompt(self, split: Split) -> list[tuple[ReferenceRow, ...]]:
+    @cached_property
+    def rows(self) -> StoredRows:
+        """All rows, training prompts first."""
+        scored = self.manifest["reward"] is not None
+        return StoredRows(self.folder, self.manifest["shards"], scored=scored)
+
+    def by_prompt(self, split: Split) -> StoredPrompts:
         """The rows of each prompt of a split, in the order of the store."""
-        groups: dict[str, list[ReferenceRow]] = {}
-        for row in self.rows:
-            if row.prompt.split == split:
-                groups.setdefault(row.prompt.id, []).append(row)
-        return [tuple(group) for group in groups.values()]
+        shards = self.manifest["shards"].items()
+        train = sum(shard["rows"] for name, shard in shards if split_of(name) == "train")
+        places = range(train) if split == "train" else range(train, len(self.rows))
+        return StoredPrompts(self.rows, places, self.manifest["samples_per_prompt"])
 
 
-def shard_path(folder: Path, index: int) -> Path:
-    """The file of one shard."""
-    return folder / f"shard-{index:05d}.parquet"
-
-
-def write_shard(folder: Path, index: int, rows: Sequence[ReferenceRow]) -> None:
-    """Write one shard, atomically."""
-    table = pa.Table.from_pylist([row.to_columns() for row in rows], schema=SCHEMA)
-    partial = folder / f".shard-{index:05d}.partial"
-    pq.write_table(table, partial)
-    partial.replace(shard_path(folder, index))
-
-
-def read_shard(path: Path) -> list[ReferenceRow]:
-    """Read the rows of one shard."""
-    return [ReferenceRow.from_columns(columns) for columns in pq.read_table(path).to_pylist()]
-
-
-def write_manifest(
-    folder: Path,
-    *,
-    model: dict[str, str],
-    reward: dict[str, str] | None,
-    sampling: Sampling,
-    samples_per_prompt: int,
-    precision: str,
-    attention: str,
-) -> dict[str, Any]:
-    """Count and hash the shards and write the manifest that makes the store complete."""
-    shards = sorted(folder.glob("shard-*.parquet"))
-    rows = [row for shard in shards for row in read_shard(shard)]
-    tokens = sum(len(row.response_ids) for row in rows)
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "model": model,
-        "reward": reward,
-        "sampling": asdict(sampling),
-        "samples_per_prompt": samples_per_prompt,
-        "precision": precision,
-        "attention": attention,
-        "prompts": len({row.prompt.id for row in rows}),
-        "rows": len(rows),
-        "reused": sum(row.reused for row in rows),
-        "finished": sum(row.finished for row in rows),
-        "mean_length": tokens / len(rows),
-        "mean_log_prob": sum(sum(row.log_probs) for row in rows) / tokens,
-        "shards": {shard.name: file_hash(shard) for shard in shards},
-    }
-    write_json(folder / MANIFEST, manifest)
-    return manifest
-
-
-def open_store(folder: Path) -> ReferenceStore:
-    """Read a store and check that nothing has been changed, added or lost since it was written.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a store says of itself.
 
     Raises:
-        InputError: no manifest, another format, truncated sampling, or a shard that differs from
-            the manifest.
+        InputError: no manifest, another format, or truncated sampling.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -179,7 +184,7 @@ def open_store(folder: Path) -> ReferenceStore:
             f"{folder} is not a reference store: it has no {MANIFEST}",
             "Make one: rlhf reference --prompts DIR --model M --out R",
         )
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if manifest.get("format_version") != FORMAT_VERSION:
         raise InputError(
             f"{folder} has format {manifest.get('format_version')}, not {FORMAT_VERSION}",
@@ -190,15 +195,22 @@ def open_store(folder: Path) -> ReferenceStore:
             f"The outputs in {folder} were sampled with top_p or top_k: they give no KL",
             "Make the store again with rlhf reference, which samples the whole distribution.",
         )
-    for name, expected in manifest["shards"].items():
-        shard = folder / name
-        if not shard.is_file() or file_hash(shard) != expected:
-            raise InputError(
-                f"{shard} is missing or was changed after the store was written",
-                "Make the store again with rlhf reference.",
-            )
-    rows = tuple(row for name in sorted(manifest["shards"]) for row in read_shard(folder / name))
-    return ReferenceStore(rows, manifest)
+    return manifest
+
+
+def open_store(folder: Path) -> ReferenceStore:
+    """Open a store; its rows are read, and checked, when they are wanted.
+
+    Raises:
+        InputError: the manifest does not allow it, or a shard is missing or, among the first ones,
+            was changed since the store was written.
+    """
+    store = ReferenceStore(folder, read_manifest(folder))
+    present = {path.name for path in folder.iterdir()}
+    for number, name in enumerate(store.manifest["shards"]):
+        if number < SHARDS_CHECKED_AT_OPENING or name not in present:
+            store.rows.check(number)
+    return store
 
 
 def require_reference_of(store: ReferenceStore, model: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.rewards import Combination, combine
@@ -16,6 +16,7 @@ from reward.settings import Combine
 from reward.text_scoring import SIGNAL, load_text_reward
 from rlhf.models import describe_model, model_folder, require_same_tokenizer
 from rlhf.records import Prompt, Response
+from rlhf.sharding import Sharding
 from rlhf.tokens import TokenBatch, pad_right
 
 ROWS_PER_BATCH = 32
@@ -49,13 +50,16 @@ class Reward:
     ) -> dict[str, list[float]]:
         """r(y0) by prompt: what the store has of this reward, else computed now."""
         stored_by = store.manifest["reward"]
-        if stored_by is not None and stored_by["hash"] == self.description["hash"]:
-            rewards = [float(row.reward or 0.0) for row in store.rows]
+        is_stored = stored_by is not None and stored_by["hash"] == self.description["hash"]
+        columns = [table.to_pydict() for table in store.rows.tables("prompt_id", "reward")]
+        if is_stored:
+            rewards = [reward for part in columns for reward in part["reward"]]
         else:
             rewards = self.of_rows(store.rows, tokenizer, device)
+        prompt_ids = [prompt_id for part in columns for prompt_id in part["prompt_id"]]
         grouped: dict[str, list[float]] = {}
-        for row, reward in zip(store.rows, rewards, strict=True):
-            grouped.setdefault(row.prompt.id, []).append(reward)
+        for prompt_id, reward in zip(prompt_ids, rewards, strict=True):
+            grouped.setdefault(prompt_id, []).append(reward)
         return grouped
 
     def of_rows(
@@ -109,6 +113,8 @@ def load_reward(
     *,
     weights: Sequence[float] = (),
     combination: Combination = "sum",
+    sharding: Sharding | None = None,
+    base: PreTrainedModel | None = None,
 ) -> Reward:
     """Load every source.
 
@@ -117,6 +123,8 @@ def load_reward(
         accelerator: gives device and precision.
         weights: one for each; all 1 when empty.
         combination: how several become one.
+        sharding: of a training, which reward models follow where it divides weights.
+        base: a language model whose frozen weights reward models were trained beside.
 
     Raises:
         InputError: a source cannot be loaded.
@@ -128,13 +136,19 @@ def load_reward(
         hashes = [part["hash"] for part in parts]
         whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
     members: Combine = "min" if combination == "worst" else "mean"
-    sources = tuple(_load(name, accelerator, members) for name in names)
+    sources = tuple(_load(name, accelerator, members, sharding, base) for name in names)
     return Reward(sources, used, combination, whole)
 
 
-def _load(name: str, accelerator: Accelerator, members: Combine) -> Source:
+def _load(
+    name: str,
+    accelerator: Accelerator,
+    members: Combine,
+    sharding: Sharding | None,
+    base: PreTrainedModel | None,
+) -> Source:
     if is_model(name):
-        scorer = load_scorer(name, accelerator, members)
+        scorer = load_scorer(name, accelerator, members, sharding, base)
         return lambda prompts, texts, batch: scorer(batch)
     reward = load_text_reward(name, accelerator, tokens_per_batch=1)
 

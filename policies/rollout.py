@@ -3,6 +3,7 @@
 Letters: B episodes of this process, R response tokens.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ from policies.advantages import (
 from policies.generate import Sample, decode, sample_responses
 from policies.guards import distinct_2
 from policies.kl import ReferencePolicy, measure_reference
-from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
+from policies.log_probs import Sequences, entropy_of, log_probs_of
+from policies.micro_batches import arrange, refit, split_by_length
 from policies.reference_store import ReferenceRow
 from policies.reward_sources import Reward
 from policies.rewards import center, place_at_end, shape_rewards
@@ -31,6 +33,7 @@ from policies.settings import PPOSettings
 from rlhf.distributed import global_sum
 from rlhf.records import Sampling
 from rlhf.tokens import pad_left, pad_right
+from rlhf.watchdog import beat
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,15 @@ class Rollout:
     centered: Float[Tensor, " B"]
     shaped: Float[Tensor, " B"]
     old_log_probs: Float[Tensor, "B R"]
+    sampler_log_probs: Float[Tensor, "B R"]
+    """What the sampler thought of its tokens."""
     reference_log_probs: Float[Tensor, "B R"] | None
     entropy: Float[Tensor, "B R"]
     old_values: Float[Tensor, "B R"]
     advantages: Float[Tensor, "B R"]
     returns: Float[Tensor, "B R"]
+    sampled_at: float
+    """On time's monotonic clock: what came before was sampling, what comes after is scoring."""
 
     @property
     def response_mask(self) -> Bool[Tensor, "B R"]:
@@ -81,26 +88,24 @@ def collect_rollout(
         settings: shaping and GAE.
     """
     prompts = [rows[0].prompt_ids for rows in references]
-    samples = sample_responses(
-        accelerator, model.policy, tokenizer, prompts, sampling, settings.sample_batch_size
-    )
-    sequences = _stack(prompts, samples, int(tokenizer.pad_token_id)).to(accelerator.device)
+    samples, sequences = _sample(accelerator, model, tokenizer, prompts, sampling, settings)
+    sampled_at = time.monotonic()
     device, mask = accelerator.device, sequences.responses.mask
     texts = [decode(tokenizer, sample) for sample in samples]
+    beat("scoring")
     scores = reward([rows[0].prompt for rows in references], texts, sequences.joined)
-    reference_scores = torch.tensor(
-        [reference_rewards[rows[0].prompt.id] for rows in references], device=device
-    )
+    stored = [reference_rewards[rows[0].prompt.id] for rows in references]
+    reference_scores = torch.tensor(stored, device=device)
     finished = torch.tensor([sample.finished for sample in samples], device=device)
     shaped, baseline = shape_rewards(
         scores, reference_scores, finished, mask.sum(dim=1), **settings.shaping
     )
+    beat("measuring")
     log_probs, entropy, values = _measure(accelerator, model, sequences, sampling, settings)
     token_rewards, reference_log_probs = place_at_end(shaped + baseline, mask), None
     if reference is not None:
-        reference_log_probs = measure_reference(
-            accelerator, model, reference, sequences, settings.micro_batch_size
-        )
+        rows = settings.micro_batch_size
+        reference_log_probs = measure_reference(accelerator, model, reference, sequences, rows)
         token_rewards -= settings.kl.coefficient * (log_probs - reference_log_probs) * mask
     advantages, returns = _advantages(accelerator, token_rewards, values, mask, settings)
     return Rollout(
@@ -110,17 +115,45 @@ def collect_rollout(
         centered=center(scores, reference_scores),
         shaped=shaped,
         old_log_probs=log_probs,
+        sampler_log_probs=_stack_log_probs(samples).to(device),
         reference_log_probs=reference_log_probs,
         entropy=entropy,
         old_values=values,
         advantages=advantages,
         returns=returns,
+        sampled_at=sampled_at,
     )
 
 
-def _stack(prompts: Sequence[list[int]], samples: Sequence[Sample], pad_id: int) -> Sequences:
+def _sample(
+    accelerator: Accelerator,
+    model: PolicyAndCritic,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    settings: PPOSettings,
+) -> tuple[list[Sample], Sequences]:
+    samples = sample_responses(
+        accelerator,
+        model.policy,
+        tokenizer,
+        prompts,
+        sampling,
+        settings.sample_batch_size,
+        engine=settings.engine,
+    )
+    pad_id = int(tokenizer.pad_token_id)
     responses = pad_right([sample.token_ids for sample in samples], pad_id)
-    return Sequences(pad_left(prompts, pad_id), responses)
+    return samples, Sequences(pad_left(prompts, pad_id), responses).to(accelerator.device)
+
+
+def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
+    width = max(len(sample.token_ids) for sample in samples)
+    log_probs = torch.zeros((len(samples), width))
+    for row, sample in enumerate(samples):
+        assert sample.log_probs is not None
+        log_probs[row, : len(sample.log_probs)] = torch.tensor(sample.log_probs)
+    return log_probs
 
 
 def _advantages(
@@ -156,18 +189,21 @@ def _measure(
     """Log-probs, entropy and values (B, R), in batches of like length; no critic, no values."""
     shape = sequences.responses.ids.shape
     measured = torch.zeros((3, *shape), device=accelerator.device)
-    order = sequences.joined.mask.sum(dim=1).argsort()
+    lengths = sequences.joined.mask.sum(dim=1)
     with accelerator.autocast():
-        for rows in order.split(settings.micro_batch_size):
-            part = sequences.rows(rows).trimmed()
+        for rows in split_by_length(lengths, settings.micro_batch_size, settings.micro_tokens):
+            part, mask = sequences.rows(rows), sequences.responses.mask[rows]
+            part = arrange(part, settings.micro_tokens)
             responses = part.responses
-            logits = response_logits(model.policy, part)
-            log_probs = log_probs_of(logits, responses, sampling.temperature)
-            entropy = entropy_of(logits, responses, sampling.temperature)
-            width = responses.ids.shape[1]
-            measured[:2, rows, :width] = torch.stack([log_probs, entropy])
-            if model.critic is not None:
-                measured[2, rows, :width] = model.values(part) * responses.mask
+            logits, values = model.read(part, len(rows))
+            found = [
+                log_probs_of(logits, responses, sampling.temperature),
+                entropy_of(logits, responses, sampling.temperature),
+            ]
+            if values is not None:
+                found.append(values)
+            for kind, numbers in enumerate(found):
+                measured[kind, rows] = refit(numbers, responses.mask, mask)
     return measured[0], measured[1], measured[2]
 
 
@@ -188,6 +224,7 @@ def describe_rollout(accelerator: Accelerator, rollout: Rollout) -> dict[str, fl
                 rollout.finished.sum(),
                 rollout.entropy.sum(),
                 torch.tensor(sum(map(distinct_2, answers))).to(accelerator.device),
+                (rollout.sampler_log_probs - rollout.old_log_probs)[mask].abs().sum(),
             ]
         ),
     ).tolist()
@@ -200,6 +237,7 @@ def describe_rollout(accelerator: Accelerator, rollout: Rollout) -> dict[str, fl
         "length": tokens / episodes,
         "entropy": sums[6] / tokens,
         "distinct_2": sums[7] / episodes,
+        "sampler_gap": sums[8] / tokens,
     }
 
 

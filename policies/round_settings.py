@@ -21,7 +21,7 @@ class RoundSettings:
     reference: Path
     """The --out of `rlhf reference` of the original model."""
     reward: str
-    """The newest reward model."""
+    """The newest reward model, signal:package.module:function or address."""
     pick: int = 64
     """Prompts to send to the annotators."""
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 3

@@ -14,10 +14,10 @@ from numpy import ndarray
 
 from policies.answers import sample_answers, stored_answers
 from policies.audit import load_reference_model, score_responses
-from policies.judges import score_with_model
+from policies.judges import score_with_reward
 from policies.reference_store import open_store
+from policies.reward_sources import describe_rewards, load_reward
 from policies.round_settings import RoundSettings
-from reward.scoring import load_scorer
 from rlhf.distributed import start
 from rlhf.errors import InputError
 from rlhf.models import describe_model, load_causal_lm, model_folder, require_same_tokenizer
@@ -53,8 +53,7 @@ def sample_candidates(settings: RoundSettings) -> tuple[list[Candidate], dict[st
     """
     store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
     policy = describe_model(model_folder(settings.policy, "ppo", "policy"))
-    reward = describe_model(model_folder(settings.reward, "reward", "model"))
-    require_same_tokenizer(reward, policy)
+    describe_rewards([settings.reward], policy)
     require_same_tokenizer(store.manifest["model"], policy)
     groups = store.by_prompt("train")
     if not groups:
@@ -69,9 +68,10 @@ def sample_candidates(settings: RoundSettings) -> tuple[list[Candidate], dict[st
     encoded = [group[0].prompt_ids for group in groups]
     how = {"samples": settings.k, "batch_size": settings.batch_size}
     ours = sample_answers(accelerator, model, tokenizer, policy, encoded, sampling, **how)
-    scorer = load_scorer(reward["path"], accelerator)
+    reward = load_reward([settings.reward], accelerator)
     sides = {"policy": ours, "reference": stored_answers(groups, store.manifest["model"])}
-    rewards = score_with_model(encoded, sides, scorer, int(tokenizer.pad_token_id))
+    rows = [group[0] for group in groups]
+    rewards = score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))
     repeated = [ids for ids in encoded for _ in range(settings.k)]
     responses = [sample.token_ids for row in ours.samples for sample in row]
     log_ratio = np.zeros(len(responses))

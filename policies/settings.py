@@ -1,4 +1,4 @@
-"""The settings of generate, reference and ppo; torch-free, so that `--help` is quick."""
+"""The settings of generate and ppo; torch-free, so that `--help` is quick."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
 Precision = Literal["auto", "bf16", "fp32"]
+Engine = Literal["generate", "continuous"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,56 +46,15 @@ class GenerateSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceSettings:
-    """Settings of `rlhf reference`."""
-
-    prompts: Path
-    """A folder made by `rlhf export`, or a JSON Lines file of prompts."""
-    model: str
-    """The original model: folder or hub name."""
-    out: Path
-    """Folder of this stage."""
-    reward: str | None = None
-    """What scores the reference outputs, and is stored with them: a reward model, a function
-    `signal:package.module:function` or an http(s):// address."""
-    samples: int = 1
-    """Reference outputs per prompt."""
-    temperature: float = 1.0
-    """Sampling temperature."""
-    max_new_tokens: int = 256
-    """Length limit of a response, in tokens."""
-    reuse: bool = True
-    """Take responses of the same model and sampling settings from the export."""
-    batch_size: int = 64
-    """Sequences sampled or scored at once."""
-    prompts_per_shard: int = 512
-    """Prompts per Parquet file; a resumed run repeats at most one file per process."""
-    seed: int = 0
-    """Random seed."""
-    precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
-    processes: int = 1
-    """Processes to start on this machine."""
-    resume: bool = False
-    """Go on with an unfinished --out."""
-
-    def __post_init__(self) -> None:
-        require_range("samples", self.samples, 1)
-        require_sampling(self.temperature, 1.0, 0, self.max_new_tokens)
-        require_range("batch_size", self.batch_size, 1)
-        require_range("prompts_per_shard", self.prompts_per_shard, 1)
-        require_range("processes", self.processes, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class KLSettings:
     """The brake that keeps the policy near the original model."""
 
     source: Literal["reference", "adapter", "resident", "none"] = "reference"
     """`reference`: forward KL on the stored outputs; `adapter`: reverse KL, the reference being
     the policy without its LoRA adapter; `resident`: reverse KL with a frozen copy; `none`."""
-    estimator: Literal["k3", "k1", "token_reverse"] = "k3"
-    """Of `reference`: k3 or k1 of the forward KL, or the reverse KL of each next token."""
+    estimator: Literal["k3", "k1", "top_k", "token_reverse"] = "k3"
+    """Of `reference`: k3 or k1 of the forward KL, its exact value on the likeliest tokens (`rlhf
+    reference --store-top-k`), or the reverse KL of each next token."""
     coefficient: float = 0.1
     """Weight of the KL: of its mean over stored tokens, or of every sampled token's in the
     reward."""
@@ -172,12 +132,20 @@ class PPOSettings(ClusterSettings):
     """Optimizer steps per pass."""
     micro_batch_size: int = 16
     """Sequences in one forward and backward; changes speed and memory only."""
+    micro_tokens: int = 0
+    """Tokens in one forward and backward in place of --micro-batch-size: sequences of like length,
+    shifted to end together, leave hardly any padding to compute; 0: count sequences."""
     learning_rate: float = 3e-6
     """Peak learning rate of the policy, annealed to 0."""
     critic_learning_rate: float = 1e-5
     """Peak learning rate of the critic, annealed to 0."""
     lora_rank: int = 0
     """Train a LoRA adapter of this rank instead of all weights of the policy; 0 is off."""
+    share_base: bool = False
+    """Policy, critic and reward models are LoRA adapters on one frozen model, in bf16 with bf16
+    autocast; needs --lora-rank and reward models of --adapter lora."""
+    four_bit_base: bool = False
+    """Hold the model of --share-base in 4 bits, on CUDA."""
     max_grad_norm: float = 1.0
     """Gradient clipping, policy and critic each."""
     clip_range: float = 0.2
@@ -186,10 +154,14 @@ class PPOSettings(ClusterSettings):
     """Clip of the value's change in one update."""
     value_coefficient: float = 0.1
     """Weight of the value loss."""
+    critic: Literal["own", "head", "none"] = "own"
+    """Of gae: `own`, a model that starts as the first reward model; `head`, one linear layer on the
+    policy's last hidden states, hardly any memory. rloo and group have none."""
     critic_warmup: bool = True
     """Fit the critic's head to the rewards of the stored outputs before the first step."""
     critic_trains: Literal["all", "head"] = "all"
-    """`head`: the critic's trunk stays frozen; half the memory, almost half the update's time."""
+    """`head`: the critic's trunk stays frozen; half the memory, almost half the update's time. With
+    --critic head the trunk is the policy's, which the value loss then leaves alone."""
     advantages: Literal["gae", "rloo", "group"] = "gae"
     """`gae`: a critic. Without one: `rloo`, minus the mean of the prompt's other responses;
     `group`, minus the mean of all of them, over their standard deviation."""
@@ -212,6 +184,15 @@ class PPOSettings(ClusterSettings):
     """Taken from the reward for every token of the response."""
     reward_limit: float | None = None
     """Shaped rewards are clipped to ± this."""
+    ptx_data: Path | None = None
+    """Texts whose likelihood is kept up (PPO-ptx): JSON Lines with `text`, or a .txt file with one
+    on each line."""
+    ptx_coefficient: float = 1.0
+    """Weight of their mean negative log-likelihood per token."""
+    ptx_length: int = 256
+    """Most tokens in a piece of text; longer texts are cut."""
+    ptx_per_episode: float = 1.0
+    """Pieces of text in a step for each sampled response."""
     kl: KLSettings = field(default_factory=KLSettings)
     """The KL term."""
     guards: GuardSettings = field(default_factory=GuardSettings)
@@ -220,6 +201,9 @@ class PPOSettings(ClusterSettings):
     """Recompute activations in the backward pass: about a third more time, far less memory."""
     sample_batch_size: int = 64
     """Sequences sampled at once."""
+    engine: Engine = "generate"
+    """`generate`: transformers' plain sampling. `continuous`: its continuous batching, in which
+    responses that end make room for others, with CUDA graphs on a GPU."""
     save_every: int = 25
     """Steps between checkpoints."""
     keep_checkpoints: int = 1
@@ -242,6 +226,10 @@ class PPOSettings(ClusterSettings):
         for name in ("value_clip_range", "max_approx_kl"):
             require_range(name, getattr(self, name), 0.0, above_low=True)
         require_range("value_coefficient", self.value_coefficient, 0.0)
+        require_range("micro_tokens", self.micro_tokens, 0)
+        require_range("ptx_coefficient", self.ptx_coefficient, 0.0)
+        require_range("ptx_length", self.ptx_length, 2)
+        require_range("ptx_per_episode", self.ptx_per_episode, 0.0, above_low=True)
         require_range("gamma", self.gamma, 0.0, 1.0)
         require_range("gae_lambda", self.gae_lambda, 0.0, 1.0)
         self._require_group()
@@ -273,6 +261,28 @@ class PPOSettings(ClusterSettings):
                 f"--episodes-per-step {self.episodes_per_step} does not divide into "
                 f"--samples-per-prompt {self.samples_per_prompt}",
                 "Make the first a multiple of the second.",
+            )
+        if self.has_critic and self.critic == "none":
+            raise ConfigError(
+                "--advantages gae needs a critic, and --critic is none",
+                "Use --advantages rloo or group with --samples-per-prompt 2 or more, or --critic "
+                "head.",
+            )
+        self._require_adapters()
+
+    def _require_adapters(self) -> None:
+        if self.share_base and not self.lora_rank:
+            raise ConfigError(
+                "--share-base trains adapters on one frozen model, and --lora-rank is 0",
+                "Add --lora-rank 16.",
+            )
+        if self.four_bit_base and not self.share_base:
+            raise ConfigError("--four-bit-base without --share-base", "Add --share-base.")
+        if self.four_bit_base and self.kl.source == "reference":
+            raise ConfigError(
+                "--four-bit-base with --kl.source reference: the stored log-probs are those of the "
+                "whole model, not of its 4 bits",
+                "Use --kl.source adapter: the reference is then the same 4 bits without adapters.",
             )
         if self.kl.source == "adapter" and not self.lora_rank:
             raise ConfigError(

@@ -9,85 +9,57 @@ same prompt.
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from policies.actor_critic import PolicyAndCritic
-from policies.adapter import add_adapter, merge_adapter
 from policies.audit import audit_policy, measure_forward_kl
-from policies.critic import fit_critic, new_critic
-from policies.episodes import choose_prompts, choose_reference_rows
+from policies.critic import fit_critic
+from policies.episodes import choose_prompts, choose_reference_rows, deal
 from policies.guards import newest_checkpoint, normal_of, watch
 from policies.invariants import check_reference, check_step
-from policies.kl import ReferencePolicy, adjust, audit, describe_reverse_kl, reference_policy
-from policies.reference_store import (
-    ReferenceRow,
-    ReferenceStore,
-    open_store,
-    require_reference_of,
-)
-from policies.reward_sources import Reward, describe_rewards, load_reward
+from policies.kl import adjust, audit, describe_reverse_kl, require_top_k
+from policies.log_probs import Sequences
+from policies.memory import room_for
+from policies.pretraining import describe_texts, pieces_per_step, stack_pieces
+from policies.reference_store import open_store, require_reference_of
+from policies.reward_sources import describe_rewards
 from policies.rollout import Rollout, collect_rollout, describe_rollout, describe_values
 from policies.settings import PPOSettings
+from policies.setup import Training, set_up
+from policies.shared_base import require_shared_base
 from policies.update import KL_ESTIMATORS, reference_batch, update
+from rlhf.adapters import save_merged
 from rlhf.checkpoint import Saver, load_checkpoint
 from rlhf.distributed import RANK_SEED_STRIDE, start
-from rlhf.errors import ConfigError, InputError
+from rlhf.errors import ConfigError
 from rlhf.jsonl import write_json
 from rlhf.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 from rlhf.models import (
     describe_model,
-    load_causal_lm,
     reward_head,
-    save_model,
 )
 from rlhf.preflight import check_before_training, require_shared
-from rlhf.rundir import RunDir, open_stage, require_done, stage_status, watching_stage
-from rlhf.sharding import Sharding, Shell, assign, choose_sharding, prepare, unwrap
-from rlhf.tokens import load_tokenizer
+from rlhf.profiling import profiling
+from rlhf.rundir import open_stage, require_done, stage_status, watching_stage
+from rlhf.sharding import assign, choose_sharding, unwrap
 from rlhf.tracking import tracking
 from rlhf.watchdog import beat
 
-ADAM_EPSILON = 1e-5  # PyTorch's default of 1e-8 makes early approx-KL several times larger
 AUDIT_PROMPTS = 64
+CLOCKS = ("seconds/sample", "seconds/score", "seconds/update")
 CONTROL_PROMPTS = 16
+GUARD_PROMPTS = 10_000
 MEASURED_KL = (  # what the controller steers by, the first that a step has
     "kl/held_out_forward_k3_per_token",
     "kl/reverse_k1_per_token",
     *(name for name, _ in KL_ESTIMATORS.values()),
 )
 STEP_SEED_STRIDE = 1_000_003
-
-
-@dataclass(frozen=True)
-class Training:
-    """What the loop works with; `prompts` are the stored rows of every training prompt."""
-
-    accelerator: Accelerator
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    tokenizer: PreTrainedTokenizerBase
-    reward: Reward
-    reference_policy: ReferencePolicy | None
-    store: ReferenceStore
-    prompts: Sequence[tuple[ReferenceRow, ...]]
-    reference_rewards: dict[str, list[float]]
-    settings: PPOSettings
-    run: RunDir
-    shell: Shell
-
-    @contextmanager
-    def gathered(self) -> Iterator[PolicyAndCritic]:
-        """Policy and critic with all their weights in every process, which all enter together."""
-        with self.shell.filled(self.model) as plain:
-            yield plain
 
 
 def train_policy(settings: PPOSettings) -> dict[str, Any]:
@@ -101,12 +73,22 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     store = open_store(reference.outputs)
     model = describe_model(settings.model)
     require_reference_of(store, model)
+    require_top_k(store, settings.kl)
     stored = {"path": str(reference.path), "hash": store.content_hash}
     inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
-    sharding = choose_sharding(settings.sharding, offload=settings.offload)
+    inputs |= describe_texts(settings.ptx_data)
+    require_shared_base(settings, model)
+    sharding = choose_sharding(
+        settings.sharding, offload=settings.offload, group=settings.shard_group
+    )
+    if sharding.divides and settings.share_base:
+        raise ConfigError(
+            f"--share-base leaves little to divide for --sharding {sharding.strategy}",
+            "Leave --sharding out: every process holds the one frozen model.",
+        )
     accelerator = start(settings.precision, settings.seed)
     _require_even_split(settings, accelerator.num_processes)
-    check_before_training(accelerator, settings, settings.out, inputs)
+    check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "ppo", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
     require_shared(run)
@@ -114,8 +96,10 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         return run.read_report()
     url = settings.notify
     tracked = tracking(accelerator, settings.track, run.path, settings)
-    with stage_status(run, url), watching_stage(run, settings.stall_timeout, url), tracked:
-        training = _set_up(settings, store, accelerator, sharding, run)
+    profiled = profiling(accelerator, settings.profile, run.profile)
+    watched = watching_stage(run, settings.stall_timeout, url)
+    with stage_status(run, url), watched, tracked, profiled:
+        training = set_up(settings, store, accelerator, sharding, run)
         progress_so_far = load_checkpoint(accelerator, run.checkpoints)
         done = progress_so_far["step"] if progress_so_far else 0
         facts: dict[str, Any] = {
@@ -130,10 +114,10 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         train_loop(training, done, facts)
         with training.gathered() as plain:
             if accelerator.is_main_process:
-                merge_adapter(plain.policy)
-                save_model(plain.policy, training.tokenizer, run.policy)
+                save_merged(plain.policy, training.tokenizer, run.policy)
                 found = report(training, plain.policy)
-                write_json(run.report_json, {**found, "critic_fit": facts["critic_fit"]})
+                kept = {"critic_fit": facts["critic_fit"], "frozen_bytes": training.frozen_bytes}
+                write_json(run.report_json, {**found, **kept})
             accelerator.wait_for_everyone()
     return run.read_report()
 
@@ -141,14 +125,15 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
 def before_training(training: Training) -> dict[str, Any] | None:
     """Check that the policy is the reference, and fit the critic; returns what the fit found."""
     with training.gathered() as plain:
-        check_reference(
-            training.accelerator,
-            plain.policy,
-            training.tokenizer,
-            [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
-            training.store.sampling.temperature,
-            [r for values in training.reference_rewards.values() for r in values],
-        )
+        if not training.settings.four_bit_base:  # of which the stored log-probs are not
+            check_reference(
+                training.accelerator,
+                plain.policy,
+                training.tokenizer,
+                [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
+                training.store.sampling.temperature,
+                [r for values in training.reference_rewards.values() for r in values],
+            )
         if not (training.settings.has_critic and training.settings.critic_warmup):
             return None
         found = fit_critic(
@@ -169,7 +154,8 @@ def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
     """Sample, score, update, report; once per step. `facts` travel in the checkpoints."""
     settings, accelerator = training.settings, training.accelerator
     saver = Saver.of(settings, accelerator, training.run.checkpoints)
-    normal = normal_of([row for rows in training.prompts for row in rows])
+    some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
+    normal = normal_of([row for rows in some for row in rows])
     with progress("ppo", total=settings.steps, done=done) as bar, saver.listening():
         for step in range(done + 1, settings.steps + 1):
             kl = replace(settings.kl, coefficient=facts["kl_coefficient"])
@@ -232,7 +218,7 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         )
         measured = measure_kl(training, plain, rollout, settings, step)
     beat("updating", step)
-    sampled = time.monotonic()
+    scored = time.monotonic()
     generator = torch.Generator().manual_seed(_step_seed(training, step))
     rows = choose_reference_rows(chosen[:: settings.samples_per_prompt], step, settings, generator)
     statistics = update(
@@ -244,13 +230,32 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         settings,
         store.sampling.temperature,
         generator,
+        choose_texts(training, step),
     )
     row = {"step": step, **describe_rollout(accelerator, rollout), **measured, **statistics}
     if settings.has_critic:
         row |= describe_values(accelerator, rollout)
-    row["seconds/sample"] = round(sampled - began, 2)
-    row["seconds/update"] = round(time.monotonic() - sampled, 2)
+    row["seconds/sample"] = round(rollout.sampled_at - began, 2)
+    row["seconds/score"] = round(scored - rollout.sampled_at, 2)
+    row["seconds/update"] = round(time.monotonic() - scored, 2)
     return row
+
+
+def choose_texts(training: Training, step: int) -> Sequences | None:
+    """This process's pieces of pretraining text in a step; None where there are no texts."""
+    if not training.texts:
+        return None
+    accelerator, settings = training.accelerator, training.settings
+    ranks = accelerator.num_processes
+    pieces = deal(
+        training.texts,
+        step,
+        ranks * pieces_per_step(settings, ranks),
+        settings.seed,
+        rank=accelerator.process_index,
+        ranks=ranks,
+    )
+    return stack_pieces(pieces, int(training.tokenizer.pad_token_id), accelerator.device)
 
 
 def measure_kl(
@@ -311,7 +316,7 @@ def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
         "seed": settings.seed,
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
-        "seconds": round(sum(row["seconds/sample"] + row["seconds/update"] for row in history), 1),
+        "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
     }
 
 
@@ -329,59 +334,3 @@ def _require_even_split(settings: PPOSettings, processes: int) -> None:
 def _step_seed(training: Training, step: int) -> int:
     rank: int = training.accelerator.process_index
     return training.settings.seed + RANK_SEED_STRIDE * rank + STEP_SEED_STRIDE * step
-
-
-def _set_up(
-    settings: PPOSettings,
-    store: ReferenceStore,
-    accelerator: Accelerator,
-    sharding: Sharding,
-    run: RunDir,
-) -> Training:
-    tokenizer = load_tokenizer(settings.model)
-    policy = load_causal_lm(settings.model)
-    if settings.lora_rank:
-        add_adapter(policy, settings.lora_rank, settings.seed)
-    plain = PolicyAndCritic(policy, *new_critic(settings, tokenizer))
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [one for one in part.parameters() if one.requires_grad]}
-            for part in plain.parts.values()
-        ],
-        betas=(0.9, 0.95),
-        eps=ADAM_EPSILON,
-        weight_decay=0.0,
-        fused=True,
-    )
-    if settings.gradient_checkpointing:
-        for part in plain.parts.values():
-            part.gradient_checkpointing_enable({"use_reentrant": False})
-    plain.train(settings.gradient_checkpointing)  # transformers checkpoints in this mode only
-    shell = Shell(plain, accelerator.device, sharding)
-    model, stepper = prepare(accelerator, plain, optimizer, sharding)
-    reward = load_reward(
-        settings.reward,
-        accelerator,
-        weights=settings.reward_weights,
-        combination=settings.reward_combination,
-    )
-    prompts = store.by_prompt("train")
-    if not prompts:
-        raise InputError(
-            "The reference store has no training prompts (split train)",
-            "Make it from prompts of the train split: rlhf reference --prompts DIR …",
-        )
-    return Training(
-        accelerator=accelerator,
-        model=model,
-        optimizer=stepper,
-        tokenizer=tokenizer,
-        reward=reward,
-        reference_policy=reference_policy(settings.kl.source, store, accelerator),
-        store=store,
-        prompts=prompts,
-        reference_rewards=reward.of_store(store, tokenizer, accelerator.device),
-        settings=settings,
-        run=run,
-        shell=shell,
-    )

@@ -1,16 +1,18 @@
 """PPO's update: clipped policy and value losses on episodes, forward KL on stored rows.
 
-Both belong to the same optimizer step. Losses are sums divided by the token counts of all
-processes, so neither the micro-batch size nor the number of processes changes the gradient.
+Both belong to the same optimizer step, and so do pretraining texts. Losses are sums divided by the
+token counts of all processes, so neither the micro-batch size nor the number of processes changes
+the gradient.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -22,10 +24,12 @@ from policies.losses import (
     clipped_tokens,
     forward_kl_k1,
     forward_kl_k3,
+    forward_kl_top_k,
     policy_loss,
     token_reverse_kl,
     value_loss,
 )
+from policies.micro_batches import arrange, refit, split_alike, split_by_length
 from policies.reference_store import ReferenceRow
 from policies.rollout import Rollout
 from policies.settings import PPOSettings
@@ -36,25 +40,33 @@ from rlhf.tokens import TokenBatch, pad_left, pad_right
 KL_ESTIMATORS = {
     "k3": ("kl/forward_k3_per_token", forward_kl_k3),
     "k1": ("kl/forward_k1_per_token", forward_kl_k1),
+    "top_k": ("kl/forward_top_k_per_token", forward_kl_top_k),
     "token_reverse": ("kl/token_reverse_per_token", token_reverse_kl),
 }
-STATISTICS = ("policy_loss", "value_loss", "forward_kl", "approx_kl", "clipped")
+LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "ptx")
+COUNTS = ("tokens", "reference_tokens", "ptx_tokens")
 
 
 @dataclass(frozen=True)
 class ReferenceBatch:
-    """Stored rows for the KL term: sequences (N, ·) and their stored log-probs (N, R)."""
+    """Stored rows for the KL term: sequences (N, ·) and their stored log-probs (N, R).
+
+    Where the store has them, also the K likeliest tokens at every place and their log-probs.
+    """
 
     sequences: Sequences
     log_probs: Float[Tensor, "N R"]
+    top_ids: Int[Tensor, "N R K"] | None = None
+    top_log_probs: Float[Tensor, "N R K"] | None = None
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Which episodes and which stored rows one optimizer step uses."""
+    """Which episodes, stored rows and pretraining texts one optimizer step uses."""
 
     episodes: Tensor
     reference_rows: Tensor
+    texts: Tensor
 
 
 def reference_batch(
@@ -66,17 +78,23 @@ def reference_batch(
     for index, row in enumerate(rows):
         log_probs[index, : len(row.log_probs)] = torch.tensor(row.log_probs)
     sequences = Sequences(pad_left([row.prompt_ids for row in rows], pad_id), responses)
-    return ReferenceBatch(sequences.to(device), log_probs.to(device))
+    tops = [row.top for row in rows if row.top is not None]
+    if not tops:
+        return ReferenceBatch(sequences.to(device), log_probs.to(device))
+    kinds = ([torch.tensor(t.ids) for t in tops], [torch.tensor(t.log_probs) for t in tops])
+    top = [torch.nn.utils.rnn.pad_sequence(kind, batch_first=True).to(device) for kind in kinds]
+    return ReferenceBatch(sequences.to(device), log_probs.to(device), top[0].long(), top[1])
 
 
 def split_minibatches(
-    episodes: int, reference_rows: int, minibatches: int, generator: torch.Generator
+    episodes: int, reference_rows: int, minibatches: int, generator: torch.Generator, texts: int = 0
 ) -> list[Minibatch]:
-    """Shuffle episodes and stored rows and deal them out evenly."""
+    """Shuffle episodes and stored rows and deal them out evenly; texts come in a random order."""
     episode_order = torch.randperm(episodes, generator=generator).chunk(minibatches)
     row_order = torch.randperm(reference_rows, generator=generator)
     row_parts = torch.tensor_split(row_order, len(episode_order))
-    return [Minibatch(e, r) for e, r in zip(episode_order, row_parts, strict=True)]
+    text_parts = torch.tensor_split(torch.arange(texts), len(episode_order))
+    return [Minibatch(*part) for part in zip(episode_order, row_parts, text_parts, strict=True)]
 
 
 def update(
@@ -88,23 +106,30 @@ def update(
     settings: PPOSettings,
     temperature: float,
     generator: torch.Generator,
+    texts: Sequences | None = None,
 ) -> dict[str, float]:
     """Run the epochs of one step and return means over all real tokens of all processes.
 
     Stops early when approx-KL exceeds `max_approx_kl`; `updates` counts the optimizer steps taken.
     """
-    sums = torch.zeros(len(STATISTICS) + 2, dtype=torch.float64)
+    sums = torch.zeros(len(LOSSES) + len(COUNTS), dtype=torch.float64)
+    num_texts = 0 if texts is None else len(texts.prompts.ids)
     norms = {f"grad_norm/{name}": 0.0 for name in unwrap(model).parts}
     updates = 0
     for _ in range(settings.epochs):
         for minibatch in split_minibatches(
-            len(rollout.scores), len(references.log_probs), settings.minibatches, generator
+            len(rollout.scores),
+            len(references.log_probs),
+            settings.minibatches,
+            generator,
+            num_texts,
         ):
+            chosen = texts.rows(minibatch.texts) if texts else None
             added = _accumulate(
-                accelerator, model, rollout, references, minibatch, settings, temperature
+                accelerator, model, rollout, references, minibatch, chosen, settings, temperature
             )
             sums += added
-            approx_kl = float(added[3] / added[5])
+            approx_kl = float(added[LOSSES.index("approx_kl")] / added[len(LOSSES)])
             if approx_kl > settings.max_approx_kl:
                 optimizer.zero_grad()
                 return _means(sums, norms, updates, settings)
@@ -122,15 +147,19 @@ def update(
 def _means(
     sums: Tensor, norms: dict[str, float], updates: int, settings: PPOSettings
 ) -> dict[str, float]:
-    tokens, reference_tokens = float(sums[5]), float(sums[6])
-    means = {"loss/policy": float(sums[0]) / tokens}
+    total = dict(zip((*LOSSES, *COUNTS), sums.tolist(), strict=True))
+    tokens = total["tokens"]
+    means = {"loss/policy": total["policy"] / tokens}
     if settings.has_critic:
-        means["loss/value"] = float(sums[1]) / tokens
-    if reference_tokens:
-        means[KL_ESTIMATORS[settings.kl.estimator][0]] = float(sums[2]) / reference_tokens
+        means["loss/value"] = total["value"] / tokens
+    if total["reference_tokens"]:
+        name = KL_ESTIMATORS[settings.kl.estimator][0]
+        means[name] = total["forward_kl"] / total["reference_tokens"]
+    if total["ptx_tokens"]:
+        means["loss/ptx"] = total["ptx"] / total["ptx_tokens"]
     return means | {
-        "approx_kl": float(sums[3]) / tokens,
-        "clip_fraction": float(sums[4]) / tokens,
+        "approx_kl": total["approx_kl"] / tokens,
+        "clip_fraction": total["clipped"] / tokens,
         "updates": updates,
         **norms,
     }
@@ -142,40 +171,90 @@ def _accumulate(
     rollout: Rollout,
     references: ReferenceBatch,
     minibatch: Minibatch,
+    texts: Sequences | None,
     settings: PPOSettings,
     temperature: float,
 ) -> Tensor:
-    """Add up the gradients of one optimizer step; global sums of STATISTICS and token counts."""
+    """Add up the gradients of one optimizer step; global sums of LOSSES, and COUNTS."""
     tokens = rollout.response_mask[minibatch.episodes].sum()
     reference_tokens = references.sequences.responses.mask[minibatch.reference_rows].sum()
-    counts = global_sum(accelerator, torch.stack([tokens, reference_tokens]))
-    sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=accelerator.device)
-    micro_batches = _micro_batches(rollout, references, minibatch, settings.micro_batch_size)
+    text_tokens = torch.zeros_like(tokens) if texts is None else texts.responses.mask.sum()
+    counts = global_sum(accelerator, torch.stack([tokens, reference_tokens, text_tokens]))
+    sums = torch.zeros(len(LOSSES), dtype=torch.float64, device=accelerator.device)
+    parts = [
+        partial(_losses, model, rollout, references, episodes, rows, settings, temperature)
+        for episodes, rows in _micro_batches(
+            accelerator, model, rollout, references, minibatch, settings
+        )
+    ]
+    text_parts = _text_parts(accelerator, model, texts, settings)
+    parts = [*parts, *text_parts] if is_zero(model) else [*text_parts, *parts]
     # one autocast around all micro-batches casts the weights once; where they are divided, such
     # copies would stay in memory
     divided = is_zero(model) or isinstance(model, FSDPModule)
     with nullcontext() if divided else accelerator.autocast():
-        for position, (episodes, rows) in enumerate(micro_batches):
-            last = position == len(micro_batches) - 1
-            with accumulating(accelerator, model, last=last):
-                losses = _losses(model, rollout, references, episodes, rows, settings, temperature)
+        for position, losses_of in enumerate(parts):
+            with accumulating(accelerator, model, last=position == len(parts) - 1):
+                losses = losses_of()
                 loss = (losses[0] + settings.value_coefficient * losses[1]) / counts[0]
                 loss = loss + settings.kl.coefficient * losses[2] / counts[1].clamp(min=1)
+                loss = loss + settings.ptx_coefficient * losses[5] / counts[2].clamp(min=1)
                 # data parallelism averages gradients over processes; the sums want their total
                 backward(accelerator, model, loss.float() * accelerator.num_processes)
             sums += torch.stack(losses).detach().double()
     return torch.cat([global_sum(accelerator, sums), counts]).cpu()
 
 
+def _text_parts(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    texts: Sequences | None,
+    settings: PPOSettings,
+) -> list[partial[list[Tensor]]]:
+    if texts is None:
+        return []
+    lengths = texts.joined.mask.sum(dim=1).cpu()
+    parts = split_by_length(lengths, settings.micro_batch_size, settings.micro_tokens)
+    return [
+        partial(_text_losses, model, arrange(texts.rows(rows), settings.micro_tokens))
+        for rows in split_alike(accelerator, parts)
+    ]
+
+
+def _text_losses(model: torch.nn.Module, texts: Sequences) -> list[Float[Tensor, ""]]:
+    """LOSSES of pretraining texts: Σ −log π over their tokens, at temperature 1."""
+    log_probs, *_ = model(texts, 0, 1.0)
+    zero = torch.zeros((), device=log_probs.device)
+    return [zero] * (len(LOSSES) - 1) + [-log_probs.sum()]
+
+
 def _micro_batches(
-    rollout: Rollout, references: ReferenceBatch, minibatch: Minibatch, size: int
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    rollout: Rollout,
+    references: ReferenceBatch,
+    minibatch: Minibatch,
+    settings: PPOSettings,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Deal rows of like length into micro-batches, so that little is spent on padding."""
-    lengths = rollout.sequences.joined.mask.sum(dim=1).cpu()[minibatch.episodes]
-    episodes = minibatch.episodes[lengths.argsort()].split(size)
-    row_lengths = references.sequences.joined.mask.sum(dim=1).cpu()[minibatch.reference_rows]
-    rows = torch.tensor_split(minibatch.reference_rows[row_lengths.argsort()], len(episodes))
-    return list(zip(episodes, rows, strict=True))
+    """Deal rows of like length into micro-batches, so that little is spent on padding.
+
+    Stored rows, like texts, do not reach the critic. Where processes meet once, the last pass must
+    reach all weights; DeepSpeed meets in each, and starts to add up anew in the first.
+    """
+    episodes, rows = minibatch.episodes, minibatch.reference_rows
+    lengths = rollout.sequences.joined.mask.sum(dim=1).cpu()[episodes]
+    row_lengths = references.sequences.joined.mask.sum(dim=1).cpu()[rows]
+    if not settings.micro_tokens:
+        parts = episodes[lengths.argsort()].split(settings.micro_batch_size)
+        row_parts = torch.tensor_split(rows[row_lengths.argsort()], len(parts))
+        return list(zip(parts, row_parts, strict=True))
+    both = split_by_length(torch.cat([lengths, row_lengths]), 0, settings.micro_tokens)
+    pairs = [
+        (episodes[part[part < len(episodes)]], rows[part[part >= len(episodes)] - len(episodes)])
+        for part in split_alike(accelerator, both)
+    ]
+    pairs = sorted(pairs, key=lambda pair: len(pair[0]) > 0)
+    return pairs[::-1] if is_zero(model) else pairs
 
 
 def _losses(
@@ -187,34 +266,46 @@ def _losses(
     settings: PPOSettings,
     temperature: float,
 ) -> list[Float[Tensor, ""]]:
-    """STATISTICS of one micro-batch, each a sum over real tokens."""
-    batch = stack(rollout.sequences.rows(episodes), references.sequences.rows(rows))
-    log_probs, values = model(batch, len(episodes), temperature)
-    mask = batch.responses.mask[: len(episodes)]
-    width = mask.shape[1]
+    """LOSSES of one micro-batch of episodes and stored rows, each a sum over real tokens."""
+    batch = arrange(
+        stack(rollout.sequences.rows(episodes), references.sequences.rows(rows)),
+        settings.micro_tokens,
+    )
+    mask, row_mask = batch.responses.mask.split([len(episodes), len(rows)])
+
+    def fit_row(tensor: Tensor) -> Tensor:
+        return refit(tensor[rows], references.sequences.responses.mask[rows], row_mask)
+
+    top_ids, reference = None, references.log_probs
+    if settings.kl.estimator == "top_k" and references.top_log_probs is not None:
+        top_ids, reference = references.top_ids, references.top_log_probs
+    log_probs, values, top = model(
+        batch, len(episodes), temperature, None if top_ids is None else fit_row(top_ids)
+    )
     value = torch.zeros((), device=mask.device)
 
     def fit(tensor: Tensor) -> Tensor:
-        return _to_width(tensor, width)
+        return refit(tensor[episodes], rollout.response_mask[episodes], mask)
 
     if values is not None:
         value = value_loss(
             values,
-            fit(rollout.old_values[episodes]),
-            fit(rollout.returns[episodes]),
+            fit(rollout.old_values),
+            fit(rollout.returns),
             mask,
             settings.value_clip_range,
         )
     mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
-    old = fit(rollout.old_log_probs[episodes])
+    old = fit(rollout.old_log_probs)
     return [
-        policy_loss(mine, old, fit(rollout.advantages[episodes]), mask, settings.clip_range),
+        policy_loss(mine, old, fit(rollout.advantages), mask, settings.clip_range),
         value,
         KL_ESTIMATORS[settings.kl.estimator][1](
-            stored, fit(references.log_probs[rows]), batch.responses.mask[len(episodes) :]
+            stored if top is None else top, fit_row(reference), row_mask
         ),
         approximate_kl(mine.detach(), old, mask),
         clipped_tokens(mine.detach(), old, mask, settings.clip_range),
+        torch.zeros_like(value),
     ]
 
 
@@ -222,7 +313,7 @@ def stack(first: Sequences, second: Sequences) -> Sequences:
     """Rows of both, padded to common widths: prompts on the left, responses on the right."""
     prompts = _stack(first.prompts, second.prompts, left=True)
     responses = _stack(first.responses, second.responses, left=False)
-    return Sequences(prompts, responses).trimmed()
+    return Sequences(prompts, responses)
 
 
 def _stack(first: TokenBatch, second: TokenBatch, *, left: bool) -> TokenBatch:
@@ -236,9 +327,3 @@ def _stack(first: TokenBatch, second: TokenBatch, *, left: bool) -> TokenBatch:
         torch.cat([widen(first.ids), widen(second.ids)]),
         torch.cat([widen(first.mask), widen(second.mask)]),
     )
-
-
-def _to_width(tensor: Float[Tensor, "B R"], width: int) -> Float[Tensor, "B W"]:
-    """Cut or zero-pad the columns; what is cut is padding."""
-    missing = width - tensor.shape[1]
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing > 0 else tensor[:, :width]

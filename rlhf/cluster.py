@@ -21,6 +21,9 @@ class ClusterSettings:
     accelerate's configuration."""
     offload: bool = False
     """Keep what --sharding divides in main memory: slower, room for a larger model."""
+    shard_group: int = 0
+    """With --sharding fsdp: processes that divide one copy, such as those of a machine; the other
+    groups hold copies of it. 0: all divide one."""
     save_minutes: float = 0.0
     """Minutes between checkpoints, besides --save-every; 0 for none."""
     max_restarts: int = 0
@@ -32,14 +35,19 @@ class ClusterSettings:
     """Before anything is loaded, test every device and the network: rlhf doctor's canary."""
     track: Tracker = "none"
     """Send the metrics of every step to a tracker besides metrics.jsonl; its package is needed."""
+    profile: int = 0
+    """Steps to profile, from the second on: a torch trace of every rank and a table of phases in
+    OUT/profile; 0 for none."""
     notify: str = ""
     """URL that gets a JSON object (Slack's form) when the run is done, fails or stalls."""
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
+        require_range("shard_group", self.shard_group, 0)
         require_range("save_minutes", self.save_minutes, 0)
         require_range("max_restarts", self.max_restarts, 0)
         require_range("stall_timeout", self.stall_timeout, 0)
+        require_range("profile", self.profile, 0)
         if self.notify and not self.notify.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."

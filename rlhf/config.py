@@ -1,7 +1,8 @@
 """Settings: YAML files composed left to right, range checks, and settings back to YAML."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def to_plain(settings: Any) -> Any:
     return settings
 
 
+def without_secrets(settings: Any) -> Any:
+    """Settings as files and trackers may hold them: an address of --notify is a key to a chat."""
+    return replace(settings, notify="") if getattr(settings, "notify", "") else settings
+
+
 def to_yaml(settings: Any) -> str:
     """Settings as the text of a YAML file that `--config` reads back."""
     return yaml.safe_dump(to_plain(settings), sort_keys=False, allow_unicode=True)
@@ -87,3 +93,23 @@ def require_range(
     upper = "" if high == float("inf") else f" and at most {high:g}"
     flag = "--" + name.replace("_", "-")
     raise ConfigError(f"{flag} is {value:g}", f"Give a value of {lower}{upper}.")
+
+
+def part_of(name: str, part: str, whole: int) -> int:
+    """How many of `whole` a setting such as `500` or `1%` means: at least 1, at most all.
+
+    Raises:
+        ConfigError: it is neither a count nor a percentage up to 100 %.
+    """
+    percent = part.endswith("%")
+    try:
+        value = float(part[:-1]) if percent else int(part)
+    except ValueError:
+        value = 0
+    if not 0 < value <= (100 if percent else math.inf):
+        raise ConfigError(
+            f"--{name.replace('_', '-')} is {part!r}",
+            "Give a number such as 500, or a percentage such as 1%.",
+        )
+    wanted = math.ceil(whole * value / 100) if percent else int(value)
+    return min(wanted, whole)

@@ -30,6 +30,8 @@ def diagnose(error: BaseException) -> RlhfError | None:
     """The user's message for a library's error; None when it must be a bug."""
     words = str(error).lower()
     for name, phrases, explain in RULES:
+        if explain is _lost_peer and world_size() == 1:
+            continue  # a pipe or a download of its own
         if name in _names(error) or any(phrase in words for phrase in phrases):
             return explain(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from rlhf.errors import InputError
 
@@ -104,13 +105,25 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text_atomically(path: Path, write: Callable[[Any], Any]) -> None:
     """Let `write` fill a temporary file beside `path`, flush it to disk, rename it to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
+    with new_file(path) as partial, partial.open("w", encoding="utf-8") as stream:
         write(stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Give a temporary path that, flushed to disk, becomes `path` when the block succeeds.
+
+    Nobody else has its name: where two programs write the same file at once, the later one wins.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
+    try:
+        yield partial
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.attention import use_products
@@ -78,6 +79,8 @@ def load_causal_lm(
     name: str,
     dtype: torch.dtype = torch.float32,
     quantization: QuantizationConfigMixin | None = None,
+    *,
+    together: bool = False,
 ) -> PreTrainedModel:
     """Load a language model.
 
@@ -85,9 +88,12 @@ def load_causal_lm(
         name: model folder or hub name.
         dtype: of the weights.
         quantization: how the linear layers are packed instead.
+        together: each process of the group holds a part of every matrix (tensor parallelism), and
+            all must ask the model the same at the same time.
 
     Raises:
-        InputError: there is no such model, it has no weights, or it is a reward model.
+        InputError: there is no such model, it has no weights, it is a reward model, or nobody has
+            said how to divide it.
     """
     config = load_config(name)
     if _architecture(config).endswith(CLASSIFIER):
@@ -95,7 +101,7 @@ def load_causal_lm(
             f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
             "Give the language model, not the reward model.",
         )
-    return _load(AutoModelForCausalLM, name, config, dtype, quantization)
+    return _load(AutoModelForCausalLM, name, config, dtype, quantization, together=together)
 
 
 def new_reward_model(
@@ -163,19 +169,18 @@ def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
-def put_head_on(trunk: nn.Module, config: PreTrainedConfig, pad_token_id: int) -> PreTrainedModel:
+def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
     """A reward model on a trunk that is there, with a float32 head that says 0.
 
     Args:
-        trunk: the base model of a language model; it is not copied.
-        config: the language model's.
-        pad_token_id: stored in the new model's config.
+        trunk: the base model of a language model; it is not copied, and its config changes.
+        pad_token_id: stored in the config.
     """
-    plain = _plain(config)
-    plain.num_labels = 1
-    plain.get_text_config().pad_token_id = pad_token_id
-    model = _empty(AutoModelForSequenceClassification, plain)
+    trunk.config.num_labels = 1
+    trunk.config.get_text_config().pad_token_id = pad_token_id
+    model = _empty(AutoModelForSequenceClassification, _plain(trunk.config))
     setattr(model, model.base_model_prefix, trunk)
+    model.config = trunk.config  # one config says how all layers attend
     head = reward_head(model).to_empty(device="cpu")
     with torch.no_grad():
         for value in head.parameters():
@@ -216,10 +221,21 @@ def _load(
     config: PreTrainedConfig,
     dtype: torch.dtype,
     quantization: QuantizationConfigMixin | None = None,
+    *,
+    together: bool = False,
 ) -> PreTrainedModel:
+    parts: dict[str, Any] = {}
+    if together:
+        if not getattr(config.get_text_config(), "base_model_tp_plan", None):
+            raise InputError(
+                f"transformers has no plan to divide the matrices of {name} "
+                f"({type(config).__name__})",
+                "Leave --tensor-parallel out; each process then holds the model.",
+            )
+        parts["distributed_config"] = DistributedConfig(tp_plan="auto")
     try:
         model: PreTrainedModel = kind.from_pretrained(
-            name, config=config, dtype=dtype, quantization_config=quantization
+            name, config=config, dtype=dtype, quantization_config=quantization, **parts
         )
     except (OSError, SafetensorError) as error:
         raise InputError(

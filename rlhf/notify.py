@@ -4,6 +4,7 @@ import json
 import sys
 import urllib.request
 from http.client import HTTPException
+from urllib.parse import urlsplit
 
 TIMEOUT_SECONDS = 10
 
@@ -26,4 +27,5 @@ def notify(url: str, run: str, status: str, details: str = "") -> None:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
             pass
     except (OSError, HTTPException, ValueError) as error:
-        sys.stderr.write(f"--notify: {url} does not answer ({error})\n")
+        host = urlsplit(url).hostname  # the rest of the address is the key to the chat
+        sys.stderr.write(f"--notify: {host} does not answer ({error})\n")

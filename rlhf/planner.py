@@ -219,11 +219,13 @@ def _trained(name: str, parameters: int, processes: int) -> list[Item]:
     return items
 
 
-def _frozen(name: str, parameters: int) -> Item:
+def frozen_item(name: str, parameters: int) -> Item:
+    """The weights of a model that is only asked."""
     return Item(f"{name}: weights", FP32 * parameters, "float32, frozen")
 
 
-def _copies(parameters: int, *, bf16: bool) -> list[Item]:
+def copies(parameters: float, *, bf16: bool) -> list[Item]:
+    """What autocast keeps of weights that are trained; frozen ones it casts anew each time."""
     if not bf16:
         return []
     return [Item("bf16 copies of the matrices", BF16 * parameters, "kept by autocast")]
@@ -236,11 +238,14 @@ def _stepping(parameters: int) -> tuple[Item, ...]:
     )
 
 
-def _sampling(shape: Shape, batch: int, prompt: int, new: int, *, bf16: bool) -> tuple[Item, ...]:
+def sampling_items(
+    shape: Shape, batch: int, prompt: int, new: int, *, bf16: bool, trained: float | None = None
+) -> tuple[Item, ...]:
+    """What sampling adds: copies of `trained` weights, of all matrices where it is None."""
     cache = kv_cache_bytes(shape, batch * (prompt + new), bf16=bf16)
     layer = working_bytes(shape, batch * prompt, prompt, bf16=bf16)
     return (
-        *_copies(shape.linear, bf16=bf16),
+        *copies(shape.linear if trained is None else trained, bf16=bf16),
         Item("keys and values", cache, f"{batch} sequences of {prompt} + {new} tokens"),
         Item("one layer of the prompts", layer, f"{batch} × {prompt} tokens"),
         Item("logits", logits_bytes(shape, batch), f"{batch} distributions"),
@@ -277,7 +282,7 @@ def reward_plan(
     )
     computing = (
         Item("gradients", FP32 * parameters, "float32"),
-        *_copies(shape.trunk_linear if full else parameters, bf16=bf16),
+        *copies(shape.trunk_linear if full else parameters, bf16=bf16),
         Item("activations", activations, f"{tokens} tokens in a forward pass"),
     )
     frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
@@ -309,7 +314,7 @@ def sft_plan(
     )
     computing = (
         Item("gradients", FP32 * shape.parameters, "float32"),
-        *_copies(shape.linear, bf16=bf16),
+        *copies(shape.linear, bf16=bf16),
         Item("activations", activations, f"{sequences} sequences of {length} tokens"),
         Item("logits", logits_bytes(shape, tokens), "and their gradients"),
     )
@@ -324,75 +329,17 @@ def reference_plan(
     shape: Shape, reward: Shape | None, *, batch: int, prompt: int, new: int, bf16: bool
 ) -> Plan:
     """Storing reference outputs: one frozen model samples and scores, a reward model may judge."""
-    resident = [_frozen("reference model", shape.parameters)]
+    resident = [frozen_item("reference model", shape.parameters)]
     if reward is not None:
-        resident.append(_frozen("reward model", reward.reward_parameters))
+        resident.append(frozen_item("reward model", reward.reward_parameters))
     layer = working_bytes(shape, batch * (prompt + new), prompt + new, bf16=bf16)
     scoring = (
-        *_copies(shape.linear, bf16=bf16),
+        *copies(shape.linear, bf16=bf16),
         Item("one layer", layer, f"{batch} × {prompt + new} tokens"),
         Item("logits", logits_bytes(shape, batch * new), f"{batch} × {new} positions"),
     )
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {prompt} tokens",
         tuple(resident),
-        {"sampling": _sampling(shape, batch, prompt, new, bf16=bf16), "scoring": scoring},
-    )
-
-
-def ppo_plan(
-    shape: Shape,
-    reward: Shape,
-    *,
-    sample_batch: int,
-    episodes: int,
-    reference_rows: int,
-    prompt: int,
-    new: int,
-    bf16: bool,
-    processes: int,
-    checkpointing: bool = False,
-) -> Plan:
-    """PPO: policy and critic are trained, the reward model is frozen, no reference model.
-
-    Args:
-        shape: the policy.
-        reward: the reward model, and the critic that starts as its copy.
-        sample_batch: sequences sampled at once.
-        episodes: episodes in one forward and backward pass.
-        reference_rows: stored rows of the KL term beside them; the critic does not see these.
-        prompt: tokens of the longest prompts.
-        new: tokens of the longest responses.
-        bf16: autocast.
-        processes: in the group.
-        checkpointing: activations are computed again in the backward pass.
-    """
-    trained = shape.parameters + reward.reward_parameters
-    length, rows = prompt + new, episodes + reference_rows
-
-    def activations(model: Shape, sequences: int) -> float:
-        return activation_bytes(
-            model, sequences * length, length, bf16=bf16, padded=True, checkpointing=checkpointing
-        )
-
-    updating = (
-        Item("gradients", FP32 * trained, "float32, policy and critic"),
-        *_copies(shape.linear + reward.trunk_linear, bf16=bf16),
-        Item("policy: activations", activations(shape, rows), f"{rows} × {length} tokens"),
-        Item("critic: activations", activations(reward, episodes), f"{episodes} × {length} tokens"),
-        Item("logits", logits_bytes(shape, rows * (new + 1)), f"{rows} × {new + 1} positions"),
-    )
-    resident = (
-        *_trained("policy", shape.parameters, processes),
-        *_trained("critic", reward.reward_parameters, processes),
-        _frozen("reward model", reward.reward_parameters),
-    )
-    return Plan(
-        f"Memory of each process for PPO, with prompts of {prompt} tokens",
-        resident,
-        {
-            "sampling": _sampling(shape, sample_batch, prompt, new, bf16=bf16),
-            "computing gradients": updating,
-            "stepping": _stepping(trained),
-        },
+        {"sampling": sampling_items(shape, batch, prompt, new, bf16=bf16), "scoring": scoring},
     )

@@ -20,14 +20,14 @@ from torch import nn
 
 from rlhf.cluster import ClusterSettings
 from rlhf.errors import InputError, InterruptedRunError, MismatchError
-from rlhf.models import weights_bytes
 from rlhf.provenance import PACKAGES, package_version
 from rlhf.rundir import RunDir
 from rlhf.sharding import choose_sharding, prepare
 from rlhf.watchdog import beat, watching
 
 GIB = 2**30
-STATES_PER_WEIGHT = 6  # weights and two moments in float32, where the model may be stored in 16 bit
+SAVED_BYTES = 4  # of a weight, float32
+STATE_BYTES = 12  # of a trained weight in a checkpoint: itself and Adam's two moments
 NETWORK_ELEMENTS = 2**22
 SIZE = 256
 TOLERANCE = 0.02  # bf16's and TF32's, relative
@@ -36,18 +36,28 @@ SHARED_SECONDS = 30.0  # network filesystems show new files late
 
 
 def check_before_training(
-    accelerator: Accelerator, settings: ClusterSettings, out: Path, inputs: dict[str, Any]
+    accelerator: Accelerator,
+    settings: ClusterSettings,
+    out: Path,
+    inputs: dict[str, Any],
+    room: int,
 ) -> None:
     """Compare what the processes have, look for room, and let the canary sing where asked to.
+
+    Args:
+        accelerator: of the run.
+        settings: of the run.
+        out: its folder.
+        inputs: its inputs with their hashes.
+        room: bytes that it will write.
 
     Raises:
         MismatchError: a process has other packages or inputs than the first.
         InputError: the disk has no room for the checkpoints, or a device fails.
     """
     require_agreement(accelerator, describe_process(inputs))
-    wanted = weights_bytes(str(inputs["model"]["path"])) * STATES_PER_WEIGHT
     if accelerator.is_main_process:
-        require_room(out, wanted)
+        require_room(out, room)
     if settings.preflight:
         folder = out.parent / f".{out.name}.canary"
         device = accelerator.device
@@ -83,8 +93,19 @@ def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:
                 )
 
 
+def room_bytes(trained: int, saved: int, checkpoints: int) -> int:
+    """Bytes of the checkpoints that are kept, of one more while it is written, and of the result.
+
+    Args:
+        trained: parameters that are trained; the others are not in checkpoints.
+        saved: parameters of the model that is saved at the end.
+        checkpoints: how many are kept.
+    """
+    return STATE_BYTES * trained * (checkpoints + 1) + SAVED_BYTES * saved
+
+
 def require_room(out: Path, wanted: int) -> None:
-    """Refuse a disk that will not hold the first checkpoint and the model.
+    """Refuse a disk that will not hold what a run writes.
 
     Raises:
         InputError: names both sizes.
@@ -93,9 +114,9 @@ def require_room(out: Path, wanted: int) -> None:
     free = shutil.disk_usage(there).free
     if free < wanted:
         raise InputError(
-            f"{there} has {free / GIB:.1f} GiB free; a checkpoint and the model need about "
+            f"{there} has {free / GIB:.1f} GiB free; the checkpoints and the model need about "
             f"{wanted / GIB:.1f}",
-            "Free some, or give an --out on another disk.",
+            "Free some, keep fewer states (--keep-checkpoints), or give an --out on another disk.",
         )
 
 

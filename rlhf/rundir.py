@@ -5,6 +5,7 @@ OUT/stage.json      stage, status, inputs and their hashes, versions, git commit
 OUT/packages.txt    every installed package; code.diff: what the code differs by from its commit
 OUT/metrics.jsonl   one object per step
 OUT/heartbeat/      rank-00000.json of every rank: where it is; rank-00000.stack after a stall
+OUT/profile/        with --profile: a trace of every rank, and phases.json
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
 OUT/model | policy | outputs    what the next stage reads
 OUT/report.json  report.html    what people read
@@ -14,7 +15,7 @@ OUT/judge.jsonl     evaluate: what a judge model was asked and what it said
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from typing import Any
 import yaml
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import to_plain, to_yaml
+from rlhf.config import to_plain, to_yaml, without_secrets
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json, write_text_atomically
 from rlhf.notify import notify
@@ -36,6 +37,7 @@ from rlhf.watchdog import watching
 FREE_TO_CHANGE = (
     "out",
     "resume",
+    "shard",
     "keep_checkpoints",
     "save_every",
     "gradient_checkpointing",
@@ -95,6 +97,11 @@ class RunDir:
     def heartbeat(self) -> Path:
         """Folder where every rank says how far it is."""
         return self.path / "heartbeat"
+
+    @property
+    def profile(self) -> Path:
+        """Folder of traces and of the table of phases."""
+        return self.path / "profile"
 
     @property
     def model(self) -> Path:
@@ -167,7 +174,7 @@ def open_stage(
     run = RunDir(out)
     if not is_main_process():
         return run
-    if out.exists() and any(out.iterdir()):
+    if any(out.glob("[!.]*")):  # another job that begins now may have hidden files there
         if not resume and not is_restart():
             status = run.read_stage().get("status", "no stage of ours")
             raise InputError(
@@ -177,14 +184,23 @@ def open_stage(
         _require_same(run, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)
     if not run.is_done:
-        write_text_atomically(run.config_file, lambda stream: stream.write(to_yaml(settings)))
+        text = to_yaml(without_secrets(settings))
+        write_text_atomically(run.config_file, lambda stream: stream.write(text))
         _write_stage(run, stage, "running", inputs, seed=getattr(settings, "seed", None))
     return run
 
 
 @contextmanager
-def stage_status(run: RunDir, url: str = "") -> Iterator[None]:
-    """Record in stage.json how the block ended: done, failed or interrupted; tell a URL, too."""
+def stage_status(
+    run: RunDir, url: str = "", is_complete: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Record in stage.json how the block ended: done, failed or interrupted; tell a URL, too.
+
+    Args:
+        run: the stage.
+        url: who is told.
+        is_complete: asked at the end; a stage that other jobs have yet to complete stays running.
+    """
 
     def end(status: str, **extra: str) -> None:
         _set_status(run, status, **extra)
@@ -199,7 +215,8 @@ def stage_status(run: RunDir, url: str = "") -> Iterator[None]:
     except BaseException as error:
         end("failed", error=f"{type(error).__name__}: {error}")
         raise
-    end("done")
+    if is_complete():
+        end("done")
 
 
 @contextmanager
@@ -262,9 +279,9 @@ def _require_same(run: RunDir, settings: Any, inputs: dict[str, dict[str, str]])
             f"{run.path} was started with other settings ({described})",
             "Resume with the same settings, or choose another --out.",
         )
+    before = run.read_stage().get("inputs", inputs)  # none yet where two jobs begin together
     for name, value in inputs.items():
-        before = run.read_stage().get("inputs", {}).get(name, {}).get("hash")
-        if before != value["hash"]:
+        if before.get(name, {}).get("hash") != value["hash"]:
             raise InputError(
                 f"The input {name} ({value['path']}) has changed since {run.path} was started",
                 "Choose another --out and start again.",

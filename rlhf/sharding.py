@@ -23,9 +23,16 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils import AutocastKwargs, DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from torch import Tensor, distributed, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
@@ -34,6 +41,7 @@ from torch.optim import Optimizer
 from rlhf.cluster import Strategy
 from rlhf.distributed import PATIENCE
 from rlhf.errors import ConfigError, InputError
+from rlhf.ranks import world_size
 
 ACCELERATE_FSDP = "ACCELERATE_USE_FSDP"
 ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -41,10 +49,20 @@ ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a training is spread; `deepspeed` is a DeepSpeed configuration of the user's own."""
+    """How a training is spread.
+
+    Attributes:
+        strategy: what processes divide.
+        offload: what is divided waits in main memory.
+        group: processes that divide one copy between them, the other groups hold copies of it; 0
+            is all of them.
+        reshard: layers are given back after the forward pass and gathered again for the backward.
+        deepspeed: a DeepSpeed configuration of the user's own.
+    """
 
     strategy: Strategy = "none"
     offload: bool = False
+    group: int = 0
     reshard: bool = True
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
@@ -64,13 +82,14 @@ class Sharding:
         return self.strategy in ("fsdp", "zero3")
 
 
-def choose_sharding(strategy: Strategy, *, offload: bool) -> Sharding:
+def choose_sharding(strategy: Strategy, *, offload: bool, group: int = 0) -> Sharding:
     """What the flags say; where they say nothing, what `accelerate launch` was configured with.
 
     Call it before the group is formed: accelerate's own switches are read and turned off here.
 
     Raises:
-        ConfigError: one process cannot divide anything, or offloading has nothing to offload.
+        ConfigError: one process cannot divide anything, offloading has nothing to offload, or the
+            processes do not make whole groups.
     """
     wants_fsdp = os.environ.pop(ACCELERATE_FSDP, "false") == "true"
     wants_deepspeed = os.environ.pop(ACCELERATE_DEEPSPEED, "false") == "true"
@@ -78,7 +97,7 @@ def choose_sharding(strategy: Strategy, *, offload: bool) -> Sharding:
         return _from_fsdp(FullyShardedDataParallelPlugin())
     if strategy == "none" and wants_deepspeed:
         return _from_deepspeed(DeepSpeedPlugin())
-    sharding = Sharding(strategy, offload)
+    sharding = Sharding(strategy, offload, group)
     if offload and not sharding.divides:
         raise ConfigError(
             f"--offload has no meaning with --sharding {strategy}",
@@ -89,9 +108,25 @@ def choose_sharding(strategy: Strategy, *, offload: bool) -> Sharding:
             f"--sharding {strategy} divides a training between processes, and there is only one",
             "Add --processes N, or start the command under torchrun.",
         )
+    _require_whole_groups(sharding)
     if strategy == "fsdp" and offload:
         _let_main_memory_speak()
     return sharding
+
+
+def _require_whole_groups(sharding: Sharding) -> None:
+    if not sharding.group:
+        return
+    if sharding.strategy != "fsdp":
+        raise ConfigError(
+            f"--shard-group has no meaning with --sharding {sharding.strategy}",
+            "Add --sharding fsdp, or leave it out.",
+        )
+    if world_size() % sharding.group:
+        raise ConfigError(
+            f"--shard-group {sharding.group} does not divide the {world_size()} processes",
+            "Give the processes of one machine, or another divisor of all.",
+        )
 
 
 def _let_main_memory_speak() -> None:
@@ -107,7 +142,7 @@ def _from_fsdp(plugin: FullyShardedDataParallelPlugin) -> Sharding:
             "Write fsdp_version: 2 into its configuration, or give --sharding fsdp.",
         )
     offload = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
-    return Sharding("fsdp", offload, bool(plugin.reshard_after_forward))
+    return Sharding("fsdp", offload, reshard=bool(plugin.reshard_after_forward))
 
 
 def _from_deepspeed(plugin: DeepSpeedPlugin) -> Sharding:
@@ -133,9 +168,10 @@ def prepare(
     if not sharding.divides:
         spread: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
         return spread
-    _autocast_forward(accelerator, model)
+    autocast_forward(accelerator, model)
     if sharding.strategy == "fsdp":  # moves a layer to the device at a time
-        _shard(model, optimizer, sharding, accelerator.device)
+        mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
+        shard(model, optimizer, sharding, mesh, bf16=accelerator.mixed_precision == "bf16")
     else:
         model.to(accelerator.device)
         model, optimizer = _initialize_deepspeed(model, optimizer, sharding)
@@ -157,30 +193,77 @@ def _initialize_deepspeed(
     return zero.prepare(model, optimizer, sharding.zero_stage, sharding.offload, sharding.deepspeed)
 
 
-def _autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
+def autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
+    """Let a model multiply in the accelerator's precision wherever it is called."""
     plain: Callable[..., Any] = model.forward
+    # each weight is multiplied once, and copies of all of them would be those of the whole model
+    no_copies = AutocastKwargs(cache_enabled=False)
 
     @wraps(plain)
     def forward(*inputs: Any, **named: Any) -> Any:
-        with accelerator.autocast():
+        with accelerator.autocast(no_copies):
             return plain(*inputs, **named)
 
     model.forward = forward
 
 
-def _shard(
-    model: nn.Module, optimizer: Optimizer, sharding: Sharding, device: torch.device
+def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
+    """Processes in one row that divides, or in rows of `group`: a row divides, columns hold copies.
+
+    Neighbours, which are in one machine, come into one row.
+    """
+    if not group:
+        return init_device_mesh(device.type, (processes,))
+    sizes = (processes // group, group)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "parts"))
+
+
+def shard(
+    model: nn.Module, optimizer: Optimizer, sharding: Sharding, mesh: DeviceMesh, *, bf16: bool
 ) -> None:
-    """Divide every layer, then what is left, and give the optimizer the divided parameters."""
+    """Divide every layer, then what is left, and give the optimizer the divided parameters.
+
+    With bf16, layers are gathered in bf16, as autocast would round their matrices; only the weights
+    of their norms are rounded besides. Copies that autocast makes would outlive the gathering.
+    """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    pinned = device.type != "cpu"
-    policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
-    for layer in find_layers(model):
-        fully_shard(layer, reshard_after_forward=sharding.reshard, offload_policy=policy)
-    fully_shard(model, offload_policy=policy)
+    _divide(model, sharding, mesh, bf16=bf16)
     divided = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [divided[places[parameter]] for parameter in group["params"]]
+
+
+def shard_frozen(accelerator: Accelerator, model: nn.Module, sharding: Sharding) -> None:
+    """Divide a model that is only asked; then all processes must ask it equally often."""
+    mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
+    bf16 = accelerator.mixed_precision == "bf16"
+    _divide(model, sharding, mesh, bf16=bf16, give_back=True)
+
+
+def _divide(
+    model: nn.Module,
+    sharding: Sharding,
+    mesh: DeviceMesh,
+    *,
+    bf16: bool,
+    give_back: bool | None = None,
+) -> None:
+    """Divide every layer, then what is left.
+
+    The latter stays gathered between forward and backward pass unless told to `give_back`.
+    """
+    pinned = mesh.device_type != "cpu"
+    policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
+    rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for layer in find_layers(model):
+        fully_shard(
+            layer,
+            mesh=mesh,
+            reshard_after_forward=sharding.reshard,
+            offload_policy=policy,
+            mp_policy=rounding if bf16 else MixedPrecisionPolicy(),
+        )
+    fully_shard(model, mesh=mesh, reshard_after_forward=give_back, offload_policy=policy)
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
@@ -207,16 +290,13 @@ def is_zero(model: nn.Module) -> bool:
 def accumulating(accelerator: Accelerator, model: nn.Module, *, last: bool) -> Iterator[None]:
     """Around the forward and backward of a micro-batch: only the last one of a step meets others.
 
-    ZeRO 2 and 3 divide gradients, so there every micro-batch does.
+    Where gradients are divided every micro-batch does, or each process would gather them whole.
     """
     if is_zero(model):
         engine: Any = model
         engine.set_gradient_accumulation_boundary(is_boundary=last)
         yield
-    elif isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-        yield
-    elif last:
+    elif last or isinstance(model, FSDPModule):
         yield
     else:
         with accelerator.no_sync(model):

@@ -1,20 +1,25 @@
 """Ways to spread a training over N devices, compared by what each device holds and sends.
 
 Bytes of weights, gradients and optimizer on each of N devices, for P trained and F frozen
-parameters, A parameters of LoRA adapters, and the parameters G of one layer, as `--sharding` does
-it (LoRA: `--adapter lora`):
+parameters, A parameters of LoRA adapters, G parameters of one layer and E outside of layers, as
+`--sharding` does it with bf16 (LoRA: `--adapter lora`):
 
     DDP      18·P + 4·P (N > 1) + 4·F   float32 weights, gradients, Adam's two moments, bf16 copies,
                                         buckets
     ZeRO-1   10·P + 12·P/N + 4·F        float32 weights, gradients, bf16 copies; what Adam works on
                                         (weights again, two moments) divided
     ZeRO-2   6·P + 16·P/N + 4·F         gradients divided too
-    ZeRO-3   20·P/N + 12·G + 4·F        weights divided too; two layers gathered, with bf16 copies
-    FSDP     16·P/N + 12·G + 4·F        the same, without a second copy of the weights
+    ZeRO-3   (20·P + 4·F)/N + 12·G + 2·P  weights divided too; two layers gathered, and the bf16
+                                        copies that autocast makes (not with checkpointing)
+    FSDP     (16·P + 4·F)/N + 8·G + 4·E  no second copy of the weights; layers gathered in bf16: the
+                                        one at work, the next, one's gradients; the rest whole
     LoRA     2·P + 16·A + 2·F           frozen bf16 weights; only adapters are trained
 
 The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits.
-While PPO samples under ZeRO-3 or FSDP, every device holds policy and critic whole besides: 4·P.
+FSDP in groups (`--shard-group`) divides by the size of a group instead of N; where activations are
+fewer than 8·E, what is outside of layers decides at the end of the backward pass: 12·E, with its
+gradients and their copy for the others. While PPO samples under ZeRO-3 or FSDP, every device holds
+policy and critic whole besides: 4·P.
 
 Bytes that each device sends and receives in one optimizer step of M forward and backward passes,
 W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
@@ -23,76 +28,119 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
     ZeRO-1   3·W                the same, and an all-gather of the stepped weights
     ZeRO-2   (2·M + 1)·W        gradients in each pass: DeepSpeed sums before it divides
     ZeRO-3   3·M·W              weights forward and backward, gradients, each pass
-    FSDP     M·(W + B) + W      layers forward and backward, the rest once a pass; gradients once
+    FSDP     2·M·W              layers forward and backward, half as wide in bf16, the rest once;
+                                gradients; each pass. In groups of K of N devices with K in the
+                                place of N, and an all-reduce of a part between groups: 2·W/K
     LoRA     2·4·A              as DDP
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlhf.planner import BF16, FP32, Plan, Shape, ppo_plan, reference_plan, reward_plan
+from rlhf.planner import BF16, FP32, Plan, Shape, reference_plan, reward_plan
+from rlhf.ppo_plan import ppo_plan
 
 STRATEGIES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA")
+BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
 WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
 USABLE = 0.9
 MAX_GPUS = 4096
+MAX_BATCH = 1024
 
 
 @dataclass(frozen=True)
 class Load:
-    """What each device computes, whatever the strategy."""
+    """What each device computes, and how many devices FSDP divides a copy between (0: all)."""
 
     length: int
     batch: int
     checkpointing: bool
     lora_rank: int
+    group: int = 0
 
 
-def state_bytes(
-    strategy: str, *, trained: float, frozen: float, adapters: float, layer: float, gpus: int
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of parameters, with the letters of the table above.
+
+    Attributes:
+        trained: P, of the trained models.
+        frozen: F, of models that are only asked.
+        adapters: A, of LoRA adapters on the trained models.
+        layer: G, of one layer.
+        outside: E, of the trained models outside of layers: embeddings, last norm, head.
+    """
+
+    trained: float
+    frozen: float = 0.0
+    adapters: float = 0.0
+    layer: float = 0.0
+    outside: float = 0.0
+
+
+def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
+    """Bytes of weights, gradients and optimizer on each of `gpus` devices, nothing gathered."""
+    trained, frozen = sizes.trained, FP32 * sizes.frozen
+    held = {
+        "DDP": (18 + (FP32 if gpus > 1 else 0)) * trained + frozen,
+        "ZeRO-1": 10 * trained + 12 * trained / gpus + frozen,
+        "ZeRO-2": 6 * trained + 16 * trained / gpus + frozen,
+        "ZeRO-3": (20 * trained + frozen) / gpus,
+        "FSDP": (16 * trained + frozen) / gpus,
+        "LoRA": BF16 * trained + 16 * sizes.adapters + BF16 * sizes.frozen,
+    }
+    return float(held[strategy])
+
+
+def passing_bytes(
+    strategy: str, sizes: Sizes, gpus: int, computing: float, *, checkpointing: bool
 ) -> float:
-    """Bytes of weights, gradients and optimizer on each of `gpus` devices, by the table above.
+    """Bytes at the peak of a pass on top of the state: what is gathered, and what is computed.
 
     Args:
         strategy: one of STRATEGIES.
-        trained: parameters of the trained models.
-        frozen: parameters of models that are only asked.
-        adapters: parameters of LoRA adapters on the trained models.
-        layer: parameters of one layer.
-        gpus: devices.
+        sizes: of the models.
+        gpus: devices that divide them.
+        computing: bytes of activations and logits, which no strategy divides.
+        checkpointing: activations are computed again.
     """
-    gathered = 2 * (FP32 + BF16) * layer if gpus > 1 else 0.0
-    sizes = {
-        "DDP": (18 + (FP32 if gpus > 1 else 0)) * trained + FP32 * frozen,
-        "ZeRO-1": 10 * trained + 12 * trained / gpus + FP32 * frozen,
-        "ZeRO-2": 6 * trained + 16 * trained / gpus + FP32 * frozen,
-        "ZeRO-3": 20 * trained / gpus + gathered + FP32 * frozen,
-        "FSDP": 16 * trained / gpus + gathered + FP32 * frozen,
-        "LoRA": BF16 * trained + 16 * adapters + BF16 * frozen,
-    }
-    return float(sizes[strategy])
+    if gpus == 1:
+        return computing
+    if strategy == "ZeRO-3":
+        copies = 0 if checkpointing else BF16 * sizes.trained
+        return computing + 2 * (FP32 + BF16) * sizes.layer + copies
+    if strategy == "FSDP":
+        layers = (3 * BF16 + BF16) * sizes.layer
+        return max(computing + layers + FP32 * sizes.outside, 3 * FP32 * sizes.outside)
+    return computing
 
 
 def communication_bytes(
-    strategy: str, *, trained: float, in_layers: float, adapters: float, passes: int, gpus: int
+    strategy: str, sizes: Sizes, passes: int, gpus: int, group: int = 0, *, bf16: bool = True
 ) -> float:
     """Bytes that each of `gpus` devices sends in one optimizer step, by the table above.
 
     Args:
         strategy: one of STRATEGIES.
-        trained: parameters of the trained models.
-        in_layers: how many of them sit in layers.
-        adapters: parameters of LoRA adapters on the trained models.
+        sizes: of the models.
         passes: forward and backward passes of each device in a step.
         gpus: devices.
+        group: devices that divide one copy under FSDP; 0 is all.
+        bf16: FSDP gathers layers in bf16.
     """
+    trained = sizes.trained
+    layers = (trained - sizes.outside) * (1.0 if bf16 else 2.0)
     counted = {
         "DDP": 2 * trained,
         "ZeRO-1": 3 * trained,
         "ZeRO-2": (2 * passes + 1) * trained,
         "ZeRO-3": 3 * passes * trained,
-        "FSDP": passes * (trained + in_layers) + trained,
-        "LoRA": 2 * adapters,
+        "FSDP": passes * (sizes.outside + layers + trained),
+        "LoRA": 2 * sizes.adapters,
     }
+    if strategy == "FSDP" and group:
+        copies = gpus // group
+        between = passes * 2 * trained / group * (copies - 1) / copies
+        return FP32 * (counted[strategy] * (group - 1) / group + between)
     return FP32 * counted[strategy] * (gpus - 1) / gpus
 
 
@@ -100,20 +148,12 @@ def step_bytes(
     stage: str, strategy: str, shape: Shape, load: Load, passes: int, gpus: int
 ) -> float:
     """Bytes that each device sends in a step of a stage; to sample, PPO gathers weights once."""
-    models = {"reward": 1, "reference": 0, "ppo": 2}[stage]
-    trained, _ = _parameters(stage, shape)
-    # what is no layer: embeddings, the final norm, output matrix or head
-    in_layers = models * (shape.trunk - (shape.vocabulary + 1) * shape.hidden)
-    moved = communication_bytes(
-        strategy,
-        trained=trained,
-        in_layers=in_layers,
-        adapters=models * load.lora_rank * shape.lora_rows,
-        passes=passes,
-        gpus=gpus,
-    )
+    sizes = sizes_of(stage, shape, load)
+    moved = communication_bytes(strategy, sizes, passes, gpus, load.group)
     samples = stage == "ppo" and strategy in WHOLE_WHILE_SAMPLING
-    return moved + (FP32 * trained * (gpus - 1) / gpus if samples else 0.0)
+    divided_by = _parts(strategy, load, gpus)
+    gathered = FP32 * sizes.trained * (divided_by - 1) / divided_by
+    return moved + (gathered if samples else 0.0)
 
 
 def step_seconds(
@@ -142,36 +182,40 @@ def step_seconds(
         tflops: 10¹² operations a second that a device really does.
         network: gigabytes a second that a device really sends.
     """
-    trained, _ = _parameters(stage, shape)
+    trained = sizes_of(stage, shape, load).trained
     operations = (8 if load.checkpointing else 6) * trained * load.length * load.batch * passes
     moved = step_bytes(stage, strategy, shape, load, passes, gpus)
     return operations / (tflops * 1e12) + moved / (network * 1e9)
 
 
-def computing_bytes(stage: str, shape: Shape, load: Load, whole: float = 0.0) -> float:
-    """Activations, logits, keys and values at the peak of a stage, which no strategy divides.
-
-    Args:
-        stage: reward, reference or ppo.
-        shape: the model.
-        load: what each device computes.
-        whole: bytes that are there while sampling only.
-    """
+def computing_bytes(stage: str, shape: Shape, load: Load) -> dict[str, float]:
+    """Activations, logits, keys and values of each phase of a stage, which no strategy divides."""
     counted = ("activations", "logits", "keys and values", "one layer")
-    return max(
-        sum(item.size for item in items if any(word in item.what for word in counted))
-        + (whole if phase == "sampling" else 0.0)
-        for phase, items in _plan(stage, shape, load).phases.items()
-    )
-
-
-def _parameters(stage: str, shape: Shape) -> tuple[int, int]:
-    """Parameters of a stage's trained models, and of its frozen ones."""
     return {
-        "reward": (shape.reward_parameters, 0),
-        "reference": (0, shape.parameters),
-        "ppo": (shape.parameters + shape.reward_parameters, shape.reward_parameters),
-    }[stage]
+        phase: sum(item.size for item in items if any(word in item.what for word in counted))
+        for phase, items in _plan(stage, shape, load).phases.items()
+    }
+
+
+def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
+    """The models of a stage: reward trains one, reference asks one, PPO trains two and asks one."""
+    adapters = float(load.lora_rank * shape.lora_rows)
+    layer = shape.trunk_linear / shape.layers
+    embeddings = (shape.vocabulary + 1) * shape.hidden  # and the last norm
+    head = shape.parameters - shape.trunk  # 0 where it is the embeddings
+    if stage == "reference":
+        return Sizes(0, frozen=shape.parameters)
+    if stage == "reward":
+        outside = embeddings + shape.hidden
+        return Sizes(shape.reward_parameters, 0, adapters, layer, outside)
+    both = shape.parameters + shape.reward_parameters
+    outside = 2 * embeddings + head + shape.hidden
+    return Sizes(both, shape.reward_parameters, 2 * adapters, layer, outside)
+
+
+def _parts(strategy: str, load: Load, gpus: int) -> int:
+    """How many devices divide one copy."""
+    return load.group if strategy == "FSDP" and load.group else gpus
 
 
 def _plan(stage: str, shape: Shape, load: Load) -> Plan:
@@ -204,37 +248,68 @@ def _plan(stage: str, shape: Shape, load: Load) -> Plan:
 
 def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> float:
     """Bytes on each of `gpus` devices for a stage (reward, reference or ppo) under a strategy."""
-    trained, frozen = _parameters(stage, shape)
-    models = {"reward": 1, "reference": 0, "ppo": 2}[stage]
-    state = state_bytes(
-        strategy,
-        trained=trained,
-        frozen=frozen,
-        adapters=models * load.lora_rank * shape.lora_rows,
-        layer=shape.trunk_linear / shape.layers,
-        gpus=gpus,
-    )
-    copies = gpus > 1 and stage == "ppo" and strategy in WHOLE_WHILE_SAMPLING
-    return state + computing_bytes(stage, shape, load, FP32 * trained if copies else 0.0)
+    if stage == "reference" and strategy != "LoRA":
+        strategy = "DDP"  # whole in every process
+    sizes, parts = sizes_of(stage, shape, load), _parts(strategy, load, gpus)
+    needs = computing_bytes(stage, shape, load)
+    if stage == "ppo" and gpus > 1 and strategy in WHOLE_WHILE_SAMPLING:
+        needs["sampling"] += FP32 * sizes.trained
+    if "computing gradients" in needs:
+        needs["computing gradients"] = passing_bytes(
+            strategy, sizes, parts, needs["computing gradients"], checkpointing=load.checkpointing
+        )
+    return state_bytes(strategy, sizes, parts) + max(needs.values())
 
 
 def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> str:
-    """What to do about a stage for which no strategy fits; empty when one does."""
-    if any(stage_bytes(stage, one, shape, load, gpus) <= usable for one in STRATEGIES):
-        return ""
-    lighter = Load(load.length, load.batch, True, load.lora_rank)
-    lightest = Load(load.length, 1, True, load.lora_rank)
-    tries = ((lighter, "with --gradient-checkpointing"),
-             (lightest, "with --gradient-checkpointing and --batch 1"))  # fmt: skip
-    for other, words in tries:
-        for one in STRATEGIES:
-            if stage_bytes(stage, one, shape, other, gpus) <= usable:
-                return f"{stage}: {one} fits {words}."
+    """The fastest strategy that fits, with the largest batch; else what would make one fit."""
+    checkpointed = replace(load, checkpointing=True)
+    lightest = replace(checkpointed, batch=1)
+    tries = (
+        (load, ""),
+        (checkpointed, " with --gradient-checkpointing"),
+        (lightest, " with --gradient-checkpointing"),
+    )
+    for one, words in tries:
+        for strategy in BY_TRAFFIC:
+            if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
+                batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
+                return f"{stage}: {strategy}{words}, up to {batch} sequences in a forward pass."
+    together = _held_together(shape, load, gpus, usable) if stage == "reference" else 0
+    if together:
+        return f"reference: {together} processes with --tensor-parallel."
     count = 2 * gpus
     while count <= MAX_GPUS:
-        if stage_bytes(stage, "ZeRO-3", shape, lightest, count) <= usable:
-            return f"{stage}: ZeRO-3 fits on {count} such GPUs {tries[1][1]}."
+        if stage_bytes(stage, "FSDP", shape, replace(lightest, group=0), count) <= usable:
+            return f"{stage}: FSDP fits on {count} such GPUs{tries[1][1]} and --batch 1."
         count *= 2
     return (
         f"{stage}: nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
     )
+
+
+def _held_together(shape: Shape, load: Load, gpus: int, usable: float) -> int:
+    """The fewest devices, 2, 4, …, that hold one frozen model in parts; 0 where `gpus` will not do.
+
+    What is computed counts whole, though attention and MLP are divided too.
+    """
+    computing = max(computing_bytes("reference", shape, load).values())
+    parts = 2
+    while parts <= gpus:
+        if FP32 * shape.parameters / parts + computing <= usable:
+            return parts
+        parts *= 2
+    return 0
+
+
+def _largest_batch(
+    stage: str, strategy: str, shape: Shape, load: Load, gpus: int, usable: float
+) -> int:
+    """The largest power of two, or the batch that is asked for where no larger one fits."""
+    batch = load.batch
+    larger = 1
+    while larger <= MAX_BATCH:
+        if stage_bytes(stage, strategy, shape, replace(load, batch=larger), gpus) <= usable:
+            batch = max(batch, larger)
+        larger *= 2
+    return batch

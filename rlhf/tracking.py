@@ -3,6 +3,7 @@
 The loops call `accelerator.log`, which reaches the trackers that are open here and no others.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.tracking import filter_trackers
 
 from rlhf.cluster import Tracker
-from rlhf.config import to_plain
+from rlhf.config import to_plain, without_secrets
 from rlhf.errors import ConfigError
 
 
@@ -40,9 +41,12 @@ def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any)
             f"--track {track} needs the package {track}, which is not installed",
             f"pip install {track}, or leave --track out: metrics.jsonl has the same numbers.",
         )
+    if track == "mlflow" and "MLFLOW_TRACKING_URI" not in os.environ:  # no server: files, here
+        os.environ["MLFLOW_TRACKING_URI"] = folder.resolve().as_uri()
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     accelerator.project_configuration.set_directories(str(folder))
     name = "-".join(out.resolve().parts[-2:])
-    accelerator.init_trackers(name, config=flat(to_plain(settings)))
+    accelerator.init_trackers(name, config=flat(to_plain(without_secrets(settings))))
     try:
         yield
     finally:

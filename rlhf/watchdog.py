@@ -47,6 +47,7 @@ class _Watch:
         self.heart = Heart(rank(), socket.gethostname(), os.getpid())
         self.folder: Path | None = None
         self.beaten_at = time.monotonic()
+        self.listeners: list[Callable[[str, int], None]] = []
 
 
 _watch = _Watch()
@@ -65,8 +66,22 @@ def beat(phase: str | None = None, step: int | None = None) -> None:
     heart.beats += 1
     heart.phase, heart.step = moved
     _watch.beaten_at = time.monotonic()
-    if changed and _watch.folder is not None:
+    if not changed:
+        return
+    for listener in _watch.listeners:
+        listener(heart.phase, heart.step)
+    if _watch.folder is not None:
         write_json(_file(_watch.folder, heart.rank), asdict(heart))
+
+
+@contextmanager
+def listening(listener: Callable[[str, int], None]) -> Iterator[None]:
+    """Tell a listener of every phase and step that begins while the block runs."""
+    _watch.listeners.append(listener)
+    try:
+        yield
+    finally:
+        _watch.listeners.remove(listener)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Each case runs in its own process on the CPU: it notes the peak of resident memory after the
 imports, loads the models, takes two training steps of two forward passes each (or samples once)
-with the project's own modules, and compares the growth of the peak with the plan.
+with the project's own modules, and compares the growth of the peak with the plan. Sharded cases are
+two processes of a gloo group; the first one's memory counts.
 `MALLOC_MMAP_THRESHOLD_` makes the allocator give freed tensors back, so that the peak is one of
 tensors.
 
@@ -40,6 +41,7 @@ class Case:
     response: int
     bf16: bool = True
     checkpointing: bool = False
+    sharding: str = "none"
 
 
 TINY_CASES = (
@@ -48,6 +50,15 @@ TINY_CASES = (
     Case("ppo", 128, 96, 160),
     Case("reference", 512, 128, 128),
 )
+SHARDED_CASES = (
+    Case("reward", 8, 64, 64, sharding="ddp"),
+    Case("reward", 8, 64, 64, sharding="fsdp"),
+    Case("reward", 8, 64, 64, checkpointing=True, sharding="fsdp"),
+    Case("reward", 8, 64, 64, sharding="zero1"),
+    Case("reward", 8, 64, 64, sharding="zero3"),
+)
+NAMES = {"ddp": "DDP", "fsdp": "FSDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+PROCESSES = 2
 REAL_CASES = (
     Case("reward", 8, 64, 64),
     Case("reward", 8, 64, 64, checkpointing=True),
@@ -72,13 +83,15 @@ def build_tiny_model(folder: Path) -> Path:
 
 def measure(model: str, case: Case) -> dict[str, float]:
     """Run one case in this process; returns plan and growth of the peak, in bytes."""
-    from accelerate import Accelerator
-
     from policies.actor_critic import PolicyAndCritic  # noqa: F401 — imports belong to the baseline
     from policies.generate import sample_responses  # noqa: F401
+    from rlhf.distributed import start
     from rlhf.planner import read_shape
+    from rlhf.sharding import prepare  # noqa: F401
 
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if case.bf16 else "no")
+    accelerator = start("bf16" if case.bf16 else "fp32", 0)
+    if case.sharding.startswith("zero"):
+        from rlhf import zero  # noqa: F401
     shape = read_shape(model)
     before = peak_resident_bytes()
     stages = {"reward": train_reward, "ppo": train_policy, "reference": sample}
@@ -117,6 +130,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from reward.model import Inputs, RewardModule, last_tokens
     from rlhf.models import new_reward_model
     from rlhf.planner import reward_plan
+    from rlhf.strategies import Load, stage_bytes
 
     classifier = new_reward_model(model, 0, 0)
     if case.checkpointing:
@@ -125,7 +139,10 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     length = case.prompt + case.response
     reads = last_tokens(torch.full((case.sequences,), length), length)
     inputs = Inputs(torch.tensor(random_ids(case.sequences, length)), reads)
-    take_two_steps(accelerator, module, lambda: module(inputs).sum())
+    take_two_steps(accelerator, module, case, lambda model: model(inputs).sum())
+    if case.sharding != "none":
+        load = Load(length, case.sequences, case.checkpointing, 16)
+        return stage_bytes("reward", NAMES[case.sharding], shape, load, PROCESSES)
     return reward_plan(
         shape,
         tokens=case.sequences * length,
@@ -142,7 +159,7 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from policies.log_probs import Sequences
     from reward.model import RewardModule
     from rlhf.models import load_causal_lm, new_reward_model
-    from rlhf.planner import ppo_plan
+    from rlhf.ppo_plan import ppo_plan
     from rlhf.tokens import pad_left, pad_right
 
     scorer = RewardModule(new_reward_model(model, 0, 1)).requires_grad_(False)
@@ -152,11 +169,11 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     responses = random_ids(case.sequences, case.response)
     sequences = Sequences(pad_left(prompts, 0), pad_right(responses, 0))
 
-    def loss() -> "torch.Tensor":
-        log_probs, values = module(sequences, case.sequences, 1.0)
+    def loss(model: "torch.nn.Module") -> "torch.Tensor":
+        log_probs, values, _ = model(sequences, case.sequences, 1.0)
         return log_probs.sum() + values.sum()
 
-    take_two_steps(accelerator, module, loss)
+    take_two_steps(accelerator, module, case, loss)
     del scorer  # it had to be there until now
     return ppo_plan(
         shape,
@@ -172,20 +189,26 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
 
 
 def take_two_steps(
-    accelerator: Any, module: "torch.nn.Module", loss: Callable[[], "torch.Tensor"]
+    accelerator: Any,
+    module: "torch.nn.Module",
+    case: Case,
+    loss: Callable[["torch.nn.Module"], "torch.Tensor"],
 ) -> None:
     """Train for two steps of two passes; from the second on Adam's moments are there."""
     import torch
 
+    from rlhf.sharding import accumulating, backward, choose_sharding, prepare
+
     module.train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
+    sharding = choose_sharding(case.sharding, offload=False)
+    model, stepper = prepare(accelerator, module, optimizer, sharding)
     for _ in range(2):
-        for _ in range(2):  # the second finds the gradients of the first
-            with accelerator.autocast():
-                value = loss()
-            value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for number in range(2):  # the second finds the gradients of the first
+            with accumulating(accelerator, model, last=number == 1):
+                backward(accelerator, model, loss(model))
+        stepper.step()
+        stepper.zero_grad()
 
 
 def random_ids(rows: int, length: int) -> list[list[int]]:
@@ -207,7 +230,11 @@ def peak_resident_bytes() -> int:
 
 def run_case(model: str, case: Case) -> dict[str, Any]:
     """Measure one case in a fresh process."""
-    words = [sys.executable, __file__, "--model", model, "--case", json.dumps(asdict(case))]
+    given = ["--model", model, "--case", json.dumps(asdict(case))]
+    words = [sys.executable, "-P", __file__, *given]  # not beside reward.py, which hides a package
+    if case.sharding != "none":
+        agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        words = [*agent, f"--nproc-per-node={PROCESSES}", *words]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -224,13 +251,15 @@ def main() -> None:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        print(json.dumps(measure(arguments.model, Case(**json.loads(arguments.case)))))
+        found = measure(arguments.model, Case(**json.loads(arguments.case)))
+        if os.environ.get("RANK", "0") == "0":
+            print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as folder:
         tiny = str(build_tiny_model(Path(folder) / "tiny"))
         runs = [run_case(tiny, case) for case in TINY_CASES]
         if not arguments.quick:
-            runs += [run_case(str(REAL_MODEL), case) for case in REAL_CASES]
+            runs += [run_case(str(REAL_MODEL), case) for case in REAL_CASES + SHARDED_CASES]
     for run in runs:
         words = [f"{key}={run[key]}" for key in asdict(TINY_CASES[0])]
         sizes = [f"{key} {run[key] / 2**20:.0f} MiB" for key in ("planned", "measured")]

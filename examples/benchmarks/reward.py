@@ -1,9 +1,12 @@
 """Training a reward model: rankings per second here against trl's RewardTrainer, and accuracy.
 
 Both see the same judgements (ties left out) as the same token ids, the same weights and head, bf16
-autocast where the machine has it, and AdamW. Each run is a process of its own that reports its time
-and its peak memory. The mean losses over all pairs on the untrained model must agree before
-anything counts.
+autocast where the machine has it, fused AdamW with the same betas, rate and clipping, as many
+prompts a step, and about as many tokens a forward pass. trl would recompute activations unless told
+not to: it does so only where ours does. Each run is a process of its own that reports its time and
+its peak memory. The mean losses over the pairs of the first prompts, on the untrained model, must
+agree before anything counts; their gradients come with them, so that no time has first allocations
+or a kernel's compiling in it.
 
     speed      rankings per second; runs of ours show what each part brings:
                    pairs     every judged pair on its own, as trl has it
@@ -15,24 +18,24 @@ anything counts.
 
     python examples/benchmarks/reward.py [speed|accuracy|linear] [--quick] [--json] [--data FILE]
 
-FILE holds lines {"prompt", "responses", "pairs": [[i, j, "first" | "second" | "tie"], ...]}, or
-"tiers" instead of pairs. Without it, random words of the same lengths: speed does not depend on
-what is said.
+Before it starts it says about how long it will take, and other sizes would; with --dry-run it stops
+there. Speed, memory and linearity want an idle machine, accuracy does not. FILE holds lines
+{"prompt", "responses", "pairs": [[i, j, "first" | "second" | "tie"], ...]}, or "tiers" instead of
+pairs. Without it, random words of the same lengths: speed does not depend on what is said.
 """
 
 import argparse
-import gzip
 import json
-import random
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from importlib.metadata import version
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from judgements import Line, build_groups, epoch_tokens, pairs_per_pass, read_judgements
 
 if TYPE_CHECKING:
     from reward.groups import Group
@@ -41,78 +44,16 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[2]
 MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 SPEED_KINDS = ("trl", "pairs", "groups", "prompts", "packed")
-PAIRS_PER_PASS = 2  # trl's per-device batch: 4 sequences of 800 tokens
+ACCURACY_KINDS = ("trl", "packed")
+REPEATS = (1, 2, 4)
 PROMPTS_PER_STEP = 4
 LARGEST_LOSS_DIFFERENCE = 0.02  # bf16
 SEEDS = (0, 1, 2)
 RESAMPLES = 2000
-
-Line = dict[str, Any]
-
-
-def read_judgements(path: str | None, prompts: int) -> list[Line]:
-    """Prompts with responses and [winner, loser] pairs."""
-    if path is None:
-        lines = random_judgements(prompts)
-    else:
-        opener = gzip.open if path.endswith(".gz") else open
-        with opener(path, "rt", encoding="utf-8") as stream:
-            lines = [json.loads(line) for line, _ in zip(stream, range(prompts), strict=False)]
-    for line in lines:
-        if "pairs" in line:
-            strict = [(i, j, won) for i, j, won in line["pairs"] if won != "tie"]
-            line["pairs"] = [[i, j] if won == "first" else [j, i] for i, j, won in strict]
-        else:
-            line["pairs"] = [
-                [i, j] for a, b in combinations(line["tiers"], 2) for i in a for j in b
-            ]
-    return [line for line in lines if line["pairs"]]
-
-
-def random_judgements(prompts: int) -> list[Line]:
-    """Four responses of about 100 tokens to prompts of about 700, all six pairs judged."""
-    generator = random.Random(0)
-    vocabulary = ["time", "people", "water", "house", "music", "light", "paper", "river", "green"]
-
-    def text(low: int, high: int) -> str:
-        return " ".join(generator.choices(vocabulary, k=generator.randint(low, high)))
-
-    pairs = [[i, j, "first"] for i, j in combinations(range(4), 2)]
-    return [
-        {"prompt": text(600, 800), "responses": [text(40, 160) for _ in range(4)], "pairs": pairs}
-        for _ in range(prompts)
-    ]
-
-
-def build_groups(lines: list[Line], arguments: argparse.Namespace, *, apart: bool) -> "list[Group]":
-    """Groups of our trainer, responses cut as asked for; `apart` makes a group of a pair."""
-    from reward.groups import Group, Pair
-    from rlhf.records import Message, Prompt, Response
-    from rlhf.tokens import encode_prompt, encode_response, load_tokenizer
-
-    tokenizer = load_tokenizer(arguments.model)
-    longest = arguments.response_tokens
-    groups = []
-    for number, line in enumerate(lines):
-        chat = (Message(role="user", content=line["prompt"]),)
-        prompt = tuple(encode_prompt(tokenizer, Prompt.create(chat, "train", "")))
-        texts = [Response(id="", prompt_id="", text=t, model="") for t in line["responses"]]
-        answers = tuple(tuple(encode_response(tokenizer, one, "")[:longest]) for one in texts)
-        pairs = [Pair(i, j, 1.0, 0, "benchmark") for i, j in line["pairs"]]
-        if apart:
-            only = (Pair(0, 1, 1.0, 0, "benchmark"),)
-            groups += [
-                Group(
-                    f"{number}-{p.first}-{p.second}",
-                    prompt,
-                    (answers[p.first], answers[p.second]),
-                    only,
-                )
-                for p in pairs
-            ]
-        else:
-            groups.append(Group(str(number), prompt, answers, tuple(pairs)))
-    return groups
+SIZES = (4, 8, 16, 32, 64)
+LOSS_PROMPTS = 2  # on which the untrained losses are compared
+TFLOPS = 0.45  # of two cores with AMX, trained in bf16
+STARTUP = 40.0  # seconds of a process before it trains
 
 
 def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
@@ -137,22 +78,14 @@ def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
 
 
 def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namespace) -> Line:
-    """Train one epoch with this project; first the mean loss over all pairs, untrained."""
-    import torch
-
+    """Train one epoch with this project; before that the mean loss over the first pairs."""
     from reward.batches import epoch_order
-    from reward.step import score_groups, take_step
+    from reward.step import take_step
 
     kind = arguments.kind
     trainee = wrap(load_model(arguments), kind, arguments.tokens)
     groups = build_groups(lines, arguments, apart=kind == "pairs")
-    rewards = score_groups(trainee, groups)
-    differences = [
-        row[pair.first] - row[pair.second]
-        for group, row in zip(groups, rewards, strict=True)
-        for pair in group.pairs
-    ]
-    loss = float(-torch.nn.functional.logsigmoid(torch.tensor(differences)).mean())
+    loss = first_loss(trainee, build_groups(lines[:LOSS_PROMPTS], arguments, apart=kind == "pairs"))
     per_step = round(PROMPTS_PER_STEP * len(groups) / len(lines))
     order = epoch_order(len(groups), arguments.seed, 0)
     began = time.perf_counter()
@@ -163,6 +96,25 @@ def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namesp
     real, total = count_tokens(trainee, groups)
     found = {"loss": loss, "seconds": seconds, "real_tokens": real / total, "tokens": total}
     return found | judge(trainee, held_out, arguments)
+
+
+def first_loss(trainee: "Trainee", groups: "list[Group]") -> float:
+    """The mean loss over pairs before training; gradients are computed and thrown away."""
+    from torch.nn.functional import logsigmoid
+
+    from reward.objective import to_pair_tensors
+    from reward.step import forward, my_passes
+
+    total, number = 0.0, 0
+    trainee.module.train()
+    for part in my_passes(trainee, groups):
+        rewards = forward(trainee, part)
+        pairs = to_pair_tensors(part, rewards.device)
+        loss = -logsigmoid(rewards[pairs.first] - rewards[pairs.second]).sum()
+        loss.backward()
+        total, number = total + loss.item(), number + len(pairs.first)
+    trainee.optimizer.zero_grad()
+    return total / number
 
 
 def count_tokens(trainee: "Trainee", groups: "list[Group]") -> tuple[int, int]:
@@ -204,12 +156,15 @@ def run_trl(lines: list[Line], held_out: list[Line], arguments: argparse.Namespa
         {"chosen_ids": [*g.prompt, *g.responses[0]], "rejected_ids": [*g.prompt, *g.responses[1]]}
         for g in groups
     ]
+    per_pass = pairs_per_pass(build_groups(lines, arguments, apart=False), arguments.tokens)
     pairs_per_step = PROMPTS_PER_STEP * len(groups) / len(lines)
+    first_pairs = len(build_groups(lines[:LOSS_PROMPTS], arguments, apart=True))
     with tempfile.TemporaryDirectory() as folder:
         config = RewardConfig(
             output_dir=folder,
-            per_device_train_batch_size=PAIRS_PER_PASS,
-            gradient_accumulation_steps=max(1, round(pairs_per_step / PAIRS_PER_PASS)),
+            per_device_train_batch_size=per_pass,
+            per_device_eval_batch_size=per_pass,
+            gradient_accumulation_steps=max(1, round(pairs_per_step / per_pass)),
             num_train_epochs=1,
             learning_rate=arguments.learning_rate,
             lr_scheduler_type="constant",
@@ -230,28 +185,26 @@ def run_trl(lines: list[Line], held_out: list[Line], arguments: argparse.Namespa
             train_dataset=Dataset.from_list(rows),
             processing_class=load_tokenizer(arguments.model),
         )
-        loss = mean_loss_of_trl(trainer)
+        loss = mean_loss_of_trl(trainer, first_pairs)
         began = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - began
     trained = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     judged = judge(wrap(trained, "groups", arguments.tokens), held_out, arguments)
-    return {"loss": loss, "seconds": seconds} | judged
+    return {"loss": loss, "seconds": seconds, "pairs_per_pass": per_pass} | judged
 
 
-def mean_loss_of_trl(trainer: Any) -> float:
-    """The mean loss over all pairs before training."""
-    import torch
-
+def mean_loss_of_trl(trainer: Any, pairs: int) -> float:
+    """The mean loss over the first pairs before training; gradients are thrown away."""
     total, number = 0.0, 0
-    trainer.model.eval()
-    with torch.no_grad():
-        for batch in trainer.get_eval_dataloader(trainer.train_dataset):
-            with trainer.compute_loss_context_manager():
-                loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
-            pairs = len(batch["input_ids"]) // 2
-            total, number = total + float(loss) * pairs, number + pairs
     trainer.model.train()
+    for batch in trainer.get_eval_dataloader(trainer.train_dataset.select(range(pairs))):
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
+        loss.backward()
+        size = len(batch["input_ids"]) // 2
+        total, number = total + loss.item() * size, number + size
+    trainer.model.zero_grad()
     return total / number
 
 
@@ -323,7 +276,7 @@ def measure_accuracy(arguments: argparse.Namespace) -> Line:
     import numpy as np
 
     runs, right = [], {}
-    for kind in ("trl", "packed"):
+    for kind in ACCURACY_KINDS:
         for seed in SEEDS[:1] if arguments.quick else SEEDS:
             run = measure(arguments, kind=kind, seed=seed)
             counts = np.array(run.pop("right"))  # (prompts, 2): right, pairs
@@ -342,7 +295,7 @@ def measure_accuracy(arguments: argparse.Namespace) -> Line:
 def measure_linearity(arguments: argparse.Namespace) -> Line:
     """Seconds for 1, 2 and 4 times the same prompts, against proportional."""
     runs: list[Line] = []
-    for repeat in (1, 2) if arguments.quick else (1, 2, 4):
+    for repeat in REPEATS[:2] if arguments.quick else REPEATS:
         runs.append(measure(arguments, kind="packed", repeat=repeat, held_out=0))
         off = runs[-1]["seconds"] / repeat / runs[0]["seconds"] - 1
         print(f"{repeat}x  {runs[-1]['seconds']:.1f} s  {off:+.1%} off proportional")
@@ -354,6 +307,36 @@ MEASUREMENTS = {
     "accuracy": measure_accuracy,
     "linear": measure_linearity,
 }
+
+
+def announce(arguments: argparse.Namespace) -> None:
+    """Print about how many minutes the runs will take, and would with other numbers of prompts."""
+    from rlhf.planner import read_shape
+
+    lines = read_judgements(arguments.data, arguments.prompts + arguments.held_out)
+    groups = build_groups(lines, arguments, apart=False)
+    runs = {
+        "speed": [(kind, 1) for kind in arguments.kinds.split(",")],
+        "linear": [("packed", repeat) for repeat in REPEATS],
+        "accuracy": [(kind, 1) for kind in ACCURACY_KINDS for _ in SEEDS],
+    }[arguments.what]
+    second = arguments.tflops * 1e12 / (6 * read_shape(arguments.model).trunk_linear)  # in tokens
+    judged = arguments.held_out if arguments.what == "accuracy" else 0
+
+    def minutes(prompts: int) -> float:
+        passes = [
+            (repeat * prompts + LOSS_PROMPTS) * epoch_tokens(groups, kind)
+            + judged / 3 * epoch_tokens(groups, "groups")
+            for kind, repeat in runs
+        ]
+        return (sum(passes) / len(groups) / second + STARTUP * len(runs)) / 60
+
+    others = ", ".join(f"{size}: {minutes(size):.0f}" for size in SIZES)
+    print(
+        f"{arguments.what}: about {minutes(arguments.prompts):.0f} minutes for {arguments.prompts} "
+        f"prompts, at {arguments.tflops} TFLOP/s; --prompts {others}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -372,6 +355,8 @@ def main() -> None:
     parser.add_argument("--response-tokens", type=int, default=10_000, help="cut responses there")
     parser.add_argument("--tokens", type=int, default=2048, help="in one forward pass of ours")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--tflops", type=float, default=TFLOPS, help="to estimate the time by")
+    parser.add_argument("--dry-run", action="store_true", help="only estimate the time")
     for name, kind in (("--kind", str), ("--seed", int), ("--repeat", int)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     parser.set_defaults(seed=0, repeat=1)
@@ -381,6 +366,9 @@ def main() -> None:
         return
     if arguments.quick:
         arguments.prompts, arguments.held_out, arguments.kinds = 2, 2, "trl,packed"
+    announce(arguments)
+    if arguments.dry_run:
+        return
     result = MEASUREMENTS[arguments.what](arguments)
     if arguments.json:
         versions = {name: version(name) for name in ("torch", "transformers", "trl")}

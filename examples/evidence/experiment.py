@@ -106,7 +106,7 @@ def flags(settings: Config) -> list[str]:
 
 
 def sampled_prompts(config: Config) -> list[RankedPrompt]:
-    """The prompts of a configuration with responses of its model, in a database that others share."""
+    """The prompts of a configuration with answers of its model, in a database that others share."""
     db = Path(config["db"])
     db.parent.mkdir(parents=True, exist_ok=True)
     rlhf("import", config["prompts"], "--db", db)

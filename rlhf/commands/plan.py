@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config import require_range
+from rlhf.errors import ConfigError
 
 STAGES = ("reward", "reference", "ppo")
 TRAININGS = ("reward", "ppo")
@@ -17,6 +18,8 @@ class Settings:
     """Model folder or hub name; only its config is read."""
     gpus: int = 1
     """Devices in all."""
+    shard_group: int = 0
+    """Devices that divide one copy under FSDP; 0: all of them."""
     gpu_memory: float = 80.0
     """Memory of each device in GiB; a tenth of it is left for what no plan counts."""
     sequence_length: int = 1024
@@ -39,6 +42,12 @@ class Settings:
         require_range("gpu_memory", self.gpu_memory, 0, above_low=True)
         require_range("sequence_length", self.sequence_length, 2)
         require_range("batch", self.batch, 1)
+        require_range("shard_group", self.shard_group, 0)
+        if self.shard_group and self.gpus % self.shard_group:
+            raise ConfigError(
+                f"--shard-group {self.shard_group} does not divide --gpus {self.gpus}",
+                "Give the devices of one machine, or another divisor of all.",
+            )
         require_range("passes", self.passes, 1)
         require_range("tflops", self.tflops, 0)
         require_range("network", self.network, 0)
@@ -64,6 +73,7 @@ def run(settings: Settings) -> dict[str, Any]:
         settings.batch,
         settings.gradient_checkpointing,
         settings.lora_rank,
+        settings.shard_group,
     )
     usable = settings.gpu_memory * USABLE
     needs = {
@@ -97,7 +107,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
         "sent_gib": sent,
         "seconds": seconds,
-        "advice": [hint for hint in hints if hint],
+        "advice": hints,
     }
 
 
@@ -117,7 +127,7 @@ def describe(result: dict[str, Any]) -> str:
     if result["seconds"]:
         lines += ["", "Seconds of one step, sampling aside, computing and sending in turn."]
         lines += _rows(result["seconds"])
-    return "\n".join([*lines, *(["", *result["advice"]] if result["advice"] else [])])
+    return "\n".join([*lines, "", *result["advice"]])
 
 
 def _rows(table: dict[str, dict[str, float]]) -> list[str]:

@@ -2,24 +2,38 @@
 
 from typing import Any
 
-from policies.settings import ReferenceSettings as Settings
+from policies.reference_settings import ReferenceSettings as Settings
 
-__all__ = ["Settings", "memory_plan", "run"]
+__all__ = ["Settings", "describe", "memory_plan", "run"]
 
 ASSUMED_TOKENS = 256
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Store what the original model answers to every prompt, with log-probs."""
+    if settings.inspect:
+        from policies.reference_summary import inspect_store
+
+        return inspect_store(settings.out)
     from policies.reference import build_reference
+    from policies.reference_rewards import add_rewards
     from rlhf.distributed import launch
 
     launch(settings.processes)
-    return build_reference(settings)
+    return add_rewards(settings) if settings.model is None else build_reference(settings)
+
+
+def describe(result: dict[str, Any]) -> str:
+    """What --inspect found, as text; a table does for the rest."""
+    from policies.reference_summary import describe_store
+
+    return describe_store(result) if "examples" in result else ""
 
 
 def memory_plan(settings: Settings) -> str:
     """The memory of each process, with prompts of an assumed length."""
+    if settings.model is None:
+        return "No language model is loaded for outputs that are already stored."
     from policies.reward_sources import is_model
     from rlhf.distributed import choose_precision
     from rlhf.models import model_folder

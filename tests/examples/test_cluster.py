@@ -12,8 +12,11 @@ import pytest
 import yaml
 
 from rlhf.cli import main
+from rlhf.planner import GIB, read_shape
+from rlhf.strategies import USABLE, Load, advice, stage_bytes, step_bytes
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
+MODELS = {"6B": CLUSTER.parent / "six_billion" / "llama_6b", "70B": CLUSTER / "llama_70b"}
 YAML = sorted(path.name for path in CLUSTER.glob("*.yaml"))
 
 
@@ -27,6 +30,29 @@ def require_command(words: list[str]) -> None:
     assert words[place - 1] == "-m"
     flags = {word.partition("=")[0] for word in words[place + 1 :] if word.startswith("--")}
     assert {"--config", "--model", "--reward", "--reference", "--out", "--resume"} == flags
+
+
+def test_the_table_of_what_fits_is_the_planners() -> None:
+    text = (CLUSTER / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## What fits")[2].partition("The planner was compared")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    rows = [row for row in rows if row and row[0] in MODELS]
+    assert [(row[0], int(row[1])) for row in rows] == [
+        *(("6B", count) for count in (1, 8, 64)),
+        *(("70B", count) for count in (64, 128, 256, 512)),
+    ]
+    load = Load(length=1024, batch=4, checkpointing=True, lora_rank=16)
+    for name, gpus, *cells, best in rows:
+        shape, count = read_shape(str(MODELS[name])), int(gpus)
+        strategy = "FSDP" if count > 1 else "DDP"
+        needs = [stage_bytes(stage, strategy, shape, load, count) for stage in ("reward", "ppo")]
+        sent = [step_bytes(stage, strategy, shape, load, 1, count) for stage in ("reward", "ppo")]
+        assert cells[:2] == [f"{size / GIB:.1f}" for size in needs]
+        assert cells[2:] == [f"{size / GIB:.0f}" for size in sent]
+        for said in best.split("; "):
+            stage, _, words = said.partition(": ")
+            full = advice(stage, shape, load, count, 80 * USABLE * GIB)
+            assert full.replace(",", "").startswith(f"{stage}: {words}")
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "sagemaker_entry.sh"])

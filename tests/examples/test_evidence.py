@@ -35,6 +35,13 @@ CHANGES = {
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
     "alternatives": {"dpo": TRL, "sft": TRL},
+    "kl_sources": {
+        "sources": {
+            "none": {"seeds": [0], "ppo": {"kl.source": "none"}},
+            "reference 0.1": {"seeds": [0, 1], "ppo": {"kl.source": "reference"}},
+            "adapter": {"seeds": [0], "ppo": {"kl.source": "adapter", "lora_rank": 2}},
+        }
+    },
 }
 
 

@@ -1,5 +1,6 @@
 """The settings of examples/six_billion load, and its README says what the plan says."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ from reward.memory import divided_peak, plan_memory
 from reward.settings import RewardSettings
 from rlhf.cli import main
 from rlhf.planner import GIB, read_shape
+from rlhf.sharding import Sharding
 
 FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -28,7 +30,7 @@ def test_the_table_says_what_the_plan_says(name, changes):
         rankings=Path("r"), model=str(MODEL), out=Path("o"), processes=8, **values
     )
     plan = plan_memory(settings, read_shape(str(MODEL)))
-    peak = divided_peak(plan, 8 if settings.sharding == "fsdp" else 1, offload=False)
+    peak = divided_peak(plan, Sharding(settings.sharding), 8)
     flags = " --adapter qlora --tokens-per-batch 2048" if changes else ""
     (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}.yaml{flags}` |"))
     assert f"| {peak / GIB:.1f} GiB" in row
@@ -44,3 +46,26 @@ def test_the_dry_run_of_the_readme_needs_no_weights(monkeypatch, capsys):
     (command,) = re.findall(r"^rlhf (.* --dry-run)$", README, flags=re.MULTILINE)
     assert main(shlex.split(command)) == 0
     assert "19.34" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    re.findall(r"^```console\n\$ rlhf (.*)\n((?s:.*?))```", README, re.MULTILINE),
+)
+def test_the_plans_of_the_phases_are_what_the_command_says(command, shown, monkeypatch, capsys):
+    monkeypatch.chdir(FOLDER.parents[1])
+    assert main(shlex.split(command)) == 0
+    printed = capsys.readouterr().out
+    assert [line.rstrip() for line in printed.splitlines()] == shown.splitlines()
+
+
+def test_each_phase_has_its_part_of_the_data_and_a_checklist(monkeypatch, capsys):
+    monkeypatch.chdir(FOLDER.parents[1])
+    phases = re.split(r"^### \d\. ", README.partition("## Then train")[0], flags=re.MULTILINE)[1:]
+    assert len(phases) == 4
+    for phase, limit in zip(phases, ("1%", "5%", "50%", "100%"), strict=True):
+        (command,) = re.findall(r"^rlhf (train-reward .*)$", phase, flags=re.MULTILINE)
+        command = command.replace("MODEL", str(MODEL)).replace("URL", "https://example.org")
+        assert main([*shlex.split(command), "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["settings"]["limit"] == limit
+        assert phase.count("- [ ] ") >= 2

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlhf.jsonl import write_jsonl
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,3 +57,32 @@ def write_prompts(path: Path) -> Path:
     rows += [{"prompt": f"How was the {word}?", "split": "test"} for word in words[:4]]
     write_jsonl(path, rows)
     return path
+
+
+def spread(processes: int, *arguments: str) -> dict[str, Any]:
+    """Run tests.pipeline.spread; what its main process wrote."""
+    program = ["-m", "tests.pipeline.spread", *arguments]
+    if processes > 1:
+        agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        program = [*agent, *program]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, *program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
+    return found
+
+
+def require_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare what two spreads found, but for the order in which numbers are added."""
+    for mine, theirs in zip(found["ppo"]["rows"], expected["ppo"]["rows"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    assert found["ppo"]["norms"] == pytest.approx(expected["ppo"]["norms"], rel=1e-7)
+    for mine, theirs in zip(found["reward"]["rows"], expected["reward"]["rows"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)

@@ -1,5 +1,8 @@
 """Signals for tests: functions of prompt and response."""
 
+import os
+import signal
+
 
 def count_vowels(prompt: str, response: str) -> float:
     """How many vowels the response has."""
@@ -9,3 +12,15 @@ def count_vowels(prompt: str, response: str) -> float:
 def not_a_number(prompt: str, response: str) -> float:
     """A broken signal."""
     return float("nan")
+
+
+def count_letters(prompt: str, response: str) -> float:
+    """How many letters the response has."""
+    return float(sum(letter.isalpha() for letter in response))
+
+
+def count_or_die(prompt: str, response: str) -> float:
+    """`count_vowels`, but a prompt with the words in KILL_AT kills the process."""
+    if os.environ.get("KILL_AT", prompt + "?") in prompt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return count_vowels(prompt, response)

@@ -1,23 +1,27 @@
 """A program for one or more processes: reward steps and PPO updates under several shardings.
 
 python -m tests.pipeline.spread MODEL OUT STRATEGY…   the main process writes OUT, a JSON file
+A first word of bf16 is the precision, else float32. fsdp:2 is FSDP in groups of two.
 STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
 """
 
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from policies.actor_critic import PolicyAndCritic
 from policies.generate import sample_responses
 from policies.log_probs import Sequences
+from policies.pretraining import stack_pieces
 from policies.reference_store import ReferenceRow
 from policies.rollout import Rollout
 from policies.settings import KLSettings, PPOSettings
@@ -25,12 +29,13 @@ from policies.update import reference_batch, update
 from reward.groups import Group, Pair
 from reward.model import RewardModule
 from reward.objective import Objective
+from reward.scoring import load_scorer
 from reward.step import Trainee, take_step
 from rlhf.checkpoint import load_checkpoint, save_checkpoint
 from rlhf.distributed import start
 from rlhf.models import load_causal_lm, new_reward_model
 from rlhf.records import Message, Prompt, Sampling
-from rlhf.sharding import Shell, choose_sharding, full_state, prepare
+from rlhf.sharding import Sharding, Shell, choose_sharding, full_state, prepare
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
@@ -64,11 +69,13 @@ def build_rollout(rows: list[int]) -> Rollout:
         torch.ones(len(rows), dtype=torch.bool),
         *(scores, scores, scores),
         old_log_probs=noise(0.05, -5.9),
+        sampler_log_probs=torch.zeros(mask[rows].shape),
         reference_log_probs=None,
         entropy=noise(1.0),
         old_values=noise(0.3),
         advantages=noise(1.0),
         returns=noise(1.0),
+        sampled_at=0.0,
     )
 
 
@@ -106,13 +113,18 @@ class Collectives(TorchDispatchMode):
         return function(*inputs, **(named or {}))
 
 
+def read_sharding(words: Any) -> Sharding:
+    strategy, _, group = words.partition(":")
+    return choose_sharding(strategy, offload=False, group=int(group or 0))
+
+
 class PPO:
     """Policy and critic, prepared, and their share of the experience."""
 
     def __init__(self, accelerator: Accelerator, folder: str, strategy: Any) -> None:
         accelerator.free_memory()
         self.accelerator = accelerator
-        sharding = choose_sharding(strategy, offload=False)
+        sharding = read_sharding(strategy)
         critic = new_reward_model(folder, 0, seed=1)
         plain = PolicyAndCritic(load_causal_lm(folder), critic, value_bias=0.25)
         groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
@@ -136,6 +148,21 @@ class PPO:
             generator,
         )
 
+    def step_with_texts(self, number: int) -> dict[str, float]:
+        """A step whose micro-batches have a token budget, with pretraining texts in it."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        return update(
+            self.accelerator,
+            self.model,
+            self.optimizer,
+            self.rollout,
+            self.references,
+            replace(SETTINGS, micro_tokens=12, ptx_coefficient=0.5),
+            1.0,
+            torch.Generator().manual_seed(number),
+            stack_pieces(RESPONSES[rank::ranks], 0, self.accelerator.device),
+        )
+
     def gathers(self, folder: str, new_tokens: int) -> tuple[int, int]:
         """Communication of one sampling phase, and how often the shell was filled."""
         sampling = Sampling(temperature=1.0, max_new_tokens=new_tokens, seed=0)
@@ -145,6 +172,18 @@ class PPO:
                 with self.shell.filled(self.model):
                     sample_responses(self.accelerator, plain.policy, tokenizer, part, sampling, 1)
         return counter.count, self.shell.fills
+
+
+def scores(accelerator: Accelerator, folder: str, strategy: str) -> list[float]:
+    """What a frozen reward model says of all responses; the processes have unlike numbers."""
+    sharding = read_sharding(strategy)
+    scorer = load_scorer(folder, accelerator, sharding=sharding)
+    values = scorer._members[0][0].parameters()
+    assert any(isinstance(one, DTensor) for one in values) == sharding.divides_weights
+    rows = range(len(PROMPTS) if accelerator.is_main_process else 1)
+    batch = pad_right([PROMPTS[row] + RESPONSES[row] for row in rows], 0)
+    found = scorer(batch, tokens_per_batch=1)  # a pass for each response
+    return list(found.tolist())
 
 
 def norms(accelerator: Accelerator, model: torch.nn.Module) -> float:
@@ -163,6 +202,7 @@ def ppo(accelerator: Accelerator, folder: str, strategy: str, checkpoints: Path)
     resumed = PPO(accelerator, folder, strategy)
     progress = load_checkpoint(accelerator, checkpoints)
     again = resumed.step(STEPS - 1)
+    with_texts = resumed.step_with_texts(STEPS)
     short, fills = resumed.gathers(folder, 2)
     long, _ = resumed.gathers(folder, 9)
     local = sum(
@@ -174,6 +214,7 @@ def ppo(accelerator: Accelerator, folder: str, strategy: str, checkpoints: Path)
         "norms": after,
         "progress": progress,
         "resumed": again == rows[-1],
+        "with_texts": with_texts,
         "gathers": [short, long, fills],
         "held": local,
         "traffic": dict(traffic.sizes),
@@ -183,7 +224,7 @@ def ppo(accelerator: Accelerator, folder: str, strategy: str, checkpoints: Path)
 def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, Any]:
     accelerator.free_memory()
     module = RewardModule(new_reward_model(folder, 0, seed=1))
-    sharding = choose_sharding(strategy, offload=False)
+    sharding = read_sharding(strategy)
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
     model, stepper = prepare(accelerator, module, optimizer, sharding)
     trainee = Trainee(accelerator, model, stepper, 0, 16, Objective(), shared=False)
@@ -196,7 +237,14 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
 
 
 def main(folder: str, out: Path, strategies: list[str]) -> None:
-    accelerator = start("fp32", 0)
+    precision = "bf16" if strategies[0] == "bf16" else "fp32"
+    strategies = strategies[precision == "bf16" :]
+    accelerator = start(precision, 0)
+    judge = str(out.with_suffix(".judge"))
+    if accelerator.is_main_process:
+        new_reward_model(folder, 0, seed=5).save_pretrained(judge)
+        load_tokenizer(folder).save_pretrained(judge)
+    accelerator.wait_for_everyone()
     found: dict[str, Any] = {}
     for name in strategies:
         strategy, _, checkpoints = name.partition("@")
@@ -208,6 +256,7 @@ def main(folder: str, out: Path, strategies: list[str]) -> None:
         found[name] = {
             "ppo": ppo(accelerator, folder, strategy, out.with_suffix(f".{strategy}")),
             "reward": reward(accelerator, folder, strategy),
+            "scores": scores(accelerator, judge, strategy),
         }
     if accelerator.is_main_process:
         out.write_text(json.dumps(found), encoding="utf-8")

@@ -132,13 +132,13 @@ def test_reference_store_of_another_model(run_rlhf: Run, tmp_path: Path, loop: L
 def test_reference_store_that_was_changed(run_rlhf: Run, tmp_path: Path, loop: Loop) -> None:
     broken = tmp_path / "reference"
     shutil.copytree(loop.path("reference"), broken)
-    shard = broken / "outputs" / "shard-00000.parquet"
+    shard = broken / "outputs" / "train-00000.parquet"
     shard.write_bytes(shard.read_bytes() + b" ")
     arguments = [
         str(broken) if a == loop.path("reference") else a
         for a in loop.ppo_arguments(tmp_path / "out")
     ]
-    assert_refused(run_rlhf(*arguments), "shard-00000.parquet", "changed")
+    assert_refused(run_rlhf(*arguments), "train-00000.parquet", "changed")
 
 
 def test_model_without_chat_template(run_rlhf: Run, tmp_path: Path, loop: Loop) -> None:

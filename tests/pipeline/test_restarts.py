@@ -18,7 +18,7 @@ from rlhf.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY, Loop, run_process
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-STARTS = 600.0  # seconds for a group to come up on a busy machine
+STARTS = 1800.0  # seconds for a group to come up on a machine that does other things first
 
 
 def start_process(*arguments: str) -> subprocess.Popen[str]:
@@ -42,13 +42,21 @@ def same_weights(*runs: Path) -> bool:
 
 
 def kill_ranks(process: subprocess.Popen[str], run: Path, kills: int, seed: int) -> int:
-    """SIGKILL random ranks at random moments, each in a fresh group; how many were killed."""
+    """SIGKILL random ranks at random moments, each in a fresh group; how many were killed.
+
+    Some moments are steps later than the last, or a busy machine would die at its first step only.
+    """
     dice, dead = random.Random(seed), {0}
-    done = 0
+    done = reached = 0
     while done < kills:
         rank, wait = dice.randrange(2), dice.uniform(0.0, 0.4)
+        reached += dice.randrange(3)
         limit = time.monotonic() + STARTS
-        while (heart := read_heart(run, rank))["pid"] in dead or heart["phase"] == "starting":
+        while (
+            (heart := read_heart(run, rank))["pid"] in dead
+            or heart["phase"] == "starting"
+            or heart["step"] < reached
+        ):
             if process.poll() is not None or time.monotonic() > limit:
                 return done
             time.sleep(0.005)

@@ -15,7 +15,7 @@ from rlhf.metrics import read_metrics
 from rlhf.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process
 
-CLOCK = ("seconds/sample", "seconds/update")
+CLOCK = ("seconds/sample", "seconds/score", "seconds/update")
 
 
 def kill_when(arguments: list[str], path: Path, lines: int) -> None:
@@ -28,7 +28,7 @@ def kill_when(arguments: list[str], path: Path, lines: int) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 600
     while time.monotonic() < limit and process.poll() is None:
         if path.is_file() and path.read_bytes().count(b"\n") >= lines:
             process.send_signal(signal.SIGKILL)
@@ -71,12 +71,12 @@ def test_a_killed_reference_run_keeps_its_shards_and_loses_no_row(
 
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert run_process(*arguments(straight)).returncode == 0
-    kill_when(arguments(killed), killed / "outputs" / "shard-00001.parquet", lines=0)
-    kept = (killed / "outputs" / "shard-00000.parquet").stat().st_mtime_ns
+    kill_when(arguments(killed), killed / "outputs" / "train-00001.parquet", lines=0)
+    kept = (killed / "outputs" / "train-00000.parquet").stat().st_mtime_ns
     assert not (killed / "outputs" / "manifest.json").exists()
     assert run_process(*arguments(killed)).returncode == 0
-    assert (killed / "outputs" / "shard-00000.parquet").stat().st_mtime_ns == kept
-    rows = [open_store(path / "outputs").rows for path in (straight, killed)]
+    assert (killed / "outputs" / "train-00000.parquet").stat().st_mtime_ns == kept
+    rows = [tuple(open_store(path / "outputs").rows) for path in (straight, killed)]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 24
     assert not any(row.reused for row in rows[0])

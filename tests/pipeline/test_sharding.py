@@ -1,9 +1,5 @@
 """A training spread over two processes is the training of one, whatever they divide."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from rlhf.metrics import read_metrics
 from rlhf.planner import read_shape
-from rlhf.strategies import communication_bytes
-from tests.pipeline.loop import REPOSITORY, Loop, run_process
+from rlhf.strategies import Load, communication_bytes, sizes_of
+from tests.pipeline.loop import Loop, require_same, run_process, spread
 
-CLOCK = ("seconds/sample", "seconds/update")
-
-
-def spread(processes: int, *arguments: str) -> dict[str, Any]:
-    """Run tests.pipeline.spread; what its main process wrote."""
-    program = ["-m", "tests.pipeline.spread", *arguments]
-    if processes > 1:
-        agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        program = [*agent, *program]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [sys.executable, *program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
-    return found
+CLOCK = ("seconds/sample", "seconds/score", "seconds/update")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(folder: Path, tiny_model: Path) -> dict[str, Any]:
     """Two processes under every strategy that has code of its own."""
-    return spread(2, str(tiny_model), str(folder / "two.json"), "ddp", "fsdp", "zero3")
+    return spread(2, str(tiny_model), str(folder / "two.json"), "ddp", "fsdp", "fsdp:1", "zero3")
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +32,7 @@ def one(folder: Path, tiny_model: Path, two: dict[str, Any]) -> dict[str, Any]:
     return spread(1, str(tiny_model), str(folder / "one.json"), "none", *others)
 
 
-def require_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for mine, theirs in zip(found["ppo"]["rows"], expected["ppo"]["rows"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-    assert found["ppo"]["norms"] == pytest.approx(expected["ppo"]["norms"], rel=1e-7)
-    for mine, theirs in zip(found["reward"]["rows"], expected["reward"]["rows"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
 def test_losses_and_weights_are_those_of_one_process(one, two, strategy: str) -> None:
     require_same(two[strategy], one["none"])
     rows = one["none"]["ppo"]["rows"]
@@ -72,6 +40,13 @@ def test_losses_and_weights_are_those_of_one_process(one, two, strategy: str) ->
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_texts_and_token_budgets_change_nothing_either(one, two, strategy: str) -> None:
+    expected = one["none"]["ppo"]["with_texts"]
+    assert expected["loss/ptx"] > 0
+    assert two[strategy]["ppo"]["with_texts"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
 def test_a_resumed_step_is_the_undisturbed_one_bit_for_bit(two, strategy: str) -> None:
     assert two[strategy]["ppo"]["resumed"]
     assert two[strategy]["ppo"]["progress"] == {"step": 3, "facts": 1}
@@ -86,6 +61,26 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(
     assert found["norms"] == pytest.approx(two[strategy]["ppo"]["norms"], rel=1e-7)
 
 
+def test_layers_gathered_in_bf16_train_as_autocast_does(folder: Path, tiny_model: Path) -> None:
+    found = spread(2, str(tiny_model), str(folder / "bf16.json"), "bf16", "ddp", "fsdp")
+    for part, rows in (
+        ("ppo", found["ddp"]["ppo"]["rows"]),
+        ("reward", found["ddp"]["reward"]["rows"]),
+    ):
+        for mine, theirs in zip(found["fsdp"][part]["rows"], rows, strict=True):
+            assert mine == pytest.approx(theirs, rel=0.02, abs=0.002)
+    sizes = [found[name]["ppo"]["norms"] for name in ("ddp", "fsdp")]
+    assert sizes[1] == pytest.approx(sizes[0], rel=1e-4)
+    assert found["fsdp"]["ppo"]["resumed"]
+    require_planned_traffic("FSDP", found["fsdp"]["ppo"]["traffic"], tiny_model, bf16=True)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
+def test_a_divided_reward_model_says_the_same(one, two, strategy: str) -> None:
+    assert len(two[strategy]["scores"]) == 4
+    assert two[strategy]["scores"] == pytest.approx(one["none"]["scores"], rel=1e-5, abs=1e-6)
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_each_process_holds_its_part(one, two, strategy: str) -> None:
     assert two[strategy]["ppo"]["held"] <= 0.55 * one["none"]["ppo"]["held"]
@@ -95,24 +90,22 @@ def test_sampling_gathers_once_however_many_tokens_it_samples(two) -> None:
     short, long, fills = two["fsdp"]["ppo"]["gathers"]
     assert short == long > 0
     assert fills == 1
+    assert two["fsdp:1"]["ppo"]["held"] == two["ddp"]["ppo"]["held"]  # in groups of one
     _, long, fills = two["zero3"]["ppo"]["gathers"]  # after loading, small weights are still whole
     assert 0 < long <= short
     assert fills == 1
     assert two["ddp"]["ppo"]["gathers"] == [0, 0, 0]
 
 
-def require_planned_traffic(name: str, measured: dict[str, int], tiny_model: Path) -> None:
+def require_planned_traffic(
+    name: str, measured: dict[str, int], tiny_model: Path, *, bf16: bool = False
+) -> None:
     # of two processes each sends half of what is gathered or scattered; a sum is one of each
     sent = sum(size * (1.0 if "allreduce" in kind else 0.5) for kind, size in measured.items())
     shape = read_shape(str(tiny_model))
-    planned = communication_bytes(
-        name,
-        trained=shape.parameters + shape.reward_parameters,
-        in_layers=2 * (shape.trunk - (shape.vocabulary + 1) * shape.hidden),
-        adapters=0,
-        passes=2,  # two rows of each process, one at a time
-        gpus=2,
-    )
+    sizes = sizes_of("ppo", shape, Load(length=1, batch=1, checkpointing=False, lora_rank=0))
+    # two passes: two rows of each process, one at a time
+    planned = communication_bytes(name, sizes, 2, 2, bf16=bf16)
     assert planned == pytest.approx(sent, rel=0.05)
 
 

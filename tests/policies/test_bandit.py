@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from policies.actor_critic import PolicyAndCritic
 from policies.kl import ReferencePolicy
-from policies.reference_store import ReferenceRow
+from policies.reference_store import ReferenceRow, TopTokens
 from policies.reward_sources import Reward
 from policies.rollout import collect_rollout
 from policies.settings import KLSettings, PPOSettings
@@ -31,6 +31,7 @@ PAD, EOS = 0, 1
 WORDS = {"<pad>": PAD, "<eos>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdef")}}
 COUNTS = np.array([2, 4, 24, 12, 8, 8, 4, 2])  # of each token in the store
 REFERENCE = COUNTS / COUNTS.sum()
+KEPT = np.arange(1, len(REFERENCE))  # the bucket of the others holds one token: it is exact
 REWARDS = np.array([0.0, 0.1, 0.2, 0.9, 0.4, 0.5, 0.8, 1.0])
 PROMPT = Prompt.create((Message(role="user", content="x"),), "train", "test")
 SETTINGS = PPOSettings(
@@ -86,6 +87,7 @@ def stored_rows() -> list[ReferenceRow]:
             log_probs=[math.log(REFERENCE[token])],
             log_probs_at_1=[math.log(REFERENCE[token])],
             entropy=[1.0],
+            top=TopTokens(KEPT[None], np.log(REFERENCE[KEPT], dtype=np.float32)[None], np.zeros(1)),
         )
         for token, count in enumerate(COUNTS)
         for _ in range(count)
@@ -161,7 +163,10 @@ def test_a_resident_reference_leads_to_the_tilted_distribution() -> None:
     assert total_variation(found, expected) < 0.05
 
 
-@pytest.mark.parametrize("estimator", ["k3", pytest.param("k1", marks=pytest.mark.slow)])
+SLOW_ESTIMATORS = [pytest.param(name, marks=pytest.mark.slow) for name in ("k1", "top_k")]
+
+
+@pytest.mark.parametrize("estimator", ["k3", *SLOW_ESTIMATORS])
 def test_stored_outputs_lead_to_the_optimum_of_the_forward_kl(estimator: str) -> None:
     # max E[r] − β KL(π_ref ‖ π):  π*_i = β π_ref,i / (λ − r_i), λ > max r so that they add up to 1
     beta = 0.4

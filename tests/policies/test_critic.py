@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.actor_critic import PolicyAndCritic
+from policies.actor_critic import PolicyAndCritic, PolicyHead
 from policies.critic import Moments, explained_variance, fit_critic, ridge, warmup_targets
 from policies.log_probs import Sequences
 from policies.reference_store import ReferenceRow
@@ -16,6 +16,7 @@ from rlhf.distributed import start
 from rlhf.models import load_causal_lm, new_reward_model
 from rlhf.records import Message, Prompt
 from rlhf.tokens import pad_left, pad_right
+from tests.policies.training import TrainingInputs, metrics_of, read_report
 
 SETTINGS = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=Path("out"))
 
@@ -72,11 +73,12 @@ def test_targets_are_rewards_before_the_prompts_baseline_is_taken_off() -> None:
     assert warmup_targets(prompts, rewards, settings).tolist() == [1.0, 2.5, 5.0]
 
 
-def test_a_fitted_critic_predicts_and_the_reward_head_does_not(tiny_model: Path) -> None:
+@pytest.mark.parametrize("kind", ["own", "head"])
+def test_a_fitted_critic_predicts_and_an_unfitted_one_does_not(tiny_model: Path, kind: str) -> None:
     accelerator = start("fp32", 0)
-    model = PolicyAndCritic(
-        load_causal_lm(str(tiny_model)), new_reward_model(str(tiny_model), 0, seed=1), 7.0
-    ).eval()
+    own, head = new_reward_model(str(tiny_model), 0, seed=1), PolicyHead(32, trains_policy=True)
+    critic = own if kind == "own" else head
+    model = PolicyAndCritic(load_causal_lm(str(tiny_model)), critic, 7.0).eval()
     generator = torch.Generator().manual_seed(0)
     prompts, rewards = [], {}
     for number in range(60):
@@ -106,3 +108,57 @@ def test_one_prompt_is_enough(tiny_model: Path) -> None:
     rewards = {rows[0].prompt.id: [1.0, 2.0]}
     fit = fit_critic(start("fp32", 0), model, [rows], rewards, SETTINGS, 0)
     assert fit["explained_variance"]["after"] > fit["explained_variance"]["before"]
+
+
+def build_headed(folder: Path, *, trains_policy: bool = True) -> PolicyAndCritic:
+    """A policy with a head on it, which says something."""
+    critic = PolicyHead(32, trains_policy=trains_policy)
+    torch.nn.init.normal_(critic.score.weight, generator=torch.Generator().manual_seed(0))
+    return PolicyAndCritic(load_causal_lm(str(folder)), critic, 0.5)
+
+
+SHORT = Sequences(pad_left([[5, 6, 7], [8]], 0), pad_right([[20, 30], [23, 30, 2]], 0))
+
+
+def test_a_head_reads_the_policys_last_hidden_states(tiny_model: Path) -> None:
+    model = build_headed(tiny_model).eval()
+    with torch.no_grad():
+        hidden = model.policy.model(torch.tensor([[8, 23, 30, 2]])).last_hidden_state
+        expected = model.critic.score(hidden)[0, :3, 0] + 0.5
+        together = model(SHORT, 2, 1.0)[1]
+        alone = model.values(SHORT)
+        first = model(SHORT, 1, 1.0)[1]
+    torch.testing.assert_close(together[1], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first, together[:1], rtol=1e-4, atol=1e-5)
+    assert model(SHORT, 0, 1.0)[1] is None
+
+
+@pytest.mark.parametrize("trains_policy", [True, False])
+def test_the_value_loss_reaches_the_policy_where_that_is_asked(
+    tiny_model: Path, trains_policy: bool
+) -> None:
+    model = build_headed(tiny_model, trains_policy=trains_policy)
+    values = model(SHORT, 2, 1.0)[1]
+    values.sum().backward()
+    assert model.critic.score.weight.grad.abs().sum() > 0
+    reached = [one for one in model.policy.parameters() if one.grad is not None]
+    assert bool(reached) is trains_policy
+
+
+def test_a_run_with_a_head_for_a_critic(training: TrainingInputs, tmp_path: Path) -> None:
+    options = ("--critic", "head", "--save-every", "1")
+    assert training.ppo(tmp_path / "ppo", *options, steps=3) == 0
+    rows = metrics_of(tmp_path / "ppo")
+    assert all(row["grad_norm/critic"] > 0 and row["loss/value"] > 0 for row in rows)
+    fit = read_report(tmp_path / "ppo")["critic_fit"]["explained_variance"]
+    assert fit["before"] == pytest.approx(0.0, abs=1e-6)  # a head that says 0
+    plain = load_causal_lm(str(tmp_path / "ppo" / "policy"))
+    assert not [name for name in plain.state_dict() if "score" in name]
+
+
+def test_gae_without_a_critic_is_refused(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert training.ppo(tmp_path / "x", "--critic", "none") == 2
+    assert "--advantages gae needs a critic" in capsys.readouterr().err

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from policies.audit import score_responses
-from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
+from policies.log_probs import (
+    Sequences,
+    entropy_of,
+    log_probs_at,
+    log_probs_of,
+    response_logits,
+    top_log_probs,
+)
 from rlhf.distributed import start
 from rlhf.models import load_causal_lm
 from rlhf.tokens import TokenBatch, load_tokenizer, pad_left, pad_right
@@ -74,3 +81,28 @@ def test_the_gradient_is_that_of_log_softmax(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(log_probs, expected * responses.mask, rtol=1e-5, atol=1e-6)
     (theirs,) = torch.autograd.grad((weights * expected * responses.mask).sum(), logits)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_the_gradient_of_several_tokens_a_place_is_that_of_log_softmax() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((2, 3, 50), generator=generator).requires_grad_()
+    ids = torch.randint(50, (2, 3, 4), generator=generator)
+    weights = torch.randn((2, 3, 4), generator=generator)
+    found = log_probs_at(logits, ids, 0.7)
+    expected = (logits / 0.7).log_softmax(2).gather(2, ids)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    (mine,) = torch.autograd.grad((weights * found).sum(), logits)
+    (theirs,) = torch.autograd.grad((weights * expected).sum(), logits)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_likeliest_tokens_and_the_normaliser_give_the_logits_back() -> None:
+    logits = torch.randn((2, 3, 50), generator=torch.Generator().manual_seed(0))
+    ids, log_probs, log_sum_exp = top_log_probs(logits, 5, 0.7)
+    z = logits.double().numpy() / 0.7
+    order = np.argsort(-z, axis=2)[:, :, :5]
+    normaliser = np.log(np.exp(z).sum(axis=2))
+    np.testing.assert_array_equal(ids.numpy(), order)
+    expected = np.take_along_axis(z, order, axis=2) - normaliser[:, :, None]
+    np.testing.assert_allclose(log_probs.numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(log_sum_exp.numpy(), normaliser, atol=1e-5)

@@ -126,3 +126,55 @@ def test_the_token_reverse_kl_is_unbiased_with_its_gradient() -> None:
     assert expected.item() == pytest.approx(exact.item(), rel=1e-9)
     gradients = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, exact)]
     torch.testing.assert_close(*gradients)
+
+
+def top_k_kl_of(p: np.ndarray, q: np.ndarray, k: int) -> float:
+    """KL(p ‖ q) of distributions (N, V) where all but the k likeliest tokens of p are one."""
+    total = 0.0
+    for one, other in zip(p, q, strict=True):
+        kept = np.argsort(-one)[:k]
+        buckets = np.append(one[kept], 1 - one[kept].sum())
+        others = np.append(other[kept], 1 - other[kept].sum())
+        total += (buckets * np.log(buckets / others)).sum()
+    return total
+
+
+@pytest.mark.parametrize("k", [1, 4, 10])
+def test_forward_kl_top_k_is_the_kl_of_the_kept_tokens_and_one_bucket(k: int) -> None:
+    rng = np.random.default_rng(0)
+    p, q = (rng.dirichlet(np.ones(11), size=6) for _ in range(2))
+    ids = np.argsort(-p, axis=1)[:, :k]
+    kept, mine = (torch.tensor(np.log(np.take_along_axis(one, ids, axis=1))) for one in (p, q))
+    found = losses.forward_kl_top_k(mine.view(2, 3, k), kept.view(2, 3, k), MASK)
+    real = MASK.flatten().numpy()
+    assert found.item() == pytest.approx(top_k_kl_of(p[real], q[real], k), rel=1e-9)
+    exact = (p[real] * np.log(p[real] / q[real])).sum()
+    assert found.item() <= exact + 1e-12
+    if k == 10:  # the bucket holds a single token
+        assert found.item() == pytest.approx(exact, rel=1e-9)
+
+
+def test_forward_kl_top_k_has_no_gradient_at_the_reference_and_the_exact_one_elsewhere() -> None:
+    rng = np.random.default_rng(1)
+    p, logits = rng.dirichlet(np.ones(5), size=1), torch.tensor(rng.normal(size=(1, 5)))
+    ids = torch.tensor(np.argsort(-p)[:, :4].copy())
+    kept = torch.tensor(p).log().gather(1, ids)[:, None]
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for start, expected in ((torch.tensor(p).log(), np.zeros((1, 5))), (logits, None)):
+        z = start.clone().requires_grad_()
+        losses.forward_kl_top_k(z.log_softmax(1).gather(1, ids)[:, None], kept, mask).backward()
+        assert z.grad is not None
+        # d KL(p ‖ softmax z) / dz = softmax z − p
+        wanted = start.softmax(1).numpy() - p if expected is None else expected
+        np.testing.assert_allclose(z.grad.numpy(), wanted, atol=1e-9)
+
+
+def test_forward_kl_top_k_with_all_the_probability_kept_is_finite() -> None:
+    kept = torch.tensor([[[0.5, 0.5]]]).log()
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    policy = torch.tensor([[[0.5, 0.3]]]).log().requires_grad_()
+    loss = losses.forward_kl_top_k(policy, kept, mask)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.5 * np.log(0.5 / 0.3), abs=1e-4)
+    assert policy.grad is not None
+    assert policy.grad.isfinite().all()

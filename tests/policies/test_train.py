@@ -1,5 +1,6 @@
 """`rlhf ppo` on the tiny model, through the command line."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,26 @@ def test_the_true_reverse_kl_is_audited_on_the_way(
     assert "kl_audit/reverse_k1" not in rows[0]
     assert rows[1]["kl_audit/reverse_k3_per_token"] > 0.0
     assert rows[1]["kl/forward_k3_per_token"] > 0.0
+
+
+def test_the_exact_kl_wants_a_store_that_has_it(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact = ("--kl.estimator", "top_k")
+    assert training.ppo(tmp_path / "ppo", *exact) == 2
+    error = capsys.readouterr().err
+    assert f"and {training.reference / 'outputs'} has none" in error
+    assert "rlhf reference --store-top-k 32, or use --kl.estimator k3" in error
+    assert not (tmp_path / "ppo").exists()
+    prompts = training.reference.parent / "prompts.jsonl"
+    made = replace(training, reference=tmp_path / "reference")
+    command = [
+        *("reference", "--prompts", str(prompts), "--model", str(training.model), *SHORT),
+        *("--store-top-k", "8", "--out", str(made.reference)),
+    ]
+    assert main(command) == 0
+    assert made.ppo(tmp_path / "ppo", *exact, steps=2) == 0
+    assert "Log-probs of 8 stored outputs computed again: max |Δ| " in capsys.readouterr().err
+    first, second = (row["kl/forward_top_k_per_token"] for row in metrics_of(tmp_path / "ppo"))
+    assert first == pytest.approx(0.0, abs=1e-6)
+    assert second > first

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from policies.actor_critic import PolicyAndCritic
 from policies.log_probs import Sequences
-from policies.reference_store import ReferenceRow
+from policies.reference_store import ReferenceRow, TopTokens
 from policies.rollout import Rollout
 from policies.settings import KLSettings, PPOSettings
 from policies.update import reference_batch, split_minibatches, stack, update
@@ -54,11 +55,13 @@ def build_rollout() -> Rollout:
         centered=scores,
         shaped=scores,
         old_log_probs=noise(0.05, -5.9),
+        sampler_log_probs=torch.zeros(mask.shape),
         reference_log_probs=None,
         entropy=noise(1.0),
         old_values=noise(0.3),
         advantages=noise(1.0),
         returns=noise(1.0),
+        sampled_at=0.0,
     )
 
 
@@ -181,3 +184,36 @@ def test_values_are_the_reward_head_read_before_each_token(tiny_model: Path) -> 
         hidden = model.critic.base_model(ids).last_hidden_state
         expected = model.critic.score(hidden)[0, len(PROMPTS[1]) - 1 : -1, 0] + 0.25
     torch.testing.assert_close(values[1, :2], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arranged", [{"micro_batch_size": 1}, {"micro_tokens": 24}])
+def test_the_top_k_statistic_is_the_kl_of_the_kept_tokens(
+    tiny_model: Path, arranged: dict[str, int]
+) -> None:
+    rows = [replace(row, top=random_top(row, seed)) for seed, row in enumerate(build_rows())]
+    model = load_causal_lm(str(tiny_model))
+    total = 0.0
+    for row in rows:
+        with torch.no_grad():
+            logits = model(torch.tensor([row.prompt_ids + row.response_ids])).logits[0].double()
+        policy = logits.softmax(-1)[len(row.prompt_ids) - 1 : -1].numpy()
+        assert row.top is not None
+        p, q = np.exp(row.top.log_probs), np.take_along_axis(policy, row.top.ids, axis=1)
+        for part, other in ((p, q), (1 - p.sum(1), 1 - q.sum(1))):
+            total += (part * np.log(part / other)).sum()
+    kl = KLSettings(estimator="top_k", coefficient=0.3)
+    weights, statistics = weights_after_update(tiny_model, rows, kl=kl, **arranged)
+    tokens = sum(len(row.response_ids) for row in rows)
+    assert statistics["kl/forward_top_k_per_token"] == pytest.approx(total / tokens, rel=1e-5)
+    weaker, _ = weights_after_update(tiny_model, rows, kl=replace(kl, coefficient=0.0), **arranged)
+    name = "policy.model.embed_tokens.weight"
+    assert not torch.allclose(weights[name], weaker[name], atol=1e-5)
+
+
+def random_top(row: ReferenceRow, seed: int) -> TopTokens:
+    """Four tokens at each place that have most, but not all, of the probability."""
+    rng = np.random.default_rng(seed)
+    length = len(row.response_ids)
+    ids = np.array([rng.permutation(300)[:4] for _ in range(length)])
+    shares = rng.dirichlet(np.ones(5), size=length)[:, :4]
+    return TopTokens(ids, np.log(shares).astype(np.float32), np.zeros(length))

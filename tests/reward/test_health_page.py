@@ -12,6 +12,10 @@ def report(groups, rewards, worst):
         "likelier_wins": None,
         "best": None,
         "held_out": {"prompts": 4, "from": "test prompts"},
+        "counts": {
+            "train": {"prompts": 7, "prompts_too_long": 1},
+            "test": {"prompts": 4, "ties": 2},
+        },
         "normalisation": {"fitted_on": "held-out ranked responses"},
         "health": measure_health(collect_verdicts(groups, rewards)),
         "worst": worst,
@@ -29,6 +33,8 @@ def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
     assert "&lt;script&gt;alert(1)&lt;/script&gt; ${x}" in page
     assert "&lt;b&gt;ann&lt;/b&gt;" in page
     assert "75 %" in page
+    assert '<th scope="row">prompts too long</th><td>1</td><td>0</td>' in page
+    assert '<th scope="row">ties</th><td>0</td><td>2</td>' in page
     assert "Judges agree with each other in 0 %" in page
     assert "script-src" not in page
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page

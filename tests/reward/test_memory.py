@@ -4,10 +4,11 @@ import pytest
 import torch
 from transformers import GPTJConfig, LlamaConfig
 
-from reward.memory import device_bytes, divided_peak, plan_memory, require_memory
+from reward.memory import device_bytes, divided_peak, plan_memory, require_memory, room_for
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError
 from rlhf.planner import GIB, read_shape
+from rlhf.sharding import Sharding
 
 
 def settings_for(model, **changes):
@@ -86,13 +87,39 @@ def test_divided_weights_need_less_on_each_device(six_billion):
     plan = plan_memory(settings, read_shape(str(six_billion)))
     activations = plan.phases["computing gradients"][-1].size
     held = plan.peak - activations
-    assert divided_peak(plan, 1, offload=False) == plan.peak
-    assert divided_peak(plan, 4, offload=False) == pytest.approx(activations + held / 4)
-    assert divided_peak(plan, 4, offload=True) == pytest.approx(activations)
-    require_memory(settings, 80 * GIB, parts=4)
+    for whole in ("none", "ddp"):
+        assert divided_peak(plan, Sharding(whole), 4) == plan.peak
+    for strategy in ("fsdp", "zero3"):
+        found = divided_peak(plan, Sharding(strategy), 4)
+        assert found == pytest.approx(activations + held / 4)
+    assert divided_peak(plan, Sharding("fsdp", offload=True), 4) == pytest.approx(activations)
+    require_memory(settings, 80 * GIB, Sharding("fsdp"), 4)
     with pytest.raises(ConfigError) as caught:
         require_memory(settings, 80 * GIB)
     assert "--sharding fsdp --processes 2: 70.5 GiB on each of 2" in caught.value.remedy
+
+
+def test_the_first_stages_of_zero_divide_no_weights(six_billion):
+    plan = plan_memory(settings_for(six_billion), read_shape(str(six_billion)))
+    resident = {item.what: item.size for item in plan.resident}
+    weights, adam = resident["reward model: weights"], resident["reward model: Adam"]
+    gradients, copies, activations = (item.size for item in plan.phases["computing gradients"])
+    first = divided_peak(plan, Sharding("zero1"), 8)
+    assert first == pytest.approx(weights + adam / 8 + gradients + copies + activations)
+    second = divided_peak(plan, Sharding("zero2"), 8)
+    assert second == pytest.approx(weights + adam / 8 + gradients / 8 + copies + activations)
+    offloaded = divided_peak(plan, Sharding("zero1", offload=True), 8)
+    assert offloaded == pytest.approx(weights + gradients + copies + activations)
+
+
+def test_adapters_need_little_room_on_disk(six_billion):
+    shape = read_shape(str(six_billion))
+    trained = 16 * shape.lora_rows + 4096
+    assert room_for(settings_for(six_billion, adapter="lora")) == (
+        2 * 12 * trained + 4 * shape.reward_parameters
+    )
+    kept = settings_for(six_billion, keep_checkpoints=3)
+    assert room_for(kept) == (4 * 12 + 4) * shape.reward_parameters
 
 
 def test_what_fits_is_not_refused(tiny_model):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlhf.config import load_settings, require_range, to_plain, to_yaml
+from rlhf.config import load_settings, part_of, require_range, to_plain, to_yaml
 from rlhf.errors import ConfigError
 
 
@@ -91,3 +91,17 @@ def test_a_number_out_of_range_is_refused(
     with pytest.raises(ConfigError) as caught:
         require_range("batch_size", value, low, high, above_low=above_low)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [("50", 50), ("500", 250), ("1%", 3), ("0.1%", 1), ("50%", 125), ("100%", 250)],
+)
+def test_a_part_is_a_count_or_a_percentage_rounded_up(part: str, number: int) -> None:
+    assert part_of("limit", part, 250) == number
+
+
+@pytest.mark.parametrize("part", ["0", "-1", "0%", "101%", "nan%", "all", "2.5", ""])
+def test_what_is_no_part_is_refused(part: str) -> None:
+    with pytest.raises(ConfigError, match=f"--some-limit is '{part}'\n  Give a number such as"):
+        part_of("some_limit", part, 250)

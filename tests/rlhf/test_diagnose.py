@@ -68,7 +68,11 @@ REPOSITORY = Path(__file__).parents[2]
         ),
     ],
 )  # fmt: skip
-def test_causes_and_what_helps(error, kind, problem: str, remedy: str) -> None:
+def test_causes_and_what_helps(error, kind, problem: str, remedy: str, monkeypatch) -> None:
+    if kind is LostPeerError:  # only a group has others
+        assert diagnose(error) is None
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        problem = problem.removesuffix(": ")
     found = diagnose(error)
     assert type(found) is kind
     assert found.problem.startswith(problem)
@@ -78,6 +82,12 @@ def test_causes_and_what_helps(error, kind, problem: str, remedy: str) -> None:
 def test_anything_else_is_a_bug() -> None:
     assert diagnose(KeyError("x")) is None
     assert diagnose(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+
+
+def test_a_pipe_of_a_single_process_is_no_lost_peer(monkeypatch) -> None:
+    assert diagnose(BrokenPipeError(errno.EPIPE, "Broken pipe")) is None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert type(diagnose(BrokenPipeError(errno.EPIPE, "Broken pipe"))) is LostPeerError
 
 
 def test_the_rank_is_named_in_a_group(monkeypatch) -> None:

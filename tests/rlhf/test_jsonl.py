@@ -6,6 +6,7 @@ import pytest
 from rlhf.errors import InputError
 from rlhf.jsonl import (
     BadLineError,
+    new_file,
     new_folder,
     read_jsonl,
     read_lines,
@@ -114,3 +115,12 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         (partial / "weights").write_text("3", encoding="utf-8")
     assert [file.name for file in target.iterdir()] == ["weights"]
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_two_programs_may_write_one_file_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    with new_file(file) as first, new_file(file) as second:
+        first.write_text("first", encoding="utf-8")
+        second.write_text("second", encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == "first"  # its block ended last
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

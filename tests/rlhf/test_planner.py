@@ -152,36 +152,6 @@ def test_the_plan_of_a_reward_model() -> None:
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 
 
-def ppo(**changes: int) -> Plan:
-    numbers = {"sample_batch": 4, "episodes": 2, "reference_rows": 1, "prompt": 3, "new": 5}
-    return planner.ppo_plan(SHAPE, SHAPE, **{**numbers, **changes}, bf16=True, processes=1)
-
-
-def test_the_plan_of_ppo_holds_three_models_and_no_reference() -> None:
-    plan = ppo()
-    policy, critic = SHAPE.parameters, SHAPE.trunk + 8
-    layer = planner.layer_bytes(SHAPE, 8, bf16=True, padded=True)
-    assert sizes(plan, "computing gradients") == {
-        "policy: weights": 4 * policy,
-        "policy: Adam": 8 * policy,
-        "critic: weights": 4 * critic,
-        "critic: Adam": 8 * critic,
-        "reward model: weights": 4 * critic,
-        "gradients": 4 * (policy + critic),
-        "bf16 copies of the matrices": 2 * (4 * LAYER + 800),
-        "policy: activations": 3 * 8 * 3 * layer,  # the KL term's row passes through the policy
-        "critic: activations": 2 * 8 * 3 * layer,
-        "logits": 16 * 100 * 3 * 6,
-    }
-    assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
-
-
-def test_the_peak_is_that_of_the_greediest_phase() -> None:
-    plan = ppo(sample_batch=10_000)
-    always = sum(item.size for item in plan.resident)
-    assert plan.peak == always + sum(item.size for item in plan.phases["sampling"])
-
-
 def test_the_plan_of_reference_outputs() -> None:
     plan = planner.reference_plan(SHAPE, SHAPE, batch=4, prompt=3, new=5, bf16=False)
     found = sizes(plan, "scoring")

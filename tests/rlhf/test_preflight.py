@@ -46,9 +46,16 @@ def test_one_process_agrees_with_itself() -> None:
 def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     preflight.require_room(tmp_path / "new" / "out", 0)
-    with pytest.raises(InputError, match=r"GiB free; a checkpoint and the model need about") as e:
+    with pytest.raises(
+        InputError, match=r"GiB free; the checkpoints and the model need about"
+    ) as e:
         preflight.require_room(tmp_path / "new" / "out", 2 * free)
     assert e.value.problem.startswith(f"{tmp_path} has ")
+
+
+def test_room_by_hand() -> None:
+    # three checkpoints of 12 bytes for each trained weight, 4 for each that is saved
+    assert preflight.room_bytes(10, 100, 2) == 3 * 120 + 400
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch) -> None:
@@ -71,7 +78,7 @@ def test_the_canary_does_not_choose_what_the_run_samples(tmp_path: Path, tiny_mo
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    preflight.check_before_training(Accelerator(cpu=True), settings, tmp_path / "run", inputs)
+    preflight.check_before_training(Accelerator(cpu=True), settings, tmp_path / "run", inputs, 0)
     assert torch.rand(3).equal(expected)
 
 
@@ -94,7 +101,7 @@ def test_preflight_runs_before_a_training(tmp_path: Path, tiny_model: Path, caps
     inputs = {"model": {"path": str(tiny_model), "hash": "abc"}}
     settings = ClusterSettings(preflight=True)
     accelerator = Accelerator(cpu=True)
-    preflight.check_before_training(accelerator, settings, tmp_path / "out", inputs)
+    preflight.check_before_training(accelerator, settings, tmp_path / "out", inputs, 0)
     assert "Canary: 1 devices are well" in capsys.readouterr().err
 
 

@@ -19,6 +19,7 @@ class Settings:
     rate: float = 3e-6
     files: tuple[str, ...] = ("a",)
     resume: bool = False
+    notify: str = ""
 
 
 def open_ppo(
@@ -31,6 +32,13 @@ def open_ppo(
 def finish(run: RunDir) -> None:
     with stage_status(run):
         run.policy.mkdir()
+
+
+def test_the_key_to_a_chat_stays_out_of_the_files(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "run", notify="https://hooks.example/secret")
+    assert "notify: ''" in run.config_file.read_text(encoding="utf-8")
+    assert "hooks.example" not in run.stage_file.read_text(encoding="utf-8")
+    open_ppo(tmp_path / "run", notify="https://hooks.example/secret", resume=True)
 
 
 def test_a_new_stage_records_what_it_is(tmp_path: Path) -> None:
@@ -194,3 +202,22 @@ def test_names_of_the_files(tmp_path: Path) -> None:
 def test_stage_json_is_json_that_programs_read(tmp_path: Path) -> None:
     run = open_ppo(tmp_path / "ppo")
     assert json.loads(run.stage_file.read_text(encoding="utf-8")) == run.read_stage()
+
+
+def test_a_stage_that_others_have_yet_to_complete_stays_running(tmp_path: Path) -> None:
+    run = open_ppo(tmp_path / "ppo")
+    with stage_status(run, is_complete=run.report_json.is_file):
+        pass
+    assert run.read_stage()["status"] == "running"
+    with stage_status(run, is_complete=run.report_json.is_file):
+        run.report_json.write_text("{}", encoding="utf-8")
+    assert run.is_done
+
+
+def test_two_jobs_may_begin_at_the_same_moment(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "ppo")
+    run.path.mkdir()
+    (run.path / ".config.yaml.0123abcd.partial").touch()  # the other one's, in work
+    open_ppo(run.path)
+    run.stage_file.unlink()  # the other one has not written it yet
+    assert open_ppo(run.path, resume=True).read_stage()["status"] == "running"

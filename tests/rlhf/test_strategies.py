@@ -1,11 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
 from rlhf.planner import Shape
 from rlhf.strategies import (
     Load,
+    Sizes,
     advice,
     communication_bytes,
     computing_bytes,
+    passing_bytes,
+    sizes_of,
     stage_bytes,
     state_bytes,
     step_bytes,
@@ -28,37 +33,67 @@ SHAPE = Shape(
     gated=True,
 )
 LOAD = Load(length=512, batch=4, checkpointing=False, lora_rank=16)
+BOTH = 7_000_000_000 + 6_900_000_000 + 4096  # policy and critic
+CRITIC = 6_900_000_000 + 4096
+OUTSIDE = 2 * 32001 * 4096 + 100_000_000 + 4096  # embeddings and norms, output matrix, head
 
 
 @pytest.mark.parametrize(
     ("strategy", "one", "four"),
-    [  # P = 100, F = 40, A = 3, G = 5 on one and on four devices
+    [  # P = 100, F = 40, A = 3 on one and on four devices
         ("DDP", 1800 + 160, 2200 + 160),
         ("ZeRO-1", 1000 + 1200 + 160, 1000 + 300 + 160),
         ("ZeRO-2", 600 + 1600 + 160, 600 + 400 + 160),
-        ("ZeRO-3", 2000 + 160, 500 + 60 + 160),
-        ("FSDP", 1600 + 160, 400 + 60 + 160),
+        ("ZeRO-3", 2000 + 160, 500 + 40),
+        ("FSDP", 1600 + 160, 400 + 40),
         ("LoRA", 200 + 48 + 80, 200 + 48 + 80),
     ],
 )
 def test_state_by_hand(strategy: str, one: float, four: float) -> None:
-    numbers = {"trained": 100, "frozen": 40, "adapters": 3, "layer": 5}
-    assert state_bytes(strategy, **numbers, gpus=1) == one
-    assert state_bytes(strategy, **numbers, gpus=4) == four
+    sizes = Sizes(trained=100, frozen=40, adapters=3)
+    assert state_bytes(strategy, sizes, 1) == one
+    assert state_bytes(strategy, sizes, 4) == four
+
+
+@pytest.mark.parametrize(
+    ("strategy", "computing", "checkpointing", "expected"),
+    [  # P = 100, G = 5, E = 10
+        ("DDP", 70, False, 70),
+        ("ZeRO-2", 70, False, 70),
+        ("ZeRO-3", 70, False, 70 + 12 * 5 + 2 * 100),
+        ("ZeRO-3", 70, True, 70 + 12 * 5),
+        ("FSDP", 70, False, 70 + 8 * 5 + 4 * 10),
+        ("FSDP", 7, False, 12 * 10),  # the end of the backward pass
+    ],
+)
+def test_what_a_pass_adds_by_hand(
+    strategy: str, computing: float, checkpointing: bool, expected: float
+) -> None:
+    sizes = Sizes(trained=100, layer=5, outside=10)
+    found = passing_bytes(strategy, sizes, 4, computing, checkpointing=checkpointing)
+    assert found == expected
+    assert passing_bytes(strategy, sizes, 1, computing, checkpointing=checkpointing) == computing
 
 
 def test_a_stage_is_its_state_and_what_it_computes() -> None:
-    shared = computing_bytes("reward", SHAPE, LOAD)
-    parameters = 6_900_000_000 + 4096
-    assert stage_bytes("reward", "DDP", SHAPE, LOAD, 1) == 18 * parameters + shared
+    computing = computing_bytes("reward", SHAPE, LOAD)
+    assert stage_bytes("reward", "DDP", SHAPE, LOAD, 1) == 18 * CRITIC + max(computing.values())
     # bf16, unpadded: (16 + 10)·d + 2·(2·4096 + 2·4096) + 8·f, 33 times for each of 2048 tokens
-    assert shared == 2048 * 33 * (26 * 4096 + 4 * 2 * 4096 + 8 * 11008)
+    activations = 2048 * 33 * (26 * 4096 + 4 * 2 * 4096 + 8 * 11008)
+    assert computing == {"computing gradients": activations, "stepping": 0}
 
 
 def test_ppo_trains_two_models_and_asks_a_third() -> None:
-    policy, critic = 7_000_000_000, 6_900_000_000 + 4096
-    state = stage_bytes("ppo", "ZeRO-1", SHAPE, LOAD, 8) - computing_bytes("ppo", SHAPE, LOAD)
-    assert state == pytest.approx(10 * (policy + critic) + 1.5 * (policy + critic) + 4 * critic)
+    computing = max(computing_bytes("ppo", SHAPE, LOAD).values())
+    state = stage_bytes("ppo", "ZeRO-1", SHAPE, LOAD, 8) - computing
+    assert state == pytest.approx(10 * BOTH + 1.5 * BOTH + 4 * CRITIC)
+    assert sizes_of("ppo", SHAPE, LOAD) == Sizes(
+        trained=BOTH,
+        frozen=CRITIC,
+        adapters=2 * 16 * 2_000_000,
+        layer=6_700_000_000 / 32,
+        outside=OUTSIDE,
+    )
 
 
 def test_more_devices_need_no_more_memory_each() -> None:
@@ -67,53 +102,85 @@ def test_more_devices_need_no_more_memory_each() -> None:
         assert needs == sorted(needs, reverse=True)
 
 
-def test_no_advice_where_something_fits() -> None:
-    assert advice("reward", SHAPE, LOAD, 8, 70 * GIB) == ""
+def test_groups_divide_by_their_size() -> None:
+    grouped = replace(LOAD, group=8)
+    for stage in ("reward", "ppo"):
+        assert stage_bytes(stage, "FSDP", SHAPE, grouped, 64) == stage_bytes(
+            stage, "FSDP", SHAPE, LOAD, 8
+        )
+        assert stage_bytes(stage, "ZeRO-3", SHAPE, grouped, 64) == stage_bytes(
+            stage, "ZeRO-3", SHAPE, LOAD, 64
+        )
+
+
+def test_reference_outputs_are_made_by_a_whole_model() -> None:
+    assert stage_bytes("reference", "FSDP", SHAPE, LOAD, 64) == stage_bytes(
+        "reference", "DDP", SHAPE, LOAD, 1
+    )
+
+
+def test_advice_is_the_fastest_that_fits_and_its_largest_batch() -> None:
+    # 141 GiB of state for DDP, FSDP's eighth 12.9; gathered 2.1; 3.58 for each sequence: 15 fit
+    assert advice("reward", SHAPE, LOAD, 8, 72 * GIB) == (
+        "reward: FSDP, up to 8 sequences in a forward pass."
+    )
+    assert advice("reward", SHAPE, LOAD, 8, 180 * GIB).startswith("reward: DDP, up to ")
 
 
 def test_advice_goes_from_the_cheap_to_the_dear() -> None:
     heavy = Load(length=2048, batch=4, checkpointing=False, lora_rank=16)
-    # activations 57 GiB, checkpointed 7.5; ZeRO-2's 8 bytes a parameter 51, ZeRO-3's 2.5 16.1
+    # activations 57 GiB, checkpointed 7.5
     assert advice("reward", SHAPE, heavy, 8, 40 * GIB) == (
-        "reward: ZeRO-3 fits with --gradient-checkpointing."
+        "reward: FSDP with --gradient-checkpointing, up to 8 sequences in a forward pass."
     )
-    # 20 bytes for each of 6.9e9 parameters: 128.5 GiB, of 16 devices 8; two layers 2.3
-    assert advice("reward", SHAPE, LOAD, 1, 12 * GIB) == (
-        "reward: ZeRO-3 fits on 16 such GPUs with --gradient-checkpointing and --batch 1."
+    # 16 bytes for each of 6.9e9 parameters on 16 devices: 6.4 GiB; gathered 2.1, two layers 0.4
+    assert advice("reward", SHAPE, LOAD, 1, 9.5 * GIB) == (
+        "reward: FSDP fits on 16 such GPUs with --gradient-checkpointing and --batch 1."
     )
     assert advice("ppo", SHAPE, LOAD, 1, 0.1 * GIB) == (
         "ppo: nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
     )
 
 
+def test_a_reference_model_that_no_device_holds_is_held_together() -> None:
+    # 4 bytes for each of 7e9 parameters: 26 GiB, of four devices 6.5; 1.6 for what is computed
+    assert advice("reference", SHAPE, LOAD, 8, 10 * GIB) == (
+        "reference: 4 processes with --tensor-parallel."
+    )
+
+
 @pytest.mark.parametrize(
     ("strategy", "numbers"),
-    [  # P = 100, 80 of them in layers, A = 3, two passes on four devices: 4 bytes, 3/4 of them move
+    [  # P = 100, E = 20, A = 3, two passes on four devices: 4 bytes, 3/4 of them move
         ("DDP", 200),
         ("ZeRO-1", 300),
         ("ZeRO-2", 500),
         ("ZeRO-3", 600),
-        ("FSDP", 2 * 180 + 100),
+        ("FSDP", 2 * (100 + 100)),
         ("LoRA", 6),
     ],
 )
 def test_traffic_by_hand(strategy: str, numbers: int) -> None:
-    sizes = {"trained": 100, "in_layers": 80, "adapters": 3, "passes": 2}
-    assert communication_bytes(strategy, **sizes, gpus=4) == 4 * numbers * 3 / 4
-    assert communication_bytes(strategy, **sizes, gpus=1) == 0
+    sizes = Sizes(trained=100, adapters=3, outside=20)
+    assert communication_bytes(strategy, sizes, 2, 4) == 4 * numbers * 3 / 4
+    assert communication_bytes(strategy, sizes, 2, 1) == 0
+
+
+def test_traffic_of_float32_layers_and_of_groups_by_hand() -> None:
+    sizes = Sizes(trained=100, outside=20)
+    assert communication_bytes("FSDP", sizes, 2, 4, bf16=False) == 4 * 2 * (180 + 100) * 3 / 4
+    # pairs of eight devices: half of 400 numbers moves in each, twice 50 are summed over four pairs
+    assert communication_bytes("FSDP", sizes, 2, 8, group=2) == 4 * (400 / 2 + 2 * 2 * 50 * 3 / 4)
 
 
 def test_sampling_gathers_policy_and_critic_once_and_holds_them_whole() -> None:
-    both = 7_000_000_000 + 6_900_000_000 + 4096
-    others = 6_900_000_000 - 32001 * 4096  # of each model, without embeddings and the last norm
     sent = step_bytes("ppo", "FSDP", SHAPE, LOAD, passes=3, gpus=2)
-    assert sent == pytest.approx(4 * (3 * (both + 2 * others) + both + both) / 2)
-    state = 16 * both / 64 + 12 * 6_700_000_000 / 32 + 4 * (6_900_000_000 + 4096)
-    assert stage_bytes("ppo", "FSDP", SHAPE, LOAD, 64) - state > 4 * both
+    assert sent == pytest.approx(4 * (3 * 2 * BOTH + BOTH) / 2)
+    state = (16 * BOTH + 4 * CRITIC) / 64
+    assert stage_bytes("ppo", "FSDP", SHAPE, LOAD, 64) - state > 4 * BOTH
 
 
 def test_time_by_hand() -> None:
-    parameters = 6_900_000_000 + 4096
     seconds = step_seconds("reward", "DDP", SHAPE, LOAD, 2, 2, tflops=400, network=50)
-    computing = 6 * parameters * 512 * 4 * 2 / 400e12
-    assert seconds == pytest.approx(computing + 2 * 4 * parameters / 2 / 50e9)
+    computing = 6 * CRITIC * 512 * 4 * 2 / 400e12
+    assert seconds == pytest.approx(computing + 2 * 4 * CRITIC / 2 / 50e9)

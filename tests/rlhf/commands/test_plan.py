@@ -13,9 +13,10 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("parameters. GiB on each device; * fits.")
     assert lines[2].split() == ["reward", "reference", "ppo"]
-    rows = [line.split() for line in lines[3:]]
+    rows = [line.split() for line in lines[3:9]]
     assert [row[0] for row in rows] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA"]
     assert all(cell.endswith("*") for row in rows for cell in row[1:])
+    assert lines[10] == "reward: DDP, up to 1024 sequences in a forward pass."
 
 
 def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
@@ -51,6 +52,10 @@ def test_the_result_is_json(tiny_model: Path, capsys: pytest.CaptureFixture) -> 
     [
         (["--model", "none"], "error none is not a model (no such folder)"),
         (["--model", "m", "--gpus", "0"], "error --gpus is 0"),
+        (
+            ["--model", "m", "--gpus", "8", "--shard-group", "3"],
+            "error --shard-group 3 does not divide --gpus 8",
+        ),
         (["--model", "m", "--gpu-memory", "0"], "error --gpu-memory is 0"),
     ],
 )

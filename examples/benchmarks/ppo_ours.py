@@ -1,0 +1,64 @@
+"""`rlhf ppo` on the work of ppo.py, in a process of its own; ppo.py starts it.
+
+Its one argument is a JSON object, as that of ppo_trl.py. The last line of stdout is what each step
+took, and what its samples earned from the gold signal.
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+Job = dict[str, Any]
+PHASES = ("sample", "score", "update")
+
+
+def train(job: Job) -> list[dict[str, float]]:
+    """Run the stage, listening to what each step samples."""
+    import policies.train as stage
+    from policies.rollout import Rollout
+    from policies.settings import KLSettings, PPOSettings
+    from rlhf.metrics import read_metrics
+    from rlhf.signals import load_signal
+    from rlhf.tokens import load_tokenizer
+
+    tokenizer, collect = load_tokenizer(job["model"]), stage.collect_rollout
+    gold = load_signal("examples.quickstart.sentiment:score")
+    steps: list[dict[str, float]] = []
+
+    def collect_rollout(*given: Any) -> Rollout:
+        rollout = collect(*given)
+        answers = rollout.sequences.responses
+        ids = [row[mask].tolist() for row, mask in zip(answers.ids, answers.mask, strict=True)]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        earned = statistics.fmean(gold("", text.strip()) for text in texts)
+        # the same samples as trl's are counted when the step's update is over
+        steps.append({"gold": earned, "sampled": time.time() - job["began"]})
+        return rollout
+
+    stage.collect_rollout = collect_rollout
+    settings = PPOSettings(
+        model=job["model"],
+        reward=(job["reward"],),
+        reference=Path(job["reference"]),
+        out=Path(job["out"]),
+        kl=KLSettings(**job["kl_settings"]),
+        precision="bf16" if job["bf16"] else "fp32",
+        save_every=job["settings"]["steps"],
+        **job["settings"],
+    )
+    stage.train_policy(settings)
+    for step, row in zip(steps, read_metrics(settings.out / "metrics.jsonl"), strict=True):
+        step |= {phase: row[f"seconds/{phase}"] for phase in PHASES}
+        step["seconds"] = sum(step[phase] for phase in PHASES)
+        step["wall"] = step.pop("sampled") + step["update"]
+        step |= {"length": row["length"], "reward": row["reward/mean"]}
+        step["kl"] = row.get("kl/reverse_k1", 0.0)
+    return steps
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[2])  # beside this file are names of packages
+    print(json.dumps(train(json.loads(sys.argv[1]))))

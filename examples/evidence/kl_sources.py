@@ -1,0 +1,131 @@
+"""Gold reward against audited reverse KL, for every source of the KL term.
+
+The same reward model, stored outputs and steps for all; only the KL term changes, and with `par`
+the shaping of the reward. Coefficients of different sources do not compare: that of `reference`
+weighs a mean over stored tokens beside the loss, those of `adapter` and `resident` are taken from
+each sampled token's reward. So all stand in one plane: what was gained, by the gold function, and
+how far the policy went for it, by an evaluation with the original model loaded.
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+from experiment import (
+    Config,
+    Table,
+    draw,
+    flags,
+    gold_of,
+    rank_by_signal,
+    run,
+    sampled_prompts,
+    stage,
+    write_dataset,
+)
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+
+def measure(config: Config, out: Path) -> Config:
+    """One PPO run and one evaluation for every source, coefficient and seed."""
+    records = sampled_prompts(config)
+    everything = write_dataset(out / "prompts", records)
+    ranked = rank_by_signal(
+        records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]
+    )
+    data = write_dataset(out / "rankings", draw(ranked, config["rankings"], seed=0))
+    model = config["model"]
+    reward, reference = out / "reward", out / "reference"
+    how = flags(config["reward"])
+    stage(reward, "train-reward", "--rankings", data, "--model", model, *how)
+    how = ["--reward", reward, *flags(config["reference"])]
+    stage(reference, "reference", "--prompts", everything, "--model", model, *how)
+    rows = []
+    for name, source in config["sources"].items():
+        for seed in source["seeds"]:
+            label = f"{name.replace(' ', '-')}-{seed}"
+            policy = out / f"ppo-{label}"
+            base = ["--reward", reward, "--reference", reference, "--seed", seed]
+            how = flags({**config["ppo"], **source["ppo"]})
+            stage(policy, "ppo", "--model", model, *base, *how)
+            report = stage(
+                out / f"evaluate-{label}",
+                *("evaluate", "--policy", policy, *base, "--gold", config["gold"]),
+                *flags(config["evaluate"]),
+            )
+            rows.append({"source": name, "seed": seed, **outcome(report)})
+    result = {"runs": rows}
+    plot(result, out / "kl_sources.png")
+    return result
+
+
+def outcome(report: Config) -> Config:
+    """What an evaluation says in a few numbers."""
+    return {
+        "gold": {side: report["gold"][side]["mean"] for side in ("reference", "policy")},
+        "win_rate": report["win_rate"]["gold"],
+        "reverse": report["kl"]["reverse"]["nats"],
+        "forward": report["kl"]["forward"]["nats"],
+        "length": report["length"]["policy"],
+    }
+
+
+def by_source(result: Config) -> dict[str, list[Config]]:
+    """The runs of each source, in the order in which they ran."""
+    groups: dict[str, list[Config]] = {}
+    for one in result["runs"]:
+        groups.setdefault(one["source"], []).append(one)
+    return groups
+
+
+def plot(result: Config, file: Path) -> None:
+    """Write a picture with a point for every run, and a name at the mean of every source."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    start = fmean(one["gold"]["reference"] for one in result["runs"])
+    axes.axhline(start, color="#94a3b8", linewidth=1)
+    label = {"xytext": (6, 4), "textcoords": "offset points", "fontsize": 8}
+    axes.annotate("original model", (0, start), color="#64748b", **label)
+    for number, (name, runs) in enumerate(by_source(result).items()):
+        colour = f"C{number}"
+        nats = [one["reverse"] for one in runs]
+        gold = [one["gold"]["policy"] for one in runs]
+        axes.scatter(nats, gold, color=colour, s=18)
+        axes.annotate(name, (fmean(nats), fmean(gold)), color=colour, **label)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("audited KL(policy ‖ original), nats a response")
+    axes.set_ylabel("gold reward")
+    axes.spines[["top", "right"]].set_visible(False)
+    FigureCanvasAgg(figure)
+    figure.savefig(file, dpi=150)
+
+
+def tabulate(result: Config) -> Table:
+    """One row for each source; with several seeds, means and what lies between the extremes."""
+    rows = [["KL term", "seeds", "gold", "reverse KL, nats", "forward KL, nats", "gold win rate"]]
+    for name, runs in by_source(result).items():
+        gold = [one["gold"]["policy"] for one in runs]
+        rates = [one["win_rate"]["value"] for one in runs]
+        rows.append(
+            [
+                name,
+                str(len(runs)),
+                spread(gold, "+.2f"),
+                spread([one["reverse"] for one in runs], ".1f"),
+                spread([one["forward"] for one in runs], ".1f"),
+                spread(rates, ".0%"),
+            ]
+        )
+    return rows
+
+
+def spread(values: list[float], how: str) -> str:
+    """A mean and, of several values, the least and the greatest: `+.52 (+.47 to +.58)`."""
+    mean = format(fmean(values), how)
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({format(min(values), how)} to {format(max(values), how)})"
+
+
+if __name__ == "__main__":
+    run("kl_sources", measure, tabulate)

@@ -1,0 +1,93 @@
+"""transformers' continuous batching: a response that ends leaves the batch, and the next one joins.
+
+It keeps keys and values in pages, lays requests end to end without padding, and on CUDA captures
+graphs. It runs in a thread of its own, which autocast does not reach: so the weights themselves are
+rounded while it samples.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
+from rlhf.errors import InputError
+
+PAGE = 256  # tokens
+REMEDY = "Use --engine generate, which samples from every model."
+
+
+def sample_continuously(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    config: GenerationConfig,
+    requests: int,
+) -> list[tuple[list[int], list[float]]]:
+    """Token ids of a response to each prompt, and what the engine says is their log-probability.
+
+    Args:
+        accelerator: precision.
+        model: the language model, not wrapped.
+        prompts: token ids.
+        config: how to sample.
+        requests: responses in work at one time, at most.
+
+    Raises:
+        InputError: the engine cannot run this model.
+    """
+    longest = max(map(len, prompts)) + int(config.max_new_tokens)
+    how = ContinuousBatchingConfig(
+        page_size=PAGE,
+        num_blocks=requests * math.ceil(longest / PAGE),
+        max_batch_tokens=max(longest, requests),
+        max_requests_per_batch=requests,
+        return_logprobs=True,
+    )
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    try:
+        with attending_by(model, "sdpa"), rounded(model, dtype):
+            generate: Any = model.generate_batch  # torch's types take it for a tensor
+            found = generate(
+                inputs=list(prompts), generation_config=config, continuous_batching_config=how
+            )
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(
+            f"Continuous batching cannot run {type(model).__name__} ({error})", REMEDY
+        ) from None
+    if len(found) < len(prompts) or any(one.error for one in found.values()):
+        errors = {one.error for one in found.values() if one.error} or {"see above"}
+        raise InputError(
+            f"Continuous batching gave {len(found)} of {len(prompts)} responses "
+            f"({', '.join(sorted(errors))})",
+            REMEDY,
+        )
+    return [(list(one.generated_tokens), list(one.logprobs)) for one in found.values()]
+
+
+@contextmanager
+def attending_by(model: PreTrainedModel, attention: str) -> Iterator[None]:
+    """A model with another attention implementation, for a while."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def rounded(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """A model whose float32 weights are rounded, for a while; they come back as they were."""
+    kept = {weight: weight.data for weight in model.parameters() if weight.dtype == torch.float32}
+    try:
+        for weight, data in kept.items():
+            weight.data = data.to(dtype)
+        yield
+    finally:
+        for weight, data in kept.items():
+            weight.data = data

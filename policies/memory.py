@@ -1,0 +1,97 @@
+"""What a PPO run will hold in the memory of each process, before anything is loaded."""
+
+from dataclasses import replace
+
+from policies.reference_store import open_store
+from policies.reward_sources import is_model
+from policies.settings import PPOSettings
+from rlhf.distributed import choose_precision
+from rlhf.models import model_folder
+from rlhf.planner import GIB, Plan, read_shape
+from rlhf.ppo_plan import Critic, Roles, Spread, ppo_plan, trained_parameters
+from rlhf.preflight import room_bytes
+from rlhf.ranks import world_size
+from rlhf.rundir import RunDir
+
+ASSUMED_TOKENS = 256
+
+
+def plan_memory(settings: PPOSettings) -> str:
+    """The plan as a table; with a shared base, the peak without it too.
+
+    Raises:
+        InputError: a model has no config that can be read.
+    """
+    critic, roles = _roles(settings)
+    text = _plan(settings, critic, roles).text
+    if settings.share_base:
+        apart = _plan(settings, critic, replace(roles, share_base=False)).peak / GIB
+        text += f"\nWithout --share-base the peak is {apart:.4g} GiB."
+    return text
+
+
+def room_for(settings: PPOSettings) -> int:
+    """Bytes of the checkpoints that are kept, of one more while it is written, and of the policy.
+
+    Raises:
+        InputError: a model has no config that can be read.
+    """
+    critic, roles = _roles(settings)
+    policy = read_shape(settings.model)
+    trained = sum(trained_parameters(policy, read_shape(critic), roles).values())
+    return room_bytes(trained, policy.parameters, settings.keep_checkpoints)
+
+
+def _roles(settings: PPOSettings) -> tuple[str, Roles]:
+    """The model that the critic starts from, and what has weights of its own."""
+    models = [model_folder(name, "reward", "model") for name in settings.reward if is_model(name)]
+    roles = Roles(
+        critic=_critic(settings),
+        reward_models=len(models),
+        lora_rank=settings.lora_rank,
+        share_base=settings.share_base,
+        four_bits=settings.four_bit_base,
+        resident=settings.kl.source == "resident",
+    )
+    return models[0] if models else settings.model, roles
+
+
+def _critic(settings: PPOSettings) -> Critic:
+    if not settings.has_critic:
+        return "none"
+    if settings.critic == "head":
+        return "head"
+    return "own" if settings.critic_trains == "all" else "own head"
+
+
+def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
+    prompt, new = _lengths(settings)
+    episodes = settings.micro_batch_size
+    uses_rows = settings.kl.source == "reference"
+    rows = round(episodes * settings.kl.rows_per_episode) if uses_rows else 0
+    if settings.micro_tokens:  # stored rows count among them
+        episodes, rows = max(1, settings.micro_tokens // (prompt + new)), 0
+    processes = max(settings.processes, world_size())
+    parts = settings.shard_group or processes
+    return ppo_plan(
+        read_shape(settings.model),
+        read_shape(critic),
+        sample_batch=settings.sample_batch_size,
+        episodes=episodes,
+        reference_rows=rows,
+        prompt=prompt,
+        new=new,
+        bf16=choose_precision(settings.precision) == "bf16",
+        checkpointing=settings.gradient_checkpointing,
+        roles=roles,
+        spread=Spread(settings.sharding, processes, parts, settings.offload),
+    )
+
+
+def _lengths(settings: PPOSettings) -> tuple[int, int]:
+    """Tokens of the longest prompt and response; assumed where there is no store yet."""
+    reference = RunDir(settings.reference)
+    if not reference.is_done:
+        return ASSUMED_TOKENS, ASSUMED_TOKENS
+    store = open_store(reference.outputs)
+    return store.manifest["longest_prompt"], store.sampling.max_new_tokens

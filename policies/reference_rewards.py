@@ -1,0 +1,94 @@
+"""Rewards for reference outputs that are already stored: `rlhf reference --reward R --out STORE`.
+
+Every state on the way is a valid store. Before another reward model's numbers are replaced, the
+manifest lets go of them; every shard changes in one moment; the manifest names the new rewards
+when all shards have them. A killed run goes on with the shards that still lack them.
+"""
+
+from typing import Any
+
+from policies.reference import share
+from policies.reference_settings import ReferenceSettings
+from policies.reference_shards import (
+    describe_shard,
+    read_table,
+    require_unchanged,
+    reward_of,
+    rows_of,
+    with_rewards,
+    write_table,
+)
+from policies.reference_store import MANIFEST, read_manifest
+from policies.reward_sources import describe_rewards, is_model, load_reward
+from rlhf.distributed import start
+from rlhf.errors import InputError
+from rlhf.jsonl import write_json
+from rlhf.metrics import progress
+from rlhf.rundir import RunDir, require_done
+from rlhf.tokens import load_tokenizer
+
+
+def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
+    """Score the outputs that a store holds, in place, and return its report.
+
+    Raises:
+        InputError: there is no finished store, the reward cannot be used, or the store has those
+            of another one.
+    """
+    assert settings.reward is not None
+    run = require_done(settings.out, "reference", "outputs")
+    manifest = read_manifest(run.outputs)
+    description = describe_rewards([settings.reward], manifest["model"])["reward"]
+    if manifest["reward"] == description:
+        return run.read_report()
+    accelerator = start(settings.precision, settings.seed)
+    if manifest["reward"] is not None:
+        _require_replacing(settings, manifest["reward"], description)
+        if accelerator.is_main_process:
+            write_json(run.outputs / MANIFEST, {**manifest, "reward": None})
+    accelerator.wait_for_everyone()
+    reader = description if is_model(settings.reward) else manifest["model"]
+    tokenizer = load_tokenizer(reader["path"])
+    reward = load_reward([settings.reward], accelerator)
+    names = share(list(manifest["shards"]), settings, accelerator)
+    total = sum(manifest["shards"][name]["rows"] for name in names)
+    with progress("rewards of the reference outputs", total=total) as bar:
+        for name in names:
+            path, expected = run.outputs / name, manifest["shards"][name]
+            require_unchanged(path, expected, scored=False)
+            if reward_of(path) != description["hash"]:
+                table = read_table(path)
+                rewards = reward.of_rows(rows_of(table), tokenizer, accelerator.device)
+                write_table(path, with_rewards(table, rewards), description["hash"])
+            bar.advance(expected["rows"])
+    accelerator.wait_for_everyone()
+    scored = [n for n in manifest["shards"] if reward_of(run.outputs / n) == description["hash"]]
+    if len(scored) < len(manifest["shards"]):
+        return {"shards": {"scored": len(scored), "of": len(manifest["shards"])}}
+    if accelerator.is_main_process:
+        _name_rewards(run, manifest, description)
+    accelerator.wait_for_everyone()
+    return run.read_report()
+
+
+def _require_replacing(
+    settings: ReferenceSettings, present: dict[str, str], wanted: dict[str, str]
+) -> None:
+    if not settings.replace_reward:
+        raise InputError(
+            f"The outputs in {settings.out} have the rewards of {present['path']} "
+            f"({present['hash']}), not of {wanted['path']} ({wanted['hash']})",
+            "Add --replace-reward to give them the new ones.",
+        )
+
+
+def _name_rewards(run: RunDir, manifest: dict[str, Any], reward: dict[str, str]) -> None:
+    """Record the rewards that all shards have now; the manifest, which readers ask, comes last."""
+    shards = {
+        name: {**shard, "rewards": describe_shard(read_table(run.outputs / name))["rewards"]}
+        for name, shard in manifest["shards"].items()
+    }
+    stage = run.read_stage()
+    write_json(run.stage_file, {**stage, "inputs": {**stage["inputs"], "reward": reward}})
+    write_json(run.report_json, {**run.read_report(), "reward": reward})
+    write_json(run.outputs / MANIFEST, {**manifest, "reward": reward, "shards": shards})

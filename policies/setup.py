@@ -1,0 +1,160 @@
+"""What `rlhf ppo` works with: models, optimizer, rewards, stored rows and texts, ready to train."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.actor_critic import PolicyAndCritic
+from policies.critic import new_critic
+from policies.kl import ReferencePolicy, reference_policy
+from policies.packing import pack_prefixes
+from policies.pretraining import pieces_per_step, read_pieces
+from policies.reference_store import ReferenceRow, ReferenceStore
+from policies.reward_sources import Reward, load_reward
+from policies.settings import PPOSettings
+from policies.shared_base import critic_on, frozen_bytes, load_base, policy_on
+from rlhf.adapters import add_adapters
+from rlhf.errors import InputError
+from rlhf.models import load_causal_lm
+from rlhf.rundir import RunDir
+from rlhf.sharding import Sharding, Shell, prepare
+from rlhf.tokens import load_tokenizer
+
+ADAM_EPSILON = 1e-5  # PyTorch's default of 1e-8 makes early approx-KL several times larger
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the loop works with.
+
+    `prompts` are the stored rows of every training prompt, `texts` pieces of pretraining text.
+    """
+
+    accelerator: Accelerator
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    tokenizer: PreTrainedTokenizerBase
+    reward: Reward
+    reference_policy: ReferencePolicy | None
+    store: ReferenceStore
+    prompts: Sequence[tuple[ReferenceRow, ...]]
+    reference_rewards: dict[str, list[float]]
+    texts: Sequence[list[int]]
+    settings: PPOSettings
+    run: RunDir
+    shell: Shell
+    frozen_bytes: dict[str, int] | None
+
+    @contextmanager
+    def gathered(self) -> Iterator[PolicyAndCritic]:
+        """Policy and critic with all their weights in every process, which all enter together."""
+        with self.shell.filled(self.model) as plain:
+            yield plain
+
+
+def set_up(
+    settings: PPOSettings,
+    store: ReferenceStore,
+    accelerator: Accelerator,
+    sharding: Sharding,
+    run: RunDir,
+) -> Training:
+    """Load and prepare everything.
+
+    Raises:
+        InputError: a model, a reward or a text cannot be loaded, or the store has no training
+            prompts.
+    """
+    tokenizer = load_tokenizer(settings.model)
+    base = load_base(settings, accelerator)
+    plain = _build_models(settings, tokenizer, base)
+    for part in (one for one in plain.parts.values() if isinstance(one, PreTrainedModel)):
+        pack_prefixes(part)
+        if settings.gradient_checkpointing:
+            part.gradient_checkpointing_enable({"use_reentrant": False})
+    plain.train(settings.gradient_checkpointing)  # transformers checkpoints in this mode only
+    shell = Shell(plain, accelerator.device, sharding)
+    model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
+    reward = load_reward(
+        settings.reward,
+        accelerator,
+        weights=settings.reward_weights,
+        combination=settings.reward_combination,
+        sharding=sharding,
+        base=base,
+    )
+    prompts = store.by_prompt("train")
+    if not prompts:
+        raise InputError(
+            "The reference store has no training prompts (split train)",
+            "Make it from prompts of the train split: rlhf reference --prompts DIR …",
+        )
+    return Training(
+        accelerator=accelerator,
+        model=model,
+        optimizer=stepper,
+        tokenizer=tokenizer,
+        reward=reward,
+        reference_policy=reference_policy(settings.kl.source, store, accelerator),
+        store=store,
+        prompts=prompts,
+        reference_rewards=reward.of_store(store, tokenizer, accelerator.device),
+        texts=_read_texts(settings, tokenizer, accelerator.num_processes),
+        settings=settings,
+        run=run,
+        shell=shell,
+        frozen_bytes=_describe_sharing(accelerator, settings, base),
+    )
+
+
+def _new_optimizer(model: PolicyAndCritic) -> torch.optim.Optimizer:
+    """An optimizer with a group for the policy and one for the critic."""
+    groups = [
+        {"params": [one for one in part.parameters() if one.requires_grad]}
+        for part in model.parts.values()
+    ]
+    return torch.optim.AdamW(
+        groups, betas=(0.9, 0.95), eps=ADAM_EPSILON, weight_decay=0.0, fused=True
+    )
+
+
+def _build_models(
+    settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, base: PreTrainedModel | None
+) -> PolicyAndCritic:
+    if base is None:
+        policy, alpha = load_causal_lm(settings.model), 2 * settings.lora_rank
+        if settings.lora_rank:
+            add_adapters(policy, settings.lora_rank, alpha, settings.seed)
+    else:
+        policy = policy_on(base, settings)
+        if settings.has_critic and settings.critic == "own":
+            pad_token_id = int(tokenizer.pad_token_id)
+            return PolicyAndCritic(policy, *critic_on(base, settings, pad_token_id))
+    return PolicyAndCritic(policy, *new_critic(settings, tokenizer))
+
+
+def _describe_sharing(
+    accelerator: Accelerator, settings: PPOSettings, base: PreTrainedModel | None
+) -> dict[str, int] | None:
+    if base is None:
+        return None
+    found = frozen_bytes(base, settings)
+    shared, separate = (f"{found[name] / 2**30:.3g} GiB" for name in ("shared", "separate"))
+    words = f"Frozen weights: {shared}, shared by all roles; a copy for each would be {separate}."
+    accelerator.print(words, file=sys.stderr)
+    return found
+
+
+def _read_texts(
+    settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, processes: int
+) -> list[list[int]]:
+    """Pieces of pretraining text: as many as all steps take, where the file has them."""
+    if settings.ptx_data is None:
+        return []
+    limit = settings.steps * processes * pieces_per_step(settings, processes)
+    return read_pieces(settings.ptx_data, tokenizer, settings.ptx_length, limit)

@@ -1,0 +1,122 @@
+"""Both engines sample what the policy says, and tell what they thought of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
+
+from policies.audit import score_responses
+from policies.continuous import rounded
+from policies.generate import Sample, draw, sample_responses
+from policies.invariants import check_step
+from policies.packing import pack_prefixes
+from rlhf.distributed import start
+from rlhf.errors import GuardError, InputError
+from rlhf.models import load_causal_lm
+from rlhf.records import Sampling
+from rlhf.tokens import load_tokenizer
+
+PROMPTS = [[5, 6, 7, 8], [9, 10], [5, 6, 7, 11, 12], [13], [14, 15, 16]]
+TEMPERATURE = 0.7
+SAMPLING = Sampling(temperature=TEMPERATURE, max_new_tokens=6, seed=0)
+
+
+@pytest.fixture
+def model(tiny_model: Path) -> PreTrainedModel:
+    loaded = load_causal_lm(str(tiny_model)).eval()
+    pack_prefixes(loaded)
+    return loaded
+
+
+def sample(
+    model: PreTrainedModel, folder: Path, engine: str, sampling: Sampling = SAMPLING
+) -> tuple[Accelerator, list[Sample]]:
+    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
+    found = sample_responses(
+        accelerator,
+        model,
+        tokenizer,
+        PROMPTS,
+        sampling,
+        3,
+        engine=engine,
+    )
+    return accelerator, found
+
+
+@pytest.mark.parametrize("engine", ["generate", "continuous"])
+def test_the_samplers_log_probs_are_the_trainers(
+    model: PreTrainedModel, tiny_model: Path, engine: str
+) -> None:
+    accelerator, samples = sample(model, tiny_model, engine)
+    expected = score_responses(
+        accelerator,
+        model,
+        load_tokenizer(str(tiny_model)),
+        PROMPTS,
+        [one.token_ids for one in samples],
+        TEMPERATURE,
+    )
+    for one, theirs in zip(samples, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(one.log_probs), theirs, rtol=0, atol=1e-4)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    torch.manual_seed(0)
+    probabilities = torch.zeros(600)  # three parts, the last one short
+    places, shares = [0, 1, 255, 256, 300, 599], [0.3, 0.05, 0.15, 0.2, 0.1, 0.2]
+    probabilities[places] = torch.tensor(shares)
+    counts = draw(probabilities.expand(20_000, -1)).flatten().bincount(minlength=600) / 20_000
+    assert counts.sum() == pytest.approx(1)
+    # three standard deviations of the likeliest: 3 √(.3 · .7 / 20000) = .0097
+    torch.testing.assert_close(counts[places], torch.tensor(shares), rtol=0, atol=0.0097)
+    assert counts[probabilities == 0].sum() == 0
+
+
+def test_sampling_from_the_likeliest_token_alone_is_greedy(
+    model: PreTrainedModel, tiny_model: Path
+) -> None:
+    for narrow in ({"top_k": 1}, {"top_p": 1e-6}):
+        sampling = replace(SAMPLING, **narrow)
+        _, samples = sample(model, tiny_model, "generate", sampling)
+        for prompt, one in zip(PROMPTS, samples, strict=True):
+            ids = list(prompt)
+            for token in one.token_ids:
+                with torch.no_grad():
+                    assert int(model(torch.tensor([ids])).logits[0, -1].argmax()) == token
+                ids.append(token)
+
+
+def test_continuous_sampling_repeats_itself_and_leaves_the_model_alone(
+    model: PreTrainedModel, tiny_model: Path
+) -> None:
+    attention = model.config._attn_implementation
+    first, second = (sample(model, tiny_model, "continuous")[1] for _ in range(2))
+    assert first == second
+    assert model.config._attn_implementation == attention
+
+
+def test_rounded_weights_come_back_as_they_were(model: PreTrainedModel) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with rounded(model, torch.bfloat16):
+        assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_model_that_the_engine_cannot_run_is_refused(tiny_model: Path) -> None:
+    config = MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=300, state_size=4)
+    with pytest.raises(InputError, match="Continuous batching cannot run Mamba") as caught:
+        sample(MambaForCausalLM(config), tiny_model, "continuous")
+    assert caught.value.remedy == "Use --engine generate, which samples from every model."
+
+
+def test_a_sampler_that_disagrees_with_training_is_stopped_at_once(tmp_path: Path) -> None:
+    row = {"step": 1, "sampler_gap": 0.002, "approx_kl": 0.0, "entropy": 1.0}
+    with pytest.raises(GuardError, match=r"are 0\.0020 nats a token off"):
+        check_step(row, "no", tmp_path, single_update=False)
+    check_step({**row, "step": 2}, "no", tmp_path, single_update=False)
+    check_step(row, "bf16", tmp_path, single_update=True)

@@ -1,0 +1,65 @@
+"""What `rlhf ppo --dry-run` says of memory follows the settings."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from policies.memory import plan_memory, room_for
+from policies.settings import KLSettings, PPOSettings
+from rlhf.planner import read_shape
+from tests.policies.training import TrainingInputs
+
+
+@pytest.fixture
+def settings(training: TrainingInputs) -> PPOSettings:
+    return PPOSettings(
+        model=str(training.model),
+        reward=(str(training.reward),),
+        reference=training.reference,
+        out=training.reference,
+        precision="fp32",
+    )
+
+
+def test_lengths_are_those_of_the_store(settings: PPOSettings) -> None:
+    text = plan_memory(settings)
+    prompt = int(re.search(r"prompts of (\d+) tokens", text)[1])
+    assert f"16 × {prompt + 12} tokens" in text  # answers of at most 12 tokens
+    assert f"24 × {prompt + 12} tokens" in text  # and a stored row for every other one
+    counted = plan_memory(replace(settings, micro_tokens=3 * (prompt + 12) + 1))
+    assert counted.count(f" 3 × {prompt + 12} tokens") == 2  # policy and critic
+
+
+def test_each_role_has_its_lines(settings: PPOSettings) -> None:
+    def lines(**changes: object) -> str:
+        return plan_memory(replace(settings, **changes))
+
+    assert "critic" not in lines(advantages="rloo", samples_per_prompt=2)
+    assert "critic: activations" not in lines(critic="head")
+    assert "critic: trunk" in lines(critic_trains="head")
+    assert "reward model" not in lines(reward=("signal:tests.pipeline.signals:count_vowels",))
+    assert "2 of them" in lines(reward=settings.reward * 2)
+    assert "reference model: weights" in lines(kl=KLSettings(source="resident"))
+    assert "reference model: weights" not in lines()
+    assert "policy: frozen weights" in lines(lora_rank=4)
+    assert "policy: stepped weights" in lines(sharding="zero2", processes=2)
+
+
+def test_room_is_that_of_what_is_trained(settings: PPOSettings) -> None:
+    shape = read_shape(settings.model)
+    whole = 2 * 12 * (shape.parameters + shape.reward_parameters) + 4 * shape.parameters
+    assert room_for(settings) == whole
+    assert room_for(replace(settings, lora_rank=4, critic="head")) == (
+        2 * 12 * (4 * shape.lora_rows + shape.hidden) + 4 * shape.parameters
+    )
+
+
+def test_a_shared_base_is_compared_with_separate_models(settings: PPOSettings) -> None:
+    shared = plan_memory(replace(settings, lora_rank=4, share_base=True))
+    apart = plan_memory(replace(settings, lora_rank=4))
+    assert "shared base: weights" in shared
+    peaks = [float(re.search(r"peak +([\d.]+)", text)[1]) for text in (shared, apart)]
+    said = float(re.search(r"Without --share-base the peak is ([\d.]+) GiB", shared)[1])
+    assert said == pytest.approx(peaks[1], rel=0.01)
+    assert peaks[0] < peaks[1]
