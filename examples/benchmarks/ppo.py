@@ -252,7 +252,7 @@ def measure_target(arguments: argparse.Namespace) -> Line:
     seconds, reached = {}, {}
     for name, steps in (("ours", ours), ("trl", theirs)):
         there = [place for place, value in enumerate(curves[name]) if value >= goal]
-        place = there[0] + WINDOW - 1 if there else len(steps) - 1
+        place = min(there[0] + WINDOW, len(steps)) - 1 if there else len(steps) - 1
         seconds[name], reached[name] = steps[place]["wall"], bool(there)
         words = f"after step {place + 1}" if there else "never; all its steps"
         print(
