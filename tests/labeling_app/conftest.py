@@ -1,13 +1,24 @@
 """A database on disk and short ways to fill it."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from labeling_app.queue import TaskQueue
 from labeling_app.store import Store
 from rlhf.records import Message, Prompt, Response, content_id
+
+Result = TypeVar("Result")
+
+
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run it in a thread of its own: playwright keeps a loop running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def build_prompt(text: str, split: str = "train") -> Prompt:

@@ -11,6 +11,7 @@ from labeling_app.access import Door, user_of_cookie
 from labeling_app.board_route import add_board_route
 from labeling_app.session import Board
 from labeling_app.users import User, Users
+from tests.labeling_app.conftest import run_async
 
 PASSWORD = "long enough"
 
@@ -73,6 +74,6 @@ def test_many_at_once_rank_everything_exactly_once(app, store, queue, fill):
     async def label_all() -> list[int]:
         return await asyncio.gather(*map(label, people))
 
-    assert sum(asyncio.run(label_all())) == 40
+    assert sum(run_async(label_all())) == 40
     tasks = [row[0] for row in store.connections.db.execute("SELECT task_id FROM rankings")]
     assert sorted(tasks) == list(range(1, 41))

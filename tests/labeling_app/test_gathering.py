@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from labeling_app.gathering import Gatherer
+from tests.labeling_app.conftest import run_async
 
 
 class Doubling:
@@ -38,7 +39,7 @@ def answers_of(doubling: Doubling, numbers: list[int], give_up: tuple[int, ...] 
         doubling.go.set()
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    return asyncio.run(ask())
+    return run_async(ask())
 
 
 @pytest.fixture

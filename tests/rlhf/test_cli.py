@@ -301,6 +301,7 @@ def test_a_process_left_by_another_lets_that_one_speak(
     probe, monkeypatch, capsys, rank: str, silent: bool
 ) -> None:
     monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     probe(fail=RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:19594"))
     assert cli.main(["probe", "--model", "m"]) == 1
     shown = capsys.readouterr().err
