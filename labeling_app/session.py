@@ -88,8 +88,9 @@ class Board:
         try:
             with self.store.connections.write() as db:
                 return [self._answer_apart(db, request) for request in requests]
-        except sqlite3.OperationalError as error:
-            if len(requests) > 1 and error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+        except sqlite3.Error as error:
+            is_busy = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+            if len(requests) > 1 and not is_busy:
                 return [self.answer_all([request])[0] for request in requests]
             problem = f"The database could not write ({error}). Your draft is kept."
             return [refusal(problem, retry=True)] * len(requests)

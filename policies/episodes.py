@@ -49,13 +49,13 @@ def deal(
         rank: of this process.
         ranks: how many processes there are.
     """
-    chosen = []
-    for position in range((step - 1) * per_step + rank, step * per_step, ranks):
-        epoch, place = divmod(position, len(items))
-        generator = torch.Generator().manual_seed(seed + epoch)
-        order = torch.randperm(len(items), generator=generator)
-        chosen.append(items[int(order[place])])
-    return chosen
+    positions = range((step - 1) * per_step + rank, step * per_step, ranks)
+    places = [divmod(position, len(items)) for position in positions]
+    orders = {
+        epoch: torch.randperm(len(items), generator=torch.Generator().manual_seed(seed + epoch))
+        for epoch in {epoch for epoch, _ in places}
+    }
+    return [items[int(orders[epoch][place])] for epoch, place in places]
 
 
 def choose_reference_rows(

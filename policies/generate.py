@@ -94,25 +94,42 @@ def sample_responses(
     Raises:
         InputError: the continuous engine cannot run this model.
     """
-    end = int(tokenizer.eos_token_id)
-    if engine == "continuous":
-        config = generation_config(tokenizer, sampling)
-        told = sample_continuously(accelerator, model, prompts, config, batch_size)
-        on_batch(len(prompts))
-        return [cut(ids, end, log_probs) for ids, log_probs in told]
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    samples: dict[int, Sample] = {}
     was_training = model.training
     model.eval()
+    try:
+        if engine == "continuous":
+            config = generation_config(tokenizer, sampling)
+            told = sample_continuously(accelerator, model, prompts, config, batch_size)
+            on_batch(len(prompts))
+        else:
+            told = _sample_batches(
+                accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
+            )
+    finally:
+        model.train(was_training)
+    end = int(tokenizer.eos_token_id)
+    return [cut(ids, end, log_probs) for ids, log_probs in told]
+
+
+def _sample_batches(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    batch_size: int,
+    on_batch: Callable[[int], None],
+) -> list[tuple[list[int], list[float]]]:
+    """Token ids and their log-probs in the order given; prompts of like length share a batch."""
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    told: dict[int, tuple[list[int], list[float]]] = {}
     for first in range(0, len(order), batch_size):
         rows = order[first : first + batch_size]
         part = [prompts[row] for row in rows]
         found = _sample_batch(accelerator, model, part, tokenizer, sampling)
-        for row, (ids, log_probs) in zip(rows, found, strict=True):
-            samples[row] = cut(ids, end, log_probs)
+        told.update(zip(rows, found, strict=True))
         on_batch(len(rows))
-    model.train(was_training)
-    return [samples[row] for row in range(len(prompts))]
+    return [told[row] for row in range(len(prompts))]
 
 
 def _sample_batch(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from policies.reference_store import open_store
 from policies.reward_sources import is_model
 from policies.settings import PPOSettings
+from rlhf.adapters import adapter_rank
 from rlhf.distributed import choose_precision
 from rlhf.models import model_folder
 from rlhf.planner import GIB, Plan, read_shape
@@ -52,6 +53,7 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
         share_base=settings.share_base,
         four_bits=settings.four_bit_base,
         resident=settings.kl.source == "resident",
+        reward_ranks=tuple(adapter_rank(name) or settings.lora_rank for name in models),
     )
     return models[0] if models else settings.model, roles
 

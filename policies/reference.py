@@ -32,7 +32,7 @@ from policies.reference_shards import ReferenceRow, TopTokens, shard_name, write
 from policies.reference_summary import write_manifest
 from policies.reward_sources import Reward, describe_rewards, load_reward
 from policies.settings import Precision
-from rlhf.distributed import start
+from rlhf.distributed import from_main, start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
 from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
@@ -75,11 +75,12 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         inputs |= describe_rewards([settings.reward], model_description)
     accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
-    if settings.shard is not None:  # jobs on unlike machines must not mix their precisions
-        settings = replace(settings, precision=precision, resume=True)
+    # machines that are unlike must not mix their precisions, be they other jobs' or a resumed run's
+    settings = replace(
+        settings, precision=precision, resume=settings.resume or settings.shard is not None
+    )
     run = open_stage(settings.out, "reference", settings, inputs, resume=settings.resume)
-    accelerator.wait_for_everyone()
-    if run.is_done:
+    if from_main(run.is_done):
         return run.read_report()
     shards = cut_into_shards(records, settings.prompts_per_shard)
     with stage_status(run, is_complete=run.report_json.is_file):
@@ -94,7 +95,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         )
         writer.write_missing(shards, run.outputs)
         accelerator.wait_for_everyone()
-        stored = [name for name in shards if (run.outputs / name).is_file()]
+        stored = from_main([name for name in shards if (run.outputs / name).is_file()])
         if len(stored) < len(shards):  # other jobs have yet to write theirs
             return {"shards": {"stored": len(stored), "of": len(shards)}}
         if accelerator.is_main_process:

@@ -1,7 +1,7 @@
 """Rewards for reference outputs that are already stored: `rlhf reference --reward R --out STORE`.
 
 Every state on the way is a valid store. Before another reward model's numbers are replaced, the
-manifest lets go of them; every shard changes in one moment; the manifest names the new rewards
+manifest stops naming them; every shard changes in one moment; the manifest names the new rewards
 when all shards have them. A killed run goes on with the shards that still lack them.
 """
 
@@ -20,7 +20,7 @@ from policies.reference_shards import (
 )
 from policies.reference_store import MANIFEST, read_manifest
 from policies.reward_sources import describe_rewards, is_model, load_reward
-from rlhf.distributed import start
+from rlhf.distributed import from_main, start
 from rlhf.errors import InputError
 from rlhf.jsonl import write_json
 from rlhf.metrics import progress
@@ -37,11 +37,11 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     """
     assert settings.reward is not None
     run = require_done(settings.out, "reference", "outputs")
-    manifest = read_manifest(run.outputs)
+    accelerator = start(settings.precision, settings.seed)
+    manifest = from_main(read_manifest(run.outputs))
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
     if manifest["reward"] == description:
         return run.read_report()
-    accelerator = start(settings.precision, settings.seed)
     if manifest["reward"] is not None:
         _require_replacing(settings, manifest["reward"], description)
         if accelerator.is_main_process:
@@ -62,9 +62,10 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
                 write_table(path, with_rewards(table, rewards), description["hash"])
             bar.advance(expected["rows"])
     accelerator.wait_for_everyone()
-    scored = [n for n in manifest["shards"] if reward_of(run.outputs / n) == description["hash"]]
-    if len(scored) < len(manifest["shards"]):
-        return {"shards": {"scored": len(scored), "of": len(manifest["shards"])}}
+    names = list(manifest["shards"])
+    scored = from_main([n for n in names if reward_of(run.outputs / n) == description["hash"]])
+    if len(scored) < len(names):
+        return {"shards": {"scored": len(scored), "of": len(names)}}
     if accelerator.is_main_process:
         _name_rewards(run, manifest, description)
     accelerator.wait_for_everyone()

@@ -12,7 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, overload
@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from policies.reference_shards import (
-    ROWS_READ_AT_ONCE,
     ReferenceRow,
     TopTokens,
     require_unchanged,
@@ -46,7 +45,7 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
-GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows
+GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows each, as shards are written
 SHARDS_CHECKED_AT_OPENING = 8  # the others are when they are first read
 
 
@@ -66,6 +65,7 @@ class StoredRows(Sequence[ReferenceRow]):
         self._scored = scored
         self._checked: set[str] = set()
         self._group = lru_cache(maxsize=GROUPS_IN_MEMORY)(self._read_group)
+        self._group_ends = cache(self._read_group_ends)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -82,8 +82,9 @@ class StoredRows(Sequence[ReferenceRow]):
         place = range(len(self))[index]
         shard = bisect_right(self._ends, place)
         begin: int = self._ends[shard] - self._shards[shard][1]["rows"]
-        group, row = divmod(place - begin, ROWS_READ_AT_ONCE)
-        return self._group(shard, group)[row]
+        ends = self._group_ends(shard)
+        group = bisect_right(ends, place - begin)
+        return self._group(shard, group)[place - begin - ends[group]]  # counted from its end
 
     def check(self, shard: int) -> None:
         """Refuse a shard that is not what the manifest says, unless it was checked before.
@@ -101,6 +102,13 @@ class StoredRows(Sequence[ReferenceRow]):
         for shard, (name, _) in enumerate(self._shards):
             self.check(shard)
             yield pq.ParquetFile(self._folder / name).read(columns=list(columns) or None)
+
+    def _read_group_ends(self, shard: int) -> list[int]:
+        """Where the row groups of a shard end; other programs pack rows otherwise."""
+        self.check(shard)
+        metadata = pq.ParquetFile(self._folder / self._shards[shard][0]).metadata
+        groups = range(metadata.num_row_groups)
+        return list(accumulate(metadata.row_group(group).num_rows for group in groups))
 
     def _read_group(self, shard: int, group: int) -> tuple[ReferenceRow, ...]:
         self.check(shard)

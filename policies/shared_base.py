@@ -30,11 +30,11 @@ def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
         model: what `describe_model` says of the policy.
 
     Raises:
-        InputError: one was trained whole, or beside other weights.
+        InputError: one was trained whole, beside other weights, or in the other form of these.
     """
     for name in filter(is_model, settings.reward if settings.share_base else ()):
         for folder in member_folders(name):
-            require_adapters(folder, model)
+            require_adapters(folder, model, four_bits=settings.four_bit_base)
 
 
 def load_base(settings: PPOSettings, accelerator: Accelerator) -> PreTrainedModel | None:

@@ -284,7 +284,7 @@ def measure_kl(
     if kl.target is None:
         return found
     if kl.source == "reference":
-        held_out = training.store.by_prompt("test") or list(training.prompts)
+        held_out = training.store.by_prompt("test") or training.prompts
         rows = [group[0] for group in held_out[:CONTROL_PROMPTS]]
         measured = measure_forward_kl(
             accelerator, model.policy, training.tokenizer, rows, training.store.sampling.temperature
@@ -305,7 +305,7 @@ def set_learning_rates(training: Training, step: int) -> None:
 def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
     """Audit both KLs on held-out prompts (else on training prompts) and sum up the run."""
     store, settings = training.store, training.settings
-    groups = (store.by_prompt("test") or list(training.prompts))[:AUDIT_PROMPTS]
+    groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
     set_seed(settings.seed)
     kl = audit_policy(
         training.accelerator, policy, training.tokenizer, store, groups, settings.sample_batch_size

@@ -238,8 +238,10 @@ def _micro_batches(
 ) -> list[tuple[Tensor, Tensor]]:
     """Deal rows of like length into micro-batches, so that little is spent on padding.
 
-    Stored rows, like texts, do not reach the critic. Where processes meet once, the last pass must
-    reach all weights; DeepSpeed meets in each, and starts to add up anew in the first.
+    Stored rows, like texts, do not reach the critic. Under a token budget they have micro-batches
+    of their own: where weights are divided, all processes must call the critic in the same ones.
+    DDP sums gradients over processes in the last pass only, so that pass must use every weight;
+    DeepSpeed sums in every pass and resets its sums in the first.
     """
     episodes, rows = minibatch.episodes, minibatch.reference_rows
     lengths = rollout.sequences.joined.mask.sum(dim=1).cpu()[episodes]
@@ -248,12 +250,12 @@ def _micro_batches(
         parts = episodes[lengths.argsort()].split(settings.micro_batch_size)
         row_parts = torch.tensor_split(rows[row_lengths.argsort()], len(parts))
         return list(zip(parts, row_parts, strict=True))
-    both = split_by_length(torch.cat([lengths, row_lengths]), 0, settings.micro_tokens)
-    pairs = [
-        (episodes[part[part < len(episodes)]], rows[part[part >= len(episodes)] - len(episodes)])
-        for part in split_alike(accelerator, both)
-    ]
-    pairs = sorted(pairs, key=lambda pair: len(pair[0]) > 0)
+
+    def split(each: Tensor) -> list[Tensor]:
+        return split_alike(accelerator, split_by_length(each, 0, settings.micro_tokens))
+
+    pairs = [(episodes[:0], rows[part]) for part in split(row_lengths)]
+    pairs += [(episodes[part], rows[:0]) for part in split(lengths)]
     return pairs[::-1] if is_zero(model) else pairs
 
 

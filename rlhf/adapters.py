@@ -34,6 +34,7 @@ HEAD = "score"
 WHOLE = (HEAD, "lm_head", "embed_out")  # of a model in 4 bits: its head or output matrix
 FOLDER = "adapter"
 BASE = "base.json"
+CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 
@@ -184,7 +185,11 @@ def save_adapters(
     with new_folder(folder / FOLDER) as partial:
         config.save_pretrained(str(partial))
         save_file(tensors, partial / WEIGHTS)
-        write_json(partial / BASE, base)
+        write_json(partial / BASE, {**base, "four_bits": _is_packed(classifier)})
+
+
+def _is_packed(model: nn.Module) -> bool:
+    return any(get_bnb_param_type(weight) for weight in model.parameters())
 
 
 def _config_of(model: Any) -> LoraConfig:
@@ -192,11 +197,16 @@ def _config_of(model: Any) -> LoraConfig:
     return config
 
 
-def require_adapters(folder: str, base: dict[str, str]) -> None:
+def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = False) -> None:
     """Refuse a reward model whose adapters do not belong beside these frozen weights.
 
+    Args:
+        folder: of the reward model.
+        base: what `describe_model` says of the model whose weights are frozen.
+        four_bits: whether they are held in 4 bits.
+
     Raises:
-        InputError: it was trained whole, or beside other weights.
+        InputError: it was trained whole, or beside other weights, or in the other form of these.
     """
     path = Path(folder) / FOLDER / BASE
     remedy = (
@@ -212,6 +222,21 @@ def require_adapters(folder: str, base: dict[str, str]) -> None:
             f"not {base['path']} ({base['hash']})",
             remedy,
         )
+    if trained_on.get("four_bits", False) != four_bits:
+        theirs, ours = ("as they are", "in 4 bits") if four_bits else ("in 4 bits", "as they are")
+        raise InputError(
+            f"The adapter of {folder} was trained beside weights held {theirs}, and the shared "
+            f"base holds them {ours}",
+            "Leave --four-bit-base out, or train it with --adapter qlora."
+            if four_bits
+            else "Add --four-bit-base, or train it with --adapter lora.",
+        )
+
+
+def adapter_rank(folder: str) -> int | None:
+    """The rank of the adapters that a reward model keeps; None where it keeps none."""
+    path = Path(folder) / FOLDER / CONFIG
+    return int(json.loads(path.read_text(encoding="utf-8"))["r"]) if path.is_file() else None
 
 
 def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:

@@ -36,7 +36,8 @@ def product_attention(
 ) -> tuple[Float[Tensor, "B Q H D"], None]:
     """Attention as transformers calls it: causal without a mask; long or single queries as ever."""
     queries, keys = query.shape[2], key.shape[2]
-    if query.device.type != "cpu" or queries == 1 or keys > LONGEST:
+    is_usual = queries == 1 or keys > LONGEST or bool(rest.get("dropout"))
+    if query.device.type != "cpu" or is_usual:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **rest
         )

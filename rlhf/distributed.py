@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -12,6 +13,7 @@ from accelerate.utils import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
+    broadcast_object_list,
     set_seed,
 )
 from torch import Tensor
@@ -27,6 +29,8 @@ from rlhf.errors import (
     KilledGroupError,
 )
 from rlhf.ranks import ATTEMPT
+
+Value = TypeVar("Value")
 
 RANK_SEED_STRIDE = 100_003
 SHUTDOWN_SECONDS = "240"  # for the step in work and a checkpoint, between SIGTERM and SIGKILL
@@ -179,6 +183,12 @@ def _multiplies_bf16() -> bool:
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def from_main(value: Value) -> Value:
+    """The main process's value, on every rank; on shared disks each may see something else."""
+    values: list[Value] = broadcast_object_list([value])
+    return values[0]
 
 
 def global_sum(accelerator: Accelerator, value: Tensor | float) -> Tensor:

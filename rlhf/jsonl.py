@@ -4,9 +4,11 @@ import gzip
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,6 +16,7 @@ from uuid import uuid4
 from rlhf.errors import InputError
 
 JsonObject = dict[str, Any]
+ABANDONED_SECONDS = 3600  # since the last write; several jobs may be writing the same file now
 
 
 class BadLineError(InputError):
@@ -114,8 +117,10 @@ def new_file(path: Path) -> Iterator[Path]:
     """Give a temporary path that, flushed to disk, becomes `path` when the block succeeds.
 
     Nobody else has its name: where two programs write the same file at once, the later one wins.
+    What killed programs have left of the file is removed once nobody can be writing it any more.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
     partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
     try:
         yield partial
@@ -124,6 +129,13 @@ def new_file(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
+        with suppress(FileNotFoundError):  # another job has removed or renamed it
+            if time.time() - partial.stat().st_mtime > ABANDONED_SECONDS and partial.is_file():
+                partial.unlink()
 
 
 @contextmanager

@@ -261,11 +261,6 @@ def reward_head(model: nn.Module) -> nn.Linear:
     return head
 
 
-def weights_bytes(name: str) -> int:
-    """The size of a model folder's weights; 0 for a model on the hub that is not here."""
-    return sum(file.stat().st_size for kind in WEIGHTS for file in Path(name).glob(kind))
-
-
 def model_fingerprint(name: str) -> str:
     """A hash that changes when the model's weights change."""
     folder = Path(name)

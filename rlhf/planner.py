@@ -219,7 +219,7 @@ def _trained(name: str, parameters: int, processes: int) -> list[Item]:
     return items
 
 
-def frozen_item(name: str, parameters: int) -> Item:
+def frozen_item(name: str, parameters: float) -> Item:
     """The weights of a model that is only asked."""
     return Item(f"{name}: weights", FP32 * parameters, "float32, frozen")
 
@@ -326,20 +326,41 @@ def sft_plan(
 
 
 def reference_plan(
-    shape: Shape, reward: Shape | None, *, batch: int, prompt: int, new: int, bf16: bool
+    shape: Shape,
+    reward: Shape | None,
+    *,
+    batch: int,
+    prompt: int,
+    new: int,
+    bf16: bool,
+    parts: int = 1,
 ) -> Plan:
-    """Storing reference outputs: one frozen model samples and scores, a reward model may judge."""
-    resident = [frozen_item("reference model", shape.parameters)]
+    """Storing reference outputs: one frozen model samples and scores, a reward model may judge.
+
+    Args:
+        shape: the model that answers.
+        reward: the one that judges, if any.
+        batch: sequences sampled or scored at once.
+        prompt: tokens of the longest prompts.
+        new: tokens of the longest responses.
+        bf16: autocast.
+        parts: processes that hold one model together.
+    """
+    resident = [frozen_item("reference model", shape.parameters / parts)]
     if reward is not None:
         resident.append(frozen_item("reward model", reward.reward_parameters))
+    matrices = shape.linear / parts
     layer = working_bytes(shape, batch * (prompt + new), prompt + new, bf16=bf16)
     scoring = (
-        *copies(shape.linear, bf16=bf16),
+        *copies(matrices, bf16=bf16),
         Item("one layer", layer, f"{batch} × {prompt + new} tokens"),
         Item("logits", logits_bytes(shape, batch * new), f"{batch} × {new} positions"),
     )
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {prompt} tokens",
         tuple(resident),
-        {"sampling": sampling_items(shape, batch, prompt, new, bf16=bf16), "scoring": scoring},
+        {
+            "sampling": sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices),
+            "scoring": scoring,
+        },
     )

@@ -42,6 +42,7 @@ class Roles:
         share_base: one frozen model under all roles.
         four_bits: it is held in 4 bits.
         resident: the original model stays in memory.
+        reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
     """
 
     critic: Critic = "own"
@@ -50,6 +51,17 @@ class Roles:
     share_base: bool = False
     four_bits: bool = False
     resident: bool = False
+    reward_ranks: tuple[int, ...] = ()
+
+    @property
+    def judging_ranks(self) -> tuple[int, ...]:
+        """Of each reward model's adapters."""
+        return self.reward_ranks or (self.lora_rank,) * self.reward_models
+
+    @property
+    def critic_rank(self) -> int:
+        """Of the critic's adapters, which start as the first reward model's."""
+        return next(iter(self.judging_ranks), self.lora_rank)
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class Spread:
 def trained_parameters(shape: Shape, reward: Shape, roles: Roles) -> dict[str, int]:
     """Parameters that are trained, by role."""
     policy = roles.lora_rank * shape.lora_rows or shape.parameters
-    own = roles.lora_rank * reward.lora_rows + reward.hidden if roles.share_base else None
+    own = roles.critic_rank * reward.lora_rows + reward.hidden if roles.share_base else None
     critic = {
         "own": reward.reward_parameters if own is None else own,
         "own head": reward.hidden,
@@ -204,7 +216,7 @@ def _stepping(trained: int, spread: Spread) -> tuple[Item, ...]:
 def _multiplied(shape: Shape, reward: Shape, roles: Roles) -> int:
     """Trained parameters that autocast multiplies in bf16, and keeps copies of."""
     policy = roles.lora_rank * shape.lora_rows or shape.linear
-    critic = roles.lora_rank * reward.lora_rows if roles.share_base else reward.trunk_linear
+    critic = roles.critic_rank * reward.lora_rows if roles.share_base else reward.trunk_linear
     return policy + critic if roles.critic == "own" else policy
 
 
@@ -231,12 +243,13 @@ def _frozen(shape: Shape, reward: Shape, roles: Roles, spread: Spread, *, bf16: 
         items.append(Item("reference model: weights", size, "float32, --kl.source resident"))
     number = "" if roles.reward_models == 1 else f", {roles.reward_models} of them"
     if roles.share_base:
-        adapters = FP32 * roles.lora_rank * reward.lora_rows
+        each_rank = FP32 * reward.lora_rows
         items.append(_base(shape, roles, bf16=bf16))
         if roles.critic == "own head":
-            items.append(Item("critic: adapters", adapters, "frozen"))
+            size = each_rank * roles.critic_rank
+            items.append(Item("critic: adapters", size, "frozen"))
         if roles.reward_models:
-            size = roles.reward_models * adapters
+            size = each_rank * sum(roles.judging_ranks)
             items.append(Item("reward model: adapters", size, f"frozen{number}"))
         return items
     if roles.lora_rank:

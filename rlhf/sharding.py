@@ -94,9 +94,9 @@ def choose_sharding(strategy: Strategy, *, offload: bool, group: int = 0) -> Sha
     wants_fsdp = os.environ.pop(ACCELERATE_FSDP, "false") == "true"
     wants_deepspeed = os.environ.pop(ACCELERATE_DEEPSPEED, "false") == "true"
     if strategy == "none" and wants_fsdp:
-        return _from_fsdp(FullyShardedDataParallelPlugin())
+        return _from_fsdp(FullyShardedDataParallelPlugin(), offload, group)
     if strategy == "none" and wants_deepspeed:
-        return _from_deepspeed(DeepSpeedPlugin())
+        return _from_deepspeed(DeepSpeedPlugin(), offload, group)
     sharding = Sharding(strategy, offload, group)
     if offload and not sharding.divides:
         raise ConfigError(
@@ -135,17 +135,21 @@ def _let_main_memory_speak() -> None:
         distributed.init_process_group("cuda:nccl,cpu:gloo", timeout=PATIENCE)
 
 
-def _from_fsdp(plugin: FullyShardedDataParallelPlugin) -> Sharding:
+def _from_fsdp(plugin: FullyShardedDataParallelPlugin, offload: bool, group: int) -> Sharding:
     if plugin.fsdp_version != 2:
         raise ConfigError(
             f"accelerate is configured for FSDP {plugin.fsdp_version}",
             "Write fsdp_version: 2 into its configuration, or give --sharding fsdp.",
         )
-    offload = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
-    return Sharding("fsdp", offload, reshard=bool(plugin.reshard_after_forward))
+    offload = offload or isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    sharding = Sharding("fsdp", offload, group, reshard=bool(plugin.reshard_after_forward))
+    _require_whole_groups(sharding)
+    if offload:
+        _let_main_memory_speak()
+    return sharding
 
 
-def _from_deepspeed(plugin: DeepSpeedPlugin) -> Sharding:
+def _from_deepspeed(plugin: DeepSpeedPlugin, offload: bool, group: int) -> Sharding:
     config = plugin.deepspeed_config
     stage = int(config["zero_optimization"]["stage"])
     if stage not in (1, 2, 3):
@@ -153,8 +157,15 @@ def _from_deepspeed(plugin: DeepSpeedPlugin) -> Sharding:
             f"DeepSpeed is configured with ZeRO stage {stage}",
             "Use stage 1, 2 or 3, or --sharding ddp.",
         )
+    if offload:
+        raise ConfigError(
+            "--offload has no meaning beside a DeepSpeed configuration",
+            f"Write offload_optimizer into that, or give --sharding zero{stage}.",
+        )
     strategies: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
-    return Sharding(strategies[stage], deepspeed=config)
+    sharding = Sharding(strategies[stage], group=group, deepspeed=config)
+    _require_whole_groups(sharding)
+    return sharding
 
 
 def prepare(

@@ -13,13 +13,14 @@ parameters, A parameters of LoRA adapters, G parameters of one layer and E outsi
                                         copies that autocast makes (not with checkpointing)
     FSDP     (16·P + 4·F)/N + 8·G + 4·E  no second copy of the weights; layers gathered in bf16: the
                                         one at work, the next, one's gradients; the rest whole
-    LoRA     2·P + 16·A + 2·F           frozen bf16 weights; only adapters are trained
+    LoRA     2·P + 16·A                 frozen bf16 weights; only adapters are trained
 
 The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits.
 FSDP in groups (`--shard-group`) divides by the size of a group instead of N; where activations are
 fewer than 8·E, what is outside of layers decides at the end of the backward pass: 12·E, with its
 gradients and their copy for the others. While PPO samples under ZeRO-3 or FSDP, every device holds
-policy and critic whole besides: 4·P.
+policy and critic whole besides: 4·P. LoRA is for PPO one model with `--share-base`, as in
+rlhf/ppo_plan.py. Reference outputs are made by a model that each device holds whole.
 
 Bytes that each device sends and receives in one optimizer step of M forward and backward passes,
 W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
@@ -37,14 +38,16 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
 from dataclasses import dataclass, replace
 
 from rlhf.planner import BF16, FP32, Plan, Shape, reference_plan, reward_plan
-from rlhf.ppo_plan import ppo_plan
+from rlhf.ppo_plan import Roles, ppo_plan
 
 STRATEGIES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA")
 BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
 WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
+ADAPTED_BY = {"reward": "--adapter lora", "ppo": "--share-base"}
 USABLE = 0.9
 MAX_GPUS = 4096
 MAX_BATCH = 1024
+NOTHING_FITS = "nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
         "ZeRO-2": 6 * trained + 16 * trained / gpus + frozen,
         "ZeRO-3": (20 * trained + frozen) / gpus,
         "FSDP": (16 * trained + frozen) / gpus,
-        "LoRA": BF16 * trained + 16 * sizes.adapters + BF16 * sizes.frozen,
+        "LoRA": BF16 * trained + 16 * sizes.adapters,
     }
     return float(held[strategy])
 
@@ -218,7 +221,7 @@ def _parts(strategy: str, load: Load, gpus: int) -> int:
     return load.group if strategy == "FSDP" and load.group else gpus
 
 
-def _plan(stage: str, shape: Shape, load: Load) -> Plan:
+def _plan(stage: str, shape: Shape, load: Load, roles: Roles | None = None, gpus: int = 1) -> Plan:
     prompt = load.length // 2
     new = load.length - prompt
     if stage == "reward":
@@ -241,15 +244,19 @@ def _plan(stage: str, shape: Shape, load: Load) -> Plan:
         prompt=prompt,
         new=new,
         bf16=True,
-        processes=1,
+        processes=gpus,
         checkpointing=load.checkpointing,
+        roles=roles,
     )
 
 
 def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> float:
     """Bytes on each of `gpus` devices for a stage (reward, reference or ppo) under a strategy."""
-    if stage == "reference" and strategy != "LoRA":
+    if stage == "reference":
         strategy = "DDP"  # whole in every process
+    if stage == "ppo" and strategy == "LoRA":
+        roles = Roles(lora_rank=load.lora_rank, share_base=True)
+        return _plan(stage, shape, load, roles, gpus).peak
     sizes, parts = sizes_of(stage, shape, load), _parts(strategy, load, gpus)
     needs = computing_bytes(stage, shape, load)
     if stage == "ppo" and gpus > 1 and strategy in WHOLE_WHILE_SAMPLING:
@@ -263,6 +270,8 @@ def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) 
 
 def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> str:
     """The fastest strategy that fits, with the largest batch; else what would make one fit."""
+    if stage == "reference":
+        return _reference_advice(shape, load, gpus, usable)
     checkpointed = replace(load, checkpointing=True)
     lightest = replace(checkpointed, batch=1)
     tries = (
@@ -274,18 +283,30 @@ def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> st
         for strategy in BY_TRAFFIC:
             if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
                 batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
-                return f"{stage}: {strategy}{words}, up to {batch} sequences in a forward pass."
-    together = _held_together(shape, load, gpus, usable) if stage == "reference" else 0
-    if together:
-        return f"reference: {together} processes with --tensor-parallel."
+                name = strategy
+                if strategy == "LoRA":
+                    name += f" ({ADAPTED_BY[stage]} --lora-rank {load.lora_rank})"
+                return f"{stage}: {name}{words}, up to {batch} sequences in a forward pass."
     count = 2 * gpus
     while count <= MAX_GPUS:
         if stage_bytes(stage, "FSDP", shape, replace(lightest, group=0), count) <= usable:
             return f"{stage}: FSDP fits on {count} such GPUs{tries[1][1]} and --batch 1."
         count *= 2
-    return (
-        f"{stage}: nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
-    )
+    return f"{stage}: {NOTHING_FITS}"
+
+
+def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str:
+    """A model in each process, else one that several hold together; nothing is trained."""
+    lightest = replace(load, batch=1)
+    for one in (load, lightest):
+        if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
+            batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
+            return f"reference: DDP, up to {batch} sequences in a forward pass."
+    for one, words in ((load, ""), (lightest, " and --batch-size 1")):
+        together = _held_together(shape, one, gpus, usable)
+        if together:
+            return f"reference: {together} processes with --tensor-parallel{words}."
+    return f"reference: {NOTHING_FITS}"
 
 
 def _held_together(shape: Shape, load: Load, gpus: int, usable: float) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.tracking import filter_trackers
+from accelerate.utils import patch_environment
 
 from rlhf.cluster import Tracker
 from rlhf.config import to_plain, without_secrets
@@ -41,18 +42,20 @@ def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any)
             f"--track {track} needs the package {track}, which is not installed",
             f"pip install {track}, or leave --track out: metrics.jsonl has the same numbers.",
         )
+    places = {}
     if track == "mlflow" and "MLFLOW_TRACKING_URI" not in os.environ:  # no server: files, here
-        os.environ["MLFLOW_TRACKING_URI"] = folder.resolve().as_uri()
-        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        places["MLFLOW_TRACKING_URI"] = folder.resolve().as_uri()
+        places["MLFLOW_ALLOW_FILE_STORE"] = "true"
     accelerator.project_configuration.set_directories(str(folder))
     name = "-".join(out.resolve().parts[-2:])
-    accelerator.init_trackers(name, config=flat(to_plain(without_secrets(settings))))
-    try:
-        yield
-    finally:
-        for one in accelerator.trackers:
-            one.finish()
-        accelerator.trackers.clear()
+    with patch_environment(**places):  # the next member of an ensemble has files of its own
+        accelerator.init_trackers(name, config=flat(to_plain(without_secrets(settings))))
+        try:
+            yield
+        finally:
+            for one in accelerator.trackers:
+                one.finish()
+            accelerator.trackers.clear()
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

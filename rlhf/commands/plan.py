@@ -35,7 +35,7 @@ class Settings:
     network: float = 0.0
     """Gigabytes a second that a device really sends to others."""
     lora_rank: int = 16
-    """Rank of the adapters in the line for LoRA."""
+    """Rank of the adapters in the line for LoRA: --adapter lora; for ppo --share-base."""
 
     def __post_init__(self) -> None:
         require_range("gpus", self.gpus, 1)

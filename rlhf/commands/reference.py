@@ -38,6 +38,7 @@ def memory_plan(settings: Settings) -> str:
     from rlhf.distributed import choose_precision
     from rlhf.models import model_folder
     from rlhf.planner import read_shape, reference_plan
+    from rlhf.ranks import world_size
 
     reward = None
     if settings.reward is not None and is_model(settings.reward):
@@ -49,4 +50,5 @@ def memory_plan(settings: Settings) -> str:
         prompt=ASSUMED_TOKENS,
         new=settings.max_new_tokens,
         bf16=choose_precision(settings.precision) == "bf16",
+        parts=max(settings.processes, world_size()) if settings.tensor_parallel else 1,
     ).text

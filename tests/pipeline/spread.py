@@ -51,6 +51,9 @@ SETTINGS = PPOSettings(
     kl=KLSettings(coefficient=0.3),
 )
 STEPS = 4
+# of two processes the first has sequences of 5 and 7 tokens, twice, the second four of 7: a first
+# batch by length alone would have an episode and a stored row here, and two episodes there
+MIXING = 14
 RATE = 1e-3
 
 
@@ -157,7 +160,7 @@ class PPO:
             self.optimizer,
             self.rollout,
             self.references,
-            replace(SETTINGS, micro_tokens=12, ptx_coefficient=0.5),
+            replace(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5),
             1.0,
             torch.Generator().manual_seed(number),
             stack_pieces(RESPONSES[rank::ranks], 0, self.accelerator.device),

@@ -99,6 +99,16 @@ def test_continuous_sampling_repeats_itself_and_leaves_the_model_alone(
     assert model.config._attn_implementation == attention
 
 
+@pytest.mark.parametrize("engine", ["generate", "continuous"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_in_training_stays_in_training(
+    model: PreTrainedModel, tiny_model: Path, engine: str, *, training: bool
+) -> None:
+    model.train(training)
+    sample(model, tiny_model, engine)
+    assert {part.training for part in model.modules()} == {training}
+
+
 def test_rounded_weights_come_back_as_they_were(model: PreTrainedModel) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with rounded(model, torch.bfloat16):

@@ -1,7 +1,9 @@
 """What `rlhf ppo --dry-run` says of memory follows the settings."""
 
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +65,16 @@ def test_a_shared_base_is_compared_with_separate_models(settings: PPOSettings) -
     said = float(re.search(r"Without --share-base the peak is ([\d.]+) GiB", shared)[1])
     assert said == pytest.approx(peaks[1], rel=0.01)
     assert peaks[0] < peaks[1]
+
+
+def test_adapters_of_reward_models_have_the_rank_they_were_trained_with(
+    settings: PPOSettings, tmp_path: Path
+) -> None:
+    shutil.copytree(settings.reward[0], tmp_path / "reward")
+    kept = tmp_path / "reward" / "adapter"
+    kept.mkdir()
+    (kept / "adapter_config.json").write_text('{"r": 3}', encoding="utf-8")
+    shape = read_shape(settings.model)
+    shared = replace(settings, lora_rank=4, share_base=True, reward=(str(tmp_path / "reward"),))
+    trained = 4 * shape.lora_rows + 3 * shape.lora_rows + shape.hidden
+    assert room_for(shared) == 2 * 12 * trained + 4 * shape.parameters

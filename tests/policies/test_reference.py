@@ -112,6 +112,16 @@ def test_jobs_with_other_settings_or_precision_do_not_mix(
     assert "was started with other settings (precision: fp32 → bf16)" in done.stderr
 
 
+def test_a_precision_that_the_machine_chose_is_written_down(
+    prompts: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "auto"
+    command = arguments(prompts, tiny_model, out)
+    assert main(["auto" if word == "fp32" else word for word in command]) == 0
+    precision = store_in(out).manifest["precision"]
+    assert f"precision: {precision}\n" in RunDir(out).config_file.read_text()
+
+
 @pytest.mark.parametrize("shard", ["4/4", "1", "-1/4", "a/b", "0/0"])
 def test_a_part_that_is_none_is_refused(
     prompts: Path, tiny_model: Path, tmp_path: Path, capsys, shard: str

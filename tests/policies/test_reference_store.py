@@ -101,13 +101,18 @@ def test_the_shards_of_a_large_store_are_checked_when_they_are_read(tmp_path: Pa
         open_store(outputs)
 
 
-def test_packing_the_same_rows_otherwise_changes_no_hash(tmp_path: Path) -> None:
-    shard = build_store(tmp_path / "store") / "train-00000.parquet"
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_packing_the_same_rows_otherwise_changes_no_hash_and_no_row(
+    tmp_path: Path, size: int
+) -> None:
+    outputs = build_store(tmp_path / "store", train=70, per_shard=50)
+    shard = outputs / "train-00000.parquet"
     table = read_table(shard)
     before = describe_shard(table)
-    pq.write_table(table, shard, row_group_size=1, compression="none", use_dictionary=False)
+    pq.write_table(table, shard, row_group_size=size, compression="none", use_dictionary=False)
     assert describe_shard(read_table(shard)) == before
     assert describe_shard(table.slice(1)) != before
+    assert open_store(outputs).rows[:140] == tuple(build_rows(range(70), 2, "train"))
 
 
 def test_rewards_do_not_change_what_a_store_is_but_are_checked(tmp_path: Path) -> None:

@@ -100,4 +100,4 @@ def test_the_adapters_are_kept_as_peft_reads_them(rankings, tiny_model, tmp_path
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert expected.abs().item() > 1e-3
     base = json.loads((folder / "adapter/base.json").read_text())
-    assert base == describe_model(str(tiny_model))
+    assert base == {**describe_model(str(tiny_model)), "four_bits": False}

@@ -110,7 +110,7 @@ def test_where_it_does_not_run_the_products_stay_and_say_so(capsys):
     )
 
 
-def test_a_cpu_and_short_rows_do_not_ask_for_it():
+def test_a_cpu_does_not_ask_for_it():
     row = torch.zeros(1, 4, flex.BLOCK + 1, 16)
     assert not flex.is_usable(row, row, row)
 

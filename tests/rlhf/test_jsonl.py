@@ -1,4 +1,6 @@
 import gzip
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,16 @@ def test_two_programs_may_write_one_file_at_once(tmp_path: Path) -> None:
         second.write_text("second", encoding="utf-8")
     assert file.read_text(encoding="utf-8") == "first"  # its block ended last
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_a_killed_program_left_of_a_file_is_removed(tmp_path: Path) -> None:
+    abandoned, in_work, of_another = (
+        tmp_path / f".{name}.partial" for name in ("a.json.0123abcd", "a.json.89ef0123", "b.json.0")
+    )
+    for partial in (abandoned, in_work, of_another):
+        partial.touch()
+    for partial in (abandoned, of_another):
+        os.utime(partial, (time.time() - 4000,) * 2)
+    write_json(tmp_path / "a.json", {})
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"a.json", in_work.name, of_another.name}

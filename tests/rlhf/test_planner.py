@@ -162,6 +162,15 @@ def test_the_plan_of_reference_outputs() -> None:
     assert "reward model: weights" not in sizes(alone, "scoring")
 
 
+def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
+    plan = planner.reference_plan(SHAPE, SHAPE, batch=4, prompt=3, new=5, bf16=True, parts=4)
+    for phase in ("sampling", "scoring"):
+        found = sizes(plan, phase)
+        assert found["reference model: weights"] == SHAPE.parameters
+        assert found["reward model: weights"] == 4 * (SHAPE.trunk + 8)
+        assert found["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800) / 4
+
+
 def test_a_plan_as_text() -> None:
     phases = {"sampling": (Item("cache", 2**30, "long"),), "stepping": (Item("sums", 2**20, "-"),)}
     plan = Plan("Memory", (Item("weights", 5 * 2**29, "4 bytes each"),), phases)

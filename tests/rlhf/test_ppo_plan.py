@@ -80,6 +80,11 @@ def test_one_base_under_all_roles() -> None:
     assert found["reward model: adapters"] == 4 * ADAPTERS
     assert "reward model: weights" not in found
     assert found["bf16 copies of the matrices"] == 2 * 2 * ADAPTERS
+    ranks = updating(roles=Roles(lora_rank=2, share_base=True, reward_ranks=(4, 6)))
+    assert ranks["policy: weights"] == 4 * ADAPTERS
+    assert ranks["critic: weights"] == 4 * (2 * ADAPTERS + 8)  # starts as the first
+    assert ranks["reward model: adapters"] == 4 * (2 + 3) * ADAPTERS
+    assert ranks["bf16 copies of the matrices"] == 2 * 3 * ADAPTERS
     packed = updating(roles=Roles(lora_rank=2, share_base=True, four_bits=True))
     assert packed["shared base: weights"] == 0.516 * 2 * LAYER + 2 * (POLICY - 2 * LAYER)
     whole = updating(roles=Roles(lora_rank=2, share_base=True), bf16=False)

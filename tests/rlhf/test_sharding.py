@@ -12,6 +12,7 @@ from rlhf.sharding import Sharding, Shell, assign, choose_sharding, prepare
 @pytest.fixture(autouse=True)
 def _in_a_group(monkeypatch) -> None:
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # offloading would form a group
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
         monkeypatch.delenv(name, raising=False)
 
@@ -58,6 +59,17 @@ def test_accelerates_fsdp_configuration_is_honoured(monkeypatch) -> None:
     assert choose_sharding("ddp", offload=False) == Sharding("ddp")
 
 
+def test_flags_go_with_accelerates_fsdp_configuration(monkeypatch) -> None:
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    expected = Sharding("fsdp", offload=True, group=2)
+    assert choose_sharding("none", offload=True, group=2) == expected
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="--shard-group 3 does not divide the 4 processes"):
+        choose_sharding("none", offload=False, group=3)
+
+
 def test_the_first_fsdp_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")
@@ -77,6 +89,12 @@ def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
     sharding = choose_sharding("none", offload=False)
     assert sharding.strategy == "zero3"
     assert sharding.deepspeed["zero_optimization"]["stage3_max_live_parameters"] == 7
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match="--offload has no meaning beside a DeepSpeed config"):
+        choose_sharding("none", offload=True)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match="--shard-group has no meaning with --sharding zero3"):
+        choose_sharding("none", offload=False, group=2)
 
 
 def test_deepspeed_that_is_not_there(monkeypatch) -> None:

@@ -46,7 +46,7 @@ OUTSIDE = 2 * 32001 * 4096 + 100_000_000 + 4096  # embeddings and norms, output 
         ("ZeRO-2", 600 + 1600 + 160, 600 + 400 + 160),
         ("ZeRO-3", 2000 + 160, 500 + 40),
         ("FSDP", 1600 + 160, 400 + 40),
-        ("LoRA", 200 + 48 + 80, 200 + 48 + 80),
+        ("LoRA", 200 + 48, 200 + 48),
     ],
 )
 def test_state_by_hand(strategy: str, one: float, four: float) -> None:
@@ -100,6 +100,7 @@ def test_more_devices_need_no_more_memory_each() -> None:
     for strategy in ("ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP"):
         needs = [stage_bytes("ppo", strategy, SHAPE, LOAD, gpus) for gpus in (2, 4, 8, 64)]
         assert needs == sorted(needs, reverse=True)
+        assert needs[0] > needs[-1]
 
 
 def test_groups_divide_by_their_size() -> None:
@@ -113,9 +114,28 @@ def test_groups_divide_by_their_size() -> None:
         )
 
 
-def test_reference_outputs_are_made_by_a_whole_model() -> None:
-    assert stage_bytes("reference", "FSDP", SHAPE, LOAD, 64) == stage_bytes(
-        "reference", "DDP", SHAPE, LOAD, 1
+def test_reference_outputs_are_made_by_a_whole_float32_model() -> None:
+    computing = max(computing_bytes("reference", SHAPE, LOAD).values())
+    for strategy in ("DDP", "FSDP", "LoRA"):
+        needs = stage_bytes("reference", strategy, SHAPE, LOAD, 64)
+        assert needs == 4 * SHAPE.parameters + computing
+
+
+def test_adapters_of_ppo_share_one_frozen_model() -> None:
+    computing = max(computing_bytes("ppo", SHAPE, LOAD).values())
+    adapters = 16 * 2_000_000  # of policy, critic and reward model each
+    trained = 2 * adapters + 4096
+    state = 2 * 7_000_000_000 + 16 * trained + 4 * adapters + 2 * 2 * adapters
+    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 1) == state + computing
+    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 8) == state + computing + 4 * trained
+
+
+def test_advice_names_the_flags_of_adapters() -> None:
+    assert advice("reward", SHAPE, LOAD, 1, 30 * GIB).startswith(
+        "reward: LoRA (--adapter lora --lora-rank 16), up to "
+    )
+    assert advice("ppo", SHAPE, LOAD, 1, 40 * GIB).startswith(
+        "ppo: LoRA (--share-base --lora-rank 16) with --gradient-checkpointing, up to "
     )
 
 
@@ -142,8 +162,20 @@ def test_advice_goes_from_the_cheap_to_the_dear() -> None:
     )
 
 
+def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
+    heavy = replace(LOAD, batch=256)
+    # 26.1 GiB of weights, and 0.4 for each sequence
+    assert advice("reference", SHAPE, heavy, 8, 30 * GIB) == (
+        "reference: DDP, up to 8 sequences in a forward pass."
+    )
+    assert advice("reference", SHAPE, heavy, 8, 14 * GIB) == (
+        "reference: 2 processes with --tensor-parallel and --batch-size 1."
+    )
+    assert advice("reference", SHAPE, LOAD, 1, 14 * GIB).startswith("reference: nothing fits")
+
+
 def test_a_reference_model_that_no_device_holds_is_held_together() -> None:
-    # 4 bytes for each of 7e9 parameters: 26 GiB, of four devices 6.5; 1.6 for what is computed
+    # 4 bytes for each of 7e9 parameters: 26.1 GiB, of four devices 6.5; 1.6 for what is computed
     assert advice("reference", SHAPE, LOAD, 8, 10 * GIB) == (
         "reference: 4 processes with --tensor-parallel."
     )

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ def test_an_mlflow_file_store_holds_what_was_logged(tmp_path: Path, monkeypatch)
     assert run.data.params["sharding"] == "fsdp"
     logged = client.get_metric_history(run.info.run_id, "loss")
     assert [(one.step, one.value) for one in logged] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_run_has_an_mlflow_store_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # to read them after the block
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for member in ("member-0", "member-1"):
+        accelerator = Accelerator(cpu=True)
+        with tracking(accelerator, "mlflow", tmp_path / member, ClusterSettings()):
+            accelerator.log({"loss": 1.0}, step=1)
+        assert "MLFLOW_TRACKING_URI" not in os.environ
+        client = mlflow.MlflowClient((tmp_path / member / "tracking").as_uri())
+        (experiment,) = client.search_experiments(filter_string=f"name LIKE '%{member}'")
+        assert len(client.search_runs([experiment.experiment_id])) == 1
 
 
 def test_no_tracker_is_the_default(tmp_path: Path) -> None:
