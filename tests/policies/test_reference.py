@@ -117,7 +117,8 @@ def test_a_precision_that_the_machine_chose_is_written_down(
 ) -> None:
     out = tmp_path / "auto"
     command = arguments(prompts, tiny_model, out)
-    assert main(["auto" if word == "fp32" else word for word in command]) == 0
+    done = run_process(*("auto" if word == "fp32" else word for word in command))
+    assert done.returncode == 0, done.stderr
     precision = store_in(out).manifest["precision"]
     assert f"precision: {precision}\n" in RunDir(out).config_file.read_text()
 
