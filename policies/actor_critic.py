@@ -58,12 +58,20 @@ class PolicyAndCritic(nn.Module):
         critic = {} if self.critic is None else {"critic": self.critic}
         return {"policy": self.policy, **critic}
 
+    @property
+    def reads_frozen_features(self) -> bool:
+        """True where the critic is a head on a frozen model of its own, read once for a rollout."""
+        if not isinstance(self.critic, PreTrainedModel):
+            return False
+        return not any(one.requires_grad for one in self.critic.base_model.parameters())
+
     def forward(
         self,
         sequences: Sequences,
         episodes: int,
         temperature: float,
         ids: Int[Tensor, "S R K"] | None = None,
+        critic_features: Float[Tensor, "E R d"] | None = None,
     ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "E R"] | None, Float[Tensor, "S R K"] | None]:
         """Log-probs of every response token, and values before each token of the first rows.
 
@@ -75,12 +83,17 @@ class PolicyAndCritic(nn.Module):
             episodes: how many of the rows are episodes; only they need values.
             temperature: sampling temperature.
             ids: K tokens to look up at every place of the S stored rows.
+            critic_features: what the critic's head reads, where that is known already.
 
         Returns:
             Log-probs of all rows; values of the first `episodes` rows, None without a critic or
             without episodes; log-probs of `ids`.
         """
-        logits, values = self.read(sequences, episodes)
+        if critic_features is None:
+            logits, values = self.read(sequences, episodes)
+        else:
+            logits = response_logits(self.policy, sequences)
+            values = self.values_of(critic_features)
         found = None if ids is None else log_probs_at(logits[episodes:], ids, temperature)
         return log_probs_of(logits, sequences.responses, temperature), values, found
 
@@ -101,13 +114,14 @@ class PolicyAndCritic(nn.Module):
             hook.remove()
         hidden = read[0] if self.critic.trains_policy else read[0].detach()
         hidden = hidden.view(*logits.shape[:2], -1)  # a packed row is one
-        return logits, self._values_of(hidden[:episodes]) if episodes else None
+        return logits, self.values_of(hidden[:episodes]) if episodes else None
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """The critic's value before each response token."""
-        return self._values_of(self.critic_features(sequences))
+        return self.values_of(self.critic_features(sequences))
 
-    def _values_of(self, hidden: Float[Tensor, "B R d"]) -> Float[Tensor, "B R"]:
+    def values_of(self, hidden: Float[Tensor, "B R d"]) -> Float[Tensor, "B R"]:
+        """What the critic's head makes of features."""
         head = reward_head(self.critic)
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = head(hidden.to(head.weight.dtype)).squeeze(2)

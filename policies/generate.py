@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -22,12 +23,13 @@ from transformers import (
 
 from policies.continuous import sample_continuously
 from policies.settings import Engine, GenerateSettings
+from reward.prefix import LEAST_SAVING, common_beginning, other_attention
 from rlhf.distributed import start
 from rlhf.errors import InputError
 from rlhf.metrics import progress
 from rlhf.models import describe_model, load_causal_lm, load_config
 from rlhf.records import Prompt, Response, Sampling, content_id
-from rlhf.tokens import encode_prompt, load_tokenizer, pad_left
+from rlhf.tokens import TokenBatch, encode_prompt, join, load_tokenizer, pad_left
 
 PART = 256  # words of the vocabulary that are summed together
 EMPTY_TEXT = "(no answer)"  # people must see that a model said nothing; the token ids stay exact
@@ -140,19 +142,42 @@ def _sample_batch(
     sampling: Sampling,
 ) -> list[tuple[list[int], list[float]]]:
     """Token ids up to the longest response, and their log-probs."""
-    batch = pad_left(prompts, int(tokenizer.pad_token_id)).to(accelerator.device)
     drawing = Draw()
     generate: Any = model.generate
     with accelerator.autocast():
+        batch, cache = _begin(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
         output = generate(
             input_ids=batch.ids,
             attention_mask=batch.mask.long(),
+            past_key_values=cache,
             generation_config=greedy_config(tokenizer, sampling.max_new_tokens),
             logits_processor=LogitsProcessorList([*warpers(sampling), drawing]),
         )
     new_ids = output[:, batch.ids.shape[1] :].tolist()
     log_probs = torch.stack(drawing.log_probs, dim=1).tolist()
     return list(zip(new_ids, log_probs, strict=True))
+
+
+def _begin(
+    model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, device: torch.device
+) -> tuple[TokenBatch, DynamicCache | None]:
+    """What to generate from; where much of it is common to all, that is read once, for the cache.
+
+    Padding then stands behind the common beginning.
+    """
+    padded = pad_left(prompts, pad_id).to(device)
+    common = common_beginning(prompts)
+    saved = common * (len(prompts) - 1)
+    if saved < LEAST_SAVING * padded.ids.numel() or other_attention(model.config):
+        return padded, None
+    first = torch.tensor([prompts[0][:common]], device=device)
+    cache = model(input_ids=first, use_cache=True, logits_to_keep=1).past_key_values
+    if not isinstance(cache, DynamicCache):
+        return padded, None
+    cache.batch_repeat_interleave(len(prompts))
+    rest = pad_left([one[common:] for one in prompts], pad_id).to(device)
+    ids = first.expand(len(prompts), -1)
+    return join(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)), rest), cache
 
 
 class Draw(LogitsProcessor):

@@ -10,7 +10,6 @@ Letters: B sequences, R response tokens, T tokens of the row, d hidden size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -21,13 +20,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from reward.model import Layout, Stretch
-from reward.prefix import other_attention, shared_prefix_attention
+from reward.prefix import LEAST_SAVING, common_beginning, shared_prefix_attention, try_attention
 from rlhf.tokens import TokenBatch, join, pad_left, pad_right, position_ids
 
 ATTENTION = "packed_sequences"
 TOLERANCES = {torch.float32: 1e-3}  # of the trunk's output, relative to its largest number
 ROUNDED = 0.03  # where weights are rounded to fewer bits
-LEAST_SAVING = 0.1  # of the tokens of padded rows: else the kernels for those are as good
 
 Group = tuple[int, list[int]]  # how many first tokens are shared, and by which sequences
 
@@ -87,10 +85,8 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
 
 
 def _together(rows: Sequence[list[int]]) -> list[Group]:
-    """One group of all; each keeps a token of its own."""
-    columns = zip(*rows, strict=False)
-    common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-    return [(min(common, min(map(len, rows)) - 1), list(range(len(rows))))]
+    """One group of all."""
+    return [(common_beginning(rows), list(range(len(rows))))]
 
 
 def _by_prompt(prompts: Sequence[list[int]]) -> list[Group]:
@@ -115,26 +111,9 @@ def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]
 
 
 def pack_prefixes(model: PreTrainedModel) -> str | None:
-    """Let a model read packed rows; where that would not be exact, say why and change nothing.
-
-    The answer is tried, not looked up: a small packed row must give what padded rows give.
-    """
-    reason: str | None = other_attention(model.config)
-    if reason:
-        return reason
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    if model.config._attn_implementation != ATTENTION:
-        return f"{type(model).__name__} has its own attention code"
-    try:
-        difference = _probe(model)
-    except (TypeError, ValueError, RuntimeError) as error:
-        model.set_attn_implementation(before)
-        return f"{type(model).__name__} cannot run on packed rows ({error})"
-    if difference > TOLERANCES.get(model.dtype, ROUNDED):
-        model.set_attn_implementation(before)
-        return f"packed rows change the output of {type(model).__name__} by {difference:.2%}"
-    return None
+    """Let a model read packed rows; where that would not be exact, say why and change nothing."""
+    tolerance = TOLERANCES.get(model.dtype, ROUNDED)
+    return try_attention(model, ATTENTION, lambda: _probe(model), tolerance)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from policies.advantages import (
 from policies.generate import Sample, decode, sample_responses
 from policies.guards import distinct_2
 from policies.kl import ReferencePolicy, measure_reference
-from policies.log_probs import Sequences, entropy_of, log_probs_of
+from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
 from policies.micro_batches import arrange, refit, split_by_length
 from policies.reference_store import ReferenceRow
 from policies.reward_sources import Reward
@@ -55,6 +55,8 @@ class Rollout:
     returns: Float[Tensor, "B R"]
     sampled_at: float
     """On time's monotonic clock: what came before was sampling, what comes after is scoring."""
+    critic_features: Float[Tensor, "B R d"] | None = None
+    """What a critic's head reads on a frozen model of its own: updates need not read it again."""
 
     @property
     def response_mask(self) -> Bool[Tensor, "B R"]:
@@ -101,7 +103,9 @@ def collect_rollout(
         scores, reference_scores, finished, mask.sum(dim=1), **settings.shaping
     )
     beat("measuring")
-    log_probs, entropy, values = _measure(accelerator, model, sequences, sampling, settings)
+    log_probs, entropy, values, critic_features = _measure(
+        accelerator, model, sequences, sampling, settings
+    )
     token_rewards, reference_log_probs = place_at_end(shaped + baseline, mask), None
     if reference is not None:
         rows = settings.micro_batch_size
@@ -119,6 +123,7 @@ def collect_rollout(
         reference_log_probs=reference_log_probs,
         entropy=entropy,
         old_values=values,
+        critic_features=critic_features,
         advantages=advantages,
         returns=returns,
         sampled_at=sampled_at,
@@ -185,17 +190,28 @@ def _measure(
     sequences: Sequences,
     sampling: Sampling,
     settings: PPOSettings,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, entropy and values (B, R), in batches of like length; no critic, no values."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Log-probs, entropy and values (B, R), in batches of like length; no critic, no values.
+
+    Fourth, what the critic's head reads (B, R, d), where it reads a frozen model of its own.
+    """
     shape = sequences.responses.ids.shape
     measured = torch.zeros((3, *shape), device=accelerator.device)
+    features: Tensor | None = None
     lengths = sequences.joined.mask.sum(dim=1)
     with accelerator.autocast():
         for rows in split_by_length(lengths, settings.micro_batch_size, settings.micro_tokens):
             part, mask = sequences.rows(rows), sequences.responses.mask[rows]
             part = arrange(part, settings.micro_tokens)
             responses = part.responses
-            logits, values = model.read(part, len(rows))
+            if model.reads_frozen_features:
+                logits, read = response_logits(model.policy, part), model.critic_features(part)
+                values: Tensor | None = model.values_of(read)
+                if features is None:
+                    features = read.new_zeros((*shape, read.shape[2]))
+                features[rows] = refit(read, responses.mask, mask)
+            else:
+                logits, values = model.read(part, len(rows))
             found = [
                 log_probs_of(logits, responses, sampling.temperature),
                 entropy_of(logits, responses, sampling.temperature),
@@ -204,7 +220,7 @@ def _measure(
                 found.append(values)
             for kind, numbers in enumerate(found):
                 measured[kind, rows] = refit(numbers, responses.mask, mask)
-    return measured[0], measured[1], measured[2]
+    return measured[0], measured[1], measured[2], features
 
 
 def describe_rollout(accelerator: Accelerator, rollout: Rollout) -> dict[str, float]:

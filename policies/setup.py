@@ -22,7 +22,8 @@ from rlhf.adapters import add_adapters
 from rlhf.errors import InputError
 from rlhf.models import load_causal_lm
 from rlhf.rundir import RunDir
-from rlhf.sharding import Sharding, Shell, prepare
+from rlhf.sharding import Sharding, prepare
+from rlhf.shell import Shell
 from rlhf.tokens import load_tokenizer
 
 ADAM_EPSILON = 1e-5  # PyTorch's default of 1e-8 makes early approx-KL several times larger
@@ -74,7 +75,9 @@ def set_up(
     base = load_base(settings, accelerator)
     plain = _build_models(settings, tokenizer, base)
     for part in (one for one in plain.parts.values() if isinstance(one, PreTrainedModel)):
-        pack_prefixes(part)
+        if obstacle := pack_prefixes(part):
+            words = f"Sequences are padded, which takes longer: {obstacle}."
+            accelerator.print(words, file=sys.stderr)
         if settings.gradient_checkpointing:
             part.gradient_checkpointing_enable({"use_reentrant": False})
     plain.train(settings.gradient_checkpointing)  # transformers checkpoints in this mode only

@@ -281,14 +281,18 @@ def _losses(
     top_ids, reference = None, references.log_probs
     if settings.kl.estimator == "top_k" and references.top_log_probs is not None:
         top_ids, reference = references.top_ids, references.top_log_probs
-    log_probs, values, top = model(
-        batch, len(episodes), temperature, None if top_ids is None else fit_row(top_ids)
-    )
-    value = torch.zeros((), device=mask.device)
 
     def fit(tensor: Tensor) -> Tensor:
         return refit(tensor[episodes], rollout.response_mask[episodes], mask)
 
+    log_probs, values, top = model(
+        batch,
+        len(episodes),
+        temperature,
+        None if top_ids is None else fit_row(top_ids),
+        None if rollout.critic_features is None else fit(rollout.critic_features),
+    )
+    value = torch.zeros((), device=mask.device)
     if values is not None:
         value = value_loss(
             values,

@@ -20,7 +20,8 @@ from rlhf.jsonl import write_json
 from rlhf.metrics import read_metrics
 from rlhf.models import empty_reward_model, load_reward_model, save_model
 from rlhf.rundir import RunDir
-from rlhf.sharding import full_state, unwrap
+from rlhf.sharding import unwrap
+from rlhf.shell import full_state
 
 CLASSIFIER_PREFIX = "classifier."
 REFERENCE_OUTPUTS = "reference outputs in the dataset"

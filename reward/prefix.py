@@ -10,13 +10,14 @@ takes its attention from there. `reward.products` does the work, on GPUs `reward
 Letters: T tokens, H heads, G heads with keys of their own (G ≤ H), D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from reward.flex import flex_prefix_attention, is_usable
@@ -28,6 +29,7 @@ from rlhf.tokens import pad_right
 
 ATTENTION = "shared_prefix"
 TOLERANCE = 1e-3  # relative to the largest reward
+LEAST_SAVING = 0.1  # of the tokens of padded rows: else the kernels for those are as good
 
 
 def pack(groups: Sequence[Group], pad_id: int) -> Inputs:
@@ -51,6 +53,13 @@ def pack(groups: Sequence[Group], pad_id: int) -> Inputs:
         torch.tensor([positions or [0]]),
         layout or (Stretch(1, ()),),
     )
+
+
+def common_beginning(rows: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all rows have in common; every row keeps one of its own."""
+    columns = zip(*rows, strict=False)
+    common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return min(common, min(map(len, rows)) - 1)
 
 
 def shared_prefix_attention(
@@ -78,27 +87,33 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
 
 
 def share_prompts(module: RewardModule) -> str | None:
-    """Switch a module to this attention; where it would not be exact, say why and change nothing.
+    """Switch a module to this attention; where not exact, say why and change nothing."""
+    return try_attention(module.classifier, ATTENTION, lambda: _probe(module), TOLERANCE)
 
-    The answer is tried, not looked up: a small packed row must give the rewards of padded rows.
+
+def try_attention(
+    model: PreTrainedModel, attention: str, probe: Callable[[], float], tolerance: float
+) -> str | None:
+    """Switch a model to a kind of attention for packed rows; else the reason why not.
+
+    The answer is tried, not looked up: `probe` runs a small packed row and the same sequences
+    padded, and gives the relative difference between what comes out.
     """
-    classifier = module.classifier
-    reason = other_attention(classifier.config)
-    if reason:
+    if reason := other_attention(model.config):
         return reason
-    before = classifier.config._attn_implementation
-    classifier.set_attn_implementation(ATTENTION)
-    if classifier.config._attn_implementation != ATTENTION:
-        return f"{type(classifier).__name__} has its own attention code"
+    before, name = model.config._attn_implementation, type(model).__name__
+    model.set_attn_implementation(attention)
+    if model.config._attn_implementation != attention:
+        return f"{name} has its own attention code"
     try:
-        difference = _probe(module)
+        difference = probe()
+        if difference <= tolerance:
+            return None
+        reason = f"packed rows change what {name} gives by {difference:.2%}"
     except (TypeError, ValueError, RuntimeError) as error:
-        classifier.set_attn_implementation(before)
-        return f"{type(classifier).__name__} cannot run on packed rows ({error})"
-    if difference > TOLERANCE:
-        classifier.set_attn_implementation(before)
-        return f"packed rows change the rewards of {type(classifier).__name__} by {difference:.2%}"
-    return None
+        reason = f"{name} cannot run on packed rows ({error})"
+    model.set_attn_implementation(before)
+    return reason
 
 
 def other_attention(config: PreTrainedConfig) -> str | None:

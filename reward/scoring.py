@@ -14,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reward.groups import Group
 from reward.model import Inputs, RewardModule, last_tokens
+from reward.prefix import LEAST_SAVING, common_beginning, pack, share_prompts
 from reward.settings import Combine
 from rlhf.adapters import load_reward_model_on
 from rlhf.errors import GuardError
@@ -39,12 +41,14 @@ class Scorer:
         combine: Combine,
         *,
         divided: bool = False,
+        shared: bool = False,
     ) -> None:
         self._members = members
         self._eos_id = eos_id
         self._accelerator = accelerator
         self._combine = combine
         self._divided = divided
+        self._shared = shared
         self.description = description
 
     def __call__(
@@ -103,11 +107,21 @@ class Scorer:
         return parts
 
     def _score(self, batch: TokenBatch) -> Tensor:
-        batch = close(batch, self._eos_id).to(self._accelerator.device)
-        reads = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
+        inputs = self._lay_out(close(batch, self._eos_id)).to(self._accelerator.device)
         with torch.no_grad(), self._accelerator.autocast():
-            inputs = Inputs(batch.ids, reads)
             return torch.stack([module(inputs) + bias for module, bias in self._members])
+
+    def _lay_out(self, batch: TokenBatch) -> Inputs:
+        """Rows, or one row with what all begin with once, where that saves much."""
+        if self._shared:
+            there = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
+            rows = [tuple(ids[mask].tolist()) for ids, mask in there]
+            if common := common_beginning(rows):
+                own = tuple(row[common:] for row in rows)
+                packed = pack([Group("", rows[0][:common], own)], 0)
+                if packed.ids.numel() <= (1 - LEAST_SAVING) * batch.ids.numel():
+                    return packed
+        return Inputs(batch.ids, last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1]))
 
 
 def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:
@@ -145,8 +159,12 @@ def load_scorer(
     description = loaded[0][2]
     eos_id = int(load_tokenizer(description["path"]).eos_token_id)
     members = [(module, bias) for module, bias, _ in loaded]
-    shared = divided is not None
-    return Scorer(members, description, eos_id, accelerator, combine, divided=shared)
+    # the attention of a shared base is the policy's
+    mine = divided is None and base is None
+    shared = mine and not any([share_prompts(module) for module, _ in members])
+    return Scorer(
+        members, description, eos_id, accelerator, combine, divided=bool(divided), shared=shared
+    )
 
 
 def member_folders(name: str) -> list[str]:

@@ -35,7 +35,8 @@ from rlhf.checkpoint import load_checkpoint, save_checkpoint
 from rlhf.distributed import start
 from rlhf.models import load_causal_lm, new_reward_model
 from rlhf.records import Message, Prompt, Sampling
-from rlhf.sharding import Sharding, Shell, choose_sharding, full_state, prepare
+from rlhf.sharding import Sharding, choose_sharding, prepare
+from rlhf.shell import Shell, full_state
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]

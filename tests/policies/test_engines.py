@@ -64,6 +64,23 @@ def test_the_samplers_log_probs_are_the_trainers(
         torch.testing.assert_close(torch.tensor(one.log_probs), theirs, rtol=0, atol=1e-4)
 
 
+def test_what_prompts_begin_with_in_common_is_read_once(
+    model: PreTrainedModel, tiny_model: Path
+) -> None:
+    prompts = [[5, 6, 7, 8], [5, 6, 7, 9, 10], [5, 6, 7]]
+    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(tiny_model))
+    reads: list[tuple[int, int]] = []
+    model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, inputs: reads.append(tuple(inputs[0].shape))
+    )
+    samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, 3)
+    assert reads[:3] == [(1, 2), (3, 3), (3, 1)]  # the shortest prompt keeps a token of its own
+    answers = [one.token_ids for one in samples]
+    expected = score_responses(accelerator, model, tokenizer, prompts, answers, TEMPERATURE)
+    for one, theirs in zip(samples, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(one.log_probs), theirs, rtol=0, atol=1e-4)
+
+
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     torch.manual_seed(0)
     probabilities = torch.zeros(600)  # three parts, the last one short

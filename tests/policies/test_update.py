@@ -105,6 +105,34 @@ def weights_after_update(
     return {k: v.clone() for k, v in plain.state_dict().items()}, statistics
 
 
+def test_a_frozen_critic_is_not_read_again(tiny_model: Path) -> None:
+    rollout = build_rollout()
+    frozen, again = build_model(tiny_model), build_model(tiny_model)
+    for model in (frozen, again):
+        model.critic.base_model.requires_grad_(False)
+    with torch.no_grad():
+        features = frozen.critic_features(rollout.sequences)
+    reads = []
+    frozen.critic.base_model.register_forward_hook(lambda *_: reads.append(1))
+    heads = []
+    for model, known in ((frozen, features), (again, None)):
+        trained = [one for one in model.parameters() if one.requires_grad]
+        update(
+            start("fp32", 0),
+            model,
+            torch.optim.SGD(trained, lr=0.1),
+            replace(rollout, critic_features=known),
+            reference_batch(build_rows(), 0, torch.device("cpu")),
+            replace(SETTINGS, micro_batch_size=2),
+            temperature=1.0,
+            generator=torch.Generator().manual_seed(0),
+        )
+        heads.append(model.critic.score.weight.detach().clone())
+    assert not reads
+    torch.testing.assert_close(*heads)
+    assert not torch.equal(heads[0], build_model(tiny_model).critic.score.weight)
+
+
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_the_micro_batch_size_changes_nothing(tiny_model: Path, size: int) -> None:
     expected, statistics = weights_after_update(tiny_model, build_rows(), micro_batch_size=2)

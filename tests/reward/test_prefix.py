@@ -106,5 +106,5 @@ def test_a_model_that_ignores_positions_is_found_out():
         return original(**{**inputs, "position_ids": None})
 
     trunk.forward = forgetful
-    assert "packed rows change the rewards" in share_prompts(RewardModule(classifier))
+    assert "packed rows change what" in share_prompts(RewardModule(classifier))
     assert classifier.config._attn_implementation != "shared_prefix"

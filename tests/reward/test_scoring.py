@@ -37,6 +37,20 @@ def test_scores_are_head_plus_bias_whatever_the_padding(reward_folder):
             assert scorer(batch, budget).tolist() == pytest.approx(expected, abs=1e-6)
 
 
+def test_what_rows_begin_with_in_common_is_read_once(reward_folder):
+    scorer = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
+    rows = [[5, 6, 7, 8, 9, 20, 2], [5, 6, 7, 8, 9, 21], [5, 6, 7, 8, 9]]
+    widths: list[int] = []
+    [(module, _)] = scorer._members
+    module.classifier.base_model.embed_tokens.register_forward_pre_hook(
+        lambda _, inputs: widths.append(inputs[0].numel())
+    )
+    together = scorer(pad_right(rows, 0)).tolist()
+    alone = [scorer(pad_right([row], 0)).item() for row in rows]
+    assert together == pytest.approx(alone, abs=1e-6)
+    assert widths[0] == 5 + 2 + 2 + 1  # closed by the end token, 2
+
+
 def test_scoring_works_under_bf16_autocast(reward_folder):
     exact = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
     batch = pad_right([[7, 8, 9], [10]], 0)

@@ -6,7 +6,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from rlhf.errors import ConfigError, InputError
-from rlhf.sharding import Sharding, Shell, assign, choose_sharding, prepare
+from rlhf.sharding import Sharding, assign, choose_sharding, prepare
+from rlhf.shell import Shell
 
 
 @pytest.fixture(autouse=True)
