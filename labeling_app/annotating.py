@@ -38,7 +38,7 @@ def annotate_with_signal(
             counts["ranked_before"] += 1
         else:
             scores = [signal(record.prompt.text, response.text) for response in record.responses]
-            batch.append(_ranking(record, name, tiers_of_scores(scores, tie_within)))
+            batch.append(_ranking(record, name, scores, tiers_of_scores(scores, tie_within)))
             counts["ranked"] += 1
         if len(batch) == BATCH:
             store.add_rankings(batch, supersede=True)
@@ -78,7 +78,9 @@ def tiers_of_scores(scores: list[float], tie_within: float) -> list[list[int]]:
     return tiers
 
 
-def _ranking(record: RankedPrompt, name: str, tiers: list[list[int]]) -> Ranking:
+def _ranking(
+    record: RankedPrompt, name: str, scores: list[float], tiers: list[list[int]]
+) -> Ranking:
     ids = tuple(tuple(record.responses[i].id for i in tier) for tier in tiers)
     everyone = sorted(response.id for response in record.responses)
     return Ranking(
@@ -87,4 +89,5 @@ def _ranking(record: RankedPrompt, name: str, tiers: list[list[int]]) -> Ranking
         annotator=name,
         kind="signal",
         tiers=ids,
+        scores=tuple(scores[i] for tier in tiers for i in tier),
     )

@@ -8,6 +8,7 @@ deferred, which under WAL ends in "database is locked" as soon as two such trans
 
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ class Connections:
         self._write_lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self.db.execute("PRAGMA journal_mode = WAL")
+            _choose_wal(self.db)
             with self.write() as db:
                 migrations.apply(db)
         except sqlite3.DatabaseError as error:
@@ -103,3 +104,16 @@ class Connections:
         for database in list(self._open):
             database.close()
         self._local = threading.local()
+
+
+def _choose_wal(db: Database) -> None:
+    """Keep the journal beside the file; SQLite does not wait here where two open a new one."""
+    give_up = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)

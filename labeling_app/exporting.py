@@ -3,6 +3,7 @@
 DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -45,13 +46,15 @@ def export(
     _require_content(store)
     show = _Names(store, real=names)
     records = [show.in_record(r) for r in store.ranked_prompts(kinds=kinds, annotators=annotators)]
-    if not any(record.rankings for record in records):
+    by_kind = Counter(ranking.kind for record in records for ranking in record.rankings)
+    if not by_kind:
         _raise_nothing_ranked(store, kinds, annotators)
     chosen = {"kinds": sorted(kinds), "annotators": sorted(map(show.of, annotators))}
+    extra = {"rankings_by_kind": dict(by_kind), "chosen": chosen}
     with new_folder(out) as folder:
         if format == "ranked":
-            return write_ranked(folder, records, {"chosen": chosen})
-        return _write_rows(folder, format, records, chosen)
+            return write_ranked(folder, records, extra)
+        return _write_rows(folder, format, records, extra)
 
 
 class _Names:
@@ -99,7 +102,7 @@ def _raise_nothing_ranked(
 
 
 def _write_rows(
-    folder: Path, format: Format, records: list[RankedPrompt], chosen: dict[str, Any]
+    folder: Path, format: Format, records: list[RankedPrompt], extra: dict[str, Any]
 ) -> dict[str, Any]:
     rows_of = ROWS[format]
     counts = {}
@@ -113,7 +116,7 @@ def _write_rows(
         "rows": counts,
         "rankings": sum(len(record.rankings) for record in records),
         "content_hash": folder_hash(folder, ("*.jsonl",)),
-        "chosen": chosen,
+        **extra,
     }
     write_json(folder / MANIFEST, manifest)
     return manifest

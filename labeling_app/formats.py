@@ -9,9 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
+from labeling_app.annotating import tiers_of_scores
 from labeling_app.checks import Purpose
 from rlhf.errors import InputError
 from rlhf.records import (
@@ -24,13 +26,19 @@ from rlhf.records import (
     Response,
     Split,
     content_id,
+    is_finite_number,
 )
 
 Tiers = Sequence[Sequence[int]]
+NEARLY = 0.85  # one letter of a short word, two of a long one
+KEYS = (
+    *("prompt", "messages", "responses", "models", "tiers", "strengths", "scores", "pairs"),
+    *("split", "source", "annotator", "kind", "purpose", "explanation", "chosen", "rejected"),
+)
 HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
 EXAMPLES = (
     'Write {"prompt": "…"}, {"messages": […]}, with "responses": ["…", "…"] and "tiers": [[0], [1]]'
-    ' if you have them, or {"prompt": "…", "chosen": "…", "rejected": "…"}.'
+    ' or "scores": [0.9, 0.2] if you have them, or {"prompt": "…", "chosen": "…", "rejected": "…"}.'
 )
 
 
@@ -58,12 +66,13 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """Responses in file order and the judgements over their positions."""
+    """Responses in file order, their scores if any, and the judgements over their positions."""
 
     texts: Sequence[str]
     models: Sequence[str]
     judgements: Sequence[Tiers] = ()
     strengths: tuple[int, ...] = ()
+    scores: Sequence[float] = ()
     kind: AnnotatorKind = "human"
 
 
@@ -76,6 +85,7 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     if isinstance(value.get("prompt"), dict):
         record = RankedPrompt.from_json(value)
         return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
+    _refuse_misspelt(value)
     if "chosen" in value and "rejected" in value:
         messages, answers = _read_preference(value)
     elif "completions" in value and "instruction" in value:
@@ -85,6 +95,18 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     else:
         raise InputError(f"No known format has the fields {sorted(value)}", EXAMPLES)
     return _build(value, messages, answers, defaults)
+
+
+def _refuse_misspelt(value: JsonObject) -> None:
+    """A key that is nearly one of ours would be left out, and nobody would notice.
+
+    Other people's files have columns in the singular, such as `model`: those are left out.
+    """
+    absent = [key for key in KEYS if key not in value]
+    for key in sorted(set(value) - set(KEYS)):
+        close = get_close_matches(key, absent, n=1, cutoff=NEARLY)
+        if close and close[0] != f"{key}s":
+            raise InputError(f"Unknown key {key!r}", f"Did you mean {close[0]!r}? Rename it.")
 
 
 def _build(
@@ -102,6 +124,7 @@ def _build(
     rankings = []
     for judgement in answers.judgements:
         tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgement)
+        scores = [answers.scores[i] for tier in judgement for i in tier] if answers.scores else []
         ranking = Ranking(
             id=content_id("import", prompt.id, annotator, tiers, answers.strengths),
             prompt_id=prompt.id,
@@ -109,6 +132,7 @@ def _build(
             kind=kind,
             tiers=tiers,
             strengths=answers.strengths,
+            scores=tuple(scores),
         )
         rankings.append(ranking)
     check = _check(value, rankings)
@@ -189,13 +213,30 @@ def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
         given = item if isinstance(item, dict) else {"text": item}
         texts.append(_text(given.get("text"), f"response {index}"))
         names.append(str(given.get("model", model)))
+    scores = _checked_scores(value["scores"], len(texts)) if value.get("scores") else []
     if value.get("pairs"):
         judgements = judgements_of_pairs(value["pairs"], len(texts))
+    elif value.get("tiers"):
+        judgements = [_checked_tiers(value["tiers"], len(texts))]
     else:
-        judgements = [_checked_tiers(value["tiers"], len(texts))] if value.get("tiers") else []
+        judgements = [tiers_of_scores(scores, 0.0)] if len(scores) > 1 else []
     strengths = tuple(value.get("strengths") or ()) if value.get("tiers") else ()
-    answers = _Answers(texts=texts, models=names, judgements=judgements, strengths=strengths)
+    answers = _Answers(
+        texts=texts, models=names, judgements=judgements, strengths=strengths, scores=scores
+    )
     return _prompt_messages(value), answers
+
+
+def _checked_scores(scores: Any, num_responses: int) -> list[float]:
+    """Scores by position; where a line has no tiers, they make them, and equal ones tie."""
+    is_list = isinstance(scores, list) and len(scores) == num_responses
+    if not is_list or not all(map(is_finite_number, scores)):
+        raise InputError(
+            f"scores must hold a finite number for each of the {num_responses} responses, found "
+            f"{scores!r:.80}",
+            EXAMPLES,
+        )
+    return list(scores)
 
 
 def _checked_tiers(tiers: Any, num_responses: int) -> Tiers:
@@ -322,11 +363,12 @@ def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answer
     scores = [completion.get("overall_score") for completion in completions]
     texts = [_text(completion.get("response"), "a response") for completion in completions]
     models = [str(completion.get("model") or "imported") for completion in completions]
-    judgements: list[Tiers] = []
-    if len(scores) > 1 and all(isinstance(score, int | float) for score in scores):
-        if not all(map(isfinite, scores)):
-            raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
-        levels = sorted(set(scores), reverse=True)
-        judgements.append([[i for i, s in enumerate(scores) if s == level] for level in levels])
     messages = (Message(role="user", content=_text(value["instruction"], "instruction")),)
-    return messages, _Answers(texts=texts, models=models, judgements=judgements, kind="ai")
+    if len(scores) < 2 or not all(isinstance(score, int | float) for score in scores):
+        return messages, _Answers(texts=texts, models=models)
+    if not all(map(isfinite, scores)):
+        raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
+    tiers = tiers_of_scores(scores, 0.0)
+    return messages, _Answers(
+        texts=texts, models=models, judgements=[tiers], scores=scores, kind="ai"
+    )

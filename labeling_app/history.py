@@ -1,4 +1,4 @@
-"""What somebody has done lately, to look at and to change."""
+"""What people have done lately: one's own to look at and to change, and how much of all."""
 
 import json
 from dataclasses import dataclass
@@ -34,6 +34,13 @@ def recent_work(connections: Connections, annotator: str, limit: int = LIMIT) ->
         ORDER BY 2 DESC LIMIT :limit"""
     rows = connections.db.query(query, {"me": annotator, "limit": limit})
     return [_past(row) for row in rows]
+
+
+def num_made_since(connections: Connections, began: float) -> int:
+    """How many rankings people have made in the app since then; only those have an order shown."""
+    query = """SELECT COUNT(*) FROM rankings
+               WHERE live = 1 AND shown IS NOT NULL AND created_at >= ?"""
+    return int(connections.db.execute(query, [began]).fetchone()[0])
 
 
 def _past(row: dict[str, Any]) -> Past:

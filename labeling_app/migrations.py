@@ -217,6 +217,16 @@ DONE = (
 )
 
 
+SCORES = (
+    "ALTER TABLE rankings ADD COLUMN scores TEXT NOT NULL DEFAULT '[]'",
+    "DROP TRIGGER rankings_do_not_change",
+    """CREATE TRIGGER rankings_do_not_change BEFORE UPDATE OF
+            id, prompt_id, task_id, annotator, tiers, strengths, scores, flags, note, shown,
+            created_at ON rankings
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -269,4 +279,10 @@ def _drafts(db: Database) -> None:
 @migrations(name="009_done")
 def _done(db: Database) -> None:
     for statement in DONE:
+        db.execute(statement)
+
+
+@migrations(name="010_scores")
+def _scores(db: Database) -> None:
+    for statement in SCORES:
         db.execute(statement)

@@ -63,6 +63,15 @@ def ask_another(db: Database, task_id: int) -> None:
         db.execute("UPDATE tasks SET extra = 1, open = open + 1 WHERE id = ?", [task_id])
 
 
+def num_open(connections: Connections) -> int:
+    """How many tasks are not done yet: those that wait and those on somebody's screen."""
+    db = connections.db
+    [waiting] = db.execute("SELECT value FROM totals WHERE name = 'open'").fetchone()
+    query = """SELECT a.task_id FROM assignments a JOIN tasks t ON t.id = a.task_id
+               WHERE a.state = 'leased' AND a.expires_at > 0 AND t.open = 0"""
+    return int(waiting) + len({row[0] for row in db.execute(query)})
+
+
 def _setting(db: Database, name: str, default: float) -> float:
     row = db.execute("SELECT value FROM settings WHERE name = ?", [name]).fetchone()
     return float(row[0]) if row else default

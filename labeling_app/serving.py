@@ -3,6 +3,7 @@
 import gc
 import getpass
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from labeling_app.checks import CheckRates
+from labeling_app.history import num_made_since
 from labeling_app.live import Live, Note, Voice
-from labeling_app.overlap import set_another_below, set_overlap
+from labeling_app.overlap import num_open, set_another_below, set_overlap
 from labeling_app.queue import TaskQueue
 from labeling_app.session import Board
 from labeling_app.store import Store
@@ -38,7 +40,7 @@ def serve(
     live_responses: int = 2,
     note: Note | None = None,
 ) -> dict[str, int]:
-    """Serve the board until it is interrupted, then say how many rankings were made meanwhile.
+    """Serve the board until it is interrupted, then say how many rankings people made meanwhile.
 
     With voices people can ask them, and the database may be new. With users in it everybody signs
     in; without, one person labels on this machine.
@@ -61,7 +63,7 @@ def serve(
             set_overlap(store.connections, overlap)
         if another_below is not None:
             set_another_below(store.connections, another_below)
-        before = store.counts()["rankings"]
+        began = time.time()
         board = Board(
             store, queue, has_sign_in=local is None, rubric=_read_rubric(rubric), flags=flags
         )
@@ -70,8 +72,8 @@ def serve(
         )
         _run(board, live if voices else None, users, local, host, port)
         live.close()
-        counts = store.counts()
-    return {"new_rankings": counts["rankings"] - before, "open_tasks": counts["open"]}
+        new, left = num_made_since(store.connections, began), num_open(store.connections)
+    return {"new_rankings": new, "open_tasks": left}
 
 
 def _run(

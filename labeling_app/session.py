@@ -15,7 +15,9 @@ from sqlite_utils import Database
 
 from labeling_app.checks import feedback_on
 from labeling_app.deciding import open_decision, opinions_on
+from labeling_app.endings import cut_offs
 from labeling_app.history import recent_work
+from labeling_app.overlap import num_open
 from labeling_app.queue import Submission, Task, TaskQueue
 from labeling_app.rendering import conversation_to_html, to_html
 from labeling_app.store import Store
@@ -167,14 +169,27 @@ class Board:
             "annotator": annotator,
             "has_sign_in": self.has_sign_in,
             "done": self.queue.num_done(annotator),
-            "open": counts["open"],
+            "open": num_open(self.store.connections),
             "tasks": counts["tasks"],
             "flags": self.flags,
             "rubric": self.rubric,
             "skip_reasons": SKIP_REASONS,
-            "task": task_payload(task) if task else None,
+            "task": self._task_payload(task) if task else None,
             "opinions": self._opinions(task),
             "nothing_left": "" if task else self._nothing_left(annotator, counts),
+        }
+
+    def _task_payload(self, task: Task) -> Payload:
+        """A task as the browser gets it: sanitised HTML and positions, no ids and no names."""
+        endings = cut_offs(self.store.connections, task.shown)
+        return {
+            "id": task.id,
+            "prompt": conversation_to_html(task.messages),
+            "cards": [
+                {"html": to_html(text), "characters": len(text), "ending": ending}
+                for text, ending in zip(task.texts, endings, strict=True)
+            ],
+            "draft": task.draft,
         }
 
     def _opinions(self, task: Task | None) -> list[Payload]:
@@ -191,16 +206,6 @@ class Board:
         if not counts["tasks"]:
             return "There is nothing to rank yet: no prompt has two responses."
         return "You have done everything there is. Thank you!"
-
-
-def task_payload(task: Task) -> Payload:
-    """A task as the browser gets it: sanitised HTML and positions, no ids and no model names."""
-    return {
-        "id": task.id,
-        "prompt": conversation_to_html(task.messages),
-        "cards": [{"html": to_html(text), "characters": len(text)} for text in task.texts],
-        "draft": task.draft,
-    }
 
 
 def read_submission(payload: Payload) -> Submission:

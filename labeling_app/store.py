@@ -1,7 +1,8 @@
 """What the label database holds: prompts, responses, annotators and rankings.
 
 The other files that hold SQL have tables of their own, or one question of their own: `queue.py`,
-`overlap.py`, `checks.py`, `deciding.py`, `users.py`, `judge_log.py`; `history.py`, `quality.py`.
+`overlap.py`, `checks.py`, `deciding.py`, `users.py`, `judge_log.py`; `history.py`, `quality.py`,
+`endings.py`.
 A worked example:
 
     with Store(Path("labels.db")) as store:
@@ -244,6 +245,7 @@ def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
         "annotator": ranking.annotator,
         "tiers": _dump(ranking.tiers),
         "strengths": _dump(ranking.strengths),
+        "scores": _dump(ranking.scores),
         "flags": _dump(ranking.flags),
         "note": ranking.note,
         "created_at": time.time(),
@@ -266,6 +268,7 @@ def ranking_from_row(row: Row) -> Ranking:
         kind=row["kind"],
         tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
         strengths=tuple(strengths) if all(strengths) else (),
+        scores=tuple(json.loads(row["scores"])),
         flags=(*json.loads(row["flags"]), *([ADJUDICATED] if row["decides"] else [])),
         note=row["note"],
     )

@@ -104,10 +104,13 @@ def new_critic(
         width = load_config(settings.model).get_text_config().hidden_size
         return PolicyHead(width, trains_policy=settings.critic_trains == "all"), 0.0
     models = [name for name in settings.reward if is_model(name)]
+    together = settings.tensor_parallel > 1
     if models:
-        critic = load_reward_model(model_folder(models[0], "reward", "model"))
+        folder = model_folder(models[0], "reward", "model")
+        critic = load_reward_model(folder, together=together)
     else:
-        critic = new_reward_model(settings.model, int(tokenizer.pad_token_id), settings.seed)
+        pad_id = int(tokenizer.pad_token_id)
+        critic = new_reward_model(settings.model, pad_id, settings.seed, together=together)
     if settings.critic_trains == "head":
         critic.requires_grad_(False)
         reward_head(critic).requires_grad_(True)
@@ -140,7 +143,8 @@ def fit_critic(
     """
     prompts = prompts[:MAX_ROWS]
     targets = warmup_targets(prompts, reference_rewards, settings)
-    fitted, held_out = _moments(accelerator, model, prompts, targets, pad_id)
+    parts = settings.tensor_parallel
+    fitted, held_out = _moments(accelerator, model, prompts, targets, pad_id, parts)
     head = reward_head(model.critic)
     before = torch.cat([head.weight.detach()[0], model.value_bias[None]]).double()
     scores = {p: explained_variance(held_out, ridge(fitted, p)) for p in PENALTIES}
@@ -192,13 +196,16 @@ def _moments(
     prompts: Sequence[tuple[ReferenceRow, ...]],
     targets: Float[Tensor, " N"],
     pad_id: int,
+    parts: int,
 ) -> tuple[Moments, Moments]:
     """Moments over the response tokens of the fitted and of the held-out prompts."""
     rows = [row for group in prompts for row in group][:MAX_ROWS]
     held_out = torch.tensor(
         [place % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for place, g in enumerate(prompts) for _ in g]
     )
-    mine = range(accelerator.process_index, len(rows), accelerator.num_processes)
+    # processes that hold the model together read the same, and count it as often
+    first, step = accelerator.process_index // parts, accelerator.num_processes // parts
+    mine = range(first, len(rows), step)
     order = sorted(mine, key=lambda i: len(rows[i].prompt_ids) + len(rows[i].response_ids))
     width = reward_head(model.critic).in_features + 1
     zero = torch.zeros((width, width), dtype=torch.float64, device=accelerator.device)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from policies.statistics import Interval
+from rlhf.intervals import MIN_PROMPTS
 
 RIDGE = np.array([1e-3, 1e-2])  # keeps a model that always wins at a finite value
 MAX_STEPS = 50
@@ -40,8 +41,9 @@ def length_controlled_rate(
     scale = float(np.sqrt(np.mean(length_differences**2))) or 1.0
     longer = np.tanh(length_differences / scale)
     value = float(_rates(wins, longer, np.ones((1, wins.size)))[0])
-    if wins.size == 1:
-        return Interval(value=value, low=float("nan"), high=float("nan"), n=1, level=level)
+    if wins.size < MIN_PROMPTS:
+        nan = float("nan")
+        return Interval(value=value, low=nan, high=nan, n=wins.size, level=level)
     generator = np.random.default_rng(seed)
     counts = generator.multinomial(wins.size, np.full(wins.size, 1 / wins.size), size=samples)
     resampled = _rates(wins, longer, counts.astype(float))

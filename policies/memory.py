@@ -8,7 +8,7 @@ from policies.settings import PPOSettings
 from rlhf.adapters import adapter_rank
 from rlhf.distributed import choose_precision
 from rlhf.models import model_folder
-from rlhf.planner import GIB, Plan, read_shape
+from rlhf.planner import GIB, Plan, part_of, read_shape
 from rlhf.ppo_plan import Critic, Roles, Spread, ppo_plan, trained_parameters
 from rlhf.preflight import room_bytes
 from rlhf.ranks import world_size
@@ -75,9 +75,12 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         episodes, rows = max(1, settings.micro_tokens // (prompt + new)), 0
     processes = max(settings.processes, world_size())
     parts = settings.shard_group or processes
+    together = settings.tensor_parallel
+    if together > 1:
+        processes = parts = 1
     return ppo_plan(
-        read_shape(settings.model),
-        read_shape(critic),
+        part_of(read_shape(settings.model), together),
+        part_of(read_shape(critic), together),
         sample_batch=settings.sample_batch_size,
         episodes=episodes,
         reference_rows=rows,

@@ -45,6 +45,7 @@ from rlhf.models import (
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import open_stage, stage_status
+from rlhf.sharding import choose_sharding
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
 SHARD_SEED_STRIDE = 1_000_003
@@ -73,6 +74,8 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
+    if settings.tensor_parallel > 1:  # refused with another number of processes
+        choose_sharding("none", offload=False, tensor_parallel=settings.tensor_parallel)
     accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # machines that are unlike must not mix their precisions, be they other jobs' or a resumed run's
@@ -85,7 +88,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     shards = cut_into_shards(records, settings.prompts_per_shard)
     with stage_status(run, is_complete=run.report_json.is_file):
         run.outputs.mkdir(exist_ok=True)
-        together = settings.tensor_parallel and accelerator.num_processes > 1
+        together = settings.tensor_parallel > 1
         model = load_causal_lm(model_description["path"], together=together)
         model = model.to(accelerator.device).eval()
         reward = load_reward([settings.reward], accelerator) if settings.reward else None
@@ -159,7 +162,7 @@ def share(
 ) -> Sequence[str]:
     """The shards of this process: every n-th of its job's, which are every N-th of all."""
     job, jobs = settings.part
-    if settings.tensor_parallel:  # all processes work on each
+    if settings.tensor_parallel > 1:  # all processes work on each
         return names[job::jobs]
     return names[job::jobs][accelerator.process_index :: accelerator.num_processes]
 
@@ -204,7 +207,7 @@ class _ShardWriter:
                 if not (folder / name).is_file():
                     set_seed(self.settings.seed + SHARD_SEED_STRIDE * places[name])
                     rows = self._rows(shards[name], bar)
-                    if self.accelerator.is_main_process or not self.settings.tensor_parallel:
+                    if self.accelerator.is_main_process or self.settings.tensor_parallel == 1:
                         write_shard(folder / name, rows, reward)
                 else:
                     bar.advance(len(shards[name]) * self.settings.samples)

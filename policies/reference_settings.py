@@ -51,9 +51,9 @@ class ReferenceSettings:
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
     processes: int = 1
     """Processes to start on this machine."""
-    tensor_parallel: bool = False
-    """All processes hold one model together, a part of every matrix each, instead of one each: for
-    a model that one device does not hold. Several such groups are jobs with --shard."""
+    tensor_parallel: int = 1
+    """Processes that hold one model together, a part of every matrix each: all there are, for a
+    model that one device does not hold. Several such groups are jobs with --shard."""
     resume: bool = False
     """Go on with an unfinished --out."""
 
@@ -63,6 +63,7 @@ class ReferenceSettings:
         require_range("batch_size", self.batch_size, 1)
         require_range("prompts_per_shard", self.prompts_per_shard, 1)
         require_range("processes", self.processes, 1)
+        require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("store_top_k", self.store_top_k, 0)
         index, count = self.part
         if not index < count:

@@ -269,6 +269,7 @@ class PPOSettings(ClusterSettings):
                 "head.",
             )
         self._require_adapters()
+        self._require_together(lora_rank=0, engine="generate")
 
     def _require_adapters(self) -> None:
         if self.share_base and not self.lora_rank:

@@ -51,6 +51,18 @@ class Training:
     shell: Shell
     frozen_bytes: dict[str, int] | None
 
+    @property
+    def shares(self) -> int:
+        """Parts of a batch: a process has one, or processes that hold a model together."""
+        processes: int = self.accelerator.num_processes
+        return processes // self.settings.tensor_parallel
+
+    @property
+    def share(self) -> int:
+        """Which of them is this process's."""
+        number: int = self.accelerator.process_index
+        return number // self.settings.tensor_parallel
+
     @contextmanager
     def gathered(self) -> Iterator[PolicyAndCritic]:
         """Policy and critic with all their weights in every process, which all enter together."""
@@ -107,7 +119,9 @@ def set_up(
         store=store,
         prompts=prompts,
         reference_rewards=reward.of_store(store, tokenizer, accelerator.device),
-        texts=_read_texts(settings, tokenizer, accelerator.num_processes),
+        texts=_read_texts(
+            settings, tokenizer, accelerator.num_processes // settings.tensor_parallel
+        ),
         settings=settings,
         run=run,
         shell=shell,
@@ -130,7 +144,9 @@ def _build_models(
     settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, base: PreTrainedModel | None
 ) -> PolicyAndCritic:
     if base is None:
-        policy, alpha = load_causal_lm(settings.model), 2 * settings.lora_rank
+        together = settings.tensor_parallel > 1
+        policy = load_causal_lm(settings.model, together=together, trained=True)
+        alpha = 2 * settings.lora_rank
         if settings.lora_rank:
             add_adapters(policy, settings.lora_rank, alpha, settings.seed)
     else:

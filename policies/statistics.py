@@ -16,6 +16,8 @@ from numpy import ndarray
 from sacrebleu.metrics.bleu import BLEU
 from scipy import special, stats
 
+from rlhf.intervals import MIN_PROMPTS
+
 MAX_SELF_BLEU = 100  # texts; the cost grows with their square
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 RESAMPLES_PER_BATCH = 1000
@@ -26,7 +28,8 @@ class Interval:
     """A mean over prompts and its confidence interval.
 
     Worked example: wins of (1, 1, 0, 0.5) have the value 0.625; low and high come from resampling
-    the four. With a single prompt there is nothing to resample, and low and high are NaN.
+    them, were they five or more. Of fewer prompts low and high are NaN: resampling them gives
+    intervals that are far too narrow.
     """
 
     value: float
@@ -114,8 +117,8 @@ def bootstrap_interval(
     """The mean of `values` with its percentile bootstrap interval (Efron, 1979).
 
     Draw P prompts with replacement, take their mean, repeat; low and high are the (1 - level)/2 and
-    (1 + level)/2 quantiles of those means. Values that are all equal give an interval of no width,
-    however few they are: read it together with `sign_test`.
+    (1 + level)/2 quantiles of those means, NaN of fewer than five values. Values that are all equal
+    give an interval of no width: read it together with `sign_test`.
 
     Args:
         values: one number per prompt.
@@ -129,8 +132,9 @@ def bootstrap_interval(
     if values.size == 0:
         raise ValueError("no values: there is no interval")
     mean = float(values.mean())
-    if values.size == 1:
-        return Interval(value=mean, low=float("nan"), high=float("nan"), n=1, level=level)
+    if values.size < MIN_PROMPTS:
+        nan = float("nan")
+        return Interval(value=mean, low=nan, high=nan, n=values.size, level=level)
     result = stats.bootstrap(
         (values,),
         np.mean,

@@ -47,6 +47,7 @@ from rlhf.preflight import check_before_training, require_shared
 from rlhf.profiling import profiling
 from rlhf.rundir import open_stage, require_done, stage_status, watching_stage
 from rlhf.sharding import assign, choose_sharding, unwrap
+from rlhf.shell import full_state
 from rlhf.tracking import tracking
 from rlhf.watchdog import beat
 
@@ -79,7 +80,10 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     inputs |= describe_texts(settings.ptx_data)
     require_shared_base(settings, model)
     sharding = choose_sharding(
-        settings.sharding, offload=settings.offload, group=settings.shard_group
+        settings.sharding,
+        offload=settings.offload,
+        group=settings.shard_group,
+        tensor_parallel=settings.tensor_parallel,
     )
     if sharding.divides and settings.share_base:
         raise ConfigError(
@@ -87,7 +91,9 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
             "Leave --sharding out: every process holds the one frozen model.",
         )
     accelerator = start(settings.precision, settings.seed)
-    _require_even_split(settings, accelerator.num_processes)
+    if sharding.is_together:
+        set_seed(settings.seed)  # all processes sample the same
+    _require_even_split(settings, accelerator.num_processes // settings.tensor_parallel)
     check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "ppo", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
@@ -113,9 +119,12 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
             facts["critic_fit"] = before_training(training)
         train_loop(training, done, facts)
         with training.gathered() as plain:
-            if accelerator.is_main_process:
-                save_merged(plain.policy, training.tokenizer, run.policy)
+            together = sharding.is_together
+            whole = full_state(accelerator, plain.policy) if together else None
+            if together or accelerator.is_main_process:
                 found = report(training, plain.policy)
+            if accelerator.is_main_process:
+                save_merged(plain.policy, training.tokenizer, run.policy, whole)
                 kept = {"critic_fit": facts["critic_fit"], "frozen_bytes": training.frozen_bytes}
                 write_json(run.report_json, {**found, **kept})
             accelerator.wait_for_everyone()
@@ -201,8 +210,8 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         settings.episodes_per_step // settings.samples_per_prompt,
         settings.samples_per_prompt,
         settings.seed,
-        rank=accelerator.process_index,
-        ranks=accelerator.num_processes,
+        rank=training.share,
+        ranks=training.shares,
     )
     with training.gathered() as plain:
         rollout = collect_rollout(
@@ -246,13 +255,13 @@ def choose_texts(training: Training, step: int) -> Sequences | None:
     if not training.texts:
         return None
     accelerator, settings = training.accelerator, training.settings
-    ranks = accelerator.num_processes
+    ranks = training.shares
     pieces = deal(
         training.texts,
         step,
         ranks * pieces_per_step(settings, ranks),
         settings.seed,
-        rank=accelerator.process_index,
+        rank=training.share,
         ranks=ranks,
     )
     return stack_pieces(pieces, int(training.tokenizer.pad_token_id), accelerator.device)
@@ -332,5 +341,5 @@ def _require_even_split(settings: PPOSettings, processes: int) -> None:
 
 
 def _step_seed(training: Training, step: int) -> int:
-    rank: int = training.accelerator.process_index
-    return training.settings.seed + RANK_SEED_STRIDE * rank + STEP_SEED_STRIDE * step
+    stride = RANK_SEED_STRIDE * training.share
+    return training.settings.seed + stride + STEP_SEED_STRIDE * step

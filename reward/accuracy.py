@@ -8,19 +8,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
 
 from reward.groups import Group
+from rlhf.intervals import MIN_PROMPTS
 
 RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Share of pairs ordered as judged, its 95 % interval, and how many pairs and prompts."""
+    """Share of pairs ordered as judged, its 95 % interval, and how many pairs and prompts.
+
+    `low` and `high` are None where there are too few prompts for an interval.
+    """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     pairs: int
     prompts: int
 
@@ -55,9 +61,14 @@ def accuracy_of_counts(counts: Iterable[tuple[float, int]]) -> Accuracy | None:
     table = np.array([count for count in counts if count[1]], dtype=np.float64).reshape(-1, 2)
     if not len(table):
         return None
+    right, pairs = table.sum(axis=0)
+    low, high = _interval(table) if len(table) >= MIN_PROMPTS else (None, None)
+    return Accuracy(float(right / pairs), low, high, int(pairs), len(table))
+
+
+def _interval(table: Float[ndarray, "P 2"]) -> tuple[float, float]:
     generator = np.random.default_rng(0)
     drawn = generator.integers(len(table), size=(RESAMPLES, len(table)))
     sums = table[drawn].sum(axis=1)  # (resamples, 2)
     low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
-    right, pairs = table.sum(axis=0)
-    return Accuracy(float(right / pairs), float(low), float(high), int(pairs), len(table))
+    return float(low), float(high)

@@ -11,6 +11,7 @@ from reward.groups import (
     build_groups,
     build_reference_groups,
     hold_out,
+    standardise_scores,
     take_part,
 )
 from reward.settings import RewardSettings
@@ -52,10 +53,11 @@ def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
 def read_data(
     settings: RewardSettings, tokenizer: PreTrainedTokenizerBase, model_fingerprint: str
 ) -> Data:
-    """Read, encode and split the rankings.
+    """Read, encode and split the rankings; for a regression, standardise their scores.
 
     Raises:
-        InputError: no judged pair to train on or to measure with, or what `build_groups` refuses.
+        InputError: no judged pair to train on or to measure with, scores that are no targets, or
+        what `build_groups` refuses.
     """
     records = read_ranked(settings.rankings)
     _refuse_unknown_annotators(settings, records)
@@ -87,6 +89,8 @@ def read_data(
     if settings.eval_every:
         train, validation = hold_out(train, settings.held_out_fraction)
     _require_judgements(settings, len(records), train, held_out)
+    if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
+        train, validation = standardise_scores(train, validation)
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
     return Data(train, validation, held_out, reference, source, counts)
 
@@ -114,6 +118,24 @@ def _require_judgements(
             f"All judgements of the {len(train)} train prompts of {settings.rankings} are ties",
             "Ask for preferences: a reward model learns nothing from ties alone.",
         )
+
+
+def _have_scores(
+    settings: RewardSettings, records: list[RankedPrompt], groups: list[Group]
+) -> bool:
+    """Whether all rankings have scores, or none: scores and ranks are two scales."""
+    rankings = [ranking for group in groups for ranking in group.rankings]
+    scored = sum(bool(ranking.scores) for ranking in rankings)
+    if 0 < scored < len(rankings):
+        kinds = sorted({r.kind for record in records for r in record.rankings if r.scores})
+        raise InputError(
+            f"--loss regression wants one scale: of the training rankings in {settings.rankings}, "
+            f"{scored} have scores and {len(rankings) - scored} have none",
+            "Export those with scores alone, for example: rlhf export "
+            f"{' '.join(f'--kind {kind}' for kind in kinds)} --db DB --out DIR. Or use a loss that "
+            "only wants an order: --loss bradley_terry.",
+        )
+    return scored > 0
 
 
 def _refuse_unknown_annotators(settings: RewardSettings, records: list[RankedPrompt]) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import Prompt, RankedPrompt, Ranking, Response
 from rlhf.tokens import encode_prompt, encode_response, tokenizer_fingerprint
+
+SMALLEST_SPREAD = 1e-12  # of the largest score; less is rounding
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class TieredRanking:
-    """One annotator's ranking by numbers of responses, best tier first."""
+    """One annotator's ranking by numbers of responses, best tier first; scores where given."""
 
     tiers: tuple[tuple[int, ...], ...]
     annotator: str
     weight: float = 1.0
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ def build_groups(
     for record in records:
         group = _build_group(record, encoder)
         counts["rankings"] += len(record.rankings)
+        counts.update("rankings_with_scores" for ranking in record.rankings if ranking.scores)
         if group is None:
             counts["prompts_without_pairs"] += 1
         elif group.longest > encoder.max_length:
@@ -186,6 +191,35 @@ def take_part(groups: Sequence[Group], number: int) -> list[Group]:
     return [group for group in groups if group.prompt_id in ids]
 
 
+def standardise_scores(
+    train: Sequence[Group], others: Sequence[Group]
+) -> tuple[list[Group], list[Group]]:
+    """Both with scores that have mean 0 and standard deviation 1 over the rankings of `train`.
+
+    s → (s − mean) / deviation, where every score of every ranking counts once.
+
+    Raises:
+        InputError: the scores of `train` are all the same.
+    """
+    found = [score for group in train for r in group.rankings for score in r.scores]
+    scores = np.array(found, dtype=np.float64)
+    mean, deviation = float(scores.mean()), float(scores.std())
+    if not deviation > SMALLEST_SPREAD * np.abs(scores).max():
+        raise InputError(
+            f"The {len(scores)} scores of the training rankings are all {mean:g}",
+            "Give scores that differ, or use a loss that only wants an order: "
+            "--loss bradley_terry.",
+        )
+    return _rescale(train, mean, deviation), _rescale(others, mean, deviation)
+
+
+def _rescale(groups: Sequence[Group], mean: float, deviation: float) -> list[Group]:
+    def ranking(one: TieredRanking) -> TieredRanking:
+        return replace(one, scores=tuple((score - mean) / deviation for score in one.scores))
+
+    return [replace(group, rankings=tuple(map(ranking, group.rankings))) for group in groups]
+
+
 def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
     rankings = [
         ranking
@@ -207,6 +241,7 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
                 tuple(tuple(position[name] for name in tier) for tier in ranking.tiers),
                 ranking.annotator,
                 weight,
+                ranking.scores,
             )
             for ranking, weight in weighted
         ),

@@ -77,7 +77,7 @@ def measure_health(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         },
         "calibration": calibrate(verdicts),
         "longer_wins": _accuracy(verdicts, lambda v: how_right(v.lengths[0] - v.lengths[1])),
-        "people_agree": people_agree(verdicts),
+        "judges_agree": judges_agree(verdicts),
     }
 
 
@@ -127,7 +127,7 @@ def agreement_levels(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], 
     return levels
 
 
-def people_agree(verdicts: Sequence[Verdict]) -> dict[str, float] | None:
+def judges_agree(verdicts: Sequence[Verdict]) -> dict[str, float] | None:
     """How often two judges of the same two responses prefer the same one; None without such pairs.
 
     `ceiling` is what a model would reach that always knew the prevailing opinion p, if judges err

@@ -10,7 +10,7 @@ import torch
 from reward.settings import RewardSettings
 from rlhf.distributed import choose_precision
 from rlhf.errors import ConfigError
-from rlhf.planner import GIB, Item, Plan, Shape, read_shape, reward_plan
+from rlhf.planner import GIB, Item, Plan, Shape, part_of, read_shape, reward_plan
 from rlhf.preflight import room_bytes
 from rlhf.sharding import Sharding
 
@@ -33,13 +33,15 @@ def room_for(settings: RewardSettings) -> int:
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
     """What each process will hold, when the longest sequences come."""
+    together = settings.tensor_parallel
+    alone = max(settings.processes, int(os.environ.get("WORLD_SIZE", "1")))
     return reward_plan(
-        shape,
+        part_of(shape, together),
         tokens=max(settings.tokens_per_batch, settings.max_length),
         length=settings.max_length,
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.gradient_checkpointing,
-        processes=max(settings.processes, int(os.environ.get("WORLD_SIZE", "1"))),
+        processes=1 if together > 1 else alone,
         adapter=settings.adapter,
         lora_rank=settings.lora_rank,
     )
@@ -97,7 +99,8 @@ def require_memory(
     peak = divided_peak(plan, divided, parts)
     if peak <= has:
         return
-    ways = [*_lighter(settings, shape, has, divided, parts), *_elsewhere(plan, has)]
+    alone = plan_memory(replace(settings, tensor_parallel=1), shape)
+    ways = [*_lighter(settings, shape, has, divided, parts), *_elsewhere(alone, has)]
     listed = "\n".join(f"  {number}. {way}" for number, way in enumerate(ways[:WAYS_OUT], start=1))
     raise ConfigError(
         f"This training needs {peak / GIB:.1f} GiB in each process, which has "

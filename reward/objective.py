@@ -1,5 +1,6 @@
 """What a step minimises: the chosen loss over the judgements of some prompts, as one number."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -45,10 +46,14 @@ class PairTensors:
 
 @dataclass(frozen=True)
 class RankingTensors:
-    """The rankings of several groups; `tier` is 0 for the best, -1 where a row has no response."""
+    """The rankings of several groups; `tier` is 0 for the best, -1 where a row has no response.
+
+    `score` is NaN where none was given.
+    """
 
     response: Int[Tensor, "M K"]
     tier: Int[Tensor, "M K"]
+    score: Float[Tensor, "M K"]
     weight: Float[Tensor, " M"]
     prompt: Int[Tensor, " M"]
 
@@ -70,7 +75,9 @@ def sum_of_losses(
         if objective.loss == "plackett_luce":
             losses = plackett_luce(chosen, rankings.tier)
         else:
-            losses = regression(chosen, rank_targets(rankings.tier), rankings.tier >= 0)
+            ranks = rank_targets(rankings.tier)
+            targets = torch.where(rankings.score.isnan(), ranks, rankings.score)
+            losses = regression(chosen, targets, rankings.tier >= 0)
         total = sum_of_prompt_means(losses, rankings.weight, rankings.prompt)
     if objective.centring:
         squares = (first + second).square()
@@ -105,9 +112,14 @@ def to_ranking_tensors(groups: Sequence[Group], device: torch.device) -> Ranking
         for _, base, ranking in found
     ]
     table = pad_sequence([torch.tensor(row) for row in tiers], batch_first=True, padding_value=-1)
+    scores = [
+        torch.tensor(ranking.scores or [math.nan] * len(row), dtype=torch.float32)
+        for (_, _, ranking), row in zip(found, tiers, strict=True)
+    ]
     return RankingTensors(
         response=table[..., 0].clamp(min=0).to(device),
         tier=table[..., 1].to(device),
+        score=pad_sequence(scores, batch_first=True, padding_value=math.nan).to(device),
         weight=torch.tensor([ranking.weight for _, _, ranking in found], device=device),
         prompt=torch.tensor([number for number, _, _ in found], device=device),
     )

@@ -155,7 +155,11 @@ def load_scorer(
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
     divided = sharding if sharding is not None and sharding.divides_weights else None
-    loaded = [load_module(one, accelerator, divided, base) for one in member_folders(name)]
+    together = sharding is not None and sharding.is_together
+    loaded = [
+        load_module(one, accelerator, divided, base, together=together)
+        for one in member_folders(name)
+    ]
     description = loaded[0][2]
     eos_id = int(load_tokenizer(description["path"]).eos_token_id)
     members = [(module, bias) for module, bias, _ in loaded]
@@ -183,17 +187,22 @@ def load_module(
     accelerator: Accelerator,
     divided: Sharding | None = None,
     base: PreTrainedModel | None = None,
+    *,
+    together: bool = False,
 ) -> tuple[RewardModule, float, dict[str, str]]:
     """A reward model ready to score, the bias to add to its outputs, and its description.
 
     With `divided` every process keeps its part of the weights only; with `base` the weights are
-    those of that language model.
+    those of that language model; `together` all processes hold one model.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
     folder = model_folder(name, "reward", "model")
-    classifier = load_reward_model(folder) if base is None else load_reward_model_on(base, folder)
+    if base is None:
+        classifier = load_reward_model(folder, together=together)
+    else:
+        classifier = load_reward_model_on(base, folder)
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
     module = RewardModule(classifier).eval().requires_grad_(False)
     if divided is None:

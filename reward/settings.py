@@ -61,7 +61,7 @@ class RewardSettings(ClusterSettings):
     too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
     loss: Loss = "bradley_terry"
-    """All pairs; or whole rankings; or squared distance to the rank, scaled to -1 ... 1."""
+    """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
     margin: float = 0.0
     """Reward difference that bradley_terry asks for, per step of a ranking's strength."""
     centring: float = 0.0
@@ -110,6 +110,7 @@ class RewardSettings(ClusterSettings):
                 f"--seeds {','.join(map(str, self.seeds))} does not name different models",
                 "Give two or more different seeds, such as 0,1,2, or one --seed.",
             )
+        self._require_together(adapter="none", ddp_comm_hook="no", seeds=())
         require_range("eval_every", self.eval_every, 0)
         require_range("patience", self.patience, 0)
         require_range("lora_rank", self.lora_rank, 1)

@@ -34,6 +34,13 @@ class Trainee:
     tokens_per_batch: int
     objective: Objective
     shared: bool
+    tensor_parallel: int = 1
+
+    @property
+    def shares(self) -> int:
+        """Parts of a batch: a process has one, or processes that hold a model together."""
+        processes: int = self.accelerator.num_processes
+        return processes // self.tensor_parallel
 
 
 def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[str, float]:
@@ -54,7 +61,7 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
             rewards = forward(trainee, part)
             loss = sum_of_losses(trainee.objective, part, rewards)
             # Gradients are averaged over processes: divide the sum by the global count / processes.
-            backward(accelerator, module, loss * (accelerator.num_processes / len(groups)))
+            backward(accelerator, module, loss * (trainee.shares / len(groups)))
         totals += _tally(part, rewards, loss)
     beat("stepping")
     for parameters in trainee.optimizer.param_groups:
@@ -62,7 +69,8 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)
     trainee.optimizer.step()
     trainee.optimizer.zero_grad()
-    loss_sum, right, pairs = global_sum(accelerator, totals).tolist()
+    summed = global_sum(accelerator, totals) / trainee.tensor_parallel
+    loss_sum, right, pairs = summed.tolist()
     return {
         "loss": loss_sum / len(groups),
         "accuracy": right / max(pairs, 1),
@@ -95,11 +103,8 @@ def gather_by_prompt(
 
 def my_passes(trainee: Trainee, groups: Sequence[Group]) -> list[list[Group]]:
     """The forward passes of this process: which groups meet in each."""
-    accelerator = trainee.accelerator
-    plans = plan_step(
-        groups, accelerator.num_processes, trainee.tokens_per_batch, shared=trainee.shared
-    )
-    return plans[accelerator.process_index]
+    plans = plan_step(groups, trainee.shares, trainee.tokens_per_batch, shared=trainee.shared)
+    return plans[trainee.accelerator.process_index // trainee.tensor_parallel]
 
 
 def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:

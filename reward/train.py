@@ -75,7 +75,10 @@ def train_reward(settings: RewardSettings, sharding: Sharding | None = None) -> 
     """
     began = time.monotonic()
     sharding = sharding or choose_sharding(
-        settings.sharding, offload=settings.offload, group=settings.shard_group
+        settings.sharding,
+        offload=settings.offload,
+        group=settings.shard_group,
+        tensor_parallel=settings.tensor_parallel,
     )
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     parts = sharding.group or accelerator.num_processes
@@ -159,6 +162,7 @@ def _build_trainee(
         tokens_per_batch=settings.tokens_per_batch,
         objective=Objective(settings.loss, settings.margin, settings.centring),
         shared=settings.share_prompt and obstacle is None,
+        tensor_parallel=sharding.tensor_parallel,
     )
 
 
@@ -167,7 +171,8 @@ def _load_classifier(
 ) -> PreTrainedModel:
     """A model with a new head; frozen weights are held as they are multiplied, under adapters."""
     if settings.adapter == "none":
-        return new_reward_model(settings.model, pad_id, settings.seed)
+        together = settings.tensor_parallel > 1
+        return new_reward_model(settings.model, pad_id, settings.seed, together=together)
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     is_packed = settings.adapter == "qlora"
     packing = four_bits(dtype, "--adapter qlora", "--adapter lora") if is_packed else None

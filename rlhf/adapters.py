@@ -130,12 +130,24 @@ def merged_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, T
     return merged
 
 
-def save_merged(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a language model as a plain one, in float32 where adapters are merged in."""
-    if not hasattr(model, "peft_config"):
+def save_merged(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    whole: dict[str, Tensor] | None = None,
+) -> None:
+    """Save a language model as a plain one, in float32 where adapters are merged in.
+
+    Args:
+        model: what is saved.
+        tokenizer: saved beside it.
+        folder: of the saved model.
+        whole: its weights, where processes hold parts of them.
+    """
+    if not hasattr(model, "peft_config") and whole is None:
         save_model(model, tokenizer, folder)
         return
-    state = merged_weights(model, model.state_dict())
+    state = merged_weights(model, model.state_dict() if whole is None else whole)
     for name in model.all_tied_weights_keys:
         del state[name]
     plain = empty_causal_lm(model.config)

@@ -3,8 +3,8 @@
 Every command lives in its own file of `rlhf.commands` and offers three names: `Settings` (a
 dataclass whose fields are the flags), `run(settings)` (returns what the command found, as plain
 JSON values). A training adds `memory_plan(settings)` (the text that --dry-run adds), and a command
-whose result is more than a few values adds `describe(result)` (the text that people see). Nothing
-here imports torch: `rlhf --help` answers at once.
+whose result is more than a few values adds `describe(settings, result)` (the text that people see
+instead of a table). Nothing here imports torch: `rlhf --help` answers at once.
 """
 
 import json
@@ -15,7 +15,6 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +28,9 @@ from rich.table import Table
 from rlhf import __version__
 from rlhf.config import load_settings, to_plain, to_yaml
 from rlhf.diagnose import diagnose
-from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError
+from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.ranks import is_main_process
+from rlhf.usage import explain, show_panel
 
 COMMANDS = {
     "import": "import_",
@@ -79,6 +79,7 @@ def build_app() -> App:
         version=__version__,
         config=_settings_from_files,
         help_epilogue=None,
+        help_formatter=show_panel,
         suppress_keyboard_interrupt=False,  # it would exit with 130 before `main` can say 75
     )
     for place, (name, module) in enumerate(COMMANDS.items()):
@@ -97,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        command = tokens[0] if tokens and tokens[0] in COMMANDS else ""
-        message = str(error).strip()
-        return _fail(ConfigError(message, f"See: {' '.join(f'rlhf {command} --help'.split())}"))
+        named = COMMANDS.get(tokens[0]) if tokens else None
+        settings = import_module(f"rlhf.commands.{named}").Settings if named else None
+        return _fail(explain(error, tokens, list(COMMANDS), settings))
     except RlhfError as error:
         return _fail(error)
     except KeyboardInterrupt:
@@ -140,9 +141,12 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
             result, text = _dry_run(module, settings)
         else:
             result = module.run(settings)
-            text = module.describe(result) if hasattr(module, "describe") else ""
-        if is_main_process():  # the other processes of a group have nothing to add
-            _show(result, text, as_json=json)
+            text = ""
+        if not is_main_process():
+            return  # the other processes of a group have nothing to add
+        if hasattr(module, "describe") and not (text or json):
+            text = module.describe(settings, result)
+        _show(result, text, as_json=json)
 
     settings_type: Any = Annotated[module.Settings, Parameter(name="*")]
     several_files = Annotated[
@@ -227,8 +231,7 @@ def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: 
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"Did you mean {prefix}{close[0]}? " if close else ""
+            hint = did_you_mean(name, known, prefix)
             raise ConfigError(
                 f"Unknown setting {prefix}{key} in {source}",
                 f"{hint}The settings are: {', '.join(known)}.",

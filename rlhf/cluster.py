@@ -8,6 +8,7 @@ from rlhf.errors import ConfigError
 
 Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Tracker = Literal["none", "tensorboard", "mlflow", "wandb", "trackio"]
+BUCKET = 10**7  # gradients that DeepSpeed moves at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,9 @@ class ClusterSettings:
     shard_group: int = 0
     """With --sharding fsdp: processes that divide one copy, such as those of a machine; the other
     groups hold copies of it. 0: all divide one."""
+    tensor_parallel: int = 1
+    """Processes, all there are, that hold one model together, a part of every matrix each; where
+    transformers has a plan for the model."""
     save_minutes: float = 0.0
     """Minutes between checkpoints, besides --save-every; 0 for none."""
     max_restarts: int = 0
@@ -51,4 +55,16 @@ class ClusterSettings:
         if self.notify and not self.notify.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."
+            )
+
+    def _require_together(self, **usual: object) -> None:
+        """Refuse what models held together do not do: settings that are not as `usual`."""
+        require_range("tensor_parallel", self.tensor_parallel, 1)
+        usual |= {"sharding": "none", "shard_group": 0, "offload": False}
+        others = [name for name, value in usual.items() if getattr(self, name) != value]
+        if self.tensor_parallel > 1 and others:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in others)
+            raise ConfigError(
+                f"--tensor-parallel {self.tensor_parallel} does not go with {flags}",
+                "Leave one or the other out.",
             )

@@ -13,6 +13,11 @@ Every message says what is wrong, the value, and what to type next. `rlhf.cli` i
 that catches these; any other exception is our own bug and exits with 1 and its traceback.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+LIKENESS = 0.55  # of `--keep-lst` to `--keep-checkpoints`; difflib's own 0.6 would miss it
+
 
 class RlhfError(Exception):
     """A failure with a message for the user.
@@ -62,3 +67,11 @@ class LostPeerError(RlhfError):
 
 class MismatchError(InputError):
     """Processes of a group differ; all of them find it, the main one says it."""
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """`Did you mean …? ` for the known word that begins so, or is most like it; else empty."""
+    known = list(known)
+    begun = [one for one in known if word and one.startswith(word)]
+    close = begun or get_close_matches(word, known, n=1, cutoff=LIKENESS)
+    return f"Did you mean {prefix}{close[0]}? " if close else ""

@@ -7,9 +7,13 @@ scores.
 
 import math
 from pathlib import Path
+from ssl import SSLError
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -28,11 +32,14 @@ from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
 from rlhf.jsonl import new_folder
 from rlhf.model_card import model_card
+from rlhf.ranks import world_size
 from rlhf.rundir import RunDir, require_done
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
+HUB_SECONDS = 10
 CLASSIFIER = "ForSequenceClassification"
+SUMMED_AGAIN = "replicated_with_grad_allreduce"
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -52,6 +59,7 @@ def load_config(name: str) -> PreTrainedConfig:
             "HuggingFaceTB/SmolLM2-135M-Instruct.",
         )
     try:
+        _require_hub(name)
         config: PreTrainedConfig = AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise InputError(
@@ -62,6 +70,28 @@ def load_config(name: str) -> PreTrainedConfig:
         if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)
     return config
+
+
+def _require_hub(name: str) -> None:
+    """Ask the hub once, where its library would ask for 23 seconds, for what is not on this disk.
+
+    Raises:
+        InputError: the hub does not answer.
+    """
+    on_disk = Path(name).is_dir() or try_to_load_from_cache(name, "config.json")
+    if on_disk or constants.is_offline_mode():
+        return
+    try:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_SECONDS).close()
+    except HTTPError:
+        return  # it has answered
+    except OSError as error:
+        if isinstance(getattr(error, "reason", None), SSLError):
+            return  # its library may know certificates that Python does not
+        raise InputError(
+            f"{name} is no folder here, and the hub does not answer ({constants.ENDPOINT})",
+            "Check the name and the connection, or download the model and give its folder.",
+        ) from None
 
 
 def model_folder(name: str, stage: str, result: str) -> str:
@@ -81,6 +111,7 @@ def load_causal_lm(
     quantization: QuantizationConfigMixin | None = None,
     *,
     together: bool = False,
+    trained: bool = False,
 ) -> PreTrainedModel:
     """Load a language model.
 
@@ -90,12 +121,15 @@ def load_causal_lm(
         quantization: how the linear layers are packed instead.
         together: each process of the group holds a part of every matrix (tensor parallelism), and
             all must ask the model the same at the same time.
+        trained: they will train it.
 
     Raises:
         InputError: there is no such model, it has no weights, it is a reward model, or nobody has
             said how to divide it.
     """
     config = load_config(name)
+    if together and trained:
+        _require_trainable(name, config)
     if _architecture(config).endswith(CLASSIFIER):
         raise InputError(
             f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
@@ -110,6 +144,8 @@ def new_reward_model(
     seed: int,
     dtype: torch.dtype = torch.float32,
     quantization: QuantizationConfigMixin | None = None,
+    *,
+    together: bool = False,
 ) -> PreTrainedModel:
     """Put a fresh scalar head on a language model.
 
@@ -121,12 +157,17 @@ def new_reward_model(
         seed: of the head.
         dtype: of the weights; the head's are float32.
         quantization: how the linear layers are packed instead.
+        together: each process of the group holds a part of every matrix, as in `load_causal_lm`;
+            the head is whole.
 
     Raises:
-        InputError: there is no such model.
+        InputError: there is no such model, or it cannot be divided so.
     """
     config = _classifier_config(name, pad_token_id)
-    model = _load(AutoModelForSequenceClassification, name, config, dtype, quantization)
+    if together:
+        _require_trainable(name, config)
+    kind = AutoModelForSequenceClassification
+    model = _load(kind, name, config, dtype, quantization, together=together)
     start_head(reward_head(model).float(), seed)
     return model
 
@@ -188,11 +229,12 @@ def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
     return model
 
 
-def load_reward_model(name: str) -> PreTrainedModel:
-    """Load a trained reward model.
+def load_reward_model(name: str, *, together: bool = False) -> PreTrainedModel:
+    """Load a trained reward model; `together` as in `load_causal_lm`.
 
     Raises:
-        InputError: there is no such model, or it has not exactly one output.
+        InputError: there is no such model, it has not exactly one output, or nobody has said how to
+            divide it.
     """
     config = load_config(name)
     if not _architecture(config).endswith(CLASSIFIER) or config.num_labels != 1:
@@ -201,7 +243,8 @@ def load_reward_model(name: str) -> PreTrainedModel:
             "Train one: rlhf train-reward --rankings DIR --model M --out R",
         )
     config = _classifier_config(name, config.get_text_config().pad_token_id)
-    return _load(AutoModelForSequenceClassification, name, config, torch.float32)
+    kind = AutoModelForSequenceClassification
+    return _load(kind, name, config, torch.float32, together=together)
 
 
 def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
@@ -232,6 +275,13 @@ def _load(
                 f"({type(config).__name__})",
                 "Leave --tensor-parallel out; each process then holds the model.",
             )
+        heads = _heads_with_keys(config)
+        if heads % world_size():
+            raise InputError(
+                f"{name} has {heads} heads with keys of their own, which {world_size()} processes "
+                "cannot share out",
+                f"Use a number of processes that divides {heads}.",
+            )
         parts["distributed_config"] = DistributedConfig(tp_plan="auto")
     try:
         model: PreTrainedModel = kind.from_pretrained(
@@ -244,6 +294,22 @@ def _load(
         ) from None
     use_products(model)
     return model
+
+
+def _require_trainable(name: str, config: PreTrainedConfig) -> None:
+    """Per-head norms: transformers sums their gradients over processes again in every pass."""
+    plan = getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
+    if SUMMED_AGAIN in plan.values():
+        raise InputError(
+            f"{name} ({type(config).__name__}) has norms within attention heads, whose gradients "
+            "transformers adds up wrongly over several passes",
+            "Leave --tensor-parallel out; --sharding fsdp divides it, too.",
+        )
+
+
+def _heads_with_keys(config: PreTrainedConfig) -> int:
+    text: Any = config.get_text_config()
+    return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
 
 
 def reward_head(model: nn.Module) -> nn.Linear:

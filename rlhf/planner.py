@@ -9,7 +9,7 @@ fragmentation, and temporaries of single operations. Mixtures of experts: weight
 activations are those of one expert of the config's inner size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -144,6 +144,27 @@ def _inner_size(config: Any) -> int:
         if isinstance(value, int):
             return value
     return 4 * int(config.hidden_size)
+
+
+def part_of(shape: Shape, processes: int) -> Shape:
+    """What each of some processes holds and computes that hold one model together.
+
+    Embeddings and matrices are divided, and with them heads and the inside of the MLP; norms are
+    whole, as is what goes from layer to layer.
+    """
+    embeddings = shape.vocabulary * shape.hidden
+    whole = shape.trunk - shape.trunk_linear - embeddings
+    output = shape.parameters - shape.trunk  # 0 where it is the embeddings
+    return replace(
+        shape,
+        parameters=whole + (shape.trunk_linear + embeddings + output) // processes,
+        trunk=whole + (shape.trunk_linear + embeddings) // processes,
+        linear=shape.linear // processes,
+        trunk_linear=shape.trunk_linear // processes,
+        inner=shape.inner // processes,
+        query_width=shape.query_width // processes,
+        key_width=shape.key_width // processes,
+    )
 
 
 def layer_bytes(shape: Shape, length: int, *, bf16: bool, padded: bool) -> float:

@@ -12,7 +12,9 @@ A worked example, one line of an exported ranking file:
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict, dataclass, fields
+from itertools import islice, pairwise
 from typing import Any, Literal, Self
 
 from rlhf.errors import InputError
@@ -30,6 +32,13 @@ def content_id(*parts: Any) -> str:
     """A 16-digit hexadecimal id that depends on content alone: importing twice changes nothing."""
     text = json.dumps(parts, ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether a JSON value is a number that a float holds, neither NaN nor infinite."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def _field(value: Any, name: str, kind: type, record: str) -> Any:
@@ -214,7 +223,8 @@ class Ranking:
 
     `tiers` holds response ids, best first; the responses of one tier are tied; responses left out
     were not judged. `strengths[i]` (1 slight, 2 clear, 3 large) says how far tier i stands above
-    tier i + 1; empty when not given.
+    tier i + 1; empty when not given. `scores` holds a number for each ranked response, in the order
+    of the tiers, higher is better; empty when not given. Within a tier they may differ.
     """
 
     id: str
@@ -223,6 +233,7 @@ class Ranking:
     kind: AnnotatorKind
     tiers: tuple[tuple[str, ...], ...]
     strengths: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
     flags: tuple[str, ...] = ()
     note: str = ""
 
@@ -249,13 +260,35 @@ class Ranking:
                 f"Ranking {self.id} has annotator kind {self.kind!r}",
                 f"Use one of {', '.join(KINDS)}.",
             )
+        if self.scores:
+            self._check_scores(len(ids))
+
+    def _check_scores(self, num_ranked: int) -> None:
+        if len(self.scores) != num_ranked:
+            raise InputError(
+                f"Ranking {self.id} has {num_ranked} responses in its tiers but "
+                f"{len(self.scores)} scores",
+                "Give one score for each, in the order of the tiers, or none.",
+            )
+        if not all(is_finite_number(score) for score in self.scores):
+            raise InputError(
+                f"Ranking {self.id} has scores {list(self.scores)}", "Use finite numbers."
+            )
+        ordered = iter(self.scores)
+        tiers = [list(islice(ordered, len(tier))) for tier in self.tiers]
+        for better, worse in pairwise(tiers):
+            if max(worse) > min(better):
+                raise InputError(
+                    f"Ranking {self.id} has score {min(better)} in a tier above score {max(worse)}",
+                    "Mend the scores or the tiers: a better tier has no lower score.",
+                )
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Self:
         """Read a ranking as `to_json` wrote it.
 
         Raises:
-            InputError: a field is missing or the tiers contradict each other.
+            InputError: a field is missing, or tiers and scores contradict each other.
         """
         tiers = _field(value, "tiers", list, "ranking")
         if not all(isinstance(tier, list) for tier in tiers):
@@ -270,6 +303,7 @@ class Ranking:
             kind=value.get("kind", "human"),
             tiers=tuple(tuple(tier) for tier in tiers),
             strengths=tuple(value.get("strengths", ())),
+            scores=tuple(_field(value, "scores", list, "ranking")) if "scores" in value else (),
             flags=tuple(value.get("flags", ())),
             note=value.get("note", ""),
         )

@@ -7,6 +7,9 @@
     zero2   … and the gradients
     zero3   … and the weights
 
+Under `--tensor-parallel` all processes hold one model together instead: transformers has divided
+its matrices while it was loaded, every process sees the same batch, and gradients need no average.
+
 Weights stay float32 under all of them and autocast multiplies in bf16, so every one gives the
 losses of a single process. accelerate forms the group; it drives neither FSDP2 nor DeepSpeed here,
 because its way of doing so steps the optimizer inside `backward` and refuses machines without GPUs,
@@ -33,6 +36,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
@@ -41,6 +45,7 @@ from rlhf.cluster import Strategy
 from rlhf.distributed import PATIENCE
 from rlhf.errors import ConfigError, InputError
 from rlhf.ranks import world_size
+from rlhf.together import hold_together
 
 ACCELERATE_FSDP = "ACCELERATE_USE_FSDP"
 ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -57,6 +62,7 @@ class Sharding:
             is all of them.
         reshard: layers are given back after the forward pass and gathered again for the backward.
         deepspeed: a DeepSpeed configuration of the user's own.
+        tensor_parallel: processes that hold one model together; all there are, or 1.
     """
 
     strategy: Strategy = "none"
@@ -64,6 +70,7 @@ class Sharding:
     group: int = 0
     reshard: bool = True
     deepspeed: dict[str, Any] = field(default_factory=dict)
+    tensor_parallel: int = 1
 
     @property
     def zero_stage(self) -> int:
@@ -73,7 +80,12 @@ class Sharding:
     @property
     def divides(self) -> bool:
         """True where no process holds the whole training."""
-        return self.strategy not in ("none", "ddp")
+        return self.strategy not in ("none", "ddp") or self.is_together
+
+    @property
+    def is_together(self) -> bool:
+        """True where all processes work on the same batch, with a part of every matrix each."""
+        return self.tensor_parallel > 1
 
     @property
     def divides_weights(self) -> bool:
@@ -81,17 +93,22 @@ class Sharding:
         return self.strategy in ("fsdp", "zero3")
 
 
-def choose_sharding(strategy: Strategy, *, offload: bool, group: int = 0) -> Sharding:
+def choose_sharding(
+    strategy: Strategy, *, offload: bool, group: int = 0, tensor_parallel: int = 1
+) -> Sharding:
     """What the flags say; where they say nothing, what `accelerate launch` was configured with.
 
     Call it before the group is formed: accelerate's own switches are read and turned off here.
 
     Raises:
-        ConfigError: one process cannot divide anything, offloading has nothing to offload, or the
-            processes do not make whole groups.
+        ConfigError: one process cannot divide anything, offloading has nothing to offload, the
+            processes do not make whole groups, or are not those that hold a model together.
     """
     wants_fsdp = os.environ.pop(ACCELERATE_FSDP, "false") == "true"
     wants_deepspeed = os.environ.pop(ACCELERATE_DEEPSPEED, "false") == "true"
+    if tensor_parallel > 1:
+        _require_all(tensor_parallel, configured=wants_fsdp or wants_deepspeed)
+        return Sharding(tensor_parallel=tensor_parallel)
     if strategy == "none" and wants_fsdp:
         return _from_fsdp(FullyShardedDataParallelPlugin(), offload, group)
     if strategy == "none" and wants_deepspeed:
@@ -111,6 +128,19 @@ def choose_sharding(strategy: Strategy, *, offload: bool, group: int = 0) -> Sha
     if strategy == "fsdp" and offload:
         _let_main_memory_speak()
     return sharding
+
+
+def _require_all(parts: int, *, configured: bool) -> None:
+    if configured:
+        raise ConfigError(
+            f"--tensor-parallel {parts} has no meaning beside accelerate's FSDP or DeepSpeed",
+            "Start the command with --processes, torchrun or a plain accelerate configuration.",
+        )
+    if world_size() != parts:
+        raise ConfigError(
+            f"--tensor-parallel {parts} needs {parts} processes, and there are {world_size()}",
+            f"Give --processes {parts}, or as many in --tensor-parallel as there are.",
+        )
 
 
 def _require_whole_groups(sharding: Sharding) -> None:
@@ -179,7 +209,10 @@ def prepare(
         spread: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
         return spread
     autocast_forward(accelerator, model)
-    if sharding.strategy == "fsdp":  # moves a layer to the device at a time
+    if sharding.is_together:
+        model.to(accelerator.device)
+        hold_together(model, optimizer)
+    elif sharding.strategy == "fsdp":  # moves a layer to the device at a time
         mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
         shard(model, optimizer, sharding, mesh, bf16=accelerator.mixed_precision == "bf16")
     else:
@@ -330,9 +363,11 @@ def clip_gradients(
         from rlhf import zero
 
         return zero.clip_gradients(model, parameters, max_norm)
-    if isinstance(model, FSDPModule):
-        norm = clip_grad_norm_(parameters, max_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    parameters = list(parameters)
+    if any(isinstance(one, DTensor) for one in parameters):
+        with implicit_replication():  # of what tensor parallelism leaves whole
+            norm = clip_grad_norm_(parameters, max_norm)
+            return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     return float(accelerator.clip_grad_norm_(parameters, max_norm))
 
 

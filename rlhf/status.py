@@ -1,6 +1,8 @@
 """What the stages of a run say of themselves, in stage.json, config.yaml, reports and metrics."""
 
 import math
+import shlex
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import yaml
 
 from rlhf.errors import InputError
+from rlhf.intervals import in_words
 from rlhf.metrics import read_metrics
 from rlhf.rundir import STAGE_COMMANDS, RunDir
 
@@ -20,6 +23,7 @@ UNTOLD = "-"
 NOT_COMPARED = ("out", "resume")
 CURVES = ("loss", "accuracy", "reward/mean", "kl/forward_k3_per_token", "entropy", "length")
 CURVE_POINTS = 24
+MAX_LIST_CHARACTERS = 60
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -54,6 +58,7 @@ def read_stage(run: RunDir) -> StageStatus:
     settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
     return {
         "stage": content["stage"],
+        "path": str(run.path),
         **{name: content.get(name) for name in FACTS if name != "steps"},
         "steps": len(steps),
         "settings": flatten(settings or {}),
@@ -122,6 +127,70 @@ def _stages(runs: dict[str, Run]) -> list[str]:
     return sorted(names, key=lambda name: order.index(name) if name in order else 99)
 
 
+def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
+    """A line for each stage of every run, and what several runs differ by."""
+    blocks = [
+        "\n".join([name, _align([_line(stage) for stage in run.values()])])
+        for name, run in runs.items()
+    ]
+    rows = [row for stage in _stages(runs) for row in _differences(stage, runs, differing[stage])]
+    if rows:
+        blocks.append(_align([["differences", *runs], *rows]))
+    return "\n\n".join(blocks)
+
+
+def _line(stage: StageStatus) -> list[str]:
+    """Name, status, duration, main number, and what to type where the stage has to go on."""
+    cells = [f"  {stage['stage']}", stage["status"], _duration(stage), _main_number(stage)]
+    if stage["status"] in ("failed", "interrupted"):
+        config = RunDir(Path(stage["path"])).config_file
+        command = STAGE_COMMANDS[stage["stage"]]
+        cells.append(f"→ {command} --config {shlex.quote(str(config))} --resume")
+    return cells
+
+
+def _duration(stage: StageStatus) -> str:
+    if stage["started_at"] is None:
+        return UNTOLD
+    begun = datetime.fromisoformat(stage["started_at"])
+    ended = stage["finished_at"] and stage["status"] != "running"
+    until = datetime.fromisoformat(stage["finished_at"]) if ended else datetime.now(UTC)
+    minutes, seconds = divmod(round((until - begun).total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
+
+
+def _main_number(stage: StageStatus) -> str:
+    """What a finished stage found, why one failed, and else how far it is."""
+    report = stage["report"] if stage["status"] == "done" else {}
+    judge = report.get("verdict.judge")
+    if stage["error"]:
+        return str(stage["error"]).splitlines()[0]
+    if judge:
+        return f"wins {in_words(_rate(report, f'win_rate.{judge}'))} by {judge}"
+    if report.get("accuracy.value") is not None:
+        return f"accuracy {in_words(_rate(report, 'accuracy'))}"
+    if "reward.first" in report:
+        change = f"reward {report['reward.first']:.2f} → {report['reward.last']:.2f}"
+        return f"{change} in {stage['steps']} steps"
+    if "rows" in report:
+        return f"{report['rows']} answers to {report['prompts']} prompts"
+    return f"{stage['steps']} steps"
+
+
+def _rate(report: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: report[f"{name}.{key}"] for key in ("value", "low", "high")}
+
+
+def _differences(stage: str, runs: dict[str, Run], differing: list[str]) -> list[list[str]]:
+    columns = [run.get(stage, {}) for run in runs.values()]
+    settings = [
+        [name, *(_show(one.get("settings", {}).get(name)) for one in columns)] for name in differing
+    ]
+    rows = [*settings, *_origin_rows(columns)[1:]]
+    return [[f"  {stage} {row[0].removeprefix(DIFFERENT).strip()}", *row[1:]] for row in rows]
+
+
 def tables(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
     """One table for each stage: facts, settings (≠: they differ), last step and report."""
     return "\n\n".join(_table(stage, runs, differing[stage]) for stage in _stages(runs))
@@ -171,6 +240,8 @@ def _show(value: Any) -> str:
         return UNTOLD
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list) and len(str(value)) > MAX_LIST_CHARACTERS:
+        return f"{len(value)} values"
     return str(value)
 
 

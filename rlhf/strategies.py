@@ -9,13 +9,16 @@ parameters, A parameters of LoRA adapters, G parameters of one layer and E outsi
     ZeRO-1   10·P + 12·P/N + 4·F        float32 weights, gradients, bf16 copies; what Adam works on
                                         (weights again, two moments) divided
     ZeRO-2   6·P + 16·P/N + 4·F         gradients divided too
-    ZeRO-3   (20·P + 4·F)/N + 12·G + 2·P  weights divided too; two layers gathered, and the bf16
-                                        copies that autocast makes (not with checkpointing)
+    ZeRO-3   (20·P + 4·F)/N + 4·R + 8·K  weights divided too; R of them gathered, of which its
+                                        linear layers keep no bf16 copies; K gradients on their way,
+                                        twice; while stepping all gradients a second time, 4·P/N
     FSDP     (16·P + 4·F)/N + 8·G + 4·E  no second copy of the weights; layers gathered in bf16: the
                                         one at work, the next, one's gradients; the rest whole
     LoRA     2·P + 16·A                 frozen bf16 weights; only adapters are trained
 
-The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits.
+The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits; K is
+BUCKET of rlhf/cluster.py; R, which DeepSpeed does not give back because they are used again soon,
+is REUSED; of both no more than P.
 FSDP in groups (`--shard-group`) divides by the size of a group instead of N; where activations are
 fewer than 8·E, what is outside of layers decides at the end of the backward pass: 12·E, with its
 gradients and their copy for the others. While PPO samples under ZeRO-3 or FSDP, every device holds
@@ -28,7 +31,8 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
     DDP      2·W                one all-reduce of the gradients: reduce-scatter and all-gather
     ZeRO-1   3·W                the same, and an all-gather of the stepped weights
     ZeRO-2   (2·M + 1)·W        gradients in each pass: DeepSpeed sums before it divides
-    ZeRO-3   3·M·W              weights forward and backward, gradients, each pass
+    ZeRO-3   3·M·W              weights forward and backward, gradients, each pass; at most, as R
+                                of the weights are still there on the way back
     FSDP     2·M·W              layers forward and backward, half as wide in bf16, the rest once;
                                 gradients; each pass. In groups of K of N devices with K in the
                                 place of N, and an all-reduce of a part between groups: 2·W/K
@@ -37,13 +41,15 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
 
 from dataclasses import dataclass, replace
 
-from rlhf.planner import BF16, FP32, Plan, Shape, reference_plan, reward_plan
+from rlhf.cluster import BUCKET
+from rlhf.planner import BF16, FP32, GIB, Plan, Shape, part_of, reference_plan, reward_plan
 from rlhf.ppo_plan import Roles, ppo_plan
 
 STRATEGIES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA")
 BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
 WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
 ADAPTED_BY = {"reward": "--adapter lora", "ppo": "--share-base"}
+REUSED = 10**9  # weights: DeepSpeed's stage3_max_reuse_distance, as it comes
 USABLE = 0.9
 MAX_GPUS = 4096
 MAX_BATCH = 1024
@@ -94,9 +100,7 @@ def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
     return float(held[strategy])
 
 
-def passing_bytes(
-    strategy: str, sizes: Sizes, gpus: int, computing: float, *, checkpointing: bool
-) -> float:
+def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> float:
     """Bytes at the peak of a pass on top of the state: what is gathered, and what is computed.
 
     Args:
@@ -104,13 +108,12 @@ def passing_bytes(
         sizes: of the models.
         gpus: devices that divide them.
         computing: bytes of activations and logits, which no strategy divides.
-        checkpointing: activations are computed again.
     """
     if gpus == 1:
         return computing
     if strategy == "ZeRO-3":
-        copies = 0 if checkpointing else BF16 * sizes.trained
-        return computing + 2 * (FP32 + BF16) * sizes.layer + copies
+        gathered, moved = min(REUSED, sizes.trained), min(BUCKET, sizes.trained)
+        return computing + FP32 * (gathered + 2 * moved)
     if strategy == "FSDP":
         layers = (3 * BF16 + BF16) * sizes.layer
         return max(computing + layers + FP32 * sizes.outside, 3 * FP32 * sizes.outside)
@@ -191,6 +194,39 @@ def step_seconds(
     return operations / (tflops * 1e12) + moved / (network * 1e9)
 
 
+def together_bytes(shape: Shape, load: Load, processes: int) -> float:
+    """Bytes in each of some processes that train one reward model together."""
+    return stage_bytes("reward", "DDP", part_of(shape, processes), load, 1)
+
+
+def together_traffic(
+    shape: Shape, load: Load, passes: int, processes: int, *, bf16: bool = True
+) -> float:
+    """Bytes that each of N processes sends in a step of a reward model that they train together.
+
+    For T tokens a number of each of d channels is added up over processes, which sends 2·(N − 1)/N
+    of its bytes: once for the embeddings and in every layer twice on the way forward, after
+    attention and MLP, and on the way back for each matrix that reads what goes from layer to layer:
+    q, k, v, up and, where there is one, gate. Computed again, attention adds up again. With bf16
+    only what layers add up forwards is bf16.
+    """
+    forward = (3 if load.checkpointing else 2) * (BF16 if bf16 else FP32)
+    back = FP32 * (5 if shape.gated else 4)
+    numbers = passes * load.batch * load.length * shape.hidden
+    added_up = numbers * (FP32 + shape.layers * (forward + back))
+    return 2 * added_up * (processes - 1) / processes
+
+
+def together_advice(shape: Shape, load: Load, passes: int, processes: int) -> str:
+    """What a reward model takes that all of some processes hold together."""
+    held = together_bytes(shape, load, processes) / GIB
+    sent = together_traffic(shape, load, passes, processes) / GIB
+    return (
+        f"reward: --tensor-parallel {processes} holds {held:,.2f} GiB in each process, which sends "
+        f"{sent:,.2f} GiB in one step."
+    )
+
+
 def computing_bytes(stage: str, shape: Shape, load: Load) -> dict[str, float]:
     """Activations, logits, keys and values of each phase of a stage, which no strategy divides."""
     counted = ("activations", "logits", "keys and values", "one layer")
@@ -261,9 +297,11 @@ def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) 
     needs = computing_bytes(stage, shape, load)
     if stage == "ppo" and gpus > 1 and strategy in WHOLE_WHILE_SAMPLING:
         needs["sampling"] += FP32 * sizes.trained
+    if strategy == "ZeRO-3" and "stepping" in needs:
+        needs["stepping"] += FP32 * sizes.trained / parts
     if "computing gradients" in needs:
         needs["computing gradients"] = passing_bytes(
-            strategy, sizes, parts, needs["computing gradients"], checkpointing=load.checkpointing
+            strategy, sizes, parts, needs["computing gradients"]
         )
     return state_bytes(strategy, sizes, parts) + max(needs.values())
 
@@ -305,7 +343,7 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str
     for one, words in ((load, ""), (lightest, " and --batch-size 1")):
         together = _held_together(shape, one, gpus, usable)
         if together:
-            return f"reference: {together} processes with --tensor-parallel{words}."
+            return f"reference: --processes {together} --tensor-parallel {together}{words}."
     return f"reference: {NOTHING_FITS}"
 
 

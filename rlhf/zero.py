@@ -19,6 +19,8 @@ from deepspeed.utils.logging import logger
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rlhf.cluster import BUCKET
+
 
 @final
 class ZeroOptimizer(Optimizer):
@@ -64,7 +66,8 @@ def prepare(
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names it still uses
     compatible_operators[ShareMemCommBuilder.NAME] = False  # a minute of compiling, for CPUs only
     target = {"device": "cpu"}
-    divided = {"stage": stage, **({"offload_optimizer": target} if offload else {})}
+    divided: dict[str, Any] = {"stage": stage, **({"offload_optimizer": target} if offload else {})}
+    divided["reduce_bucket_size"] = BUCKET  # 5·10⁸ by itself, held twice
     if offload and stage == 3:
         divided["offload_param"] = target
     config = {

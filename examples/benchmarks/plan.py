@@ -1,7 +1,7 @@
 """How far the memory plan is from the memory that is really taken.
 
 Each case runs in its own process on the CPU: it notes the peak of resident memory after the
-imports, loads the models, takes two training steps of two forward passes each (or samples once)
+imports, loads the models, takes three training steps of two forward passes each (or samples once)
 with the project's own modules, and compares the growth of the peak with the plan. Sharded cases are
 two processes of a gloo group; the first one's memory counts.
 `MALLOC_MMAP_THRESHOLD_` makes the allocator give freed tensors back, so that the peak is one of
@@ -124,7 +124,7 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
 
 
 def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
-    """Take two steps of reward training; returns the bytes that the plan says for them."""
+    """Take three steps of reward training; returns the bytes that the plan says for them."""
     import torch
 
     from reward.model import Inputs, RewardModule, last_tokens
@@ -139,7 +139,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     length = case.prompt + case.response
     reads = last_tokens(torch.full((case.sequences,), length), length)
     inputs = Inputs(torch.tensor(random_ids(case.sequences, length)), reads)
-    take_two_steps(accelerator, module, case, lambda model: model(inputs).sum())
+    take_three_steps(accelerator, module, case, lambda model: model(inputs).sum())
     if case.sharding != "none":
         load = Load(length, case.sequences, case.checkpointing, 16)
         return stage_bytes("reward", NAMES[case.sharding], shape, load, PROCESSES)
@@ -154,7 +154,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
 
 
 def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
-    """Take two steps of PPO's update; returns the bytes that the plan says for them."""
+    """Take three steps of PPO's update; returns the bytes that the plan says for them."""
     from policies.actor_critic import PolicyAndCritic
     from policies.log_probs import Sequences
     from reward.model import RewardModule
@@ -173,7 +173,7 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
         log_probs, values, _ = model(sequences, case.sequences, 1.0)
         return log_probs.sum() + values.sum()
 
-    take_two_steps(accelerator, module, case, loss)
+    take_three_steps(accelerator, module, case, loss)
     del scorer  # it had to be there until now
     return ppo_plan(
         shape,
@@ -188,22 +188,25 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     ).peak
 
 
-def take_two_steps(
+def take_three_steps(
     accelerator: Any,
     module: "torch.nn.Module",
     case: Case,
     loss: Callable[["torch.nn.Module"], "torch.Tensor"],
 ) -> None:
-    """Train for two steps of two passes; from the second on Adam's moments are there."""
+    """Train for three steps of two passes.
+
+    From the second on Adam's moments are there, and DDP lays its buckets out anew.
+    """
     import torch
 
     from rlhf.sharding import accumulating, backward, choose_sharding, prepare
 
     module.train()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)
     sharding = choose_sharding(case.sharding, offload=False)
     model, stepper = prepare(accelerator, module, optimizer, sharding)
-    for _ in range(2):
+    for _ in range(3):
         for number in range(2):  # the second finds the gradients of the first
             with accumulating(accelerator, model, last=number == 1):
                 backward(accelerator, model, loss(model))

@@ -2,7 +2,7 @@
 
 const ROUTE = '/board';
 const find = selector => element.querySelector(selector);
-let task = null, isDecision = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, draftTimer = 0;
+let task = null, isDecision = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, isAsked = false, draftTimer = 0;
 const durations = [];
 
 const say = message => { find('.rb-live').textContent = message; };
@@ -68,6 +68,7 @@ function showTask(screen) {
     return choice;
   }));
   saved(draft ? 'Draft restored' : '');
+  askToConfirm(false);
   window.scrollTo(0, 0);
   paint(ranking.order.length ? ranking.order[0].card : null);
   showMoreButtons(items);
@@ -110,9 +111,10 @@ function changed(card, message) {
 }
 
 function keepDraft() {
+  askToConfirm(false);
   const id = task.id, state = { ...toState(ranking), touched: ranking.touched, at: Date.now() };
   writeStorage(`draft:${id}`, state);
-  saved('Draft kept');
+  saved('Saving the draft …');
   clearTimeout(draftTimer);
   draftTimer = setTimeout(async () => {
     const answer = await ask({ op: 'draft', task_id: id, state });
@@ -225,8 +227,17 @@ function showFeedback({ agreement, expected, explanation }) {
   dialog.showModal();
 }
 
+// Nobody is taken to mean the order on the screen who has not touched it and only pressed the wrong key.
+function askToConfirm(asked) {
+  isAsked = asked;
+  find('.rb-confirm').hidden = !asked;
+  find('[data-act=submit]').textContent = asked ? 'Submit as shown' : 'Submit';
+}
+
 function submit() {
+  if (!task || busy) return undefined;
   if (!ranking.order.length) return complain('Rank at least one response, or skip the task.');
+  if (!ranking.touched && !ranking.allBad && !isAsked) return askToConfirm(true);
   return send({ op: 'submit', ...toState(ranking), rubric, duration_ms: Math.round(performance.now() - shownAt) });
 }
 
@@ -353,11 +364,15 @@ function onKey(event) {
     if (reason) { event.preventDefault(); reason.click(); }
     return undefined;
   }
-  if ((event.ctrlKey || event.metaKey) && event.key === 'Enter') { event.preventDefault(); return submit(); }
+  if ((event.ctrlKey || event.metaKey) && event.key === 'Enter') {
+    event.preventDefault();
+    return event.repeat ? undefined : submit(); // a key held down confirms nothing
+  }
+  if (isAsked && event.key === 'Escape') { askToConfirm(false); return mark(ranking.order[0].card); }
   if (event.target.matches('textarea, input')) { if (event.key === 'Escape') mark(0); return undefined; }
   if (event.ctrlKey || event.metaKey) return undefined;
   // Space and Enter belong to a button that has the focus.
-  if (event.target.matches('button') && (event.key === ' ' || event.key === 'Enter')) return undefined;
+  if (event.target.matches('button') && (event.key === ' ' || event.key === 'Enter')) return event.repeat ? event.preventDefault() : undefined;
   const card = cardOf(document.activeElement);
   const sixthIsF = event.key.toUpperCase() === 'F' && items.length > 5 && !event.shiftKey;
   if (task && card !== null && !sixthIsF && onCardKey(event, card)) return event.preventDefault();

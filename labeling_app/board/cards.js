@@ -14,6 +14,18 @@ function button(className, text, action, label) {
   return make('button', className, text, { type: 'button', 'data-act': action, ...(label ? { 'aria-label': label } : {}) });
 }
 
+// A button of one sign: its name is for those who hear the page and for those who wait over it.
+function tool(sign, action, label) {
+  const node = button('rb-tool', sign, action);
+  setLabel(node, label);
+  return node;
+}
+
+function setLabel(node, label) {
+  node.setAttribute('aria-label', label);
+  node.title = label;
+}
+
 function buildCard(card, content, flagNames) {
   const letter = letterOf(card);
   const item = make('li', 'rb-item');
@@ -31,6 +43,8 @@ function buildCard(card, content, flagNames) {
   text.innerHTML = content.html;
   const more = button('rb-quiet rb-more', 'Show all', 'more', `Show all of ${letter}`);
   more.hidden = true;
+  const ending = make('p', 'rb-ending', content.ending);
+  ending.hidden = !content.ending;
   const flags = make('div', 'rb-flags', '', { role: 'group', 'aria-label': `Flags of ${letter}` });
   flags.hidden = true;
   for (const name of flagNames) {
@@ -39,11 +53,11 @@ function buildCard(card, content, flagNames) {
     flags.append(chip);
   }
   const body = make('div', 'rb-body');
-  body.append(text, more, flags);
+  body.append(text, more, ending, flags);
   const tools = make('div', 'rb-tools');
   tools.append(
-    button('rb-tool', '↑', 'up', `Move ${letter} up`), button('rb-tool', '↓', 'down', `Move ${letter} down`),
-    button('rb-tool', '⚑', 'flag', `Flag ${letter}`), button('rb-tool rb-leave', '✕', 'leave', `Leave ${letter} unranked`));
+    tool('↑', 'up', `Move ${letter} up`), tool('↓', 'down', `Move ${letter} down`),
+    tool('⚑', 'flag', `Flag ${letter}`), tool('✕', 'leave', `Leave ${letter} unranked`));
   box.append(grip, body, tools);
   item.append(gap, box);
   return item;
@@ -91,7 +105,7 @@ function paintCard(item, rank, relation, isTop, flags, isLeft) {
   item.querySelector('[data-act=flag]').setAttribute('aria-pressed', String(flags.length > 0));
   const leave = item.querySelector('[data-act=leave]');
   leave.textContent = isLeft ? '+' : '✕';
-  leave.setAttribute('aria-label', isLeft ? `Rank ${letter}` : `Leave ${letter} unranked`);
+  setLabel(leave, isLeft ? `Rank ${letter}` : `Leave ${letter} unranked`);
   const place = isLeft ? 'not ranked' : `place ${rank}`;
   const tied = relation === TIE && !isTop && !isLeft ? ', tied with the one above' : '';
   box.setAttribute('aria-label', `Response ${letter}, ${place}${tied}`);

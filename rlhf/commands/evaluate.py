@@ -68,6 +68,16 @@ def run(settings: Settings) -> dict[str, Any]:
     return _read_votes(settings, settings.from_db) if settings.from_db else result
 
 
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """The verdict in sentences, from report.json."""
+    from policies.sentences import describe_evaluation
+    from rlhf.rundir import RunDir
+
+    report = RunDir(settings.out).read_report()
+    queued = f"Queued {result['queued']} pairs for people.\n" if settings.to_db else ""
+    return queued + describe_evaluation(settings, report, settings.to_db)
+
+
 def _queue(settings: Settings, db: Path) -> int:
     from labeling_app.comparisons import queue_pairs
     from labeling_app.store import Store

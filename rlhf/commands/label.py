@@ -1,5 +1,6 @@
 """`rlhf label`: rank responses in the browser."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Rank responses in the browser: by mouse, touch or keyboard, blind and shuffled."""
+    sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
+    sys.stderr.flush()
     from labeling_app.checks import CheckRates
     from labeling_app.serving import serve
 

@@ -20,6 +20,8 @@ class Settings:
     """Devices in all."""
     shard_group: int = 0
     """Devices that divide one copy under FSDP; 0: all of them."""
+    tensor_parallel: int = 1
+    """Show what a reward model takes that so many processes hold together, too; 1: none do."""
     gpu_memory: float = 80.0
     """Memory of each device in GiB; a tenth of it is left for what no plan counts."""
     sequence_length: int = 1024
@@ -48,6 +50,7 @@ class Settings:
                 f"--shard-group {self.shard_group} does not divide --gpus {self.gpus}",
                 "Give the devices of one machine, or another divisor of all.",
             )
+        require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("passes", self.passes, 1)
         require_range("tflops", self.tflops, 0)
         require_range("network", self.network, 0)
@@ -65,6 +68,7 @@ def run(settings: Settings) -> dict[str, Any]:
         stage_bytes,
         step_bytes,
         step_seconds,
+        together_advice,
     )
 
     shape = read_shape(settings.model)
@@ -101,6 +105,8 @@ def run(settings: Settings) -> dict[str, Any]:
         if all(rates.values())
     }
     hints = [advice(stage, shape, load, settings.gpus, usable * GIB) for stage in STAGES]
+    if settings.tensor_parallel > 1:
+        hints.append(together_advice(shape, load, passes, settings.tensor_parallel))
     return {
         "parameters": shape.parameters,
         "gib": needs,
@@ -111,7 +117,7 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
-def describe(result: dict[str, Any]) -> str:
+def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The result as a table; a star marks what fits."""
     lines = [
         f"{result['parameters']:,} parameters. GiB on each device; * fits.",

@@ -4,7 +4,7 @@ from typing import Any
 
 from policies.settings import PPOSettings as Settings
 
-__all__ = ["Settings", "memory_plan", "run"]
+__all__ = ["Settings", "describe", "memory_plan", "run"]
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -14,6 +14,13 @@ def run(settings: Settings) -> dict[str, Any]:
 
     launch(settings.processes, settings.max_restarts)
     return train_policy(settings)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How far reward and policy moved."""
+    from policies.sentences import describe_policy
+
+    return describe_policy(settings, result)
 
 
 def memory_plan(settings: Settings) -> str:

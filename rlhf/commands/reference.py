@@ -23,11 +23,12 @@ def run(settings: Settings) -> dict[str, Any]:
     return add_rewards(settings) if settings.model is None else build_reference(settings)
 
 
-def describe(result: dict[str, Any]) -> str:
-    """What --inspect found, as text; a table does for the rest."""
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """What is stored; with --inspect, everything that can be said of it."""
     from policies.reference_summary import describe_store
+    from policies.sentences import describe_stored
 
-    return describe_store(result) if "examples" in result else ""
+    return describe_store(result) if settings.inspect else describe_stored(settings, result)
 
 
 def memory_plan(settings: Settings) -> str:
@@ -38,7 +39,6 @@ def memory_plan(settings: Settings) -> str:
     from rlhf.distributed import choose_precision
     from rlhf.models import model_folder
     from rlhf.planner import read_shape, reference_plan
-    from rlhf.ranks import world_size
 
     reward = None
     if settings.reward is not None and is_model(settings.reward):
@@ -50,5 +50,5 @@ def memory_plan(settings: Settings) -> str:
         prompt=ASSUMED_TOKENS,
         new=settings.max_new_tokens,
         bf16=choose_precision(settings.precision) == "bf16",
-        parts=max(settings.processes, world_size()) if settings.tensor_parallel else 1,
+        parts=settings.tensor_parallel,
     ).text

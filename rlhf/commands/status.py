@@ -16,6 +16,8 @@ class Settings:
     # Not keyword-only: runs are given without a flag.
     runs: Annotated[tuple[Path, ...], Parameter(name="--runs", negative="")] = field(kw_only=False)
     """Folders of runs, or of single stages."""
+    full: bool = False
+    """Also settings, curves, last steps and whole reports, runs side by side."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -30,8 +32,9 @@ def run(settings: Settings) -> dict[str, Any]:
     return {"runs": runs, "differing_settings": differing_settings(runs)}
 
 
-def describe(result: dict[str, Any]) -> str:
-    """The result as one table for each stage, runs side by side."""
-    from rlhf.status import tables
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """A line for each stage; with --full one table for each stage, runs side by side."""
+    from rlhf.status import overview, tables
 
-    return tables(result["runs"], result["differing_settings"])
+    show = tables if settings.full else overview
+    return show(result["runs"], result["differing_settings"])

@@ -4,7 +4,7 @@ from typing import Any
 
 from reward.settings import RewardSettings as Settings
 
-__all__ = ["Settings", "memory_plan", "run"]
+__all__ = ["Settings", "describe", "memory_plan", "run"]
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -19,6 +19,14 @@ def run(settings: Settings) -> dict[str, Any]:
     from reward.train import train_reward
 
     return train_reward(settings)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How far to trust the model, from its report.json."""
+    from reward.sentences import describe_training
+    from rlhf.rundir import RunDir
+
+    return describe_training(settings, RunDir(settings.out).read_report())
 
 
 def memory_plan(settings: Settings) -> str:

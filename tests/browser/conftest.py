@@ -78,6 +78,13 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
+def submit_as_shown(page: Page) -> None:
+    """Submit a board that nobody has touched: it asks first."""
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-confirm:visible")
+    page.keyboard.press("Control+Enter")
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., App]]:
     """Import lines into a new database and serve it."""

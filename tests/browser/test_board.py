@@ -9,6 +9,8 @@ import pytest
 from playwright.sync_api import Page
 from sqlite_utils import Database
 
+from tests.browser.conftest import submit_as_shown
+
 pytestmark = pytest.mark.browser
 
 MODEL = "secret-model-7b"
@@ -175,7 +177,7 @@ def test_the_order_shown_is_a_shuffle_and_no_model_name_leaves_the_server(serve,
     )
     for number in range(8):
         wait_for_task(page, f"question {number}")
-        page.keyboard.press("Control+Enter")
+        submit_as_shown(page)
     page.wait_for_selector(".rb-empty:has-text('You have done everything')")
     rows = in_database(app.db)
     orders = {tuple(text[-1] for text in row["shown"]) for row in rows}
@@ -203,7 +205,7 @@ def test_hostile_text_is_shown_and_does_nothing(serve, open_page):
     assert HOSTILE[1] in shown
     assert page.inner_text(".rb-who") == "<b>${x}"
     page.fill(".rb-note", HOSTILE[2])
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     wait_for_task(page, "afterwards")
     assert page.evaluate("window.hacked") is None
     assert in_database(app.db)[0]["note"] == HOSTILE[2]
@@ -252,7 +254,7 @@ def test_a_page_closed_while_the_server_is_down_sends_at_the_next_visit(serve, o
     page = open_page(app.url)
     wait_for_task(page, "question 0")
     app.kill()
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     page.wait_for_selector(".rb-error:has-text('kept here and sent again')")
     app.start()
     page.goto("about:blank")
@@ -261,10 +263,76 @@ def test_a_page_closed_while_the_server_is_down_sends_at_the_next_visit(serve, o
     assert len(in_database(app.db)) == 1
 
 
+def test_an_untouched_board_asks_before_it_submits(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    asked, submit = page.locator(".rb-confirm"), page.locator("[data-act=submit]")
+    page.keyboard.down("Control")
+    for _ in range(3):  # a key held down repeats itself, which confirms nothing
+        page.keyboard.down("Enter")
+    page.keyboard.up("Enter")
+    page.keyboard.up("Control")
+    asked.wait_for()
+    assert "You have not moved anything. Submit the order as shown?" in asked.inner_text()
+    assert submit.inner_text() == "Submit as shown"
+    page.keyboard.press("Control+Enter")
+    wait_for_task(page, "question 1")
+    assert len(in_database(app.db)) == 1
+    assert asked.is_hidden()
+    submit.click()
+    asked.wait_for()
+    page.keyboard.press("Escape")
+    asked.wait_for(state="hidden")
+    submit.click()
+    asked.wait_for()
+    page.click(".rb-list [data-act=down] >> nth=0")  # whoever moves something is not asked
+    asked.wait_for(state="hidden")
+    assert submit.inner_text() == "Submit"
+    submit.click()
+    wait_for_task(page, "question 2")
+    page.click("[data-act=all-bad]")
+    page.keyboard.press("Control+Enter")
+    wait_for_task(page, "question 3")
+    assert len(in_database(app.db)) == 3
+
+
+def test_a_cut_response_says_so_and_signs_have_names(serve, open_page):
+    app = serve(FOUR[:1])
+    with database(app.db) as db:
+        sampling = json.dumps({"max_new_tokens": 16})
+        with db.conn:
+            cut_short = "UPDATE responses SET finished = 0, sampling = ? WHERE text = 'answer 0p'"
+            db.conn.execute(cut_short, [sampling])
+            db.conn.execute("UPDATE responses SET finished = 1 WHERE text = 'answer 0q'")
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    assert page.locator(".rb-ending:visible").all_inner_texts() == ["Cut off at 16 tokens"]
+    cut = page.locator(".rb-card:has-text('answer 0p')")
+    assert "Cut off" in cut.inner_text()
+    for sign in page.query_selector_all(".rb-tool"):
+        assert sign.get_attribute("title") == sign.get_attribute("aria-label") != ""
+    cut.locator("[data-act=leave]").click()
+    assert cut.locator("[data-act=leave]").get_attribute("title").startswith("Rank ")
+
+
+def test_the_words_on_drafts_and_open_tasks_are_true(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url)
+    wait_for_task(page, "question 0")
+    assert page.inner_text(".rb-progress") == "0 done · 8 open"  # the one on screen is open, too
+    page.keyboard.press("4")
+    assert page.inner_text(".rb-saved") == "Saving the draft …"
+    page.wait_for_selector(".rb-saved:has-text('Draft saved')")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-progress:has-text('1 done · 7 open')")
+
+
 def test_double_submit_stores_one_row_each(serve, open_page):
     app = serve(FOUR[:2])
     page = open_page(app.url)
     wait_for_task(page, "question 0")
+    page.keyboard.press("1")
     page.evaluate(
         "() => { for (let i = 0; i < 2; i++) document.dispatchEvent(new KeyboardEvent('keydown',"
         " {key: 'Enter', ctrlKey: true, bubbles: true})) }"

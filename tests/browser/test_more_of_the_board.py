@@ -5,6 +5,8 @@ import json
 import pytest
 from sqlite_utils import Database
 
+from tests.browser.conftest import submit_as_shown
+
 pytestmark = pytest.mark.browser
 
 LINES = [
@@ -32,7 +34,7 @@ def test_rubric_history_and_long_responses(serve, open_page, tmp_path):
     assert long.bounding_box()["height"] > collapsed + 300
     assert page.locator(".rb-card:has-text('short') [data-act=more]").is_hidden()
 
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     wait_for(page, "question 1")
     page.keyboard.press("h")
     page.wait_for_selector(".rb-history[open]")
@@ -67,6 +69,6 @@ def test_a_training_task_answers_back(serve, open_page):
     assert page.inner_text(".rb-feedback strong") == "good"
     page.keyboard.press("Escape")
     wait_for(page, "question 0")
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     wait_for(page, "question 1")
     assert page.locator(".rb-feedback").is_hidden()

@@ -9,6 +9,7 @@ from labeling_app.overlap import default_overlap, set_overlap
 from labeling_app.store import Store
 from labeling_app.users import Users
 from rlhf.cli import main
+from tests.browser.conftest import submit_as_shown
 
 pytestmark = pytest.mark.browser
 
@@ -44,7 +45,7 @@ def test_two_people_get_different_tasks_under_their_own_names(served, open_page)
     other.wait_for_selector(".rb-list .rb-card")
     assert page.inner_text(".rb-prompt") != other.inner_text(".rb-prompt")
     for one in (page, other):
-        one.keyboard.press("Control+Enter")
+        submit_as_shown(one)
         one.wait_for_selector(".rb-progress:has-text('1 done')")
     with Store(served.db) as store:
         names = {r.annotator for record in store.ranked_prompts() for r in record.rankings}
@@ -77,7 +78,7 @@ def test_a_ranking_made_while_signed_out_is_sent_after_signing_in_again(served, 
     page.wait_for_selector(".rb-list .rb-card")
     with Store(served.db) as store:
         Users(store).reset_password("bob", "another one")
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     page.wait_for_selector(".rb-sign-in:has-text('your ranking is kept')")
     page.click(".rb-sign-in a")
     sign_in(page, "bob", "another one")
@@ -91,7 +92,7 @@ def test_the_dashboard_is_for_leads(served, open_page, monkeypatch):
     page = open_page(served.url)
     sign_in(page, "<b>ann")
     page.wait_for_selector(".rb-list .rb-card")
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     page.wait_for_selector(".rb-progress:has-text('1 done')")
     assert page.locator(".rb-dashboard").is_hidden()
     assert page.goto(served.url + "dashboard").status == 403

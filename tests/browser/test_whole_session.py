@@ -16,7 +16,7 @@ from labeling_app.store import Store
 from labeling_app.users import Users
 from rlhf.records import Message, Prompt, Response
 
-from .conftest import App
+from .conftest import App, submit_as_shown
 
 pytestmark = pytest.mark.browser
 
@@ -128,7 +128,7 @@ def test_hostile_text_is_shown_everywhere_and_does_nothing(app, open_page):
     page.wait_for_selector(".rb-history[open]")
     page.keyboard.press("Escape")
     page.fill(".rb-note", RUNS + TEMPLATE)
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     page.wait_for_selector(".rb-progress:has-text('1 done')")
     page.keyboard.press("Escape")
     page.click("[data-act=history]")
@@ -156,7 +156,7 @@ def test_a_submit_is_one_request_that_brings_the_next_task(app, open_page):
     before = page.inner_text(".rb-prompt")
     calls: list[str] = []
     page.on("request", lambda request: calls.append(request.post_data or request.url))
-    page.keyboard.press("Control+Enter")
+    submit_as_shown(page)
     page.wait_for_function(
         "before => (document.querySelector('.rb-prompt').innerText !== before)"
         " || !document.querySelector('.rb-empty').hidden",

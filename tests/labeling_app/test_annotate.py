@@ -41,6 +41,13 @@ def test_a_signal_ranks_with_ties_and_is_no_person(store, answered):
     assert store.annotators() == {"signal:len": "signal"}
 
 
+def test_the_scores_stay_with_the_ranking(store, answered):
+    annotate_with_signal(store, "signal:len", length, 1.0)
+    assert ranked_texts(store) == [["aaa", "ccc", "dd"], ["b"]]
+    [record] = store.ranked_prompts()
+    assert record.rankings[0].scores == (3, 3, 2, 1)
+
+
 def test_running_again_ranks_only_what_changed(store, answered, make_responses):
     annotate_with_signal(store, "signal:len", length, 0.0)
     again = annotate_with_signal(store, "signal:len", length, 0.0)

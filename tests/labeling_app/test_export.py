@@ -47,14 +47,15 @@ def test_ranked_export_reads_back_as_it_was(store, judged, tmp_path):
 def test_people_have_pseudonyms_and_signals_their_names(store, judged, tmp_path):
     signal = Ranking(
         id="r2", prompt_id=judged.prompt_id, annotator="signal:a:b", kind="signal",
-        tiers=judged.tiers,
+        tiers=judged.tiers, scores=(0.9, 0.5, 0.5, -2),
     )  # fmt: skip
     store.add_rankings([signal])
-    export(store, tmp_path / "out", "ranked")
+    manifest = export(store, tmp_path / "out", "ranked")
+    assert manifest["rankings_by_kind"] == {"human": 1, "signal": 1}
     export(store, tmp_path / "filtered", "ranked", annotators=["ann"])
     first, second = read_ranked(tmp_path / "out")[0].rankings
     assert first.annotator.startswith("person-")
-    assert second.annotator == "signal:a:b"
+    assert (second.annotator, second.scores) == ("signal:a:b", signal.scores)
     for file in tmp_path.rglob("*.json*"):
         assert '"ann"' not in file.read_text()
     [again, *_] = read_ranked(tmp_path / "filtered")

@@ -50,6 +50,7 @@ PREFERENCES = {
     },
     "own, best second": {"prompt": "Hi?", "responses": ["no", "yes"], "tiers": [[1], [0]]},
     "pairs": {"prompt": "Hi?", "responses": ["no", "yes"], "pairs": [[0, 1, "second"]]},
+    "scores": {"prompt": "Hi?", "responses": ["no", "yes"], "scores": [-1, 0.5]},
 }
 
 
@@ -79,6 +80,7 @@ def test_ultrafeedback_is_the_work_of_a_model_and_equal_scores_tie():
     }
     entry = read_entry(value, Defaults())
     assert judged(entry) == [[["b"], ["a", "c"]]]
+    assert entry.rankings[0].scores == (5, 3, 3)
     assert (entry.rankings[0].kind, entry.rankings[0].annotator) == ("ai", "imported-ai")
     assert [response.model for response in entry.responses] == ["a", "b", "c"]
 
@@ -105,6 +107,22 @@ def test_own_lines_carry_everything():
     assert [response.model for response in entry.responses] == ["m", "imported", "imported"]
     assert judged(entry) == [[["yes"], ["maybe", "no"]]]
     assert (entry.rankings[0].strengths, entry.rankings[0].annotator) == ((3,), "ann")
+
+
+def test_scores_stand_by_the_responses_of_a_line_and_follow_its_tiers():
+    value = {"prompt": "Hi?", "responses": ["a", "b", "c", "d"], "scores": [1, 4, 2, 3]}
+    [alone] = read_entry(value, Defaults()).rankings
+    assert alone.scores == (4, 3, 2, 1)
+    tied = read_entry({**value, "tiers": [[3, 1], [0]]}, Defaults())
+    assert judged(tied) == [[["d", "b"], ["a"]]]
+    assert tied.rankings[0].scores == (3, 4, 1)
+    pairs = read_entry({**value, "pairs": [[0, 1, "second"], [2, 3, "tie"]]}, Defaults())
+    assert [ranking.scores for ranking in pairs.rankings] == [(4, 1), (2, 3)]
+
+
+def test_equal_scores_tie():
+    value = {"prompt": "Hi?", "responses": ["a", "b", "c"], "scores": [1, 2, 1]}
+    assert judged(read_entry(value, Defaults())) == [[["b"], ["a", "c"]]]
 
 
 def test_pairs_that_fit_an_order_become_that_order():
@@ -139,9 +157,19 @@ def test_an_exported_line_comes_back_as_it_was():
     assert read_entry(json.loads(json.dumps(record.to_json())), Defaults()) == first
 
 
+def test_a_misspelt_key_is_refused_and_a_column_in_the_singular_is_not():
+    with pytest.raises(InputError, match="Unknown key 'splitt'\n  Did you mean 'split'"):
+        read_entry({"prompt": "Hi?", "splitt": "test"}, Defaults())
+    columns = {"prompt": "Hi?", "model": "m", "score": 3, "prompt_id": "p", "a": 1}
+    assert read_entry(columns, Defaults()).prompt.text == "Hi?"
+
+
 BAD_LINES = {
     "not JSON": ('{"prompt": ', "not valid JSON"),
     "not an object": ("[1]", "expected a JSON object"),
+    "misspelt prompt": ({"promt": "Hi?"}, "Unknown key 'promt'"),
+    "misspelt split": ({"prompt": "Hi?", "splitt": "test"}, "Unknown key 'splitt'"),
+    "misspelt responses": ({"prompt": "Hi?", "reponses": ["a"]}, "Unknown key 'reponses'"),
     "no known field": ({"question": "Hi?"}, "No known format has the fields ['question']"),
     "empty prompt": ({"prompt": "  "}, "user turn of a prompt is empty"),
     "prompt of a wrong type": ({"prompt": 3}, "prompt must be text, found 3"),
@@ -151,6 +179,18 @@ BAD_LINES = {
     "position twice": (
         {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [0, 1]]},
         "a response in two tiers",
+    ),
+    "a score too few": (
+        {"prompt": "a", "responses": ["b", "c"], "scores": [1]},
+        "scores must hold a finite number for each of the 2 responses, found [1]",
+    ),
+    "a score that is none": (
+        {"prompt": "a", "responses": ["b", "c"], "scores": [1, None]},
+        "scores must hold a finite number for each of the 2 responses, found [1, None]",
+    ),
+    "scores against the tiers": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "scores": [1, 2]},
+        "has score 1 in a tier above score 2",
     ),
     "unknown split": ({"prompt": "a", "split": "dev"}, "Unknown split 'dev'"),
     "unknown kind": ({"prompt": "a", "kind": "robot"}, "Unknown kind of annotator 'robot'"),
@@ -197,7 +237,7 @@ def test_importing_twice_changes_nothing(tmp_path, capsys):
     db = tmp_path / "new.db"
     first = run_json(capsys, "import", path, "--db", db)
     second = run_json(capsys, "import", path, "--db", db)
-    assert first["new_prompts"] == 1  # all nine formats say "Hi?"
+    assert first["new_prompts"] == 1  # all ten formats say "Hi?"
     assert (second["new_prompts"], second["new_responses"], second["new_rankings"]) == (0, 0, 0)
     assert second["in_db"] == first["in_db"]
 

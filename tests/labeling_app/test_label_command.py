@@ -23,6 +23,11 @@ def test_databases_with_nothing_to_rank(store, make_prompt, tmp_path, capsys):
     assert "Sample some first: rlhf generate" in refused(capsys, "--db", db)
 
 
+def test_it_says_at_once_that_it_starts(tmp_path, capsys):
+    shown = refused(capsys, "--db", tmp_path / "none.db")
+    assert shown.startswith("Starting the board …\nerror No label database")
+
+
 def test_other_machines_are_kept_out(store, fill, capsys):
     fill(1, 2)
     message = refused(capsys, "--db", store.connections.path, "--host", "0.0.0.0")

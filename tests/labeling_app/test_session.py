@@ -1,11 +1,15 @@
 """The board's protocol: what the browser may send, and that it never learns who wrote what."""
 
 import json
+import time
 
 import pytest
 
+from labeling_app.history import num_made_since
+from labeling_app.overlap import num_open
 from labeling_app.session import Asked, Board, read_submission
 from labeling_app.store import Store
+from rlhf.records import Ranking, Response, Sampling
 
 
 @pytest.fixture
@@ -162,3 +166,54 @@ def test_all_wait_once_for_another_program_that_holds_the_file(board, store, two
     assert [answer["retry"] for answer in answers] == [True, True]
     assert "could not write (database is locked)" in answers[0]["error"]
     assert board.answer("ann", two["ann"])["ok"]
+
+
+def test_a_card_says_where_its_response_was_cut_off(board, store, make_prompt):
+    prompt = make_prompt("Hi?")
+    store.add_prompts([prompt])
+    endings = {
+        "whole": (True, Sampling(max_new_tokens=16)),
+        "cut": (False, Sampling(max_new_tokens=16)),
+        "cut elsewhere": (False, None),
+        "imported": (None, None),
+    }
+    store.add_responses(
+        Response(id=text, prompt_id=prompt.id, text=text, model="m", finished=finished,
+                 sampling=sampling)
+        for text, (finished, sampling) in endings.items()
+    )  # fmt: skip
+    cards = board.answer("ann", {"op": "next"})["task"]["cards"]
+    assert {card["html"].strip(): card["ending"] for card in cards} == {
+        "<p>whole</p>": "",
+        "<p>cut</p>": "Cut off at 16 tokens",
+        "<p>cut elsewhere</p>": "Cut off at the length limit",
+        "<p>imported</p>": "",
+    }
+
+
+def test_a_task_is_open_until_it_is_done(board, queue, store, fill):
+    fill(3, 2)
+    queue.add_annotator("bob")
+    screen = board.answer("ann", {"op": "next"})
+    assert screen["open"] == 3
+    assert board.answer("bob", {"op": "next"})["open"] == 3
+    assert board.answer("ann", submit(screen["task"]))["open"] == 2
+    assert num_open(store.connections) == 2
+
+
+def test_only_what_people_did_in_the_app_counts_for_its_summary(board, store, fill):
+    began = time.time()
+    fill(2, 2)
+    for record in store.ranked_prompts():
+        ids = [response.id for response in record.responses]
+        store.add_rankings(
+            [Ranking(id=f"{record.prompt.id}-s", prompt_id=record.prompt.id, annotator="signal:f",
+                     kind="signal", tiers=((ids[0],), (ids[1],)))]
+        )  # fmt: skip
+    assert num_made_since(store.connections, began) == 0
+    task = board.answer("ann", {"op": "next"})["task"]
+    board.answer("ann", submit(task))
+    board.answer("ann", {"op": "open", "task_id": task["id"]})
+    board.answer("ann", submit(task, id="u2", tiers=[[1], [0]]))  # a changed mind counts once
+    assert num_made_since(store.connections, began) == 1
+    assert num_made_since(store.connections, time.time()) == 0

@@ -1,5 +1,6 @@
 """The database keeps what it is given, exactly, and refuses what makes no sense."""
 
+import json
 import sqlite3
 import threading
 from pathlib import Path
@@ -113,7 +114,50 @@ def test_superseding_keeps_the_old_ranking_in_the_database(store, make_prompt, m
     assert store.connections.db.execute("SELECT COUNT(*) FROM rankings").fetchone()[0] == 2
 
 
-@pytest.mark.parametrize("statement", ["DELETE FROM rankings", "UPDATE rankings SET tiers = '[]'"])
+def test_scores_come_back_as_they_were(store, make_prompt, make_responses):
+    prompt = make_prompt("How?")
+    first, second = make_responses(prompt, ["one", "two"])
+    store.add_prompts([prompt])
+    store.add_responses([first, second])
+    scored = ranking(prompt.id, [[second.id], [first.id]], scores=(0.1 + 0.2, -7))
+    store.add_rankings([scored])
+    [record] = store.ranked_prompts()
+    assert record.rankings == (scored,)
+
+
+def test_a_database_from_before_scores_opens(tmp_path, make_prompt, make_responses):
+    prompt = make_prompt("How?")
+    first, second = make_responses(prompt, ["one", "two"])
+    db = Database(tmp_path / "old.db")
+    migrations.apply(db, stop_before="010_scores")
+    db.execute("INSERT INTO annotators VALUES ('ann', 'human', 0)")
+    row = [json.dumps([message.__dict__ for message in prompt.messages])]
+    db.execute("INSERT INTO prompts VALUES (1, ?, ?, 'train', 'test', 0)", [prompt.id, *row])
+    for response in (first, second):
+        db["responses"].insert(
+            {"id": response.id, "prompt_id": prompt.id, "text": response.text, "model": "m",
+             "sample_index": 0, "created_at": 0}
+        )  # fmt: skip
+    tiers = json.dumps([[first.id], [second.id]])
+    db["rankings"].insert(
+        {"id": "old", "prompt_id": prompt.id, "annotator": "ann", "tiers": tiers, "created_at": 0}
+    )
+    db.close()
+    new = ranking(prompt.id, [[second.id], [first.id]], id="new", scores=(2, 1))
+    with Store(tmp_path / "old.db") as store:
+        store.add_rankings([new])
+        [record] = store.ranked_prompts()
+    assert record.rankings == (ranking(prompt.id, [[first.id], [second.id]], id="old"), new)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM rankings",
+        "UPDATE rankings SET tiers = '[]'",
+        "UPDATE rankings SET scores = '[1, 0]'",
+    ],
+)
 def test_rankings_cannot_be_changed_or_deleted(store, statement, make_prompt, make_responses):
     prompt = make_prompt("How?")
     first, second = make_responses(prompt, ["one", "two"])
@@ -214,6 +258,20 @@ def test_two_processes_opening_at_once_migrate_once(tmp_path: Path):
     assert [m.name for m in applied] == [m.name for m in migrations._migrations]
     for opened in stores:
         opened.close()
+
+
+def test_opening_waits_for_somebody_else_who_opens_the_new_file(tmp_path: Path):
+    path = tmp_path / "new.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(0.3, other.execute, ["COMMIT"])
+    timer.start()
+    with Store(path) as store:
+        assert store.counts()["prompts"] == 0
+        [mode] = store.connections.db.execute("PRAGMA journal_mode").fetchone()
+    timer.join()
+    other.close()
+    assert mode == "wal"
 
 
 def test_a_migration_that_fails_leaves_no_trace(tmp_path: Path, monkeypatch):

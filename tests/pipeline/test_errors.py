@@ -49,12 +49,15 @@ def test_malformed_line(run_rlhf: Run, tmp_path: Path) -> None:
     assert not database.exists()
 
 
-@pytest.mark.parametrize("command", ["annotate", "export"])
+@pytest.mark.parametrize("command", ["annotate", "export", "generate"])
 def test_empty_database(run_rlhf: Run, tmp_path: Path, command: str) -> None:
     database, out = tmp_path / "labels.db", tmp_path / "out"
     with Store(database):
         pass
-    options = {"annotate": ["--annotator", "signal:tests.pipeline.signals:count_vowels"]}
+    options = {
+        "annotate": ["--annotator", "signal:tests.pipeline.signals:count_vowels"],
+        "generate": ["--model", "no-model"],
+    }
     arguments = options.get(command, ["--out", str(out)])
     assert_refused(run_rlhf(command, "--db", str(database), *arguments), "rlhf")
     assert not out.exists()

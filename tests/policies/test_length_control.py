@@ -42,6 +42,7 @@ def test_without_a_difference_of_lengths_it_is_the_plain_win_rate() -> None:
     assert found.high - found.low == pytest.approx(2 * 1.96 * wins.std() / 50**0.5, rel=0.1)
 
 
-def test_always_winning_stays_finite_and_one_prompt_has_no_interval() -> None:
+def test_always_winning_stays_finite_and_few_prompts_have_no_interval() -> None:
     assert 0.95 < length_controlled_rate(np.ones(20), np.ones(20), seed=0).value <= 1
-    assert np.isnan(length_controlled_rate(np.ones(1), np.ones(1), seed=0).low)
+    assert np.isnan(length_controlled_rate(np.ones(4), np.ones(4), seed=0).low)
+    assert length_controlled_rate(np.ones(5), np.ones(5), seed=0).low > 0.5

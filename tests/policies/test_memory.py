@@ -12,6 +12,8 @@ from policies.settings import KLSettings, PPOSettings
 from rlhf.planner import read_shape
 from tests.policies.training import TrainingInputs
 
+LARGE = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
+
 
 @pytest.fixture
 def settings(training: TrainingInputs) -> PPOSettings:
@@ -46,6 +48,22 @@ def test_each_role_has_its_lines(settings: PPOSettings) -> None:
     assert "reference model: weights" not in lines()
     assert "policy: frozen weights" in lines(lora_rank=4)
     assert "policy: stepped weights" in lines(sharding="zero2", processes=2)
+
+
+def test_models_held_together_are_planned_by_their_parts(settings: PPOSettings) -> None:
+    large = replace(
+        settings, model=str(LARGE), reward=("signal:tests.pipeline.signals:count_vowels",)
+    )
+    alone, together = (
+        plan_memory(replace(large, processes=2, tensor_parallel=parts)) for parts in (1, 2)
+    )
+    weights = [
+        float(re.search(r"^policy: weights +([\d.]+)", text, re.MULTILINE)[1])
+        for text in (alone, together)
+    ]
+    assert weights[1] == pytest.approx(weights[0] / 2, rel=0.01)  # norms are whole
+    assert "policy: buckets" in alone
+    assert "buckets" not in together
 
 
 def test_room_is_that_of_what_is_trained(settings: PPOSettings) -> None:

@@ -255,15 +255,18 @@ def test_verdict_when_the_interval_includes_one_half() -> None:
 
 
 def test_verdict_of_a_few_prompts_that_all_went_one_way() -> None:
-    text = verdict(example(wins=np.ones(4)))
+    text = verdict(example(wins=np.ones(5)))
     assert text.startswith("No proven difference The new model wins 100 %")
     assert "The sign test finds that chance alone may explain this result." in text
 
 
-def test_verdict_of_one_prompt_shows_no_interval() -> None:
-    text = verdict(example(wins=np.ones(1)))
-    assert text.startswith("No proven difference")
-    assert "interval " not in text.partition("judged by")[0]
+@pytest.mark.parametrize("few", [1, 4])
+def test_verdict_of_so_few_prompts_shows_no_interval(few) -> None:
+    text = verdict(example(wins=np.ones(few)))
+    assert text.startswith("No proven difference The new model wins 100 % of comparisons")
+    assert "the original (too few prompts for an interval), judged by" in text
+    assert "So few prompts prove nothing. More prompts give a narrower interval." in text
+    assert "rough guide" not in text
 
 
 def test_verdict_of_a_worse_model() -> None:

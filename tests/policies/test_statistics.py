@@ -69,12 +69,12 @@ def test_win_rate_refuses_what_is_no_share(wins, message) -> None:
         win_rate(np.array(wins))
 
 
-def test_bootstrap_of_two_values_is_known_exactly() -> None:
-    # The means of two draws from {0, 1} are 0, ½, 1 with probability ¼, ½, ¼.
-    wide = bootstrap_interval(np.array([0.0, 1.0]), seed=0)
-    narrow = bootstrap_interval(np.array([0.0, 1.0]), seed=0, level=0.4)
-    assert (wide.value, wide.low, wide.high, wide.n) == (0.5, 0.0, 1.0, 2)
-    assert (narrow.low, narrow.high, narrow.level) == (0.5, 0.5, 0.4)
+def test_bootstrap_of_five_values_is_known_exactly() -> None:
+    # The ones drawn are binomial(5, 0.2): P(0) = .328, P(≤ 1) = .737, P(≤ 2) = .942, P(≤ 3) = .993.
+    wide = bootstrap_interval(np.array([0.0, 0.0, 1.0, 0.0, 0.0]), seed=0)
+    narrow = bootstrap_interval(np.array([0.0, 0.0, 1.0, 0.0, 0.0]), seed=0, level=0.4)
+    assert (wide.value, wide.low, wide.high, wide.n) == pytest.approx((0.2, 0.0, 0.6, 5))
+    assert (narrow.low, narrow.high, narrow.level) == pytest.approx((0.0, 0.2, 0.4))
 
 
 def test_bootstrap_agrees_with_a_resampling_written_out_and_with_the_normal_theory() -> None:
@@ -114,17 +114,19 @@ def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.88 <= held / 200 <= 0.99
 
 
-def test_one_prompt_has_no_interval_and_none_has_no_mean() -> None:
-    interval = bootstrap_interval(np.array([1.0]), seed=0)
-    assert interval.value == 1.0
-    assert np.isnan([interval.low, interval.high]).all()
+def test_fewer_than_five_prompts_have_no_interval_and_none_has_no_mean() -> None:
+    for few in (1, 2, 4):
+        interval = bootstrap_interval(np.ones(few), seed=0)
+        assert (interval.value, interval.n) == (1.0, few)
+        assert np.isnan([interval.low, interval.high]).all()
+    assert bootstrap_interval(np.ones(5), seed=0).low == 1.0
     with pytest.raises(ValueError, match="no values"):
         bootstrap_interval(np.array([]), seed=0)
 
 
 def test_interval_to_json() -> None:
-    plain = bootstrap_interval(np.array([1.0, 1.0]), seed=0).to_json()
-    assert plain == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 2, "level": 0.95}
+    plain = bootstrap_interval(np.ones(5), seed=0).to_json()
+    assert plain == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 5, "level": 0.95}
 
 
 @pytest.mark.parametrize(

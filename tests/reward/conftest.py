@@ -21,6 +21,7 @@ def build_record(
     split: str = "train",
     texts: tuple[str, ...] = (GOOD[0], GOOD[1], BAD[0], BAD[1]),
     tiers: tuple[tuple[int, ...], ...] = ((0,), (1,), (2, 3)),
+    scores: tuple[float, ...] = (),
 ) -> RankedPrompt:
     """One prompt with responses and one ranking; tiers name responses by number."""
     question = f"How was trip {number}, the one to the {'very ' * (number % 5)}far house?"
@@ -35,6 +36,7 @@ def build_record(
         annotator="ann",
         kind="human",
         tiers=tuple(tuple(responses[n].id for n in tier) for tier in tiers),
+        scores=scores,
     )
     return RankedPrompt(prompt=prompt, responses=responses, rankings=(ranking,))
 

@@ -36,5 +36,11 @@ def test_pairs_of_one_prompt_widen_the_interval():
     assert accuracy.high - accuracy.low == pytest.approx(4 * 0.049, abs=0.02)
 
 
+@pytest.mark.parametrize(("prompts", "low"), [(1, None), (4, None), (5, 1.0)])
+def test_few_prompts_have_no_interval(prompts, low):
+    accuracy = pair_accuracy([group((0, 1, 1.0))] * prompts, [[1.0, 0.0, 0.0]] * prompts)
+    assert (accuracy.value, accuracy.low, accuracy.high) == (1.0, low, low)
+
+
 def test_only_ties_have_no_accuracy():
     assert pair_accuracy([group((0, 1, 0.5))], [[0.0, 1.0, 2.0]]) is None

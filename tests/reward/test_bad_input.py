@@ -62,10 +62,28 @@ def test_a_ranking_of_an_unknown_response(tiny_model, tmp_path, capsys):
 def test_a_score_that_is_not_a_number(tiny_model, tmp_path, capsys):
     folder = export(tmp_path, records())
     edit_first_train_line(
-        folder, lambda line: line.replace('"strengths": []', '"strengths": [NaN]')
+        folder, lambda line: line.replace('"scores": []', '"scores": [NaN, 1, 1, 1]')
     )
     message = refused(folder, tiny_model, tmp_path, capsys)
-    assert "train.jsonl:1: " in message
+    assert "train.jsonl:1: Ranking" in message
+    assert "has scores [nan, 1, 1, 1]" in message
+
+
+def test_some_scores_and_some_ranks(tiny_model, tmp_path, capsys):
+    scored = build_record(4, scores=(4, 3, 2, 2)).rankings
+    folder = export(tmp_path, records(rankings=scored))
+    message = refused(folder, tiny_model, tmp_path, capsys, "--loss", "regression")
+    assert "of the training rankings in" in message
+    assert "1 have scores and 7 have none" in message
+    assert "rlhf export --kind human --db DB --out DIR" in message
+
+
+def test_scores_that_are_all_the_same(tiny_model, tmp_path, capsys):
+    found = [build_record(n, "test" if n < 4 else "train", scores=(3,) * 4) for n in range(12)]
+    folder = export(tmp_path, found)
+    message = refused(folder, tiny_model, tmp_path, capsys, "--loss", "regression")
+    assert "The 32 scores of the training rankings are all 3" in message
+    assert "--loss bradley_terry" in message
 
 
 def test_duplicate_ids(tiny_model, tmp_path, capsys):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -50,6 +51,69 @@ def test_a_limit_that_leaves_nothing_to_train_on_is_refused(rankings, tiny_model
     with pytest.raises(InputError, match="0 to train on, 8 to measure with") as caught:
         read(rankings, tiny_model, limit="1%", eval_every=1)
     assert "Raise --limit (now 1%)" in caught.value.remedy
+
+
+def scores_of(groups):
+    return [ranking.scores for group in groups for ranking in group.rankings]
+
+
+def export(folder, records):
+    write_ranked(folder, records, {})
+    return folder
+
+
+def scored_records():
+    """16 train prompts with scores 9, 5, 5, 1: mean 5, deviation √8; 4 test prompts."""
+    splits = ["test"] * 4 + ["train"] * 16
+    return [build_record(n, split, scores=(9, 5, 5, 1)) for n, split in enumerate(splits)]
+
+
+def test_a_regression_gets_standard_scores(tiny_model, tmp_path):
+    folder = export(tmp_path, scored_records())
+    data = read(folder, tiny_model, loss="regression", eval_every=1)
+    assert (len(data.train), len(data.validation)) == (14, 2)
+    expected = pytest.approx([2**0.5, 0, 0, -(2**0.5)])
+    assert all(list(scores) == expected for scores in scores_of(data.train + data.validation))
+    assert data.counts["train"]["rankings_with_scores"] == 16
+
+
+def test_other_losses_see_the_same_data_with_scores_and_without(tiny_model, tmp_path):
+    folders = [tmp_path / "scored", tmp_path / "plain"]
+    for folder in folders:
+        folder.mkdir()
+    scored = export(folders[0], scored_records())
+    plain = export(folders[1], [build_record(n, "test" if n < 4 else "train") for n in range(20)])
+    with_scores, without = (read(folder, tiny_model).train for folder in (scored, plain))
+    assert [group.pairs for group in with_scores] == [group.pairs for group in without]
+    assert [group.responses for group in with_scores] == [group.responses for group in without]
+
+
+def test_a_regression_without_any_scores_keeps_to_ranks(rankings, tiny_model):
+    data = read(rankings, tiny_model, loss="regression")
+    assert set(scores_of(data.train)) == {()}
+    assert data == read(rankings, tiny_model)
+
+
+def with_people(records):
+    """The same with a second ranking, by a person and without scores, of the first three."""
+    signals = [replace(record.rankings[0], kind="signal", annotator="s") for record in records]
+    both = [replace(record.rankings[0], id="p", scores=()) for record in records]
+    return [
+        replace(record, rankings=(signals[n], both[n]) if 4 <= n < 7 else (signals[n],))
+        for n, record in enumerate(records)
+    ]
+
+
+def test_a_regression_mixes_no_scores_and_ranks(tiny_model, tmp_path):
+    folder = export(tmp_path, with_people(scored_records()))
+    with pytest.raises(InputError, match="16 have scores and 3 have none") as caught:
+        read(folder, tiny_model, loss="regression", eval_every=1)
+    assert "rlhf export --kind signal --db DB --out DIR." in caught.value.remedy
+    assert "--loss bradley_terry" in caught.value.remedy
+    weights = {"ann": 0.0}  # who does not count mixes nothing
+    data = read(folder, tiny_model, loss="regression", annotator_weights=weights)
+    assert len(scores_of(data.train)) == 16
+    read(folder, tiny_model)
 
 
 def test_a_limit_that_is_none_is_refused(rankings, tiny_model):

@@ -1,15 +1,18 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from reward.groups import (
     Encoder,
+    Group,
     Pair,
     TieredRanking,
     build_groups,
     build_reference_groups,
     hold_out,
     rank_pairs,
+    standardise_scores,
 )
 from rlhf.errors import InputError
 from rlhf.records import Message, Prompt, Ranking, Sampling
@@ -86,6 +89,50 @@ def test_annotators_have_weights_and_weight_0_is_left_out(tokenizer):
         TieredRanking(((1,), (0,)), "ann"),
         TieredRanking(((1,), (0,)), "bob", weight=0.25),
     )
+
+
+def test_scores_stay_with_their_ranking_and_are_counted(encoder):
+    record = build_record(1, tiers=((3,), (0, 1)), scores=(5, 2, 3))
+    second = replace(record.rankings[0], annotator="bob", scores=())
+    record = replace(record, rankings=(*record.rankings, second))
+    (group,), counts = build_groups([record], encoder)
+    assert group.rankings == (
+        TieredRanking(((2,), (0, 1)), "ann", scores=(5, 2, 3)),
+        TieredRanking(((2,), (0, 1)), "bob"),
+    )
+    assert (counts["rankings"], counts["rankings_with_scores"]) == (2, 1)
+
+
+def scored(*rankings):
+    """A group of two responses with such scores in its rankings."""
+    found = tuple(TieredRanking(((1,), (0,)), "ann", scores=scores) for scores in rankings)
+    return Group("a", (1,), ((2,), (3,)), rankings=found)
+
+
+def scores_of(groups):
+    return [ranking.scores for group in groups for ranking in group.rankings]
+
+
+def test_standard_scores_by_hand():
+    # mean 40 / 8 = 5; squares 16 1 4 9 0 1 0 1: deviation √(32 / 8) = 2
+    train = [scored((9, 4), (7, 2)), scored((5, 4)), scored((5, 4))]
+    got, others = standardise_scores(train, [scored((13, 1))])
+    assert scores_of(got) == [(2, -0.5), (1, -1.5), (0, -0.5), (0, -0.5)]
+    assert scores_of(others) == [(4, -2)]  # on the scale of the others
+    assert [replace(one, rankings=()) for one in got] == [replace(g, rankings=()) for g in train]
+
+
+def test_standard_scores_against_numpy():
+    table = -np.sort(-np.random.default_rng(0).normal(1e9, 2, size=(50, 2)))
+    got, _ = standardise_scores([scored(*map(tuple, table.tolist()))], [])
+    expected = (table - table.mean()) / np.sqrt(((table - table.mean()) ** 2).mean())
+    np.testing.assert_allclose(scores_of(got), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("same", [0.0, 0.1, 7.0])
+def test_scores_that_are_all_the_same_are_refused(same):
+    with pytest.raises(InputError, match=f"The 6 scores of the training rankings are all {same:g}"):
+        standardise_scores([scored((same, same))] * 3, [scored((2, 1))])
 
 
 def test_intransitive_judgements_train_as_pairs(encoder):

@@ -7,9 +7,9 @@ from reward.health import (
     agreement_levels,
     calibrate,
     collect_verdicts,
+    judges_agree,
     length_gap,
     measure_health,
-    people_agree,
     worst,
 )
 
@@ -80,15 +80,15 @@ def test_the_ceiling_lies_above_the_agreement_of_two_judges():
     pairs = [(0, 1, 1.0, 0, "a"), (0, 1, 1.0, 0, "b")]
     other = [(0, 1, 1.0, 0, "a"), (1, 0, 1.0, 0, "b")]
     groups = [group(str(n), *(pairs if n < 17 else other)) for n in range(25)]
-    found = people_agree(collect_verdicts(groups, [[0.0] * 3] * 25))
+    found = judges_agree(collect_verdicts(groups, [[0.0] * 3] * 25))
     assert found["value"] == pytest.approx(0.68)
     assert found["ceiling"] == pytest.approx(0.8)
 
 
-def test_people_agree_on_one_of_two():
-    assert people_agree(VERDICTS) == {"value": 0.5, "n": 2, "ceiling": 0.5}
+def test_judges_agree_on_one_of_two():
+    assert judges_agree(VERDICTS) == {"value": 0.5, "n": 2, "ceiling": 0.5}
     alone = collect_verdicts([group("x", (0, 1, 1.0, 0, "ann"))], [[1, 0, 0]])
-    assert people_agree(alone) is None
+    assert judges_agree(alone) is None
     assert set(agreement_levels(alone).values()) == {"one judge"}
 
 

@@ -40,6 +40,15 @@ def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
 
 
+def test_a_page_of_few_prompts_claims_no_interval(tmp_path):
+    few = {"accuracy": ACCURACY | {"low": None, "high": None, "prompts": 2}}
+    write_page(tmp_path / "r.html", report([], [], []) | few, [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert "(too few prompts for an interval)" in page
+    assert "<td>75 %</td><td>too few prompts</td><td>8</td>" in page
+    assert "95 % interval 50" not in page
+
+
 def test_a_page_without_judgements_or_disagreements_still_reads(tmp_path):
     empty = report([], [], []) | {"accuracy": None}
     write_page(tmp_path / "r.html", empty, [0.0, 1.0])

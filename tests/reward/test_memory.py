@@ -36,6 +36,15 @@ def test_full_training_counts_weights_moments_gradients_and_copies(six_billion):
     assert plan.peak > 18 * shape.trunk_linear
 
 
+def test_of_a_model_held_by_four_processes_one_has_its_part(six_billion):
+    shape = read_shape(str(six_billion))
+    divided = 28 * (4 * 4096**2 + 2 * 4096 * 16384) + 50400 * 4096  # matrices and embeddings
+    held = shape.trunk - divided * 3 // 4 + 4096
+    settings = settings_for(six_billion, processes=4, tensor_parallel=4)
+    resident = {item.what: item.size for item in plan_memory(settings, shape).resident}
+    assert resident == {"reward model: weights": 4 * held, "reward model: Adam": 8 * held}
+
+
 def test_adapters_freeze_the_trunk_in_bf16_or_4_bits(six_billion):
     shape = read_shape(str(six_billion))
     # GPT-J: 28 layers with four matrices of 4096 x 4096 and two of 4096 x 16384

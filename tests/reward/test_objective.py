@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,6 +68,32 @@ def test_regression_by_hand():
     # first: 1 against 1 and 0 against −1: (0 + 1)/2; second: 2 against 1, 1 and 1 against −½: 5.5/3
     got = sum_of_losses(Objective("regression"), [FIRST, SECOND], REWARDS)
     assert got.item() == pytest.approx(0.5 + (1 + 2 * 1.5**2) / 3)
+
+
+def with_scores(group, *scores):
+    [ranking] = group.rankings
+    return replace(group, rankings=(replace(ranking, scores=scores),))
+
+
+def test_scores_stand_beside_their_responses():
+    rankings = to_ranking_tensors([with_scores(FIRST, 2, 0.5), SECOND], CPU)
+    assert rankings.response.tolist() == [[1, 0, 0], [4, 2, 3]]
+    assert rankings.score[0, :2].tolist() == [2, 0.5]
+    assert rankings.score.isnan().tolist() == [[False, False, True], [True, True, True]]
+
+
+def test_regression_to_scores_by_hand():
+    # first: 1 against 2 and 0 against ½: (1 + ¼)/2; second: 2 against 1½, 1 against 0 and −1: 5¼/3
+    scored = [with_scores(FIRST, 2, 0.5), with_scores(SECOND, 1.5, 0, -1)]
+    got = sum_of_losses(Objective("regression"), scored, REWARDS)
+    assert got.item() == pytest.approx(0.625 + 1.75)
+
+
+@pytest.mark.parametrize("loss", ["bradley_terry", "plackett_luce"])
+def test_scores_change_no_other_loss(loss):
+    scored = [with_scores(FIRST, 2, 1), with_scores(SECOND, 1.5, 0, -1)]
+    expected = sum_of_losses(Objective(loss), [FIRST, SECOND], REWARDS)
+    assert torch.equal(sum_of_losses(Objective(loss), scored, REWARDS), expected)
 
 
 def test_centring_adds_the_squared_sum_of_each_pair():

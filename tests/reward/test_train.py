@@ -151,6 +151,18 @@ def test_other_losses_learn_the_rankings_too(rankings, tiny_model, tmp_path, los
     assert report["loss"]["last"] < report["loss"]["first"]
 
 
+def test_a_regression_learns_given_scores(tiny_model, tmp_path):
+    (tmp_path / "data").mkdir()
+    splits = ["test" if n % 4 == 0 else "train" for n in range(32)]
+    records = [build_record(n, s, scores=(10, 10, 2, 2)) for n, s in enumerate(splits)]
+    write_ranked(tmp_path / "data", records, {})
+    settings = settings_for(tmp_path / "data", tiny_model, tmp_path / "out", epochs=6)
+    report = train_reward(replace(settings, loss="regression"))
+    assert report["accuracy"]["value"] > 0.8
+    # standard scores are 1 and −1: rewards that say nothing have a loss of 1
+    assert report["loss"]["last"] < 0.5
+
+
 def test_a_weight_for_nobody_is_refused(rankings, tiny_model, tmp_path):
     settings = settings_for(rankings, tiny_model, tmp_path / "out", annotator_weights={"zoe": 2})
     with pytest.raises(ConfigError, match="names zoe, who ranked nothing here") as caught:

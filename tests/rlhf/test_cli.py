@@ -118,6 +118,20 @@ def test_help_tells_what_each_setting_means(probe, capsys) -> None:
         assert words in shown
 
 
+def test_help_lists_required_settings_first_and_leaves_empty_negations_out(capsys) -> None:
+    assert cli.main(["reference", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^│ .  (--[a-z]+) ", shown, re.M)[:2] == ["--out", "--prompts"]
+    assert "--no-reuse" in shown  # which is on
+    assert "--no-inspect" not in shown
+    assert cli.main(["ppo", "--help"]) == 0
+    shown = capsys.readouterr().out
+    required = ["--model", "--reward", "--reference", "--out"]
+    assert re.findall(r"^│ \*  (--[a-z]+) ", shown, re.M) == required
+    assert re.findall(r"^│ .  (--[a-z]+) ", shown, re.M)[:4] == required
+    assert "--empty-" not in shown
+
+
 def test_help_names_every_command(capsys) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -240,8 +254,18 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["probe", "--modle", "m"], "Did you mean --model"),
-        (["probe"], "--model requires an argument.\n  See: rlhf probe --help"),
+        (["probe", "--modle", "m"], "Unknown option --modle\n  Did you mean --model? See: rlhf "),
+        (["probe", "--model", "m", "--learning", "1"], "Did you mean --learning-rate? See: rlhf"),
+        (["probe", "--model", "m", "--brake.sorce", "1"], "Did you mean --brake.source? See: "),
+        (["probe", "--model", "m", "--zzz=1"], "Unknown option --zzz\n  See: rlhf probe --help"),
+        (["probe"], "--model is missing\n  Type: rlhf probe --model MODEL\n  See: rlhf probe -"),
+        (["probe", "--steps", "2"], "  Type: rlhf probe --steps 2 --model MODEL\n"),
+        (["probe", "--fast", "dir"], "  Type: rlhf probe --fast --model dir\n"),
+        (["probe", "--model"], "--model needs a value\n  For example: --model MODEL. See: rlhf"),
+        (["status"], "RUNS is missing\n  Type: rlhf status RUNS\n"),
+        (["reference", "--inspect", "d"], "  Type: rlhf reference --inspect --out d\n"),
+        (["ppo", "--keep-lst", "2"], "--keep-lst\n  Did you mean --keep-checkpoints? See: rlhf"),
+        (["gen"], "Unknown command gen\n  Did you mean generate? See: rlhf --help"),
         (["probe", "--model", "m", "--steps", "few"], 'unable to convert "few" into int'),
         (["prope"], "Unknown command"),
         (["probe", "--config", "none.yaml"], "No such settings file: none.yaml"),

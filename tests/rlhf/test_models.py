@@ -1,10 +1,12 @@
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -239,3 +241,32 @@ def test_a_stage_stands_for_its_model(tmp_path: Path, tiny_model: Path) -> None:
     assert model_folder(str(run.path), "reward", "model") == str(run.model)
     with pytest.raises(InputError, match="holds the stage 'reward', 'ppo' is wanted here"):
         model_folder(str(run.path), "ppo", "policy")
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As if the network were there, with an empty cache."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(online, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(InputError) as refused:
+        load_config("somebody/model")
+    assert time.monotonic() - began < 2  # its library would take 23 s
+    assert str(refused.value) == (
+        "somebody/model is no folder here, and the hub does not answer (http://127.0.0.1:9)\n"
+        "  Check the name and the connection, or download the model and give its folder."
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_in_the_cache_needs_no_hub(online, monkeypatch, tmp_path, tiny_model) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    kept = tmp_path / "cache" / "models--somebody--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    shutil.copytree(tiny_model, kept / "snapshots" / "abc")
+    assert load_config("somebody/model").model_type == "llama"

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,18 @@ def test_no_language_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
     with pytest.raises(InputError, match=r"is no language model \(ViTConfig\)"):
         read_shape(str(tmp_path))
+
+
+def test_a_part_of_a_model_that_two_processes_hold_by_hand() -> None:
+    part = planner.part_of(SHAPE, 2)
+    norms = 2 * 16 + 8
+    assert part.parameters == part.trunk == norms + LAYER + 400
+    assert (part.linear, part.trunk_linear) == (LAYER + 400, LAYER)
+    # norms 16·8, copies 5·2·8, q and output 2·2·4, k and v 2·2·2, MLP 4·2·8
+    assert planner.layer_bytes(part, 10, bf16=True, padded=False) == 128 + 80 + 16 + 8 + 64
+    untied = replace(SHAPE, parameters=SHAPE.parameters + 800)
+    assert planner.part_of(untied, 2).parameters == norms + LAYER + 400 + 400
+    assert planner.part_of(SHAPE, 1) == SHAPE
 
 
 def test_bytes_of_a_layer_by_hand() -> None:

@@ -3,7 +3,16 @@ from typing import Any
 import pytest
 
 from rlhf.errors import InputError
-from rlhf.records import Message, Prompt, RankedPrompt, Ranking, Response, Sampling, content_id
+from rlhf.records import (
+    Message,
+    Prompt,
+    RankedPrompt,
+    Ranking,
+    Response,
+    Sampling,
+    content_id,
+    is_finite_number,
+)
 
 HELLO = (Message(role="user", content="Hello"),)
 PROMPT = Prompt.create(HELLO, "train", "test")
@@ -56,6 +65,7 @@ def ranked() -> RankedPrompt:
         kind="ai",
         tiers=(("a1",), ("b2",)),
         strengths=(2,),
+        scores=(0.1 + 0.2, -1),
         flags=("unsafe",),
         note="short",
     )
@@ -132,6 +142,17 @@ def test_bad_prompts_are_refused(value: dict[str, Any], problem: str) -> None:
         ),
         ({"strengths": [1, 2]}, "Ranking r1 has 2 tiers but 2 strengths"),
         ({"strengths": [4]}, "Ranking r1 has strengths [4]"),
+        ({"scores": [1.0]}, "Ranking r1 has 2 responses in its tiers but 1 scores"),
+        ({"scores": [1.0, float("nan")]}, "Ranking r1 has scores [1.0, nan]"),
+        ({"scores": [float("inf"), 1.0]}, "Ranking r1 has scores [inf, 1.0]"),
+        ({"scores": [True, False]}, "Ranking r1 has scores [True, False]"),
+        ({"scores": ["5", "4"]}, "Ranking r1 has scores ['5', '4']"),
+        ({"scores": 5}, "A ranking needs 'scores' as list, found 5"),
+        ({"scores": [2, 2.5]}, "Ranking r1 has score 2 in a tier above score 2.5"),
+        (
+            {"tiers": [["a1", "c3"], ["b2"]], "scores": [4, 3, 3.5]},
+            "Ranking r1 has score 3 in a tier above score 3.5",
+        ),
         ({"kind": "robot"}, "Ranking r1 has annotator kind 'robot'"),
         ({"annotator": None}, "A ranking needs 'annotator' as str, found None"),
     ],
@@ -141,6 +162,21 @@ def test_bad_rankings_are_refused(changes: dict[str, Any], problem: str) -> None
         Ranking.from_json({**RANKING, **changes})
     assert caught.value.problem == problem
     assert caught.value.remedy
+
+
+def test_scores_may_differ_within_a_tier_and_equal_those_of_the_next() -> None:
+    tiers = [["a1", "b2", "c3"], ["d4"]]
+    ranking = Ranking.from_json({**RANKING, "tiers": tiers, "scores": [0.7, 0.9, 0.8, 0.7]})
+    assert ranking.scores == (0.7, 0.9, 0.8, 0.7)
+    assert Ranking.from_json(RANKING).scores == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "usable"),
+    [(3, True), (-0.5, True), (10**400, False), (float("-inf"), False), (None, False)],
+)
+def test_finite_numbers(value: Any, usable: bool) -> None:
+    assert is_finite_number(value) is usable
 
 
 def test_a_ranking_of_a_response_that_is_not_there_is_refused() -> None:

@@ -39,6 +39,18 @@ def test_one_process_has_nobody_to_divide_with(monkeypatch) -> None:
     assert choose_sharding("ddp", offload=False).strategy == "ddp"
 
 
+def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sharding = choose_sharding("none", offload=False, tensor_parallel=2)
+    assert sharding == Sharding(tensor_parallel=2)
+    assert (sharding.divides, sharding.divides_weights, sharding.is_together) == (True, False, True)
+    with pytest.raises(ConfigError, match="--tensor-parallel 4 needs 4 processes, and there are 2"):
+        choose_sharding("none", offload=False, tensor_parallel=4)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="no meaning beside accelerate's FSDP or DeepSpeed"):
+        choose_sharding("none", offload=False, tensor_parallel=2)
+
+
 def test_nothing_to_offload() -> None:
     with pytest.raises(ConfigError, match="--offload has no meaning with --sharding ddp"):
         choose_sharding("ddp", offload=True)

@@ -15,6 +15,9 @@ from rlhf.strategies import (
     state_bytes,
     step_bytes,
     step_seconds,
+    together_advice,
+    together_bytes,
+    together_traffic,
 )
 
 GIB = 2**30
@@ -56,23 +59,19 @@ def test_state_by_hand(strategy: str, one: float, four: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "computing", "checkpointing", "expected"),
-    [  # P = 100, G = 5, E = 10
-        ("DDP", 70, False, 70),
-        ("ZeRO-2", 70, False, 70),
-        ("ZeRO-3", 70, False, 70 + 12 * 5 + 2 * 100),
-        ("ZeRO-3", 70, True, 70 + 12 * 5),
-        ("FSDP", 70, False, 70 + 8 * 5 + 4 * 10),
-        ("FSDP", 7, False, 12 * 10),  # the end of the backward pass
+    ("strategy", "computing", "expected"),
+    [  # P = 100, which is less than DeepSpeed moves at once and gives back, G = 5, E = 10
+        ("DDP", 70, 70),
+        ("ZeRO-2", 70, 70),
+        ("ZeRO-3", 70, 70 + 4 * 100 + 8 * 100),
+        ("FSDP", 70, 70 + 8 * 5 + 4 * 10),
+        ("FSDP", 7, 12 * 10),  # the end of the backward pass
     ],
 )
-def test_what_a_pass_adds_by_hand(
-    strategy: str, computing: float, checkpointing: bool, expected: float
-) -> None:
+def test_what_a_pass_adds_by_hand(strategy: str, computing: float, expected: float) -> None:
     sizes = Sizes(trained=100, layer=5, outside=10)
-    found = passing_bytes(strategy, sizes, 4, computing, checkpointing=checkpointing)
-    assert found == expected
-    assert passing_bytes(strategy, sizes, 1, computing, checkpointing=checkpointing) == computing
+    assert passing_bytes(strategy, sizes, 4, computing) == expected
+    assert passing_bytes(strategy, sizes, 1, computing) == computing
 
 
 def test_a_stage_is_its_state_and_what_it_computes() -> None:
@@ -81,6 +80,15 @@ def test_a_stage_is_its_state_and_what_it_computes() -> None:
     # bf16, unpadded: (16 + 10)·d + 2·(2·4096 + 2·4096) + 8·f, 33 times for each of 2048 tokens
     activations = 2048 * 33 * (26 * 4096 + 4 * 2 * 4096 + 8 * 11008)
     assert computing == {"computing gradients": activations, "stepping": 0}
+
+
+def test_deepspeed_moves_a_bucket_and_steps_on_a_copy_of_the_gradients() -> None:
+    computing = max(computing_bytes("reward", SHAPE, LOAD).values())
+    passing = computing + 4 * 10**9 + 8 * 10**7
+    expected = 2.5 * CRITIC + max(passing, 4 * CRITIC / 8)
+    assert stage_bytes("reward", "ZeRO-3", SHAPE, LOAD, 8) == expected
+    light = replace(LOAD, batch=1, length=2, checkpointing=True)
+    assert stage_bytes("reward", "ZeRO-3", SHAPE, light, 4) == 6 * CRITIC
 
 
 def test_ppo_trains_two_models_and_asks_a_third() -> None:
@@ -169,7 +177,7 @@ def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
         "reference: DDP, up to 8 sequences in a forward pass."
     )
     assert advice("reference", SHAPE, heavy, 8, 14 * GIB) == (
-        "reference: 2 processes with --tensor-parallel and --batch-size 1."
+        "reference: --processes 2 --tensor-parallel 2 and --batch-size 1."
     )
     assert advice("reference", SHAPE, LOAD, 1, 14 * GIB).startswith("reference: nothing fits")
 
@@ -177,7 +185,27 @@ def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
 def test_a_reference_model_that_no_device_holds_is_held_together() -> None:
     # 4 bytes for each of 7e9 parameters: 26.1 GiB, of four devices 6.5; 1.6 for what is computed
     assert advice("reference", SHAPE, LOAD, 8, 10 * GIB) == (
-        "reference: 4 processes with --tensor-parallel."
+        "reference: --processes 4 --tensor-parallel 4."
+    )
+
+
+def test_processes_that_hold_a_model_together_by_hand() -> None:
+    light = Load(length=10, batch=2, checkpointing=False, lora_rank=16)
+    # 20 tokens of 4096 numbers, added up for the embeddings and in each of 32 layers
+    bf16, fp32 = 4 + 32 * (2 * 2 + 5 * 4), 4 + 32 * 7 * 4
+    sent = together_traffic(SHAPE, light, 3, 4)
+    assert sent == 3 * 20 * 4096 * bf16 * 2 * 3 / 4
+    assert together_traffic(SHAPE, light, 1, 2, bf16=False) == 20 * 4096 * fp32
+    again = replace(light, checkpointing=True)
+    assert together_traffic(SHAPE, again, 1, 2) == 20 * 4096 * (bf16 + 32 * 2)
+    embeddings = 32000 * 4096
+    part = CRITIC - (6_700_000_000 + embeddings) * 3 / 4
+    # bf16: (16 + 10)·d + 2·(2·1024 + 2·1024) + 8·2752, 33 times for each token
+    activations = 20 * 33 * (26 * 4096 + 2 * 4 * 1024 + 8 * 2752)
+    assert together_bytes(SHAPE, light, 4) == 18 * part + activations
+    assert together_advice(SHAPE, light, 3, 4) == (
+        f"reward: --tensor-parallel 4 holds {(18 * part + activations) / GIB:,.2f} GiB in each "
+        f"process, which sends {sent / GIB:,.2f} GiB in one step."
     )
 
 

@@ -20,10 +20,17 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
 
 
 def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
-    result = plan.run(Settings(model=str(tiny_model), gpu_memory=1e-6))
+    settings = Settings(model=str(tiny_model), gpu_memory=1e-6)
+    result = plan.run(settings)
     assert not any(fits for row in result["fits"].values() for fits in row.values())
     assert [hint.split(":")[0] for hint in result["advice"]] == ["reward", "reference", "ppo"]
-    assert plan.describe(result).splitlines()[-3:] == result["advice"]
+    assert plan.describe(settings, result).splitlines()[-3:] == result["advice"]
+
+
+def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> None:
+    hints = plan.run(Settings(model=str(tiny_model), gpus=2, tensor_parallel=2))["advice"]
+    assert len(hints) == 4
+    assert hints[-1].startswith("reward: --tensor-parallel 2 holds 0.")
 
 
 def test_a_longer_sequence_needs_more(tiny_model: Path) -> None:

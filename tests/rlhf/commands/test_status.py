@@ -55,7 +55,7 @@ def show(*words: str) -> dict[str, object]:
 
 def table(capsys: pytest.CaptureFixture, *words: str) -> dict[str, list[str]]:
     """Rows of the printed table by their first column, of all stages."""
-    assert cli.main(["status", *words]) == 0
+    assert cli.main(["status", *words, "--full"]) == 0
     lines = capsys.readouterr().out.splitlines()
     cells = [[c.strip() for c in line.split("  ") if c.strip()] for line in lines]
     return {row[0]: row[1:] for row in cells if row}
@@ -81,8 +81,76 @@ def test_runs_side_by_side_with_differences_marked(runs: Path, capsys) -> None:
     assert [name for name in rows if name.startswith("≠")] == ["≠ kl.coefficient"]
 
 
+def set_stage(folder: Path, **changes: object) -> None:
+    stage = folder / "stage.json"
+    write_json(stage, json.loads(stage.read_text(encoding="utf-8")) | changes)
+
+
+def overview(capsys: pytest.CaptureFixture, *words: str) -> list[list[str]]:
+    """Cells of the lines that people see without --full."""
+    assert cli.main(["status", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+def test_people_see_one_line_for_each_stage(runs: Path, capsys) -> None:
+    a = runs / "a"
+    set_stage(a / "ppo", started_at="2026-01-01T10:00:00+00:00", status="interrupted",
+              finished_at="2026-01-01T11:05:07+00:00")  # fmt: skip
+    set_stage(a / "reward", started_at="2026-01-01T10:00:00+00:00",
+              finished_at="2026-01-01T10:02:03+00:00")  # fmt: skip
+    rate = {"value": 0.82, "low": 0.751, "high": 0.88, "pairs": 189, "prompts": 64}
+    write_json(a / "reward" / "report.json", {"accuracy": rate})
+    assert overview(capsys, str(a)) == [
+        [str(a)],
+        ["reward", "done", "2 min 03 s", "accuracy 82 % (95 % interval 75–88 %)"],
+        ["ppo", "interrupted", "1 h 05 min", "2 steps",
+         f"→ rlhf ppo --config {a}/ppo/config.yaml --resume"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("report", "number"),
+    [
+        (
+            {
+                "verdict": {"judge": "gold"},
+                "win_rate": {"gold": {"value": 1.0, "low": None, "high": None}},
+            },
+            "wins 100 % (too few prompts for an interval) by gold",
+        ),
+        ({"reward": {"first": -0.25, "last": 0.5}}, "reward -0.25 → 0.50 in 2 steps"),
+        ({"rows": 24, "prompts": 12}, "24 answers to 12 prompts"),
+        ({"accuracy": None}, "2 steps"),
+    ],
+)
+def test_the_main_number_of_a_stage(runs: Path, capsys, report: dict, number: str) -> None:
+    write_json(runs / "b" / "ppo" / "report.json", report)
+    assert overview(capsys, str(runs / "b"))[1][3] == number
+
+
+def test_several_runs_show_only_what_they_differ_by(runs: Path, capsys) -> None:
+    set_stage(runs / "b" / "ppo", inputs={"model": {"path": "m", "hash": "abc"}})
+    shown = overview(capsys, str(runs / "a"), str(runs / "b"))
+    assert [row[0] for row in shown if row] == [
+        *(str(runs / "a"), "reward", "ppo", str(runs / "b"), "ppo"),
+        *("differences", "ppo kl.coefficient", "ppo inputs.model"),
+    ]
+    assert shown[-3:] == [
+        ["differences", str(runs / "a"), str(runs / "b")],
+        ["ppo kl.coefficient", "0.1", "0.3"],
+        ["ppo inputs.model", "-", "abc"],
+    ]
+
+
+def test_long_lists_are_counted_and_short_ones_shown(runs: Path, capsys) -> None:
+    write_json(runs / "b" / "ppo" / "report.json", {"long": [0.125] * 40, "short": [1, 2]})
+    rows = table(capsys, str(runs / "b"))
+    assert (rows["long"], rows["short"]) == (["40 values"], ["[1, 2]"])
+
+
 def test_a_run_that_lacks_a_stage_shows_a_dash(runs: Path, capsys) -> None:
-    assert cli.main(["status", str(runs / "b"), str(runs / "a")]) == 0
+    assert cli.main(["status", str(runs / "b"), str(runs / "a"), "--full"]) == 0
     reward, ppo = capsys.readouterr().out.split("\n\n")
     status = next(line.split() for line in reward.splitlines() if line.startswith("status"))
     assert status == ["status", "-", "done"]
@@ -99,6 +167,9 @@ def test_a_stage_that_failed_says_why(tmp_path: Path, capsys) -> None:
         raise ValueError("oh")
     rows = table(capsys, str(tmp_path))
     assert (rows["status"], rows["error"]) == (["failed"], ["ValueError: oh"])
+    line = overview(capsys, str(tmp_path))[1]
+    assert (line[1], line[3]) == ("failed", "ValueError: oh")
+    assert line[4] == f"→ rlhf ppo --config {tmp_path}/ppo/config.yaml --resume"
 
 
 def test_a_stage_under_way_has_no_report_yet(tmp_path: Path, capsys) -> None:

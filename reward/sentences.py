@@ -1,0 +1,58 @@
+"""What training a reward model gave, in sentences for a terminal."""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from reward.settings import RewardSettings
+from rlhf.intervals import in_words
+from rlhf.rundir import RunDir
+
+
+def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> str:
+    """How far to trust the model, what it learnt from, where the report is, what to type next.
+
+    Args:
+        settings: of the stage.
+        report: what report.json holds; that of an ensemble has no counts.
+    """
+    run = RunDir(settings.out)
+    lines = [_accuracy(report["accuracy"], report["held_out"]["from"])]
+    longer = report.get("health", {}).get("longer_wins")
+    if longer:
+        lines.append(f"Choosing the longer response would order {in_words(longer)} of them so.")
+    if "counts" in report:
+        lines.append(_rankings(report["counts"]))
+    else:
+        lines.append(f"An ensemble of {len(report['members'])}, whose reports are in {run.path}.")
+    if run.report_html.is_file():
+        lines.append(f"Report: {run.report_html}")
+    command = ["rlhf", "reference", "--prompts", settings.rankings, "--model", settings.model]
+    command += ["--reward", run.path, "--out", run.path.parent / "reference"]
+    return "\n".join([*lines, f"Next: {shlex.join(map(str, command))}"])
+
+
+def _accuracy(accuracy: Mapping[str, Any] | None, source: str) -> str:
+    if accuracy is None:
+        return "Every held-out judgement is a tie: there is no accuracy to report."
+    return (
+        f"The reward model orders {in_words(accuracy)} of {accuracy['pairs']} held-out pairs of "
+        f"{accuracy['prompts']} prompts as judged ({source})."
+    )
+
+
+def _rankings(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """What was read, and what of it fell out."""
+    total: Counter[str] = Counter()
+    for split in counts.values():
+        total.update(split)
+    skipped = [
+        f"{number} {name.replace('_', ' ')}"
+        for name, number in total.items()
+        if name.startswith("prompts_") and number
+    ]
+    return (
+        f"It read {total['rankings']} rankings: {total['pairs']} pairs of {total['prompts']} "
+        f"prompts. Skipped: {', '.join(skipped) or 'nothing'}."
+    )

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from reward.sentences import describe_training
+from reward.settings import RewardSettings
+
+ACCURACY = {"value": 0.8201, "low": 0.751, "high": 0.88, "pairs": 189, "prompts": 64}
+COUNTS = {
+    "train": {"rankings": 512, "prompts": 500, "pairs": 2400, "ties": 9, "prompts_too_long": 2},
+    "test": {"rankings": 64, "prompts": 62, "pairs": 200, "prompts_without_pairs": 1},
+}
+REPORT = {
+    "accuracy": ACCURACY,
+    "held_out": {"prompts": 64, "from": "test prompts"},
+    "counts": COUNTS,
+    "health": {"longer_wins": {**ACCURACY, "value": 0.55, "low": None, "high": None}},
+}
+
+
+def told(tmp_path: Path, **changes: object) -> list[str]:
+    settings = RewardSettings(
+        rankings=Path("my rankings"), model="models/m", out=tmp_path / "reward"
+    )
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "report.html").touch()
+    return describe_training(settings, REPORT | changes).splitlines()
+
+
+def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
+    out = tmp_path / "reward"
+    assert told(tmp_path) == [
+        "The reward model orders 82 % (95 % interval 75–88 %) of 189 held-out pairs of 64 prompts "
+        "as judged (test prompts).",
+        "Choosing the longer response would order 55 % (too few prompts for an interval) of them "
+        "so.",
+        "It read 576 rankings: 2600 pairs of 562 prompts. Skipped: 2 prompts too long, 1 prompts "
+        "without pairs.",
+        f"Report: {out}/report.html",
+        "Next: rlhf reference --prompts 'my rankings' --model models/m "
+        f"--reward {out} --out {tmp_path}/reference",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "sentence"),
+    [
+        (
+            {"accuracy": None, "health": {"longer_wins": {}}},
+            0,
+            "Every held-out judgement is a tie: there is no accuracy to report.",
+        ),
+        (
+            {"counts": {"train": {"rankings": 2, "prompts": 2, "pairs": 3}}},
+            2,
+            "It read 2 rankings: 3 pairs of 2 prompts. Skipped: nothing.",
+        ),
+    ],
+)
+def test_what_there_is_not(tmp_path: Path, changes: dict, place: int, sentence: str) -> None:
+    assert told(tmp_path, **changes)[place] == sentence
+
+
+def test_an_ensemble_has_no_counts_of_its_own(tmp_path: Path) -> None:
+    report = {"accuracy": ACCURACY, "held_out": {"from": "test prompts"}, "members": {"a": 1}}
+    settings = RewardSettings(rankings=Path("r"), model="m", out=tmp_path / "reward")
+    lines = describe_training(settings, report).splitlines()
+    assert lines[1] == f"An ensemble of 1, whose reports are in {tmp_path}/reward."
+    assert lines[2].startswith("Next: rlhf reference")
