@@ -126,7 +126,7 @@ def _build(
         tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgement)
         scores = [answers.scores[i] for tier in judgement for i in tier] if answers.scores else []
         ranking = Ranking(
-            id=content_id("import", prompt.id, annotator, tiers, answers.strengths),
+            id=content_id("import", prompt.id, annotator, tiers, answers.strengths, *scores),
             prompt_id=prompt.id,
             annotator=annotator,
             kind=kind,

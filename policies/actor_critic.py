@@ -38,6 +38,9 @@ class PolicyAndCritic(nn.Module):
         critic: a reward model; its head, read at every token instead of the last, gives the values.
             Or a head on the policy. None where advantages come without a critic.
         value_bias: the reward model's constant, added to every value; kept in checkpoints.
+
+    `reads_frozen_features` tells that the critic is a head on a frozen model of its own, which need
+    be read only once for a rollout.
     """
 
     def __init__(
@@ -51,19 +54,16 @@ class PolicyAndCritic(nn.Module):
         self.critic: Any = critic
         self.value_bias: Tensor
         self.register_buffer("value_bias", torch.tensor(value_bias))
+        # asked now: copies to sample from have weights that want no gradients
+        self.reads_frozen_features = isinstance(critic, PreTrainedModel) and not any(
+            one.requires_grad for one in critic.base_model.parameters()
+        )
 
     @property
     def parts(self) -> dict[str, Any]:
         """What is trained, by name."""
         critic = {} if self.critic is None else {"critic": self.critic}
         return {"policy": self.policy, **critic}
-
-    @property
-    def reads_frozen_features(self) -> bool:
-        """True where the critic is a head on a frozen model of its own, read once for a rollout."""
-        if not isinstance(self.critic, PreTrainedModel):
-            return False
-        return not any(one.requires_grad for one in self.critic.base_model.parameters())
 
     def forward(
         self,

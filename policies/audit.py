@@ -51,15 +51,17 @@ def score_responses(
     return [scored[row] for row in range(len(responses))]
 
 
-def load_reference_model(store: ReferenceStore, accelerator: Accelerator) -> PreTrainedModel:
-    """Load the model that made a store, for an audit.
+def load_reference_model(
+    store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
+) -> PreTrainedModel:
+    """Load the model that made a store, for an audit; `together` all processes hold one.
 
     Raises:
         InputError: the model is not where the manifest says, or has changed.
     """
     path = store.manifest["model"]["path"]
     require_reference_of(store, describe_model(path))
-    model: PreTrainedModel = load_causal_lm(path).to(accelerator.device)
+    model: PreTrainedModel = load_causal_lm(path, together=together).to(accelerator.device)
     pack_prefixes(model)
     model.eval()
     return model
@@ -94,12 +96,14 @@ def audit_policy(
     store: ReferenceStore,
     groups: Sequence[tuple[ReferenceRow, ...]],
     batch_size: int,
+    *,
+    together: bool = False,
 ) -> dict[str, Any]:
     """Both KLs: forward on the stored rows of some prompts, reverse on fresh answers to them."""
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
     samples = sample_responses(accelerator, policy, tokenizer, prompts, store.sampling, batch_size)
-    reference = load_reference_model(store, accelerator)
+    reference = load_reference_model(store, accelerator, together=together)
     reverse = audit_reverse_kl(
         accelerator, policy, reference, tokenizer, prompts, samples, temperature
     )

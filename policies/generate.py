@@ -171,7 +171,8 @@ def _begin(
     if saved < LEAST_SAVING * padded.ids.numel() or other_attention(model.config):
         return padded, None
     first = torch.tensor([prompts[0][:common]], device=device)
-    cache = model(input_ids=first, use_cache=True, logits_to_keep=1).past_key_values
+    outputs = model(input_ids=first, use_cache=True, logits_to_keep=1)
+    cache = getattr(outputs, "past_key_values", None)
     if not isinstance(cache, DynamicCache):
         return padded, None
     cache.batch_repeat_interleave(len(prompts))
@@ -237,6 +238,7 @@ def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> Ge
         top_k=50,  # unused, as is its default; an unset one would come from the model's own config
         repetition_penalty=1.0,
         max_new_tokens=max_new_tokens,
+        use_cache=True,  # models that were trained with checkpointing often say no
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )

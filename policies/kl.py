@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Float
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from policies.actor_critic import PolicyAndCritic
 from policies.audit import load_reference_model
@@ -32,16 +33,20 @@ ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
 
 
 def reference_policy(
-    source: str, store: ReferenceStore, accelerator: Accelerator
+    source: str, store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
 ) -> ReferencePolicy | None:
     """What gives the reference's log-probs of fresh samples; None where nothing in memory can.
+
+    `together` all processes hold one resident model.
 
     Raises:
         InputError: the resident model is not where the store says, or has changed.
     """
     if source not in ("adapter", "resident"):
         return None
-    resident = load_reference_model(store, accelerator) if source == "resident" else None
+    resident: PreTrainedModel | None = None
+    if source == "resident":
+        resident = load_reference_model(store, accelerator, together=together)
     temperature = store.sampling.temperature
 
     def score(model: PolicyAndCritic, sequences: Sequences) -> Tensor:
@@ -111,9 +116,11 @@ def audit(
     sequences: Sequences,
     log_probs: Float[Tensor, "B R"],
     micro_batch_size: int,
+    *,
+    together: bool = False,
 ) -> dict[str, float]:
     """The true reverse KL of a step's samples; the reference is loaded for it, and let go."""
-    score = reference_policy("resident", store, accelerator)
+    score = reference_policy("resident", store, accelerator, together=together)
     assert score is not None
     found = measure_reference(accelerator, model, score, sequences, micro_batch_size)
     mask = sequences.responses.mask

@@ -78,6 +78,7 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     together = settings.tensor_parallel
     if together > 1:
         processes = parts = 1
+    rollout = settings.episodes_per_step // processes
     return ppo_plan(
         part_of(read_shape(settings.model), together),
         part_of(read_shape(critic), together),
@@ -86,6 +87,7 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         reference_rows=rows,
         prompt=prompt,
         new=new,
+        rollout=rollout,
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.gradient_checkpointing,
         roles=roles,

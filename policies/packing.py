@@ -24,7 +24,9 @@ from reward.prefix import LEAST_SAVING, common_beginning, shared_prefix_attentio
 from rlhf.tokens import TokenBatch, join, pad_left, pad_right, position_ids
 
 ATTENTION = "packed_sequences"
-TOLERANCES = {torch.float32: 1e-3}  # of the trunk's output, relative to its largest number
+# of the trunk's output, relative to its largest number: on the trial's meaningless tokens rounding
+# alone reached 0.1 % of a trained model's, wrong positions 9 %, a wrong mask 40 %
+TOLERANCES = {torch.float32: 0.01}
 ROUNDED = 0.03  # where weights are rounded to fewer bits
 
 Group = tuple[int, list[int]]  # how many first tokens are shared, and by which sequences
@@ -164,8 +166,8 @@ def features_of_padded(
 
 
 def _mask(*, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None:
-    """The mask of a padded batch; a packed row has its layout instead."""
-    if attention_mask is None:
+    """The mask of a padded batch, or behind a cache; a packed row has its layout instead."""
+    if attention_mask is None and rest["q_length"] == rest["kv_length"]:
         return None
     mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **rest)
     return mask

@@ -90,7 +90,9 @@ def win_rate_by_group(
     ordered = sorted(rows, key=lambda row: row[1]["value"]) if sort_by_value else rows[::-1]
     for place, (_, rate) in enumerate(ordered):
         _draw_interval(axes, rate, place, GREY, width=2.5)
-        axes.plot([rate["value"]], [place], "o", color=ACCENT, markersize=7, zorder=4)
+        axes.plot(
+            [rate["value"]], [place], "o", color=ACCENT, markersize=7, zorder=4, clip_on=False
+        )
         axes.text(
             1.04, place, percent(rate["value"]), va="center", ha="left", fontsize=9.5, color=INK
         )

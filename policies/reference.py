@@ -45,7 +45,7 @@ from rlhf.models import (
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import open_stage, stage_status
-from rlhf.sharding import choose_sharding
+from rlhf.sharding import Sharding, choose_sharding
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
 SHARD_SEED_STRIDE = 1_000_003
@@ -74,8 +74,9 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
+    sharding = Sharding()
     if settings.tensor_parallel > 1:  # refused with another number of processes
-        choose_sharding("none", offload=False, tensor_parallel=settings.tensor_parallel)
+        sharding = choose_sharding("none", offload=False, tensor_parallel=settings.tensor_parallel)
     accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # machines that are unlike must not mix their precisions, be they other jobs' or a resumed run's
@@ -88,10 +89,13 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     shards = cut_into_shards(records, settings.prompts_per_shard)
     with stage_status(run, is_complete=run.report_json.is_file):
         run.outputs.mkdir(exist_ok=True)
-        together = settings.tensor_parallel > 1
-        model = load_causal_lm(model_description["path"], together=together)
+        model = load_causal_lm(model_description["path"], together=sharding.is_together)
         model = model.to(accelerator.device).eval()
-        reward = load_reward([settings.reward], accelerator) if settings.reward else None
+        reward = (
+            load_reward([settings.reward], accelerator, sharding=sharding)
+            if settings.reward
+            else None
+        )
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
         writer = _ShardWriter(
             accelerator, model, tokenizer, reward, settings, model_description, prompt_ids

@@ -14,7 +14,9 @@ from policies.rewards import Combination, combine
 from reward.scoring import load_scorer
 from reward.settings import Combine
 from reward.text_scoring import SIGNAL, load_text_reward
+from rlhf.distributed import from_main
 from rlhf.models import describe_model, model_folder, require_same_tokenizer
+from rlhf.ranks import is_main_process
 from rlhf.records import Prompt, Response
 from rlhf.sharding import Sharding
 from rlhf.tokens import TokenBatch, pad_right
@@ -157,7 +159,10 @@ def _load(
             (prompt, (Response(id="", prompt_id=prompt.id, text=text, model=""),))
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        rewards = [row[0] for row in reward(answers)]
+        once = sharding is not None and sharding.is_together  # the same answers in all processes
+        mine = not once or is_main_process()
+        rewards = [row[0] for row in reward(answers)] if mine else []
+        rewards = from_main(rewards) if once else rewards
         return torch.tensor(rewards, dtype=torch.float32, device=batch.ids.device)
 
     return score

@@ -39,8 +39,8 @@ def describe_stored(settings: ReferenceSettings, result: Mapping[str, Any]) -> s
     rows, reward = result["rows"], settings.reward
     lines = [
         f"Stored {rows} answers to {result['prompts']} prompts with log-probs in {settings.out}: "
-        f"{result['mean_length']:.0f} tokens on average, {result['finished'] / rows:.0%} ended by "
-        "themselves.".replace("%", " %")
+        f"{result['mean_length']:.0f} tokens on average, {100 * result['finished'] / rows:.0f} % "
+        "ended by themselves."
     ]
     if reward is None:
         return "\n".join([*lines, f"Next: {_command('reference', reward='RM', out=settings.out)}"])

@@ -115,7 +115,9 @@ def set_up(
         optimizer=stepper,
         tokenizer=tokenizer,
         reward=reward,
-        reference_policy=reference_policy(settings.kl.source, store, accelerator),
+        reference_policy=reference_policy(
+            settings.kl.source, store, accelerator, together=sharding.is_together
+        ),
         store=store,
         prompts=prompts,
         reference_rewards=reward.of_store(store, tokenizer, accelerator.device),

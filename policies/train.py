@@ -121,10 +121,11 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         with training.gathered() as plain:
             together = sharding.is_together
             whole = full_state(accelerator, plain.policy) if together else None
+            if accelerator.is_main_process:
+                save_merged(plain.policy, training.tokenizer, run.policy, whole)
             if together or accelerator.is_main_process:
                 found = report(training, plain.policy)
             if accelerator.is_main_process:
-                save_merged(plain.policy, training.tokenizer, run.policy, whole)
                 kept = {"critic_fit": facts["critic_fit"], "frozen_bytes": training.frozen_bytes}
                 write_json(run.report_json, {**found, **kept})
             accelerator.wait_for_everyone()
@@ -289,6 +290,7 @@ def measure_kl(
             rollout.sequences,
             rollout.old_log_probs,
             settings.micro_batch_size,
+            together=settings.tensor_parallel > 1,
         )
     if kl.target is None:
         return found
@@ -317,7 +319,13 @@ def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
     groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
     set_seed(settings.seed)
     kl = audit_policy(
-        training.accelerator, policy, training.tokenizer, store, groups, settings.sample_batch_size
+        training.accelerator,
+        policy,
+        training.tokenizer,
+        store,
+        groups,
+        settings.sample_batch_size,
+        together=settings.tensor_parallel > 1,
     )
     history = read_metrics(training.run.metrics_file)
     return {

@@ -127,13 +127,14 @@ def _have_scores(
     rankings = [ranking for group in groups for ranking in group.rankings]
     scored = sum(bool(ranking.scores) for ranking in rankings)
     if 0 < scored < len(rankings):
-        kinds = sorted({r.kind for record in records for r in record.rankings if r.scores})
+        asked = [r for record in records for r in record.rankings]
+        kinds = {r.kind for r in asked if r.scores} - {r.kind for r in asked if not r.scores}
+        chosen = " ".join(f"--kind {kind}" for kind in sorted(kinds))
+        export = f"Export those with scores alone: rlhf export {chosen} --db DB --out DIR, or use"
         raise InputError(
             f"--loss regression wants one scale: of the training rankings in {settings.rankings}, "
             f"{scored} have scores and {len(rankings) - scored} have none",
-            "Export those with scores alone, for example: rlhf export "
-            f"{' '.join(f'--kind {kind}' for kind in kinds)} --db DB --out DIR. Or use a loss that "
-            "only wants an order: --loss bradley_terry.",
+            f"{export if kinds else 'Use'} a loss that only wants an order: --loss bradley_terry.",
         )
     return scored > 0
 

@@ -113,6 +113,7 @@ def ppo_plan(
     prompt: int,
     new: int,
     bf16: bool,
+    rollout: int = 0,
     processes: int = 1,
     checkpointing: bool = False,
     roles: Roles | None = None,
@@ -129,6 +130,7 @@ def ppo_plan(
         prompt: tokens of the longest prompts.
         new: tokens of the longest responses.
         bf16: autocast.
+        rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
         processes: in the group, where `spread` does not say.
         checkpointing: activations are computed again in the backward pass.
         roles: what has weights of its own; by default policy, critic and one reward model.
@@ -142,6 +144,7 @@ def ppo_plan(
         *copies(_multiplied(shape, reward, roles), bf16=bf16),
         *_policy_pass(shape, episodes + reference_rows, prompt, new, bf16, checkpointing),
         *_critic_pass(reward, roles, episodes, prompt + new, bf16, checkpointing),
+        *_kept(reward, roles, rollout, new),
     )
     return Plan(
         f"Memory of each process for PPO, with prompts of {prompt} tokens",
@@ -184,6 +187,14 @@ def _critic_pass(
         layer = working_bytes(reward, tokens, length, bf16=bf16)
         return (Item("critic: one layer", layer, words),)
     return ()
+
+
+def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, ...]:
+    """What a head on a frozen model reads, once for the updates of a step."""
+    if roles.critic != "own head" or not episodes:
+        return ()
+    size = float(FP32 * episodes * new * reward.hidden)
+    return (Item("critic: what its head reads", size, f"{episodes} × {new} tokens"),)
 
 
 def _sampling(

@@ -101,7 +101,10 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
         load_causal_lm(str(tmp_path), together=True)
 
 
-TRAINING = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, "save_every": 2}
+TRAINING = {
+    **{"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, "save_every": 2},
+    "tokens_per_batch": 100,  # several passes a step
+}
 
 
 def words_of(rankings: Path, model: Path, out: Path, *more: str) -> list[str]:
@@ -209,7 +212,7 @@ def test_ppo_of_models_held_together_is_that_of_one_process(
 ) -> None:
     code, _, shown = run_rlhf(*loop.ppo_arguments(tmp_path / "one", steps=2))
     assert code == 0, shown
-    together = ("--processes", "2", "--tensor-parallel", "2")
+    together = ("--processes", "2", "--tensor-parallel", "2", "--micro-batch-size", "1")
     done = run_process(*loop.ppo_arguments(tmp_path / "two", *together, steps=2))
     assert done.returncode == 0, done.stderr[-4000:]
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")

@@ -64,17 +64,28 @@ def test_the_samplers_log_probs_are_the_trainers(
         torch.testing.assert_close(torch.tensor(one.log_probs), theirs, rtol=0, atol=1e-4)
 
 
+LONG = [5 + number % 7 for number in range(260)]
+ALIKE = {
+    "unlike lengths": ([[5, 6, 7, 8], [5, 6, 7, 9, 10], [5, 6, 7]], [(1, 2), (3, 3), (3, 1)]),
+    "one length, long": (
+        [[*LONG, 20, 21, 22], [*LONG, 23, 24, 25], [*LONG, 26, 27, 28]],
+        [(1, 260), (3, 3), (3, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
 def test_what_prompts_begin_with_in_common_is_read_once(
-    model: PreTrainedModel, tiny_model: Path
+    model: PreTrainedModel, tiny_model: Path, case: str
 ) -> None:
-    prompts = [[5, 6, 7, 8], [5, 6, 7, 9, 10], [5, 6, 7]]
+    prompts, expected_reads = ALIKE[case]
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(tiny_model))
     reads: list[tuple[int, int]] = []
     model.get_input_embeddings().register_forward_pre_hook(
         lambda _, inputs: reads.append(tuple(inputs[0].shape))
     )
     samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, 3)
-    assert reads[:3] == [(1, 2), (3, 3), (3, 1)]  # the shortest prompt keeps a token of its own
+    assert reads[:3] == expected_reads  # the shortest prompt keeps a token of its own
     answers = [one.token_ids for one in samples]
     expected = score_responses(accelerator, model, tokenizer, prompts, answers, TEMPERATURE)
     for one, theirs in zip(samples, expected, strict=True):

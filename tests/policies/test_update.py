@@ -16,6 +16,8 @@ from policies.update import reference_batch, split_minibatches, stack, update
 from rlhf.distributed import start
 from rlhf.models import load_causal_lm, new_reward_model
 from rlhf.records import Message, Prompt
+from rlhf.sharding import Sharding
+from rlhf.shell import Shell
 from rlhf.tokens import TokenBatch, pad_left, pad_right
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
@@ -105,11 +107,17 @@ def weights_after_update(
     return {k: v.clone() for k, v in plain.state_dict().items()}, statistics
 
 
-def test_a_frozen_critic_is_not_read_again(tiny_model: Path) -> None:
+@pytest.mark.parametrize("micro_tokens", [0, 20])
+def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int) -> None:
     rollout = build_rollout()
-    frozen, again = build_model(tiny_model), build_model(tiny_model)
-    for model in (frozen, again):
-        model.critic.base_model.requires_grad_(False)
+    assert not build_model(tiny_model).reads_frozen_features
+    models = []
+    for _ in range(2):
+        critic = new_reward_model(str(tiny_model), 0, seed=1)
+        critic.base_model.requires_grad_(False)
+        models.append(PolicyAndCritic(load_causal_lm(str(tiny_model)), critic, value_bias=0.25))
+        assert models[-1].reads_frozen_features
+    frozen, again = models
     with torch.no_grad():
         features = frozen.critic_features(rollout.sequences)
     reads = []
@@ -123,7 +131,7 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path) -> None:
             torch.optim.SGD(trained, lr=0.1),
             replace(rollout, critic_features=known),
             reference_batch(build_rows(), 0, torch.device("cpu")),
-            replace(SETTINGS, micro_batch_size=2),
+            replace(SETTINGS, micro_batch_size=2, micro_tokens=micro_tokens),
             temperature=1.0,
             generator=torch.Generator().manual_seed(0),
         )
@@ -131,6 +139,14 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path) -> None:
     assert not reads
     torch.testing.assert_close(*heads)
     assert not torch.equal(heads[0], build_model(tiny_model).critic.score.weight)
+
+
+def test_a_copy_to_sample_from_does_not_take_a_trained_critic_for_a_frozen_one(
+    tiny_model: Path,
+) -> None:
+    shell = Shell(build_model(tiny_model), torch.device("cpu"), Sharding("fsdp"))
+    assert not any(one.requires_grad for one in shell.module.parameters())
+    assert not shell.module.reads_frozen_features
 
 
 @pytest.mark.parametrize("size", [1, 3, 16])

@@ -70,12 +70,13 @@ def test_a_score_that_is_not_a_number(tiny_model, tmp_path, capsys):
 
 
 def test_some_scores_and_some_ranks(tiny_model, tmp_path, capsys):
-    scored = build_record(4, scores=(4, 3, 2, 2)).rankings
+    [ranking] = build_record(4, scores=(4, 3, 2, 2)).rankings
+    scored = (replace(ranking, kind="signal", annotator="signal:a:b"),)
     folder = export(tmp_path, records(rankings=scored))
     message = refused(folder, tiny_model, tmp_path, capsys, "--loss", "regression")
     assert "of the training rankings in" in message
     assert "1 have scores and 7 have none" in message
-    assert "rlhf export --kind human --db DB --out DIR" in message
+    assert "rlhf export --kind signal --db DB --out DIR" in message
 
 
 def test_scores_that_are_all_the_same(tiny_model, tmp_path, capsys):

@@ -48,6 +48,9 @@ def test_a_critics_head_alone_keeps_no_activations() -> None:
     assert "critic: activations" not in found
     assert found["critic: one layer"] == 2 * 8 * LAYER_BYTES / 2
     assert found["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800)
+    assert "critic: what its head reads" not in found
+    kept = updating(roles=Roles(critic="own head"), rollout=5, new=3)
+    assert kept["critic: what its head reads"] == 4 * 5 * 3 * 8
 
 
 def test_without_a_critic_or_with_a_head_on_the_policy() -> None:
