@@ -128,7 +128,7 @@ def _stages(runs: dict[str, Run]) -> list[str]:
 
 
 def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
-    """A line for each stage of every run, and what several runs differ by."""
+    """A line for each stage of every run; what several runs differ by, and their curves."""
     blocks = [
         "\n".join([name, _align([_line(stage) for stage in run.values()])])
         for name, run in runs.items()
@@ -136,6 +136,9 @@ def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
     rows = [row for stage in _stages(runs) for row in _differences(stage, runs, differing[stage])]
     if rows:
         blocks.append(_align([["differences", *runs], *rows]))
+    curves = [row for stage in _stages(runs) for row in _compared_curves(stage, runs)]
+    if curves and len(runs) > 1:
+        blocks.append(_align([["curves", *runs], *curves]))
     return "\n\n".join(blocks)
 
 
@@ -189,6 +192,11 @@ def _differences(stage: str, runs: dict[str, Run], differing: list[str]) -> list
     ]
     rows = [*settings, *_origin_rows(columns)[1:]]
     return [[f"  {stage} {row[0].removeprefix(DIFFERENT).strip()}", *row[1:]] for row in rows]
+
+
+def _compared_curves(stage: str, runs: dict[str, Run]) -> list[list[str]]:
+    rows = _curve_rows([run.get(stage, {}) for run in runs.values()])
+    return [[f"  {stage} {row[0].strip()}", *row[1:]] for row in rows]
 
 
 def tables(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:

@@ -33,7 +33,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """A line for each stage; with --full one table for each stage, runs side by side."""
+    """A line for each stage, how several runs compare; with --full a table for each stage."""
     from rlhf.status import overview, tables
 
     show = tables if settings.full else overview

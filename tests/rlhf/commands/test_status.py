@@ -135,11 +135,16 @@ def test_several_runs_show_only_what_they_differ_by(runs: Path, capsys) -> None:
     assert [row[0] for row in shown if row] == [
         *(str(runs / "a"), "reward", "ppo", str(runs / "b"), "ppo"),
         *("differences", "ppo kl.coefficient", "ppo inputs.model"),
+        *("curves", "reward reward/mean ▁…█", "ppo reward/mean ▁…█"),
     ]
-    assert shown[-3:] == [
-        ["differences", str(runs / "a"), str(runs / "b")],
+    both = [str(runs / "a"), str(runs / "b")]
+    assert [row for row in shown if row][-6:] == [
+        ["differences", *both],
         ["ppo kl.coefficient", "0.1", "0.3"],
         ["ppo inputs.model", "-", "abc"],
+        ["curves", *both],
+        ["reward reward/mean ▁…█", "▁█"],
+        ["ppo reward/mean ▁…█", "▁▃", "▃█"],  # .25, .5 and .5, 1 on one scale
     ]
 
 
