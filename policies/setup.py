@@ -91,7 +91,7 @@ def set_up(
             words = f"Sequences are padded, which takes longer: {obstacle}."
             accelerator.print(words, file=sys.stderr)
         if settings.gradient_checkpointing:
-            part.gradient_checkpointing_enable({"use_reentrant": False})
+            part.activation_checkpointing_enable({"use_reentrant": False})
     plain.train(settings.gradient_checkpointing)  # transformers checkpoints in this mode only
     shell = Shell(plain, accelerator.device, sharding)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)

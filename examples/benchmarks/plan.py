@@ -134,7 +134,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
 
     classifier = new_reward_model(model, 0, 0)
     if case.checkpointing:
-        classifier.gradient_checkpointing_enable({"use_reentrant": False})
+        classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)
     length = case.prompt + case.response
     reads = last_tokens(torch.full((case.sequences,), length), length)

@@ -95,7 +95,7 @@ def build(case: Case, accelerator: Accelerator) -> tuple[nn.Module, torch.optim.
     config.num_labels, config.pad_token_id = 1, 0
     classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     if case.checkpointing:
-        classifier.gradient_checkpointing_enable({"use_reentrant": False})
+        classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier).train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
     return module, optimizer
