@@ -374,7 +374,8 @@ def clip_gradients(
 @torch.no_grad()
 def assign(parameter: Tensor, value: Tensor) -> None:
     """Overwrite one parameter of a prepared model; all processes call it with the same value."""
-    value = value.detach().view(parameter.shape)
+    shape = getattr(parameter, "ds_shape", parameter.shape)  # what ZeRO 3 has divided shows none
+    value = value.detach().view(shape)
     if isinstance(parameter, DTensor):
         mesh, placements = parameter.device_mesh, parameter.placements
         whole = value.to(parameter.device, parameter.dtype)
