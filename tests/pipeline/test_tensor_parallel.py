@@ -207,6 +207,7 @@ def test_a_model_whose_gradients_would_be_wrong_is_refused(tmp_path: Path) -> No
         new_reward_model(str(tmp_path), 0, 0, together=True)
 
 
+@pytest.mark.slow
 def test_ppo_of_models_held_together_is_that_of_one_process(
     loop: Loop, tmp_path: Path, run_rlhf
 ) -> None:
