@@ -52,6 +52,14 @@ SHARD_SEED_STRIDE = 1_000_003
 SCORE_BATCH = 32
 
 
+def _held_together(settings: ReferenceSettings) -> Sharding:
+    """One model in all processes, where the settings want it; accelerate's own are not asked."""
+    parts = settings.tensor_parallel
+    if parts == 1:
+        return Sharding()
+    return choose_sharding("none", offload=False, tensor_parallel=parts)
+
+
 def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     """Run the stage and return its manifest.
 
@@ -74,9 +82,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
-    sharding = Sharding()
-    if settings.tensor_parallel > 1:  # refused with another number of processes
-        sharding = choose_sharding("none", offload=False, tensor_parallel=settings.tensor_parallel)
+    sharding = _held_together(settings)
     accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # machines that are unlike must not mix their precisions, be they other jobs' or a resumed run's
@@ -91,11 +97,9 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         run.outputs.mkdir(exist_ok=True)
         model = load_causal_lm(model_description["path"], together=sharding.is_together)
         model = model.to(accelerator.device).eval()
-        reward = (
-            load_reward([settings.reward], accelerator, sharding=sharding)
-            if settings.reward
-            else None
-        )
+        reward: Reward | None = None
+        if settings.reward:
+            reward = load_reward([settings.reward], accelerator, sharding=sharding)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
         writer = _ShardWriter(
             accelerator, model, tokenizer, reward, settings, model_description, prompt_ids

@@ -18,11 +18,12 @@ from rlhf.distributed import run_processes
 from rlhf.errors import InputError
 from rlhf.jsonl import write_json
 from rlhf.metrics import read_metrics
-from rlhf.models import load_causal_lm, new_reward_model
+from rlhf.models import load_causal_lm, new_reward_model, save_model
 from rlhf.planner import part_of, read_shape
 from rlhf.ranked import write_ranked
 from rlhf.rundir import RunDir
 from rlhf.strategies import Load, together_traffic
+from rlhf.tokens import load_tokenizer
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, read_json, run_process, write_prompts
 from tests.reward.conftest import build_record
 
@@ -78,8 +79,10 @@ def test_what_each_process_holds_and_sends_is_the_planners(
 def test_reference_outputs_are_those_of_one_process(
     tiny_model: Path, tmp_path: Path, run_rlhf
 ) -> None:
-    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    prompts, judge = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "judge"
+    save_model(new_reward_model(str(tiny_model), 0, 0), load_tokenizer(str(tiny_model)), judge)
     words = ["reference", "--prompts", str(prompts), "--model", str(tiny_model), *SHORT]
+    words += ["--reward", str(judge)]
     cut = ["--prompts-per-shard", "3"]
     code, _, shown = run_rlhf(*words, *cut, "--out", str(tmp_path / "one"))
     assert code == 0, shown
@@ -91,6 +94,12 @@ def test_reference_outputs_are_those_of_one_process(
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.response_ids == theirs.response_ids
         assert mine.log_probs == pytest.approx(theirs.log_probs, abs=1e-5)
+    alone, shared = (
+        [one for part in rows.tables("reward") for one in part.to_pydict()["reward"]]
+        for rows in (expected, found)
+    )
+    assert len(alone) == 12
+    assert shared == pytest.approx(alone, abs=1e-4)
 
 
 def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
