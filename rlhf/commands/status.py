@@ -17,7 +17,7 @@ class Settings:
     runs: Annotated[tuple[Path, ...], Parameter(name="--runs", negative="")] = field(kw_only=False)
     """Folders of runs, or of single stages."""
     full: bool = False
-    """Also settings, curves, last steps and whole reports, runs side by side."""
+    """Also settings, last steps, whole reports and the curves of a single run, side by side."""
 
     def __post_init__(self) -> None:
         if not self.runs:
