@@ -7,7 +7,7 @@ makes a store of the shards once all are there.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ from policies.reference_shards import ReferenceRow, TopTokens, shard_name, write
 from policies.reference_summary import write_manifest
 from policies.reward_sources import Reward, describe_rewards, load_reward
 from policies.settings import Precision
-from rlhf.distributed import from_main, start
+from rlhf.distributed import from_main, global_max, start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
 from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
-from rlhf.metrics import Bar, progress
+from rlhf.metrics import progress
 from rlhf.models import (
     describe_model,
     load_causal_lm,
@@ -45,19 +45,13 @@ from rlhf.models import (
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import open_stage, stage_status
-from rlhf.sharding import Sharding, choose_sharding
+from rlhf.sharding import Sharding, shard_frozen
+from rlhf.sharding_choice import choose_sharding
+from rlhf.shell import Shell
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
 SHARD_SEED_STRIDE = 1_000_003
 SCORE_BATCH = 32
-
-
-def _held_together(settings: ReferenceSettings) -> Sharding:
-    """One model in all processes, where the settings want it; accelerate's own are not asked."""
-    parts = settings.tensor_parallel
-    if parts == 1:
-        return Sharding()
-    return choose_sharding("none", offload=False, tensor_parallel=parts)
 
 
 def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
@@ -82,7 +76,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
-    sharding = _held_together(settings)
+    sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # machines that are unlike must not mix their precisions, be they other jobs' or a resumed run's
@@ -95,14 +89,16 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     shards = cut_into_shards(records, settings.prompts_per_shard)
     with stage_status(run, is_complete=run.report_json.is_file):
         run.outputs.mkdir(exist_ok=True)
-        model = load_causal_lm(model_description["path"], together=sharding.is_together)
-        model = model.to(accelerator.device).eval()
+        model = load_causal_lm(model_description["path"], together=sharding.is_together).eval()
+        shell = Shell(model, accelerator.device, sharding)
+        shard_frozen(accelerator, model, sharding)
         reward: Reward | None = None
         if settings.reward:
             reward = load_reward([settings.reward], accelerator, sharding=sharding)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
+        models = _Models(model, shell, reward)
         writer = _ShardWriter(
-            accelerator, model, tokenizer, reward, settings, model_description, prompt_ids
+            accelerator, sharding, models, tokenizer, settings, model_description, prompt_ids
         )
         writer.write_missing(shards, run.outputs)
         accelerator.wait_for_everyone()
@@ -175,6 +171,11 @@ def share(
     return names[job::jobs][accelerator.process_index :: accelerator.num_processes]
 
 
+def writes(accelerator: Accelerator, sharding: Sharding) -> bool:
+    """Whether this process writes what it has worked on: one does, of those that work together."""
+    return accelerator.is_main_process or not sharding.is_together
+
+
 def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:
     messages = value.get("messages", [{"role": "user", "content": value.get("prompt", "")}])
     try:
@@ -185,13 +186,26 @@ def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:
 
 
 @dataclass(frozen=True)
+class _Models:
+    """Who answers and who judges; the shell has all weights of `original` where it is divided."""
+
+    original: PreTrainedModel
+    shell: Shell
+    reward: Reward | None
+
+
+@dataclass(frozen=True)
 class _ShardWriter:
-    """What it takes to turn prompts into rows."""
+    """What it takes to turn prompts into rows.
+
+    Where weights are divided all processes work in step: each writes a shard at a time, and all
+    gather the model once to sample for it.
+    """
 
     accelerator: Accelerator
-    model: PreTrainedModel
+    sharding: Sharding
+    models: _Models
     tokenizer: PreTrainedTokenizerBase
-    reward: Reward | None
     settings: ReferenceSettings
     description: dict[str, str]
     prompt_ids: dict[str, list[int]]
@@ -207,35 +221,31 @@ class _ShardWriter:
     def write_missing(self, shards: dict[str, Sequence[RankedPrompt]], folder: Path) -> None:
         """Write every shard of this process that is not on disk yet."""
         mine = share(list(shards), self.settings, self.accelerator)
+        missing = [name for name in mine if not (folder / name).is_file()]
         places = {name: place for place, name in enumerate(shards, start=1)}
-        reward = None if self.reward is None else self.reward.description["hash"]
-        total = sum(len(shards[name]) for name in mine) * self.settings.samples
-        with progress("reference outputs", total=total) as bar:
-            for name in mine:
-                if not (folder / name).is_file():
-                    set_seed(self.settings.seed + SHARD_SEED_STRIDE * places[name])
-                    rows = self._rows(shards[name], bar)
-                    if self.accelerator.is_main_process or self.settings.tensor_parallel == 1:
-                        write_shard(folder / name, rows, reward)
-                else:
-                    bar.advance(len(shards[name]) * self.settings.samples)
+        judge = self.models.reward
+        reward = None if judge is None else judge.description["hash"]
+        sizes = {name: len(shards[name]) * self.settings.samples for name in mine}
+        total, lacking = sum(sizes.values()), sum(sizes[name] for name in missing)
+        turns = self.sharding.in_step(self.accelerator, missing, list(shards)[:1])
+        with progress("reference outputs", total=total, done=total - lacking) as bar:
+            for turn, name in enumerate(turns):
+                set_seed(self.settings.seed + SHARD_SEED_STRIDE * places[name])
+                is_mine = turn < len(missing)
+                rows = self._rows(shards[name], bar.advance if is_mine else lambda count: None)
+                if is_mine and writes(self.accelerator, self.sharding):
+                    write_shard(folder / name, rows, reward)
 
-    def _rows(self, records: Sequence[RankedPrompt], bar: Bar) -> list[ReferenceRow]:
+    def _rows(
+        self, records: Sequence[RankedPrompt], advance: Callable[[int], None]
+    ) -> list[ReferenceRow]:
         prompts = [record.prompt for record in records]
         encoded = [self.prompt_ids[prompt.id] for prompt in prompts]
         reused = [self._reusable(record) for record in records]
         slots = [(p, i) for p in range(len(records)) for i in range(self.settings.samples)]
         missing = [(p, i) for p, i in slots if i >= len(reused[p])]
-        bar.advance(len(slots) - len(missing))
-        sampled = sample_responses(
-            self.accelerator,
-            self.model,
-            self.tokenizer,
-            [encoded[p] for p, _ in missing],
-            self.sampling,
-            self.settings.batch_size,
-            bar.advance,
-        )
+        advance(len(slots) - len(missing))
+        sampled = self._sample([encoded[p] for p, _ in missing], advance)
         fresh = dict(zip(missing, sampled, strict=True))
         chosen = [fresh[slot] if slot in fresh else reused[slot[0]][slot[1]] for slot in slots]
         scored = self._score([prompts[p] for p, _ in slots], [encoded[p] for p, _ in slots], chosen)
@@ -252,6 +262,20 @@ class _ShardWriter:
             )
             for (p, i), sample, columns in zip(slots, chosen, scored, strict=True)
         ]
+
+    def _sample(self, prompts: list[list[int]], advance: Callable[[int], None]) -> list[Sample]:
+        if self.sharding.divides_weights and not global_max(self.accelerator, len(prompts)):
+            return []  # and nobody needs all of the model
+        with self.models.shell.filled(self.models.original) as model:
+            return sample_responses(
+                self.accelerator,
+                model,
+                self.tokenizer,
+                prompts,
+                self.sampling,
+                self.settings.batch_size,
+                advance,
+            )
 
     def _reusable(self, record: RankedPrompt) -> list[Sample]:
         """Responses of the ranking dataset that this model sampled under these settings."""
@@ -282,7 +306,8 @@ class _ShardWriter:
         """Log-probs, entropy and reward of every response, in batches of like length."""
         order = sorted(range(len(samples)), key=lambda row: len(samples[row].token_ids))
         columns: dict[int, dict[str, Any]] = {}
-        for first in range(0, len(order), SCORE_BATCH):
+        starts = range(0, len(order), SCORE_BATCH)
+        for first in self.sharding.in_step(self.accelerator, starts):
             rows = order[first : first + SCORE_BATCH]
             pad_id = int(self.tokenizer.pad_token_id)
             sequences = Sequences(
@@ -294,9 +319,11 @@ class _ShardWriter:
                 length = len(samples[row].token_ids)
                 columns[row] = {k: v[position, :length].tolist() for k, v in values.items()}
                 columns[row]["top"] = top and TopTokens(*(v[position, :length] for v in top))
-            if self.reward is not None:
+            if self.models.reward is not None:
                 texts = [decode(self.tokenizer, samples[row]) for row in rows]
-                rewards = self.reward([prompts[row] for row in rows], texts, sequences.joined)
+                rewards = self.models.reward(
+                    [prompts[row] for row in rows], texts, sequences.joined
+                )
                 for row, reward in zip(rows, rewards.tolist(), strict=True):
                     columns[row]["reward"] = reward
         return [columns[row] for row in range(len(samples))]
@@ -305,7 +332,7 @@ class _ShardWriter:
         self, sequences: Sequences
     ) -> tuple[dict[str, Tensor], list[ndarray[Any, Any]] | None]:
         with self.accelerator.autocast():
-            logits = response_logits(self.model, sequences)
+            logits = response_logits(self.models.original, sequences)
         responses, temperature = sequences.responses, self.settings.temperature
         values = {
             "log_probs": log_probs_of(logits, responses, temperature),

@@ -7,7 +7,7 @@ when all shards have them. A killed run goes on with the shards that still lack 
 
 from typing import Any
 
-from policies.reference import share
+from policies.reference import share, writes
 from policies.reference_settings import ReferenceSettings
 from policies.reference_shards import (
     describe_shard,
@@ -25,6 +25,7 @@ from rlhf.errors import InputError
 from rlhf.jsonl import write_json
 from rlhf.metrics import progress
 from rlhf.rundir import RunDir, require_done
+from rlhf.sharding_choice import choose_sharding
 from rlhf.tokens import load_tokenizer
 
 
@@ -37,6 +38,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     """
     assert settings.reward is not None
     run = require_done(settings.out, "reference", "outputs")
+    sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed)
     manifest = from_main(read_manifest(run.outputs))
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
@@ -49,18 +51,22 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     reader = description if is_model(settings.reward) else manifest["model"]
     tokenizer = load_tokenizer(reader["path"])
-    reward = load_reward([settings.reward], accelerator)
+    reward = load_reward([settings.reward], accelerator, sharding=sharding)
     names = share(list(manifest["shards"]), settings, accelerator)
-    total = sum(manifest["shards"][name]["rows"] for name in names)
-    with progress("rewards of the reference outputs", total=total) as bar:
-        for name in names:
-            path, expected = run.outputs / name, manifest["shards"][name]
-            require_unchanged(path, expected, scored=False)
-            if reward_of(path) != description["hash"]:
-                table = read_table(path)
-                rewards = reward.of_rows(rows_of(table), tokenizer, accelerator.device)
-                write_table(path, with_rewards(table, rewards), description["hash"])
-            bar.advance(expected["rows"])
+    for name in names:
+        require_unchanged(run.outputs / name, manifest["shards"][name], scored=False)
+    lacking = [n for n in names if reward_of(run.outputs / n) != description["hash"]]
+    sizes = {name: shard["rows"] for name, shard in manifest["shards"].items()}
+    total, left = (sum(sizes[name] for name in some) for some in (names, lacking))
+    with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
+        for turn, name in enumerate(sharding.in_step(accelerator, lacking, list(sizes)[:1])):
+            table = read_table(run.outputs / name)
+            rewards = reward.of_rows(rows_of(table), tokenizer, accelerator.device)
+            if turn < len(lacking):
+                if writes(accelerator, sharding):
+                    scored = with_rewards(table, rewards)
+                    write_table(run.outputs / name, scored, description["hash"])
+                bar.advance(sizes[name])
     accelerator.wait_for_everyone()
     names = list(manifest["shards"])
     scored = from_main([n for n in names if reward_of(run.outputs / n) == description["hash"]])

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policies.settings import Precision, require_sampling
+from rlhf.cluster import GroupSettings
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceSettings:
+class ReferenceSettings(GroupSettings):
     """Settings of `rlhf reference`."""
 
     prompts: Path | None = None
@@ -49,21 +50,22 @@ class ReferenceSettings:
     """Random seed."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
-    processes: int = 1
-    """Processes to start on this machine."""
-    tensor_parallel: int = 1
-    """Processes that hold one model together, a part of every matrix each: all there are, for a
-    model that one device does not hold. Several such groups are jobs with --shard."""
     resume: bool = False
     """Go on with an unfinished --out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_together()
+        if self.offload and self.sharding in ("zero1", "zero2"):
+            raise ConfigError(
+                f"--offload has no meaning here with --sharding {self.sharding}: it divides what "
+                "only a training has",
+                "Use --sharding fsdp or zero3, or leave --offload out.",
+            )
         require_range("samples", self.samples, 1)
         require_sampling(self.temperature, 1.0, 0, self.max_new_tokens)
         require_range("batch_size", self.batch_size, 1)
         require_range("prompts_per_shard", self.prompts_per_shard, 1)
-        require_range("processes", self.processes, 1)
-        require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("store_top_k", self.store_top_k, 0)
         index, count = self.part
         if not index < count:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -28,12 +29,16 @@ Source = Callable[[Sequence[Prompt], Sequence[str], TokenBatch], Float[Tensor, "
 
 @dataclass(frozen=True)
 class Reward:
-    """One or several sources as one number for each response."""
+    """One or several sources as one number for each response.
+
+    `in_step` makes of this process's batches as many as the others have, where models are divided.
+    """
 
     sources: tuple[Source, ...]
     weights: tuple[float, ...]
     combination: Combination
     description: dict[str, str]
+    in_step: Callable[[Sequence[int]], Sequence[int]] = tuple
 
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
@@ -69,12 +74,12 @@ class Reward:
     ) -> list[float]:
         """The reward of stored reference outputs, in the order given."""
         pad_id = int(tokenizer.pad_token_id)
-        rewards: list[float] = []
-        for first in range(0, len(rows), ROWS_PER_BATCH):
+        rewards = [0.0] * len(rows)
+        for first in self.in_step(range(0, len(rows), ROWS_PER_BATCH)):
             part = rows[first : first + ROWS_PER_BATCH]
             batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
-            texts = [row.text for row in part]
-            rewards += self([row.prompt for row in part], texts, batch.to(device)).tolist()
+            told = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
+            rewards[first : first + len(part)] = told.tolist()
         return rewards
 
 
@@ -138,15 +143,17 @@ def load_reward(
         hashes = [part["hash"] for part in parts]
         whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
     members: Combine = "min" if combination == "worst" else "mean"
+    sharding = sharding or Sharding()
     sources = tuple(_load(name, accelerator, members, sharding, base) for name in names)
-    return Reward(sources, used, combination, whole)
+    in_step = partial(sharding.in_step, accelerator)
+    return Reward(sources, used, combination, whole, in_step)
 
 
 def _load(
     name: str,
     accelerator: Accelerator,
     members: Combine,
-    sharding: Sharding | None,
+    sharding: Sharding,
     base: PreTrainedModel | None,
 ) -> Source:
     if is_model(name):
@@ -159,7 +166,7 @@ def _load(
             (prompt, (Response(id="", prompt_id=prompt.id, text=text, model=""),))
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        once = sharding is not None and sharding.is_together  # the same answers in all processes
+        once = sharding.is_together  # the same answers in all processes
         mine = not once or is_main_process()
         rewards = [row[0] for row in reward(answers)] if mine else []
         rewards = from_main(rewards) if once else rewards

@@ -46,7 +46,8 @@ from rlhf.models import (
 from rlhf.preflight import check_before_training, require_shared
 from rlhf.profiling import profiling
 from rlhf.rundir import open_stage, require_done, stage_status, watching_stage
-from rlhf.sharding import assign, choose_sharding, unwrap
+from rlhf.sharding import assign, unwrap
+from rlhf.sharding_choice import choose_sharding
 from rlhf.shell import full_state
 from rlhf.tracking import tracking
 from rlhf.watchdog import beat
@@ -79,12 +80,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
     inputs |= describe_texts(settings.ptx_data)
     require_shared_base(settings, model)
-    sharding = choose_sharding(
-        settings.sharding,
-        offload=settings.offload,
-        group=settings.shard_group,
-        tensor_parallel=settings.tensor_parallel,
-    )
+    sharding = choose_sharding(settings)
     if sharding.divides and settings.share_base:
         raise ConfigError(
             f"--share-base leaves little to divide for --sharding {sharding.strategy}",

@@ -23,7 +23,7 @@ from reward.train import train_reward
 from rlhf.distributed import start
 from rlhf.jsonl import new_folder, write_json
 from rlhf.rundir import RunDir, open_stage, stage_status
-from rlhf.sharding import choose_sharding
+from rlhf.sharding_choice import choose_sharding
 from rlhf.tokens import load_tokenizer, pad_right
 
 
@@ -35,9 +35,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         GuardError: as `train_reward`.
     """
     began = time.monotonic()
-    sharding = choose_sharding(
-        settings.sharding, offload=settings.offload, group=settings.shard_group
-    )
+    sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     inputs = describe_inputs(settings)
     tokenizer = load_tokenizer(settings.model)

@@ -40,14 +40,14 @@ class Scorer:
         accelerator: Accelerator,
         combine: Combine,
         *,
-        divided: bool = False,
+        sharding: Sharding,
         shared: bool = False,
     ) -> None:
         self._members = members
         self._eos_id = eos_id
         self._accelerator = accelerator
         self._combine = combine
-        self._divided = divided
+        self._sharding = sharding
         self._shared = shared
         self.description = description
 
@@ -92,7 +92,7 @@ class Scorer:
             )
         return rewards
 
-    def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> list[Tensor]:
+    def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:
         """The rows of each forward pass; divided weights want equally many in every process."""
         parts: list[Tensor] = []
         start = 0
@@ -100,11 +100,7 @@ class Scorer:
             rows = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
             parts.append(order[start : start + rows])
             start += rows
-        if self._divided:
-            passes = torch.tensor([len(parts)], device=self._accelerator.device)
-            most = int(self._accelerator.gather(passes).max())
-            parts += parts[-1:] * (most - len(parts))
-        return parts
+        return self._sharding.in_step(self._accelerator, parts)
 
     def _score(self, batch: TokenBatch) -> Tensor:
         inputs = self._lay_out(close(batch, self._eos_id)).to(self._accelerator.device)
@@ -154,20 +150,16 @@ def load_scorer(
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
-    divided = sharding if sharding is not None and sharding.divides_weights else None
-    together = sharding is not None and sharding.is_together
-    loaded = [
-        load_module(one, accelerator, divided, base, together=together)
-        for one in member_folders(name)
-    ]
+    sharding = sharding or Sharding()
+    loaded = [load_module(one, accelerator, sharding, base) for one in member_folders(name)]
     description = loaded[0][2]
     eos_id = int(load_tokenizer(description["path"]).eos_token_id)
     members = [(module, bias) for module, bias, _ in loaded]
     # the attention of a shared base is the policy's
-    mine = divided is None and base is None
+    mine = base is None and not sharding.divides_weights
     shared = mine and not any([share_prompts(module) for module, _ in members])
     return Scorer(
-        members, description, eos_id, accelerator, combine, divided=bool(divided), shared=shared
+        members, description, eos_id, accelerator, combine, sharding=sharding, shared=shared
     )
 
 
@@ -185,28 +177,24 @@ def member_folders(name: str) -> list[str]:
 def load_module(
     name: str,
     accelerator: Accelerator,
-    divided: Sharding | None = None,
+    sharding: Sharding | None = None,
     base: PreTrainedModel | None = None,
-    *,
-    together: bool = False,
 ) -> tuple[RewardModule, float, dict[str, str]]:
     """A reward model ready to score, the bias to add to its outputs, and its description.
 
-    With `divided` every process keeps its part of the weights only; with `base` the weights are
-    those of that language model; `together` all processes hold one model.
+    Where `sharding` divides weights every process keeps its part only, or all hold one model
+    together; with `base` the weights are those of that language model.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
     folder = model_folder(name, "reward", "model")
+    sharding = sharding or Sharding()
     if base is None:
-        classifier = load_reward_model(folder, together=together)
+        classifier = load_reward_model(folder, together=sharding.is_together)
     else:
         classifier = load_reward_model_on(base, folder)
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
     module = RewardModule(classifier).eval().requires_grad_(False)
-    if divided is None:
-        module.to(accelerator.device)
-    else:
-        shard_frozen(accelerator, module, divided)
+    shard_frozen(accelerator, module, sharding)
     return module, bias, describe_model(folder)

@@ -38,7 +38,8 @@ from rlhf.models import new_reward_model
 from rlhf.preflight import check_before_training, require_shared
 from rlhf.profiling import profiling
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
-from rlhf.sharding import Sharding, choose_sharding, prepare
+from rlhf.sharding import Sharding, prepare
+from rlhf.sharding_choice import choose_sharding
 from rlhf.tokens import load_tokenizer
 from rlhf.tracking import tracking
 from rlhf.watchdog import beat
@@ -74,12 +75,7 @@ def train_reward(settings: RewardSettings, sharding: Sharding | None = None) -> 
         GuardError: the loss is not a number, or the trained model tells no two responses apart.
     """
     began = time.monotonic()
-    sharding = sharding or choose_sharding(
-        settings.sharding,
-        offload=settings.offload,
-        group=settings.shard_group,
-        tensor_parallel=settings.tensor_parallel,
-    )
+    sharding = sharding or choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)

@@ -29,7 +29,7 @@ from rlhf import __version__
 from rlhf.config import load_settings, to_plain, to_yaml
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
-from rlhf.ranks import is_main_process
+from rlhf.ranks import is_main_process, leave, world_size
 from rlhf.usage import explain, show_panel
 
 COMMANDS = {
@@ -95,6 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     if arguments is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers stop jobs with it
+    code = _run(tokens)
+    if arguments is None and world_size() > 1:
+        leave(code)
+    return code
+
+
+def _run(tokens: list[str]) -> int:
     try:
         build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

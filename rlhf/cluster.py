@@ -1,4 +1,4 @@
-"""The settings that every training has for life on a cluster; nothing here imports torch."""
+"""The settings for life in a group of processes and on a cluster; nothing here imports torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +12,8 @@ BUCKET = 10**7  # gradients that DeepSpeed moves at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterSettings:
-    """How a training is spread over processes, saved and watched."""
+class GroupSettings:
+    """How a stage is spread over processes."""
 
     processes: int = 1
     """Processes on this machine; under torchrun the group that is there is used."""
@@ -28,6 +28,28 @@ class ClusterSettings:
     tensor_parallel: int = 1
     """Processes, all there are, that hold one model together, a part of every matrix each; where
     transformers has a plan for the model."""
+
+    def __post_init__(self) -> None:
+        require_range("processes", self.processes, 1)
+        require_range("shard_group", self.shard_group, 0)
+        require_range("tensor_parallel", self.tensor_parallel, 1)
+
+    def _require_together(self, **usual: object) -> None:
+        """Refuse what models held together do not do: settings that are not as `usual`."""
+        usual |= {"sharding": "none", "shard_group": 0, "offload": False}
+        others = [name for name, value in usual.items() if getattr(self, name) != value]
+        if self.tensor_parallel > 1 and others:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in others)
+            raise ConfigError(
+                f"--tensor-parallel {self.tensor_parallel} does not go with {flags}",
+                "Leave one or the other out.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings(GroupSettings):
+    """How a training is spread over processes, saved and watched."""
+
     save_minutes: float = 0.0
     """Minutes between checkpoints, besides --save-every; 0 for none."""
     max_restarts: int = 0
@@ -46,8 +68,7 @@ class ClusterSettings:
     """URL that gets a JSON object (Slack's form) when the run is done, fails or stalls."""
 
     def __post_init__(self) -> None:
-        require_range("processes", self.processes, 1)
-        require_range("shard_group", self.shard_group, 0)
+        super().__post_init__()
         require_range("save_minutes", self.save_minutes, 0)
         require_range("max_restarts", self.max_restarts, 0)
         require_range("stall_timeout", self.stall_timeout, 0)
@@ -55,16 +76,4 @@ class ClusterSettings:
         if self.notify and not self.notify.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."
-            )
-
-    def _require_together(self, **usual: object) -> None:
-        """Refuse what models held together do not do: settings that are not as `usual`."""
-        require_range("tensor_parallel", self.tensor_parallel, 1)
-        usual |= {"sharding": "none", "shard_group": 0, "offload": False}
-        others = [name for name, value in usual.items() if getattr(self, name) != value]
-        if self.tensor_parallel > 1 and others:
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in others)
-            raise ConfigError(
-                f"--tensor-parallel {self.tensor_parallel} does not go with {flags}",
-                "Leave one or the other out.",
             )

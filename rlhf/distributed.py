@@ -191,6 +191,12 @@ def from_main(value: Value) -> Value:
     return values[0]
 
 
+def global_max(accelerator: Accelerator, value: float) -> float:
+    """The largest of all ranks' values."""
+    mine = torch.tensor([value], dtype=torch.float64, device=accelerator.device)
+    return float(accelerator.gather(mine).max())
+
+
 def global_sum(accelerator: Accelerator, value: Tensor | float) -> Tensor:
     """The sum of a number or tensor over all ranks, in float64."""
     tensor = torch.as_tensor(value, dtype=torch.float64, device=accelerator.device)

@@ -247,7 +247,7 @@ def frozen_item(name: str, parameters: float) -> Item:
 
 def copies(parameters: float, *, bf16: bool) -> list[Item]:
     """What autocast keeps of weights that are trained; frozen ones it casts anew each time."""
-    if not bf16:
+    if not bf16 or not parameters:
         return []
     return [Item("bf16 copies of the matrices", BF16 * parameters, "kept by autocast")]
 
@@ -355,6 +355,8 @@ def reference_plan(
     new: int,
     bf16: bool,
     parts: int = 1,
+    divided: bool = False,
+    offload: bool = False,
 ) -> Plan:
     """Storing reference outputs: one frozen model samples and scores, a reward model may judge.
 
@@ -365,12 +367,16 @@ def reference_plan(
         prompt: tokens of the longest prompts.
         new: tokens of the longest responses.
         bf16: autocast.
-        parts: processes that hold one model together.
+        parts: processes that hold one model together, or divide it.
+        divided: they divide it; each gathers all of it to sample, and a layer at a time to score.
+        offload: what they divide is in main memory.
     """
-    resident = [frozen_item("reference model", shape.parameters / parts)]
+    share = 0.0 if offload else 1 / parts
+    resident = [frozen_item("reference model", shape.parameters * share)]
     if reward is not None:
-        resident.append(frozen_item("reward model", reward.reward_parameters))
-    matrices = shape.linear / parts
+        resident.append(frozen_item("reward model", reward.reward_parameters * share))
+    matrices = 0.0 if divided else shape.linear / parts
+    gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * divided
     layer = working_bytes(shape, batch * (prompt + new), prompt + new, bf16=bf16)
     scoring = (
         *copies(matrices, bf16=bf16),
@@ -381,7 +387,10 @@ def reference_plan(
         f"Memory of each process for the reference outputs, with prompts of {prompt} tokens",
         tuple(resident),
         {
-            "sampling": sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices),
+            "sampling": (
+                *gathered,
+                *sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices),
+            ),
             "scoring": scoring,
         },
     )

@@ -22,7 +22,7 @@ from rlhf.cluster import ClusterSettings
 from rlhf.errors import InputError, InterruptedRunError, MismatchError
 from rlhf.provenance import PACKAGES, package_version
 from rlhf.rundir import RunDir
-from rlhf.sharding import choose_sharding, prepare
+from rlhf.sharding import Sharding, prepare
 from rlhf.watchdog import beat, watching
 
 GIB = 2**30
@@ -198,7 +198,7 @@ def train_two_steps(accelerator: Accelerator) -> float:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, 1))
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
-    model, stepper = prepare(accelerator, plain, optimizer, choose_sharding("ddp", offload=False))
+    model, stepper = prepare(accelerator, plain, optimizer, Sharding("ddp"))
     for step in range(2):
         torch.manual_seed(1 + accelerator.process_index + step * accelerator.num_processes)
         inputs = torch.randn(8, SIZE).to(accelerator.device)

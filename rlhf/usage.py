@@ -9,15 +9,23 @@ from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, U
 from cyclopts.help import DefaultFormatter, HelpPanel
 from rich.console import Console, ConsoleOptions
 
+from rlhf.cluster import ClusterSettings
 from rlhf.errors import ConfigError, did_you_mean
 
 FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
+ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
 
 
 def show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-    """A part of a help page: required settings first, `--no-…` only where it changes something."""
+    """A part of a help page: required settings first, those of clusters last.
+
+    `--no-…` stands only where it changes something.
+    """
     if panel.format == "parameter":
-        entries = sorted(panel.entries, key=lambda entry: not entry.required)
+        entries = sorted(
+            panel.entries,
+            key=lambda entry: (not entry.required, not ON_CLUSTERS.isdisjoint(entry.names)),
+        )
         panel = panel.copy(
             entries=[
                 entry if entry.default == "True" else entry.copy(negative_names=())

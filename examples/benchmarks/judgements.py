@@ -52,7 +52,7 @@ def random_judgements(prompts: int) -> list[Line]:
 
 
 def build_groups(lines: list[Line], arguments: Namespace, *, apart: bool) -> "list[Group]":
-    """Groups of our trainer, responses cut as asked for; `apart` makes a group of a pair."""
+    """Groups of our trainer, texts cut as asked for; `apart` makes a group of a pair."""
     from reward.groups import Group, Pair
     from rlhf.records import Message, Prompt, Response
     from rlhf.tokens import encode_prompt, encode_response, load_tokenizer
@@ -61,7 +61,8 @@ def build_groups(lines: list[Line], arguments: Namespace, *, apart: bool) -> "li
     longest = arguments.response_tokens
     groups = []
     for number, line in enumerate(lines):
-        chat = (Message(role="user", content=line["prompt"]),)
+        asked = tokenizer.encode(line["prompt"])[: arguments.prompt_tokens]
+        chat = (Message(role="user", content=tokenizer.decode(asked)),)
         prompt = tuple(encode_prompt(tokenizer, Prompt.create(chat, "train", "")))
         texts = [Response(id="", prompt_id="", text=t, model="") for t in line["responses"]]
         answers = tuple(tuple(encode_response(tokenizer, one, "")[:longest]) for one in texts)

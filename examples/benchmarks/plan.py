@@ -200,11 +200,13 @@ def take_three_steps(
     """
     import torch
 
-    from rlhf.sharding import accumulating, backward, choose_sharding, prepare
+    from rlhf.cluster import GroupSettings
+    from rlhf.sharding import accumulating, backward, prepare
+    from rlhf.sharding_choice import choose_sharding
 
     module.train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)
-    sharding = choose_sharding(case.sharding, offload=False)
+    sharding = choose_sharding(GroupSettings(sharding=case.sharding))
     model, stepper = prepare(accelerator, module, optimizer, sharding)
     for _ in range(3):
         for number in range(2):  # the second finds the gradients of the first

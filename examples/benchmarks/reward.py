@@ -241,7 +241,7 @@ def measure(arguments: argparse.Namespace, **changes: Any) -> Line:
     """Run one kind in a fresh process."""
     settings = {**vars(arguments), **changes}
     names = ("kind", "model", "data", "prompts", "held_out", "repeat", "seed", "tokens")
-    names += ("response_tokens", "learning_rate")
+    names += ("prompt_tokens", "response_tokens", "learning_rate")
     given = [(name, settings[name]) for name in names if settings[name] is not None]
     flags = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
     flags += ["--gradient-checkpointing"] if arguments.gradient_checkpointing else []
@@ -352,6 +352,7 @@ def main() -> None:
     parser.add_argument("--data", help="judgements; random words when not given")
     parser.add_argument("--prompts", type=int, default=16, help="to train on")
     parser.add_argument("--held-out", type=int, default=64, help="to measure accuracy on")
+    parser.add_argument("--prompt-tokens", type=int, default=10_000, help="cut prompts there")
     parser.add_argument("--response-tokens", type=int, default=10_000, help="cut responses there")
     parser.add_argument("--tokens", type=int, default=2048, help="in one forward pass of ours")
     parser.add_argument("--learning-rate", type=float, default=1e-5)

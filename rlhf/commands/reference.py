@@ -39,7 +39,10 @@ def memory_plan(settings: Settings) -> str:
     from rlhf.distributed import choose_precision
     from rlhf.models import model_folder
     from rlhf.planner import read_shape, reference_plan
+    from rlhf.ranks import world_size
 
+    divided = settings.sharding in ("fsdp", "zero3")
+    parts = settings.shard_group or max(settings.processes, world_size())
     reward = None
     if settings.reward is not None and is_model(settings.reward):
         reward = model_folder(settings.reward, "reward", "model")
@@ -50,5 +53,7 @@ def memory_plan(settings: Settings) -> str:
         prompt=ASSUMED_TOKENS,
         new=settings.max_new_tokens,
         bf16=choose_precision(settings.precision) == "bf16",
-        parts=settings.tensor_parallel,
+        parts=parts if divided else settings.tensor_parallel,
+        divided=divided,
+        offload=settings.offload,
     ).text

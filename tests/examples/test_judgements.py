@@ -51,7 +51,7 @@ def test_ties_are_left_out_and_tiers_become_pairs(judgements, tiny_model, tmp_pa
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
     read = judgements.read_judgements(str(path), 10)
     assert [line["pairs"] for line in read] == [[[1, 0]], [[2, 0], [2, 1]]]
-    arguments = Namespace(model=str(tiny_model), response_tokens=10)
+    arguments = Namespace(model=str(tiny_model), prompt_tokens=10, response_tokens=10)
     whole = judgements.build_groups(read, arguments, apart=False)
     apart = judgements.build_groups(read, arguments, apart=True)
     assert [(len(group.responses), len(group.pairs)) for group in whole] == [(2, 1), (3, 2)]
@@ -60,3 +60,7 @@ def test_ties_are_left_out_and_tiers_become_pairs(judgements, tiny_model, tmp_pa
         (whole[1].responses[2], whole[1].responses[0]),
         (whole[1].responses[2], whole[1].responses[1]),
     ]
+    arguments.prompt_tokens = 1
+    cut = judgements.build_groups(read, arguments, apart=False)
+    assert len(cut[0].prompt) < len(whole[0].prompt)
+    assert cut[0].responses == whole[0].responses

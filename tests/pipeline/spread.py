@@ -32,10 +32,12 @@ from reward.objective import Objective
 from reward.scoring import load_scorer
 from reward.step import Trainee, take_step
 from rlhf.checkpoint import load_checkpoint, save_checkpoint
+from rlhf.cluster import GroupSettings
 from rlhf.distributed import start
 from rlhf.models import load_causal_lm, new_reward_model
 from rlhf.records import Message, Prompt, Sampling
-from rlhf.sharding import Sharding, choose_sharding, prepare
+from rlhf.sharding import Sharding, prepare
+from rlhf.sharding_choice import choose_sharding
 from rlhf.shell import Shell, full_state
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
@@ -119,7 +121,7 @@ class Collectives(TorchDispatchMode):
 
 def read_sharding(words: Any) -> Sharding:
     strategy, _, group = words.partition(":")
-    return choose_sharding(strategy, offload=False, group=int(group or 0))
+    return choose_sharding(GroupSettings(sharding=strategy, shard_group=int(group or 0)))
 
 
 class PPO:

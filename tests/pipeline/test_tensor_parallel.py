@@ -163,9 +163,9 @@ def test_its_folder_is_a_plain_model(runs: Path) -> None:
     assert RunDir(runs / "two").read_report()["processes"] == 2
 
 
-def begin_again(runs: Path, begun: str, out: Path) -> Path:
+def begin_again(begun: Path, out: Path) -> Path:
     """A run that was stopped after two of its four steps."""
-    shutil.copytree(runs / begun, out)
+    shutil.copytree(begun, out)
     shutil.rmtree(out / "checkpoints" / "step-000004")
     (out / "checkpoints" / "latest").write_text("step-000002")
     stage = read_json(out / "stage.json")
@@ -179,7 +179,7 @@ def require_same_curve(out: Path, expected: Path) -> None:
 
 
 def test_one_process_goes_on_with_it(runs: Path, tiny_model: Path, tmp_path: Path) -> None:
-    out = begin_again(runs, "two", tmp_path / "resumed")
+    out = begin_again(runs / "two", tmp_path / "resumed")
     given = {"rankings": runs / "rankings", "model": str(tiny_model), "out": out}
     train_reward(RewardSettings(**given, **TRAINING, keep_checkpoints=9, resume=True))
     require_same_curve(out, runs / "one")
@@ -188,7 +188,7 @@ def test_one_process_goes_on_with_it(runs: Path, tiny_model: Path, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", ["one", "two"])
 def test_two_processes_go_on(runs: Path, tiny_model: Path, tmp_path: Path, begun: str) -> None:
-    out = begin_again(runs, begun, tmp_path / "resumed")
+    out = begin_again(runs / begun, tmp_path / "resumed")
     together = ("--processes=2", "--tensor-parallel=2", "--resume")
     done = run_process(*words_of(runs / "rankings", tiny_model, out, *together))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -216,14 +216,24 @@ def test_a_model_whose_gradients_would_be_wrong_is_refused(tmp_path: Path) -> No
         new_reward_model(str(tmp_path), 0, 0, together=True)
 
 
+TOGETHER = ("--processes", "2", "--tensor-parallel", "2")
+GROUPS = ("--advantages", "rloo", "--samples-per-prompt", "2", "--ptx-per-episode", "0.5")
+GROUPS += ("--micro-tokens", "150", "--gradient-checkpointing")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [(), GROUPS], ids=["critic", "groups"])
 def test_ppo_of_models_held_together_is_that_of_one_process(
-    loop: Loop, tmp_path: Path, run_rlhf
+    loop: Loop, tmp_path: Path, run_rlhf, options: tuple[str, ...]
 ) -> None:
-    code, _, shown = run_rlhf(*loop.ppo_arguments(tmp_path / "one", steps=2))
+    if options:
+        texts = tmp_path / "texts.txt"
+        texts.write_text("".join(f"The {n} dogs went to the house.\n" for n in range(20)))
+        options = (*options, "--ptx-data", str(texts))
+    code, _, shown = run_rlhf(*loop.ppo_arguments(tmp_path / "one", *options, steps=2))
     assert code == 0, shown
-    together = ("--processes", "2", "--tensor-parallel", "2", "--micro-batch-size", "1")
-    done = run_process(*loop.ppo_arguments(tmp_path / "two", *together, steps=2))
+    more = (*TOGETHER, "--micro-batch-size", "1", *options)
+    done = run_process(*loop.ppo_arguments(tmp_path / "two", *more, steps=2))
     assert done.returncode == 0, done.stderr[-4000:]
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == 2
@@ -233,3 +243,18 @@ def test_ppo_of_models_held_together_is_that_of_one_process(
     for kind in ("forward", "reverse"):
         found = [RunDir(tmp_path / name).read_report()["kl"][kind] for name in ("one", "two")]
         assert found[1]["per_token"] == pytest.approx(found[0]["per_token"], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_ppo_of_models_held_together_goes_on_as_if_undisturbed(loop: Loop, tmp_path: Path) -> None:
+    options = (*TOGETHER, "--save-every", "2", "--keep-checkpoints", "9")
+    straight = tmp_path / "straight"
+    done = run_process(*loop.ppo_arguments(straight, *options))
+    assert done.returncode == 0, done.stderr[-4000:]
+    out = begin_again(straight, tmp_path / "resumed")
+    done = run_process(*loop.ppo_arguments(out, *options, "--resume"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert len(curve(out)) == 4
+    assert curve(out) == curve(straight)
+    mine, theirs = (load_file(f / "policy" / "model.safetensors") for f in (out, straight))
+    assert all(value.equal(theirs[name]) for name, value in mine.items())

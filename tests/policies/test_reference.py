@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from policies.reference_store import ReferenceStore, open_store
 from rlhf.cli import main
+from rlhf.models import new_reward_model, save_model
 from rlhf.rundir import RunDir
+from rlhf.tokens import load_tokenizer
 from tests.pipeline.loop import REPOSITORY, SHORT, run_process, write_prompts
 from tests.pipeline.test_resume import kill_when
 
@@ -175,4 +177,52 @@ def test_more_tokens_than_the_model_knows_are_refused(
     command = arguments(prompts, tiny_model, tmp_path / "out", "--store-top-k", "9999")
     assert main(command) == 2
     assert f"--store-top-k is 9999, and {tiny_model} knows" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def require_alike(out: Path, expected: Path) -> None:
+    """The same outputs, and numbers but for the order of sums."""
+    found, wanted = (list(store_in(folder).rows) for folder in (out, expected))
+    assert len(found) == 96
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (mine.prompt.id, mine.response_ids) == (theirs.prompt.id, theirs.response_ids)
+        assert mine.log_probs == pytest.approx(theirs.log_probs, abs=1e-5)
+        assert mine.entropy == pytest.approx(theirs.entropy, abs=1e-5)
+        assert mine.reward == pytest.approx(theirs.reward, abs=1e-4)
+
+
+def test_processes_that_divide_the_models_store_what_one_does(
+    prompts: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    judges = [str(tmp_path / name) for name in ("judge", "other")]
+    for seed, judge in enumerate(judges):
+        model = new_reward_model(str(tiny_model), 0, seed)
+        save_model(model, load_tokenizer(str(tiny_model)), Path(judge))
+    one, two = tmp_path / "one", tmp_path / "two"
+    divided = ("--processes", "2", "--sharding", "fsdp")
+    # files of 40, 24 and 32 rows, scored in 2, 1 and 1 batches: one process has more files than
+    # the other, and more batches of its first
+    sizes = ("--samples=8", "--prompts-per-shard=5", *SHORT)
+    for out, more in ((one, ()), (two, divided)):
+        given = ("--prompts", str(prompts), "--model", str(tiny_model), "--out", str(out))
+        done = run_process("reference", *given, *sizes, "--reward", judges[0], *more)
+        assert done.returncode == 0, done.stderr[-4000:]
+    require_alike(two, one)
+    before = store_in(two).rows[0].reward
+    for out, more in ((one, ()), (two, divided)):
+        given = ("--out", str(out), "--reward", judges[1], "--replace-reward", *SHORT[2:])
+        done = run_process("reference", *given, *more)
+        assert done.returncode == 0, done.stderr[-4000:]
+    require_alike(two, one)
+    assert store_in(two).rows[0].reward != pytest.approx(before, abs=1e-2)
+
+
+def test_what_cannot_be_divided_or_offloaded_is_refused(
+    prompts: Path, tiny_model: Path, tmp_path: Path, capsys
+) -> None:
+    command = arguments(prompts, tiny_model, tmp_path / "out")
+    assert main([*command, "--sharding", "fsdp"]) == 2
+    assert "there is only one\n  Add --processes N" in capsys.readouterr().err
+    assert main([*command, "--sharding", "zero1", "--offload"]) == 2
+    assert "divides what only a training has\n  Use --sharding fsdp" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -180,8 +180,20 @@ def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
     for phase in ("sampling", "scoring"):
         found = sizes(plan, phase)
         assert found["reference model: weights"] == SHAPE.parameters
-        assert found["reward model: weights"] == 4 * (SHAPE.trunk + 8)
+        assert found["reward model: weights"] == SHAPE.trunk + 8
         assert found["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800) / 4
+
+
+def test_processes_that_divide_a_reference_model_gather_it_to_sample() -> None:
+    given = {"batch": 4, "prompt": 3, "new": 5, "bf16": True, "parts": 4, "divided": True}
+    plan = planner.reference_plan(SHAPE, SHAPE, **given)
+    assert sizes(plan, "sampling")["whole weights"] == 4 * SHAPE.parameters
+    assert "whole weights" not in sizes(plan, "scoring")
+    assert "bf16 copies of the matrices" not in sizes(plan, "sampling")
+    assert sizes(plan, "scoring")["reference model: weights"] == SHAPE.parameters
+    offloaded = planner.reference_plan(SHAPE, SHAPE, **given, offload=True)
+    assert sizes(offloaded, "scoring")["reference model: weights"] == 0
+    assert plan.peak - offloaded.peak == SHAPE.parameters + SHAPE.trunk + 8
 
 
 def test_a_plan_as_text() -> None:

@@ -18,13 +18,14 @@ import sys
 from rlhf.distributed import start
 from rlhf.errors import MismatchError
 from rlhf.preflight import require_agreement
+from rlhf.ranks import leave
 accelerator = start("fp32", 0)
 rank = accelerator.process_index
 try:
     require_agreement(accelerator, {"input model": "abc" if rank == 0 else "xyz", "same": "1"})
 except MismatchError as error:
     open(f"{sys.argv[1]}/said-{rank}", "w").write(str(error))
-    sys.exit(error.exit_code)
+    leave(error.exit_code)
 """
 
 

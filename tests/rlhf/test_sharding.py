@@ -1,12 +1,15 @@
 import sys
+from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
 
+from rlhf.cluster import GroupSettings
 from rlhf.errors import ConfigError, InputError
-from rlhf.sharding import Sharding, assign, choose_sharding, prepare
+from rlhf.sharding import Sharding, assign, prepare
+from rlhf.sharding_choice import choose_sharding
 from rlhf.shell import Shell
 
 
@@ -18,10 +21,14 @@ def _in_a_group(monkeypatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def choose(**flags: Any) -> Sharding:
+    return choose_sharding(GroupSettings(**flags))
+
+
 def test_what_the_flags_say() -> None:
-    assert choose_sharding("none", offload=False) == Sharding()
-    assert choose_sharding("fsdp", offload=True) == Sharding("fsdp", offload=True)
-    assert choose_sharding("zero2", offload=False).zero_stage == 2
+    assert choose() == Sharding()
+    assert choose(sharding="fsdp", offload=True) == Sharding("fsdp", offload=True)
+    assert choose(sharding="zero2").zero_stage == 2
     assert [
         (Sharding(one).divides, Sharding(one).divides_weights)
         for one in ("none", "ddp", "zero1", "zero2", "fsdp", "zero3")
@@ -31,29 +38,29 @@ def test_what_the_flags_say() -> None:
 def test_one_process_has_nobody_to_divide_with(monkeypatch) -> None:
     monkeypatch.delenv("RANK")
     with pytest.raises(ConfigError) as caught:
-        choose_sharding("fsdp", offload=False)
+        choose(sharding="fsdp")
     assert str(caught.value) == (
-        "--sharding fsdp divides a training between processes, and there is only one\n"
+        "--sharding fsdp divides a model between processes, and there is only one\n"
         "  Add --processes N, or start the command under torchrun."
     )
-    assert choose_sharding("ddp", offload=False).strategy == "ddp"
+    assert choose(sharding="ddp").strategy == "ddp"
 
 
 def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    sharding = choose_sharding("none", offload=False, tensor_parallel=2)
+    sharding = choose(tensor_parallel=2)
     assert sharding == Sharding(tensor_parallel=2)
     assert (sharding.divides, sharding.divides_weights, sharding.is_together) == (True, False, True)
     with pytest.raises(ConfigError, match="--tensor-parallel 4 needs 4 processes, and there are 2"):
-        choose_sharding("none", offload=False, tensor_parallel=4)
+        choose(tensor_parallel=4)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="no meaning beside accelerate's FSDP or DeepSpeed"):
-        choose_sharding("none", offload=False, tensor_parallel=2)
+        choose(tensor_parallel=2)
 
 
 def test_nothing_to_offload() -> None:
     with pytest.raises(ConfigError, match="--offload has no meaning with --sharding ddp"):
-        choose_sharding("ddp", offload=True)
+        choose(sharding="ddp", offload=True)
 
 
 def test_accelerates_fsdp_configuration_is_honoured(monkeypatch) -> None:
@@ -65,11 +72,11 @@ def test_accelerates_fsdp_configuration_is_honoured(monkeypatch) -> None:
     }.items():
         monkeypatch.setenv(name, value)
     expected = Sharding("fsdp", offload=True, reshard=False)
-    assert choose_sharding("none", offload=False) == expected
+    assert choose() == expected
     # accelerate's own switch is off from here on, and a flag goes before it
-    assert choose_sharding("none", offload=False) == Sharding()
+    assert choose() == Sharding()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert choose_sharding("ddp", offload=False) == Sharding("ddp")
+    assert choose(sharding="ddp") == Sharding("ddp")
 
 
 def test_flags_go_with_accelerates_fsdp_configuration(monkeypatch) -> None:
@@ -77,17 +84,17 @@ def test_flags_go_with_accelerates_fsdp_configuration(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     expected = Sharding("fsdp", offload=True, group=2)
-    assert choose_sharding("none", offload=True, group=2) == expected
+    assert choose(offload=True, shard_group=2) == expected
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="--shard-group 3 does not divide the 4 processes"):
-        choose_sharding("none", offload=False, group=3)
+        choose(shard_group=3)
 
 
 def test_the_first_fsdp_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")
     with pytest.raises(ConfigError, match="configured for FSDP 1\n  Write fsdp_v"):
-        choose_sharding("none", offload=False)
+        choose()
 
 
 def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
@@ -99,15 +106,15 @@ def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
     )
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
-    sharding = choose_sharding("none", offload=False)
+    sharding = choose()
     assert sharding.strategy == "zero3"
     assert sharding.deepspeed["zero_optimization"]["stage3_max_live_parameters"] == 7
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(ConfigError, match="--offload has no meaning beside a DeepSpeed config"):
-        choose_sharding("none", offload=True)
+        choose(offload=True)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(ConfigError, match="--shard-group has no meaning with --sharding zero3"):
-        choose_sharding("none", offload=False, group=2)
+        choose(shard_group=2)
 
 
 def test_deepspeed_that_is_not_there(monkeypatch) -> None:
