@@ -37,7 +37,7 @@ check: model browser
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' --numprocesses 2 --dist loadfile
 
 test: check
 

@@ -54,7 +54,6 @@ class PolicyAndCritic(nn.Module):
         self.critic: Any = critic
         self.value_bias: Tensor
         self.register_buffer("value_bias", torch.tensor(value_bias))
-        # asked now: copies to sample from have weights that want no gradients
         self.reads_frozen_features = isinstance(critic, PreTrainedModel) and not any(
             one.requires_grad for one in critic.base_model.parameters()
         )

@@ -30,6 +30,7 @@ from rlhf.metrics import progress
 from rlhf.models import describe_model, load_causal_lm, load_config
 from rlhf.records import Prompt, Response, Sampling, content_id
 from rlhf.tokens import TokenBatch, encode_prompt, join, load_tokenizer, pad_left
+from rlhf.watchdog import beat
 
 PART = 256  # words of the vocabulary that are summed together
 EMPTY_TEXT = "(no answer)"  # people must see that a model said nothing; the token ids stay exact
@@ -193,6 +194,7 @@ class Draw(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """0 at the token that was drawn from the logits, −∞ at all others."""
+        beat()
         probabilities = scores.float().softmax(dim=1)
         ids = draw(probabilities)
         self.log_probs.append(probabilities.gather(1, ids).log().squeeze(1))

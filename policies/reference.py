@@ -1,8 +1,8 @@
 """`rlhf reference`: store what the original model answers, with the log-prob of every token.
 
-Prompts are cut into shards; every process of every job works on its own, and a shard that is on
-disk is never made again, so a killed run loses at most the shards in work. Each shard seeds its
-own sampling: a resumed run, and any number of jobs or processes, store the same rows. The manifest
+Prompts are cut into shards; every process of every job has its own, and a shard that is on disk is
+never made again, so a killed run loses at most the shards in work. Each shard seeds its own
+sampling: a resumed run, and any number of jobs or processes, store the same rows. The manifest
 makes a store of the shards once all are there.
 """
 
@@ -44,11 +44,12 @@ from rlhf.models import (
 )
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
-from rlhf.rundir import open_stage, stage_status
+from rlhf.rundir import open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, shard_frozen
 from rlhf.sharding_choice import choose_sharding
 from rlhf.shell import Shell
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
+from rlhf.watchdog import beat
 
 SHARD_SEED_STRIDE = 1_000_003
 SCORE_BATCH = 32
@@ -87,11 +88,13 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     if from_main(run.is_done):
         return run.read_report()
     shards = cut_into_shards(records, settings.prompts_per_shard)
-    with stage_status(run, is_complete=run.report_json.is_file):
+    hearts = run.heartbeat if settings.shard is None else run.heartbeat / f"job-{settings.part[0]}"
+    watched = watching_stage(run, settings.stall_timeout, heartbeat=hearts)
+    with stage_status(run, is_complete=run.report_json.is_file), watched:
         run.outputs.mkdir(exist_ok=True)
         model = load_causal_lm(model_description["path"], together=sharding.is_together).eval()
         shell = Shell(model, accelerator.device, sharding)
-        shard_frozen(accelerator, model, sharding)
+        shard_frozen(accelerator, model, sharding, exact=True)
         reward: Reward | None = None
         if settings.reward:
             reward = load_reward([settings.reward], accelerator, sharding=sharding)
@@ -104,6 +107,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         accelerator.wait_for_everyone()
         stored = from_main([name for name in shards if (run.outputs / name).is_file()])
         if len(stored) < len(shards):  # other jobs have yet to write theirs
+            accelerator.wait_for_everyone()
             return {"shards": {"stored": len(stored), "of": len(shards)}}
         if accelerator.is_main_process:
             facts = {
@@ -198,8 +202,8 @@ class _Models:
 class _ShardWriter:
     """What it takes to turn prompts into rows.
 
-    Where weights are divided all processes work in step: each writes a shard at a time, and all
-    gather the model once to sample for it.
+    Where weights are divided all processes work in step: each writes a shard at a time, all gather
+    the model once to sample for it, and those that have none left only take part.
     """
 
     accelerator: Accelerator
@@ -222,6 +226,8 @@ class _ShardWriter:
         """Write every shard of this process that is not on disk yet."""
         mine = share(list(shards), self.settings, self.accelerator)
         missing = [name for name in mine if not (folder / name).is_file()]
+        if self.sharding.is_together:
+            missing = from_main(missing)
         places = {name: place for place, name in enumerate(shards, start=1)}
         judge = self.models.reward
         reward = None if judge is None else judge.description["hash"]
@@ -230,11 +236,20 @@ class _ShardWriter:
         turns = self.sharding.in_step(self.accelerator, missing, list(shards)[:1])
         with progress("reference outputs", total=total, done=total - lacking) as bar:
             for turn, name in enumerate(turns):
+                if turn >= len(missing):
+                    self._take_part(shards[name][0].prompt)
+                    continue
                 set_seed(self.settings.seed + SHARD_SEED_STRIDE * places[name])
-                is_mine = turn < len(missing)
-                rows = self._rows(shards[name], bar.advance if is_mine else lambda count: None)
-                if is_mine and writes(self.accelerator, self.sharding):
+                rows = self._rows(shards[name], bar.advance)
+                if writes(self.accelerator, self.sharding):
                     write_shard(folder / name, rows, reward)
+
+    def _take_part(self, prompt: Prompt) -> None:
+        """Be there while others write shards: this process has a part of the weights."""
+        beat("waiting for others")
+        self._sample([], lambda count: None)
+        nothing = Sample([int(self.tokenizer.eos_token_id)], finished=True)
+        self._score([prompt], [self.prompt_ids[prompt.id]], [nothing])
 
     def _rows(
         self, records: Sequence[RankedPrompt], advance: Callable[[int], None]

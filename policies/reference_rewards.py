@@ -5,7 +5,11 @@ manifest stops naming them; every shard changes in one moment; the manifest name
 when all shards have them. A killed run goes on with the shards that still lack them.
 """
 
+from pathlib import Path
 from typing import Any
+
+from accelerate import Accelerator
+from transformers import PreTrainedTokenizerBase
 
 from policies.reference import share, writes
 from policies.reference_settings import ReferenceSettings
@@ -19,12 +23,13 @@ from policies.reference_shards import (
     write_table,
 )
 from policies.reference_store import MANIFEST, read_manifest
-from policies.reward_sources import describe_rewards, is_model, load_reward
+from policies.reward_sources import Reward, describe_rewards, is_model, load_reward
 from rlhf.distributed import from_main, start
 from rlhf.errors import InputError
 from rlhf.jsonl import write_json
 from rlhf.metrics import progress
 from rlhf.rundir import RunDir, require_done
+from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
 from rlhf.tokens import load_tokenizer
 
@@ -38,7 +43,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     """
     assert settings.reward is not None
     run = require_done(settings.out, "reference", "outputs")
-    sharding = choose_sharding(settings)
+    sharding = choose_sharding(settings) if is_model(settings.reward) else Sharding()
     accelerator = start(settings.precision, settings.seed)
     manifest = from_main(read_manifest(run.outputs))
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
@@ -53,29 +58,47 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     tokenizer = load_tokenizer(reader["path"])
     reward = load_reward([settings.reward], accelerator, sharding=sharding)
     names = share(list(manifest["shards"]), settings, accelerator)
-    for name in names:
-        require_unchanged(run.outputs / name, manifest["shards"][name], scored=False)
-    lacking = [n for n in names if reward_of(run.outputs / n) != description["hash"]]
-    sizes = {name: shard["rows"] for name, shard in manifest["shards"].items()}
-    total, left = (sum(sizes[name] for name in some) for some in (names, lacking))
-    with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
-        for turn, name in enumerate(sharding.in_step(accelerator, lacking, list(sizes)[:1])):
-            table = read_table(run.outputs / name)
-            rewards = reward.of_rows(rows_of(table), tokenizer, accelerator.device)
-            if turn < len(lacking):
-                if writes(accelerator, sharding):
-                    scored = with_rewards(table, rewards)
-                    write_table(run.outputs / name, scored, description["hash"])
-                bar.advance(sizes[name])
+    mine = {name: manifest["shards"][name] for name in names}
+    _score_shards(accelerator, sharding, reward, tokenizer, run.outputs, mine)
     accelerator.wait_for_everyone()
     names = list(manifest["shards"])
     scored = from_main([n for n in names if reward_of(run.outputs / n) == description["hash"]])
     if len(scored) < len(names):
+        accelerator.wait_for_everyone()
         return {"shards": {"scored": len(scored), "of": len(names)}}
     if accelerator.is_main_process:
         _name_rewards(run, manifest, description)
     accelerator.wait_for_everyone()
     return run.read_report()
+
+
+def _score_shards(
+    accelerator: Accelerator,
+    sharding: Sharding,
+    reward: Reward,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    shards: dict[str, dict[str, Any]],
+) -> None:
+    """Give this process's shards the rewards that they lack."""
+    for name, expected in shards.items():
+        require_unchanged(folder / name, expected, scored=False)
+    wanted = reward.description["hash"]
+    lacking = [name for name in shards if reward_of(folder / name) != wanted]
+    if sharding.is_together:
+        lacking = from_main(lacking)
+    total, left = (sum(shards[name]["rows"] for name in some) for some in (shards, lacking))
+    spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]
+    with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
+        for turn, name in enumerate(sharding.in_step(accelerator, lacking, spare)):
+            table = read_table(folder / name)
+            if turn >= len(lacking):  # others have files left, and this process has their weights
+                reward.of_rows(rows_of(table)[:1], tokenizer, accelerator.device)
+                continue
+            rewards = reward.of_rows(rows_of(table), tokenizer, accelerator.device)
+            if writes(accelerator, sharding):
+                write_table(folder / name, with_rewards(table, rewards), wanted)
+            bar.advance(shards[name]["rows"])
 
 
 def _require_replacing(

@@ -38,7 +38,7 @@ class Reward:
     weights: tuple[float, ...]
     combination: Combination
     description: dict[str, str]
-    in_step: Callable[[Sequence[int]], Sequence[int]] = tuple
+    in_step: Callable[[Sequence[int]], Sequence[int]]
 
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
@@ -130,7 +130,7 @@ def load_reward(
         accelerator: gives device and precision.
         weights: one for each; all 1 when empty.
         combination: how several become one.
-        sharding: of a training, which reward models follow where it divides weights.
+        sharding: of the stage, which reward models follow where it divides weights.
         base: a language model whose frozen weights reward models were trained beside.
 
     Raises:

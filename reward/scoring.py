@@ -142,7 +142,7 @@ def load_scorer(
         name: a finished reward stage of ours, or the Hugging Face folder of a one-label classifier.
         accelerator: gives device and precision.
         combine: how the members of an ensemble become one.
-        sharding: of a training; where it divides weights, these are divided too, and all processes
+        sharding: of the stage; where it divides weights, these are divided too, and all processes
             score at the same time.
         base: a language model whose frozen weights the reward model was trained beside; then only
             its adapter is loaded.

@@ -28,11 +28,15 @@ class GroupSettings:
     tensor_parallel: int = 1
     """Processes, all there are, that hold one model together, a part of every matrix each; where
     transformers has a plan for the model."""
+    stall_timeout: float = 1800.0
+    """Seconds without progress after which the run ends with 75 and says which rank is stuck; 0:
+    never."""
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
         require_range("shard_group", self.shard_group, 0)
         require_range("tensor_parallel", self.tensor_parallel, 1)
+        require_range("stall_timeout", self.stall_timeout, 0)
 
     def _require_together(self, **usual: object) -> None:
         """Refuse what models held together do not do: settings that are not as `usual`."""
@@ -54,9 +58,6 @@ class ClusterSettings(GroupSettings):
     """Minutes between checkpoints, besides --save-every; 0 for none."""
     max_restarts: int = 0
     """Start again from the last checkpoint so many times when a process dies or stalls."""
-    stall_timeout: float = 1800.0
-    """Seconds without progress after which the run ends with 75 and says which rank is stuck; 0:
-    never."""
     preflight: bool = False
     """Before anything is loaded, test every device and the network: rlhf doctor's canary."""
     track: Tracker = "none"
@@ -71,7 +72,6 @@ class ClusterSettings(GroupSettings):
         super().__post_init__()
         require_range("save_minutes", self.save_minutes, 0)
         require_range("max_restarts", self.max_restarts, 0)
-        require_range("stall_timeout", self.stall_timeout, 0)
         require_range("profile", self.profile, 0)
         if self.notify and not self.notify.startswith(("http://", "https://")):
             raise ConfigError(

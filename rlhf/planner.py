@@ -375,11 +375,11 @@ def reference_plan(
     resident = [frozen_item("reference model", shape.parameters * share)]
     if reward is not None:
         resident.append(frozen_item("reward model", reward.reward_parameters * share))
-    matrices = 0.0 if divided else shape.linear / parts
+    together = 1 if divided else parts
     gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * divided
     layer = working_bytes(shape, batch * (prompt + new), prompt + new, bf16=bf16)
     scoring = (
-        *copies(matrices, bf16=bf16),
+        *copies(0.0 if divided else shape.linear / parts, bf16=bf16),
         Item("one layer", layer, f"{batch} × {prompt + new} tokens"),
         Item("logits", logits_bytes(shape, batch * new), f"{batch} × {new} positions"),
     )
@@ -389,7 +389,9 @@ def reference_plan(
         {
             "sampling": (
                 *gathered,
-                *sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices),
+                *sampling_items(
+                    shape, batch, prompt, new, bf16=bf16, trained=shape.linear / together
+                ),
             ),
             "scoring": scoring,
         },

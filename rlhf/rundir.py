@@ -220,8 +220,17 @@ def stage_status(
 
 
 @contextmanager
-def watching_stage(run: RunDir, timeout_seconds: float, url: str = "") -> Iterator[None]:
-    """Watch for a stall of any rank: stage.json records it, stderr says it, the exit code is 75."""
+def watching_stage(
+    run: RunDir, timeout_seconds: float, url: str = "", heartbeat: Path | None = None
+) -> Iterator[None]:
+    """Watch for a stall of any rank: stage.json records it, stderr says it, the exit code is 75.
+
+    Args:
+        run: the stage.
+        timeout_seconds: without a sign of progress; 0 is never.
+        url: who is told.
+        heartbeat: where the ranks' files are; of jobs that fill one stage each has its own.
+    """
 
     def report(error: InterruptedRunError) -> None:
         write_json(
@@ -231,7 +240,7 @@ def watching_stage(run: RunDir, timeout_seconds: float, url: str = "") -> Iterat
         sys.stderr.flush()
         notify(url, str(run.path), "stalled", str(error))
 
-    with watching(run.heartbeat, timeout_seconds, report):
+    with watching(heartbeat or run.heartbeat, timeout_seconds, report):
         yield
 
 

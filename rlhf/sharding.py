@@ -101,6 +101,7 @@ class Sharding:
             return parts
         most = int(global_max(accelerator, len(parts)))
         again = list(parts[-1:]) or list(spare)
+        assert again or not most
         return [*parts, *again * (most - len(parts))]
 
 
@@ -183,16 +184,20 @@ def shard(
         group["params"] = [divided[places[parameter]] for parameter in group["params"]]
 
 
-def shard_frozen(accelerator: Accelerator, model: nn.Module, sharding: Sharding) -> None:
+def shard_frozen(
+    accelerator: Accelerator, model: nn.Module, sharding: Sharding, *, exact: bool = False
+) -> None:
     """Divide a model that is only asked where weights are divided, else only move it.
 
-    All processes must ask a divided one equally often.
+    All processes must ask a divided one equally often. With bf16 its layers are gathered in bf16,
+    which rounds the weights of norms; `exact` ones in their own precision.
     """
     if not sharding.divides_weights:
         model.to(accelerator.device)
         return
     mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
-    bf16 = accelerator.mixed_precision == "bf16"
+    model.requires_grad_(False)  # autocast would keep copies of weights that want gradients
+    bf16 = accelerator.mixed_precision == "bf16" and not exact
     _divide(model, sharding, mesh, bf16=bf16, give_back=True)
 
 
@@ -215,7 +220,7 @@ def _divide(
         fully_shard(
             layer,
             mesh=mesh,
-            reshard_after_forward=sharding.reshard,
+            reshard_after_forward=sharding.reshard or bool(give_back),
             offload_policy=policy,
             mp_policy=rounding if bf16 else MixedPrecisionPolicy(),
         )

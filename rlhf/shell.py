@@ -36,7 +36,9 @@ class Shell:
             return
         empty = {
             id(parameter): nn.Parameter(
-                torch.empty(0, dtype=parameter.dtype, device=device), requires_grad=False
+                torch.empty(0, dtype=parameter.dtype, device=device),
+                # autocast casts once what wants gradients, and anew for every token what does not
+                requires_grad=parameter.requires_grad,
             )
             for parameter in model.parameters()
         }

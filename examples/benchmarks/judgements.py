@@ -61,8 +61,9 @@ def build_groups(lines: list[Line], arguments: Namespace, *, apart: bool) -> "li
     longest = arguments.response_tokens
     groups = []
     for number, line in enumerate(lines):
-        asked = tokenizer.encode(line["prompt"])[: arguments.prompt_tokens]
-        chat = (Message(role="user", content=tokenizer.decode(asked)),)
+        asked = tokenizer.encode(line["prompt"], add_special_tokens=False)
+        asked = tokenizer.decode(asked[: arguments.prompt_tokens])
+        chat = (Message(role="user", content=asked),)
         prompt = tuple(encode_prompt(tokenizer, Prompt.create(chat, "train", "")))
         texts = [Response(id="", prompt_id="", text=t, model="") for t in line["responses"]]
         answers = tuple(tuple(encode_response(tokenizer, one, "")[:longest]) for one in texts)

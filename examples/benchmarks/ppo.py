@@ -177,7 +177,8 @@ def measure_speed(arguments: argparse.Namespace) -> Line:
         found = f"x{statistics.median(each):.2f} of {kind}, median of {len(each)} pairs"
         print(f"{found}, {min(each):.2f} to {max(each):.2f}")
     limits = show_limits(arguments, prompts, [run for run in runs if run["kind"] == "ours"])
-    return {"ratios": ratios, "limits": limits, "runs": runs}
+    ratio = round(statistics.median(ratios[kinds[1]]), 2)
+    return {"ratio": ratio, "ratios": ratios, "limits": limits, "runs": runs}
 
 
 def show_limits(arguments: argparse.Namespace, prompts: list[list[int]], runs: list[Line]) -> Line:
@@ -290,7 +291,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=REPOSITORY / "runs" / "benchmarks")
     parser.add_argument("--demo", type=Path, default=REPOSITORY / "runs" / "demo")
     parser.add_argument("--model", default=str(MODEL))
-    parser.add_argument("--kinds", default="ours,trl,trl-bf16", help="of `speed`; ours comes first")
+    parser.add_argument(
+        "--kinds", default="ours,trl,trl-bf16", help="of `speed`: ours, then others"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of paired runs")
     parser.add_argument("--steps", type=int, help="4 for speed, 16 for target")
     parser.add_argument("--peer-steps", type=int, default=25, help="trl's for target")

@@ -55,5 +55,5 @@ def memory_plan(settings: Settings) -> str:
         bf16=choose_precision(settings.precision) == "bf16",
         parts=parts if divided else settings.tensor_parallel,
         divided=divided,
-        offload=settings.offload,
+        offload=settings.offload and divided,
     ).text

@@ -124,7 +124,7 @@ def trained_policy(
             accelerator,
             model,
             tokenizer,
-            Reward((score,), (1.0,), "sum", {}),
+            Reward((score,), (1.0,), "sum", {}, tuple),
             reference,
             [(rows[0],)] * settings.episodes_per_step,
             {PROMPT.id: [0.0]},

@@ -1,5 +1,6 @@
 """`rlhf reference` on the tiny model: jobs and processes share the work, and nothing is lost."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from policies.reference_store import ReferenceStore, open_store
 from rlhf.cli import main
+from rlhf.distributed import run_processes
 from rlhf.models import new_reward_model, save_model
 from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
@@ -191,28 +193,57 @@ def require_alike(out: Path, expected: Path) -> None:
         assert mine.reward == pytest.approx(theirs.reward, abs=1e-4)
 
 
+DIVIDED = """
+import json
+import sys
+from pathlib import Path
+from policies import reference
+from policies.reference_settings import ReferenceSettings
+from rlhf.ranks import leave, rank
+from rlhf.shell import Shell
+given = json.loads(sys.argv[1])
+paths = {name: Path(given.pop(name)) for name in ("prompts", "out")}
+seen, fill = [], Shell._fill
+
+def watched(shell, model):
+    seen.append(sorted({type(one).__name__ for one in model.parameters()}))
+    fill(shell, model)
+
+Shell._fill = watched
+reference.build_reference(ReferenceSettings(**paths, **given, sharding="fsdp"))
+Path(sys.argv[2], str(rank())).write_text(json.dumps(seen))
+leave(0)
+"""
+
+
 def test_processes_that_divide_the_models_store_what_one_does(
-    prompts: Path, tiny_model: Path, tmp_path: Path
+    prompts: Path, tiny_model: Path, tmp_path: Path, monkeypatch
 ) -> None:
     judges = [str(tmp_path / name) for name in ("judge", "other")]
     for seed, judge in enumerate(judges):
         model = new_reward_model(str(tiny_model), 0, seed)
         save_model(model, load_tokenizer(str(tiny_model)), Path(judge))
     one, two = tmp_path / "one", tmp_path / "two"
-    divided = ("--processes", "2", "--sharding", "fsdp")
     # files of 40, 24 and 32 rows, scored in 2, 1 and 1 batches: one process has more files than
     # the other, and more batches of its first
-    sizes = ("--samples=8", "--prompts-per-shard=5", *SHORT)
-    for out, more in ((one, ()), (two, divided)):
-        given = ("--prompts", str(prompts), "--model", str(tiny_model), "--out", str(out))
-        done = run_process("reference", *given, *sizes, "--reward", judges[0], *more)
-        assert done.returncode == 0, done.stderr[-4000:]
+    given = {"samples": 8, "prompts_per_shard": 5, "max_new_tokens": 12, "precision": "fp32"}
+    given |= {"prompts": str(prompts), "model": str(tiny_model), "reward": judges[0]}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    assert main(["reference", *flags, "--out", str(one)]) == 0
+    program = tmp_path / "program.py"
+    program.write_text(DIVIDED, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    words = json.dumps({**given, "out": str(two)})
+    assert run_processes([sys.executable, str(program), words, str(tmp_path)], 2) == 0
     require_alike(two, one)
+    for rank in ("0", "1"):  # gathered once for each of two files, never for a token
+        assert json.loads((tmp_path / rank).read_text()) == [["DTensor"]] * 2
     before = store_in(two).rows[0].reward
-    for out, more in ((one, ()), (two, divided)):
-        given = ("--out", str(out), "--reward", judges[1], "--replace-reward", *SHORT[2:])
-        done = run_process("reference", *given, *more)
-        assert done.returncode == 0, done.stderr[-4000:]
+    again = ("--reward", judges[1], "--replace-reward", "--precision", "fp32")
+    assert main(["reference", "--out", str(one), *again]) == 0
+    divided = ("--processes", "2", "--sharding", "fsdp")
+    done = run_process("reference", "--out", str(two), *again, *divided)
+    assert done.returncode == 0, done.stderr[-4000:]
     require_alike(two, one)
     assert store_in(two).rows[0].reward != pytest.approx(before, abs=1e-2)
 

@@ -189,7 +189,8 @@ def test_processes_that_divide_a_reference_model_gather_it_to_sample() -> None:
     plan = planner.reference_plan(SHAPE, SHAPE, **given)
     assert sizes(plan, "sampling")["whole weights"] == 4 * SHAPE.parameters
     assert "whole weights" not in sizes(plan, "scoring")
-    assert "bf16 copies of the matrices" not in sizes(plan, "sampling")
+    assert sizes(plan, "sampling")["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800)
+    assert "bf16 copies of the matrices" not in sizes(plan, "scoring")
     assert sizes(plan, "scoring")["reference model: weights"] == SHAPE.parameters
     offloaded = planner.reference_plan(SHAPE, SHAPE, **given, offload=True)
     assert sizes(offloaded, "scoring")["reference model: weights"] == 0
