@@ -145,7 +145,7 @@ def test_a_copy_to_sample_from_does_not_take_a_trained_critic_for_a_frozen_one(
     tiny_model: Path,
 ) -> None:
     shell = Shell(build_model(tiny_model), torch.device("cpu"), Sharding("fsdp"))
-    assert not any(one.requires_grad for one in shell.module.parameters())
+    assert all(one.requires_grad for one in shell.module.parameters())
     assert not shell.module.reads_frozen_features
 
 
