@@ -166,7 +166,8 @@ def test_its_folder_is_a_plain_model(runs: Path) -> None:
 def begin_again(begun: Path, out: Path) -> Path:
     """A run that was stopped after two of its four steps."""
     shutil.copytree(begun, out)
-    shutil.rmtree(out / "checkpoints" / "step-000004")
+    for later in ("checkpoints/step-000004", "model", "policy"):
+        shutil.rmtree(out / later, ignore_errors=True)
     (out / "checkpoints" / "latest").write_text("step-000002")
     stage = read_json(out / "stage.json")
     write_json(out / "stage.json", {**stage, "status": "interrupted"})
