@@ -40,7 +40,7 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
     if offload and not sharding.divides:
         raise ConfigError(
             f"--offload has no meaning with --sharding {strategy}",
-            "Add --sharding fsdp, zero1, zero2 or zero3.",
+            "Add a --sharding that divides, such as fsdp or zero3.",
         )
     if sharding.divides and "RANK" not in os.environ:
         raise ConfigError(
