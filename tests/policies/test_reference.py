@@ -241,7 +241,7 @@ def test_processes_that_divide_the_models_store_what_one_does(
     before = store_in(two).rows[0].reward
     again = ("--reward", judges[1], "--replace-reward", "--precision", "fp32")
     assert main(["reference", "--out", str(one), *again]) == 0
-    divided = ("--processes", "2", "--sharding", "fsdp")
+    divided = ("--processes", "2", "--sharding", "fsdp", "--offload")
     done = run_process("reference", "--out", str(two), *again, *divided)
     assert done.returncode == 0, done.stderr[-4000:]
     require_alike(two, one)
