@@ -3,12 +3,12 @@
 Letters: N rows, B rows of one batch, R and W widths of two paddings of the same tokens.
 """
 
-import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from policies.log_probs import Sequences
+from rlhf.distributed import global_max
 
 
 def split_by_length(lengths: Int[Tensor, " N"], size: int, tokens: int) -> list[Int[Tensor, " B"]]:
@@ -33,8 +33,7 @@ def split_by_length(lengths: Int[Tensor, " N"], size: int, tokens: int) -> list[
 
 def split_alike(accelerator: Accelerator, parts: list[Tensor]) -> list[Tensor]:
     """As many batches as the process with the most: where weights are divided, all take part."""
-    mine = torch.tensor([len(parts)], device=accelerator.device)
-    wanted = int(accelerator.gather(mine).max())
+    wanted = int(global_max(accelerator, len(parts)))
     parts = list(parts)
     while len(parts) < wanted:
         fullest = max(range(len(parts)), key=lambda place: len(parts[place]))

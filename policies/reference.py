@@ -92,14 +92,8 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     watched = watching_stage(run, settings.stall_timeout, heartbeat=hearts)
     with stage_status(run, is_complete=run.report_json.is_file), watched:
         run.outputs.mkdir(exist_ok=True)
-        model = load_causal_lm(model_description["path"], together=sharding.is_together).eval()
-        shell = Shell(model, accelerator.device, sharding)
-        shard_frozen(accelerator, model, sharding, exact=True)
-        reward: Reward | None = None
-        if settings.reward:
-            reward = load_reward([settings.reward], accelerator, sharding=sharding)
+        models = _load_models(settings, model_description["path"], accelerator, sharding)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
-        models = _Models(model, shell, reward)
         writer = _ShardWriter(
             accelerator, sharding, models, tokenizer, settings, model_description, prompt_ids
         )
@@ -116,7 +110,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
                 "sampling": asdict(writer.sampling),
                 "stored_top_k": settings.store_top_k,
                 "precision": precision,
-                "attention": str(model.config._attn_implementation),
+                "attention": str(models.original.config._attn_implementation),
             }
             manifest = write_manifest(run.outputs, shards, facts, settings.samples)
             seconds = round(time.monotonic() - began, 1)
@@ -196,6 +190,18 @@ class _Models:
     original: PreTrainedModel
     shell: Shell
     reward: Reward | None
+
+
+def _load_models(
+    settings: ReferenceSettings, path: str, accelerator: Accelerator, sharding: Sharding
+) -> _Models:
+    model = load_causal_lm(path, together=sharding.is_together).eval()
+    shell = Shell(model, accelerator.device, sharding)
+    shard_frozen(accelerator, model, sharding, exact=True)
+    reward: Reward | None = None
+    if settings.reward:
+        reward = load_reward([settings.reward], accelerator, sharding=sharding)
+    return _Models(model, shell, reward)
 
 
 @dataclass(frozen=True)
