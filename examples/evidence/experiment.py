@@ -1,14 +1,14 @@
 """What the experiments share: `rlhf` commands that remember, ranked data, and results as files.
 
 Every experiment is one command, `python examples/evidence/NAME.py`. It reads NAME.yaml, works in
-runs/evidence/NAME, goes on where it was stopped, and writes result.json there; with --keep also
-examples/evidence/results/NAME.json, from which the README's table is made.
+runs/evidence/NAME, goes on where it was stopped, and writes result.json there and, where a picture
+says more than a table, NAME.png; with --keep also results/NAME.json and NAME.png beside this file,
+for the README.
 """
 
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -19,6 +19,9 @@ from typing import Any
 
 import numpy as np
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from labeling_app.annotating import tiers_of_scores
 from labeling_app.store import Store
@@ -42,8 +45,9 @@ def run(
     name: str,
     measure: Callable[[Config, Path], Config],
     tabulate: Callable[[Config], Table],
+    plot: Callable[[Config], Figure] | None = None,
 ) -> None:
-    """Read the command line, measure, and write the result; the table goes to stdout."""
+    """Read the command line, measure, and write result and picture; the table goes to stdout."""
     parser = argparse.ArgumentParser(description=(sys.modules["__main__"].__doc__ or "").strip())
     parser.add_argument("--config", type=Path, default=HERE / f"{name}.yaml")
     parser.add_argument("--out", type=Path, default=Path("runs/evidence") / name)
@@ -51,18 +55,19 @@ def run(
     parser.add_argument("--json", action="store_true", help="the result on the last line of stdout")
     arguments = parser.parse_args()
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    began = time.monotonic()
     measured = measure(config, arguments.out)
     result = {
         "experiment": name,
         "config": config,
         **measured,
         "versions": {package: version(package) for package in PACKAGES},
-        "seconds": round(time.monotonic() - began, 1),
+        "stage_seconds": round(stage_seconds(arguments.out), 1),
     }
     for folder in (arguments.out, RESULTS) if arguments.keep else (arguments.out,):
         place = folder / ("result.json" if folder == arguments.out else f"{name}.json")
         write_json(place, result)
+        if plot:
+            plot(result).savefig(place.with_name(f"{name}.png"), dpi=150)
     print(markdown(tabulate(result)))
     if arguments.json:
         print(json.dumps(result))
@@ -73,6 +78,25 @@ def markdown(table: Table) -> str:
     header, *rows = table
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def empty_plot(x: str, start: float) -> tuple[Figure, Axes]:
+    """Gold reward against x, with a line at what the original model reaches."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_ylabel("gold reward")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.axhline(start, color="#94a3b8", linewidth=1)
+    annotate(axes, "original model", 0, start, "#64748b")
+    return figure, axes
+
+
+def annotate(axes: Axes, text: str, x: float, y: float, colour: str) -> None:
+    """Write a small text beside a point."""
+    place = {"xytext": (6, 4), "textcoords": "offset points"}
+    axes.annotate(text, (x, y), color=colour, fontsize=8, **place)
 
 
 def rlhf(*arguments: str | Path | float) -> Config:
@@ -97,6 +121,11 @@ def stage(out: Path, *arguments: str | Path | float) -> Config:
     if not run_dir.is_done:
         rlhf(*arguments, "--out", out, "--resume")
     return run_dir.read_report()
+
+
+def stage_seconds(out: Path) -> float:
+    """How long the stages of an experiment took together, in whatever run each was done."""
+    return sum(RunDir(file.parent).read_report()["seconds"] for file in out.glob("*/report.json"))
 
 
 def flags(settings: Config) -> list[str]:

@@ -13,7 +13,9 @@ from statistics import fmean
 from experiment import (
     Config,
     Table,
+    annotate,
     draw,
+    empty_plot,
     flags,
     gold_of,
     rank_by_signal,
@@ -22,7 +24,6 @@ from experiment import (
     stage,
     write_dataset,
 )
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 
@@ -54,9 +55,7 @@ def measure(config: Config, out: Path) -> Config:
                 *flags(config["evaluate"]),
             )
             rows.append({"source": name, "seed": seed, **outcome(report)})
-    result = {"runs": rows}
-    plot(result, out / "kl_sources.png")
-    return result
+    return {"runs": rows}
 
 
 def outcome(report: Config) -> Config:
@@ -78,26 +77,17 @@ def by_source(result: Config) -> dict[str, list[Config]]:
     return groups
 
 
-def plot(result: Config, file: Path) -> None:
-    """Write a picture with a point for every run, and a name at the mean of every source."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+def plot(result: Config) -> Figure:
+    """A point for every run, and a name at the mean of every source."""
     start = fmean(one["gold"]["reference"] for one in result["runs"])
-    axes.axhline(start, color="#94a3b8", linewidth=1)
-    label = {"xytext": (6, 4), "textcoords": "offset points", "fontsize": 8}
-    axes.annotate("original model", (0, start), color="#64748b", **label)
+    figure, axes = empty_plot("audited KL(policy ‖ original), nats a response", start)
     for number, (name, runs) in enumerate(by_source(result).items()):
-        colour = f"C{number}"
         nats = [one["reverse"] for one in runs]
         gold = [one["gold"]["policy"] for one in runs]
-        axes.scatter(nats, gold, color=colour, s=18)
-        axes.annotate(name, (fmean(nats), fmean(gold)), color=colour, **label)
+        axes.scatter(nats, gold, color=f"C{number}", s=18)
+        annotate(axes, name, fmean(nats), fmean(gold), f"C{number}")
     axes.set_xlim(left=0)
-    axes.set_xlabel("audited KL(policy ‖ original), nats a response")
-    axes.set_ylabel("gold reward")
-    axes.spines[["top", "right"]].set_visible(False)
-    FigureCanvasAgg(figure)
-    figure.savefig(file, dpi=150)
+    return figure
 
 
 def tabulate(result: Config) -> Table:
@@ -128,4 +118,4 @@ def spread(values: list[float], how: str) -> str:
 
 
 if __name__ == "__main__":
-    run("kl_sources", measure, tabulate)
+    run("kl_sources", measure, tabulate, plot)

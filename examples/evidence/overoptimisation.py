@@ -7,12 +7,15 @@ point is a run of its own, because the learning rate is annealed over the run.
 """
 
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from experiment import (
     Config,
     Table,
+    annotate,
     draw,
+    empty_plot,
     flags,
     gold_of,
     rank_by_signal,
@@ -21,6 +24,9 @@ from experiment import (
     stage,
     write_dataset,
 )
+from matplotlib.figure import Figure
+
+FORMS = {"best_of_n": "linear", "ppo": "log"}  # of the fitted curve
 
 
 def measure(config: Config, out: Path) -> Config:
@@ -49,7 +55,7 @@ def measure(config: Config, out: Path) -> Config:
 
 def measure_proxy(config: Config, out: Path, reward: Path, reference: Path, name: str) -> Config:
     """Best-of-n and PPO against one proxy."""
-    ppo, curve, start = [], [], 0.0
+    ppo, best_of_n, start = [], [], 0.0
     for steps in config["steps"]:
         policy = out / f"ppo-{name}-{steps}"
         base = ["--reward", reward, "--reference", reference, "--seed", config["seed"]]
@@ -71,14 +77,11 @@ def measure_proxy(config: Config, out: Path, reward: Path, reference: Path, name
                 "win_rate": report["win_rate"]["gold"],
             }
         )
-        curve, start = report["best_of_n"], report["gold"]["reference"]["mean"]
-    best = [{**point, "sqrt_nats": point["nats"] ** 0.5} for point in curve]
-    return {
-        "start": start,
-        "ppo": ppo,
-        "best_of_n": best,
-        "fit": {"ppo": fit(ppo, start, "log"), "best_of_n": fit(best, start, "linear")},
-    }
+        best_of_n, start = report["best_of_n"], report["gold"]["reference"]["mean"]
+    best = [{**point, "sqrt_nats": point["nats"] ** 0.5} for point in best_of_n]
+    points = {"best_of_n": best, "ppo": ppo}
+    fitted = {method: fit(points[method], start, form) for method, form in FORMS.items()}
+    return {"start": start, **points, "fit": fitted}
 
 
 def fit(points: list[Config], start: float, form: str) -> Config | None:
@@ -88,16 +91,50 @@ def fit(points: list[Config], start: float, form: str) -> Config | None:
         return None
     d = np.array([point["sqrt_nats"] for point in moved])
     gain = np.array([point["gold"] for point in moved]) - start
-    columns = np.stack([d, -d * (np.log(d) if form == "log" else d)], axis=1)
+    columns = np.stack([d, -d * bent(d, form)], axis=1)
     (alpha, beta), *_ = np.linalg.lstsq(columns, gain, rcond=None)
     return {"alpha": float(alpha), "beta": float(beta)}
+
+
+def curve(d: np.ndarray, start: float, fitted: Config, form: str) -> np.ndarray:
+    """The gold reward at each d = √KL > 0 by a fitted curve."""
+    gold: np.ndarray = start + d * (fitted["alpha"] - fitted["beta"] * bent(d, form))
+    return gold
+
+
+def bent(d: np.ndarray, form: str) -> np.ndarray:
+    """What β multiplies, beside d."""
+    return np.log(d) if form == "log" else d
+
+
+def plot(result: Config) -> Figure:
+    """The points of every proxy, PPO filled and best-of-n hollow, with the fitted curves."""
+    proxies = result["proxies"]
+    start = fmean(proxy["start"] for proxy in proxies.values())
+    figure, axes = empty_plot("√KL(policy ‖ original), nats a response", start)
+    for number, (name, proxy) in enumerate(proxies.items()):
+        for method, form in FORMS.items():
+            points = [point for point in proxy[method] if point["sqrt_nats"] > 0]
+            d = [point["sqrt_nats"] for point in points]
+            gold = [point["gold"] for point in points]
+            best = method == "best_of_n"
+            colour = f"C{number}"
+            axes.scatter(d, gold, s=22, color=colour, facecolors="none" if best else colour)
+            if fitted := proxy["fit"][method]:
+                grid = np.linspace(0.05, max(d), 100)
+                style = "--" if best else "-"
+                axes.plot(grid, curve(grid, start, fitted, form), style, color=colour, linewidth=1)
+            label = f"{name} rankings, {method.replace('_', '-')}"
+            annotate(axes, label, d[-1], gold[-1], colour)
+    axes.set_xlim(left=0)
+    return figure
 
 
 def tabulate(result: Config) -> Table:
     """One row for each proxy and method."""
     rows = [["rankings", "proxy accuracy", "method", "√KL", "gold", "α", "β"]]
     for number, proxy in result["proxies"].items():
-        for method in ("best_of_n", "ppo"):
+        for method in FORMS:
             last = proxy[method][-1]
             fitted = proxy["fit"][method]
             rows.append(
@@ -114,4 +151,4 @@ def tabulate(result: Config) -> Table:
 
 
 if __name__ == "__main__":
-    run("overoptimisation", measure, tabulate)
+    run("overoptimisation", measure, tabulate, plot)
