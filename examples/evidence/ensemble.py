@@ -2,6 +2,8 @@
 
 After Coste et al. (arXiv 2310.02743), for best-of-n: the answers to the test prompts are chosen by
 one member, by the mean of all and by the worst of all, and the gold function judges the choice.
+What the ensemble adds is measured against the mean of its members, each choosing alone. Where they
+turn single pairs, whole rankings are turned here; the members differ in the order of the data only.
 """
 
 from pathlib import Path
@@ -17,6 +19,7 @@ from experiment import (
     rlhf,
     run,
     sampled_prompts,
+    signed,
     stage,
     with_noise,
     write_dataset,
@@ -26,6 +29,7 @@ from policies.statistics import best_of_n, bootstrap_interval
 from rlhf.jsonl import read_jsonl, write_jsonl
 from rlhf.records import RankedPrompt
 
+Rewards = np.ndarray
 Scores = np.ndarray
 
 
@@ -43,52 +47,55 @@ def measure(config: Config, out: Path) -> Config:
     for noise in config["noise"]:
         data = write_dataset(out / f"rankings-{noise}", with_noise(chosen, noise, seed=0))
         base = ["--rankings", data, "--model", config["model"], *flags(config["reward"])]
-        seeds = ",".join(map(str, config["seeds"]))
         together = out / f"ensemble-{noise}"
-        stage(together, "train-reward", *base, "--seeds", seeds)
-        alone = together / "member-0"
-        for name, reward, combine in (
-            ("single", alone, "mean"),
-            ("mean", together, "mean"),
-            ("worst case", together, "min"),
-        ):
-            scored = score(
-                out / f"scores-{noise}-{combine}-{reward.name}",
-                test,
-                reward,
-                combine,
-                config["score"],
+        stage(together, "train-reward", *base, "--seeds", ",".join(map(str, config["seeds"])))
+        members = [together / f"member-{seed}" for seed in config["seeds"]]
+        rewards = np.stack([score(test, member, config["score"]) for member in members])
+        disagreement = float(rewards.std(axis=0).mean())
+        for n in config["n"]:
+            rows.append(
+                {"noise": noise, "n": n, "disagreement": disagreement, **choose(rewards, gold, n)}
             )
-            for n in config["n"]:
-                values = best_of_n(scored, gold, n)
-                found = bootstrap_interval(values, seed=0).to_json()
-                rows.append({"noise": noise, "reward": name, "n": n, "gold": found})
     return {"start": float(gold.mean()), "runs": rows}
 
 
-def score(
-    out: Path, records: list[RankedPrompt], reward: Path, combine: str, how: Config
-) -> Scores:
-    """The rewards (P, M) of all answers of some prompts."""
-    answers, found = out / "answers.jsonl", out / "scored.jsonl"
+def score(records: list[RankedPrompt], reward: Path, how: Config) -> Rewards:
+    """The rewards (P, M) by one member of all answers of some prompts, once."""
+    answers, found = reward / "answers.jsonl", reward / "scored.jsonl"
     if not found.exists():
         write_jsonl(answers, (record.to_json() for record in records))
-        base = ["--reward", reward, "--combine", combine, "--out", found]
-        rlhf("score", answers, *base, *flags(how))
+        rlhf("score", answers, "--reward", reward, "--out", found, *flags(how))
     return np.array([line["rewards"] for line in read_jsonl(found)])
 
 
+def choose(rewards: Rewards, gold: Scores, n: int) -> Config:
+    """Gold score of the best of n answers by one member, and what the ensemble adds to it.
+
+    Args:
+        rewards: by each of S members of the M answers to P prompts, shape (S, P, M).
+        gold: shape (P, M).
+        n: answers to choose among.
+
+    Returns:
+        `single`, the mean over members; `mean` and `worst case`, the differences from it, prompt by
+        prompt; all with intervals over prompts.
+    """
+    single = np.mean([best_of_n(one, gold, n) for one in rewards], axis=0)
+    ways = {"mean": rewards.mean(axis=0), "worst case": rewards.min(axis=0)}
+    values = {way: best_of_n(found, gold, n) - single for way, found in ways.items()}
+    found = {"single": single, **values}
+    return {name: bootstrap_interval(value, seed=0).to_json() for name, value in found.items()}
+
+
 def tabulate(result: Config) -> Table:
-    """One row for each share of noise and each n; the ways to choose side by side."""
-    names = list(dict.fromkeys(one["reward"] for one in result["runs"]))
-    rows = [["noise", "n", *(f"gold, {name} (95 %)" for name in names)]]
-    for noise, n in dict.fromkeys((one["noise"], one["n"]) for one in result["runs"]):
-        cells = [
-            f"{one['gold']['value']:+.2f} ({one['gold']['low']:+.2f} to {one['gold']['high']:+.2f})"
-            for one in result["runs"]
-            if (one["noise"], one["n"]) == (noise, n)
-        ]
-        rows.append([f"{100 * noise:.0f} %", str(n), *cells])
+    """One row for each share of noise and each n."""
+    head = ["noise", "n", "gold, one member", "mean of three adds (95 %)", "worst case adds (95 %)"]
+    rows = [head]
+    for one in result["runs"]:
+        added = [signed(one[way]) for way in ("mean", "worst case")]
+        rows.append(
+            [f"{100 * one['noise']:.0f} %", str(one["n"]), f"{one['single']['value']:+.2f}", *added]
+        )
     return rows
 
 

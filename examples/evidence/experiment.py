@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from datetime import datetime
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 
 from labeling_app.annotating import tiers_of_scores
 from labeling_app.store import Store
+from policies.statistics import bootstrap_interval
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.jsonl import new_folder, write_json
@@ -58,7 +60,7 @@ def run(
     measured = measure(config, arguments.out)
     result = {
         "experiment": name,
-        "config": config,
+        "config": resolved(config),
         **measured,
         "versions": {package: version(package) for package in PACKAGES},
         "stage_seconds": round(stage_seconds(arguments.out), 1),
@@ -71,6 +73,17 @@ def run(
     print(markdown(tabulate(result)))
     if arguments.json:
         print(json.dumps(result))
+
+
+def resolved(config: Config) -> Config:
+    """A configuration with the files read in that it names as `config`."""
+
+    def read(part: Any) -> Any:
+        if not isinstance(part, dict) or "config" not in part:
+            return part
+        return {**yaml.safe_load(Path(part["config"]).read_text(encoding="utf-8")), **part}
+
+    return {name: read(part) for name, part in config.items()}
 
 
 def markdown(table: Table) -> str:
@@ -116,16 +129,19 @@ def rlhf(*arguments: str | Path | float) -> Config:
 
 
 def stage(out: Path, *arguments: str | Path | float) -> Config:
-    """Run a stage, or go on with it, and return its whole report."""
-    run_dir = RunDir(out)
-    if not run_dir.is_done:
-        rlhf(*arguments, "--out", out, "--resume")
-    return run_dir.read_report()
+    """Run a stage, go on with it, or find it done by the same settings; return its whole report."""
+    rlhf(*arguments, "--out", out, "--resume")
+    return RunDir(out).read_report()
 
 
 def stage_seconds(out: Path) -> float:
-    """How long the stages of an experiment took together, in whatever run each was done."""
-    return sum(RunDir(file.parent).read_report()["seconds"] for file in out.glob("*/report.json"))
+    """How long the stages of an experiment took together, from start to end of each."""
+    total = 0.0
+    for file in out.glob("*/stage.json"):
+        ran = json.loads(file.read_text(encoding="utf-8"))
+        began, ended = (datetime.fromisoformat(ran[name]) for name in ("started_at", "finished_at"))
+        total += (ended - began).total_seconds()
+    return total
 
 
 def flags(settings: Config) -> list[str]:
@@ -219,6 +235,23 @@ def write_dataset(out: Path, records: Sequence[RankedPrompt]) -> Path:
 def gold_of(config: Config) -> Signal:
     """The function that stands for what people want."""
     return load_signal(config["gold"])
+
+
+def gain(report: Config) -> Config:
+    """Gold reward above that of the original model's answers, with its interval over prompts."""
+    num_prompts = len(report["samples"])
+    policy, reference = (
+        np.reshape(report["scores"]["gold"][side], (num_prompts, -1)).mean(axis=1)
+        for side in ("policy", "reference")
+    )
+    return bootstrap_interval(policy - reference, seed=0).to_json()
+
+
+def signed(found: Config) -> str:
+    """A difference with its interval, as a cell: `+.21 (+.13 to +.29)`."""
+    if found["low"] is None:
+        return f"{found['value']:+.2f}"
+    return "{value:+.2f} ({low:+.2f} to {high:+.2f})".format(**found)
 
 
 def interval(rate: Config) -> str:

@@ -1,8 +1,9 @@
 """Reward accuracy on human rankings against the number of rankings, with the ceiling people set.
 
 The data (QA-Feedback, 400 prompts with four answers and all six judgements of each) hold one
-judgement a pair, so people's agreement with each other is not in them. The ceiling is how many of
-a prompt's judgements any single order of its answers can satisfy: no reward model does better.
+judgement a pair, so how often people agree with each other is not in them. The ceiling here is how
+many of a prompt's judgements the best single order of its answers satisfies: with no two alike, no
+reward model does better. Every seed draws its own test prompts and its own training prompts.
 """
 
 import gzip
@@ -20,18 +21,16 @@ Judgements = list[tuple[int, int, str]]
 
 
 def measure(config: Config, out: Path) -> Config:
-    """Accuracy on the same test prompts for every seed and number of its training rankings."""
+    """Accuracy on a seed's test prompts for every number of its training rankings."""
     lines = read(Path(config["data"]))
-    order = np.random.default_rng(config["split_seed"]).permutation(len(lines))
     num_test = config["test"]
-    test = [record(lines[place], "test") for place in order[:num_test]]
-    train = [record(lines[place], "train") for place in order[num_test:]]
     rows = []
     for seed in config["seeds"]:
-        mixed = np.random.default_rng(seed).permutation(len(train))
+        mixed = [lines[place] for place in np.random.default_rng(seed).permutation(len(lines))]
+        test = [record(line, "test") for line in mixed[:num_test]]
         for number in config["rankings"]:
-            chosen = [train[place] for place in mixed[:number]]
-            data = write_dataset(out / f"rankings-{number}-{seed}", [*chosen, *test])
+            train = [record(line, "train") for line in mixed[num_test : num_test + number]]
+            data = write_dataset(out / f"rankings-{number}-{seed}", [*train, *test])
             trained = stage(
                 out / f"reward-{number}-{seed}",
                 *("train-reward", "--rankings", data, "--model", config["model"]),
@@ -39,7 +38,7 @@ def measure(config: Config, out: Path) -> Config:
             )
             found = {name: trained[name] for name in ("accuracy", "likelier_wins")}
             rows.append({"rankings": number, "seed": seed, **found})
-    return {"ceiling": ceiling([lines[place]["pairs"] for place in order[:num_test]]), "runs": rows}
+    return {"ceiling": ceiling([line["pairs"] for line in lines]), "runs": rows}
 
 
 def read(path: Path) -> list[Config]:
@@ -88,20 +87,13 @@ def ceiling(prompts: list[Judgements]) -> float:
 
 
 def tabulate(result: Config) -> Table:
-    """One row for each run."""
-    rows = [["rankings", "seed", "held-out accuracy (95 %)", "likelier wins", "ceiling"]]
-    for one in result["runs"]:
-        likelier = one["likelier_wins"]
-        rows.append(
-            [
-                str(one["rankings"]),
-                str(one["seed"]),
-                interval(one["accuracy"]),
-                f"{100 * likelier['value']:.0f} %" if likelier else "–",
-                f"{100 * result['ceiling']:.0f} %",
-            ]
-        )
-    return rows
+    """One row for each run, and the ceiling."""
+    rows = [["rankings", "seed", "held-out accuracy (95 %)", "the likelier answer wins (95 %)"]]
+    for one in sorted(result["runs"], key=lambda one: one["rankings"]):
+        found = [interval(one[name]) for name in ("accuracy", "likelier_wins")]
+        rows.append([str(one["rankings"]), str(one["seed"]), *found])
+    best = f"{100 * result['ceiling']:.0f} %"
+    return [*rows, ["best order of each prompt's answers", "", best, ""]]
 
 
 if __name__ == "__main__":

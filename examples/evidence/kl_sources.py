@@ -1,10 +1,11 @@
 """Gold reward against audited reverse KL, for every source of the KL term.
 
-The same reward model, stored outputs and steps for all; only the KL term changes, and with `par`
-the shaping of the reward. Coefficients of different sources do not compare: that of `reference`
-weighs a mean over stored tokens beside the loss, those of `adapter` and `resident` are taken from
-each sampled token's reward. So all stand in one plane: what was gained, by the gold function, and
-how far the policy went for it, by an evaluation with the original model loaded.
+The same reward model, stored outputs and steps for all; the KL term changes, and with `par` the
+shaping of the reward. The adapter needs LoRA, which learns at ten times the rate. Coefficients of
+different sources do not compare: that of `reference` weighs a mean over stored tokens beside the
+loss, those of `adapter` and `resident` are taken from each sampled token's reward. So all stand in
+one plane: what was gained, by the gold function, and how far the policy went for it, by an
+evaluation with the original model loaded.
 """
 
 from pathlib import Path

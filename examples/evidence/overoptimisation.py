@@ -17,10 +17,12 @@ from experiment import (
     draw,
     empty_plot,
     flags,
+    gain,
     gold_of,
     rank_by_signal,
     run,
     sampled_prompts,
+    signed,
     stage,
     write_dataset,
 )
@@ -47,7 +49,7 @@ def measure(config: Config, out: Path) -> Config:
         how = flags(config["reward"])
         trained = stage(reward, "train-reward", "--rankings", data, "--model", model, *how)
         proxies[str(number)] = {
-            "accuracy": trained["accuracy"],
+            "accuracy": trained["accuracy"]["value"],  # several rankings a prompt: no interval
             **measure_proxy(config, out, reward, reference, str(number)),
         }
     return {"proxies": proxies}
@@ -74,7 +76,7 @@ def measure_proxy(config: Config, out: Path, reward: Path, reference: Path, name
                 "sqrt_nats": kl["sqrt_nats"],
                 "gold": report["gold"]["policy"]["mean"],
                 "proxy": report["reward"]["policy"]["mean"],
-                "win_rate": report["win_rate"]["gold"],
+                "gain": gain(report),
             }
         )
         best_of_n, start = report["best_of_n"], report["gold"]["reference"]["mean"]
@@ -115,6 +117,8 @@ def plot(result: Config) -> Figure:
     for number, (name, proxy) in enumerate(proxies.items()):
         for method, form in FORMS.items():
             points = [point for point in proxy[method] if point["sqrt_nats"] > 0]
+            if not points:
+                continue
             d = [point["sqrt_nats"] for point in points]
             gold = [point["gold"] for point in points]
             best = method == "best_of_n"
@@ -131,22 +135,40 @@ def plot(result: Config) -> Figure:
 
 
 def tabulate(result: Config) -> Table:
-    """One row for each proxy and method."""
-    rows = [["rankings", "proxy accuracy", "method", "√KL", "gold", "α", "β"]]
+    """One row for each point, and the fitted curve at each method's first."""
+    head = [
+        "rankings",
+        "proxy accuracy",
+        "method",
+        "√KL",
+        "gold",
+        "gained (95 %)",
+        "proxy",
+        "α",
+        "β",
+    ]
+    rows = [head]
     for number, proxy in result["proxies"].items():
         for method in FORMS:
-            last = proxy[method][-1]
             fitted = proxy["fit"][method]
-            rows.append(
-                [
-                    number,
-                    f"{100 * proxy['accuracy']['value']:.0f} %",
-                    method.replace("_", "-"),
-                    f"{last['sqrt_nats']:.2f}",
-                    f"{proxy['start']:+.2f} → {last['gold']:+.2f}",
-                    *([f"{fitted[x]:.2f}" for x in ("alpha", "beta")] if fitted else ["–", "–"]),
-                ]
-            )
+            curve = [f"{fitted[name]:.2f}" for name in ("alpha", "beta")] if fitted else ["–", "–"]
+            for point in proxy[method]:
+                if not point["sqrt_nats"]:
+                    continue
+                label = f"best of {point['n']}" if "n" in point else f"PPO, {point['steps']} steps"
+                rows.append(
+                    [
+                        number,
+                        f"{100 * proxy['accuracy']:.0f} %",
+                        label,
+                        f"{point['sqrt_nats']:.2f}",
+                        f"{point['gold']:+.2f}",
+                        signed(point["gain"]) if "gain" in point else "–",
+                        f"{point['reward' if 'n' in point else 'proxy']:+.2f}",
+                        *curve,
+                    ]
+                )
+                curve = ["", ""]
     return rows
 
 

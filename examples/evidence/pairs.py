@@ -2,7 +2,8 @@
 
 InstructGPT (arXiv 2203.02155, section 3.5) reports that pairs shuffled into one data set over-fit
 in a single epoch, because each response is then seen K − 1 times. Both see the same pairs here, in
-steps of the same number of pairs, at the same learning rate.
+steps of the same number of pairs, at the same learning rate. Over-fitting would show as a lower
+accuracy, or as probabilities that are too sure of themselves (expected calibration error).
 """
 
 from dataclasses import replace
@@ -46,8 +47,9 @@ def measure(config: Config, out: Path) -> Config:
                     *("--prompts-per-batch", config["prompts_per_batch"] * pairs_each),
                     *flags(config["reward"]),
                 )
-                found = {name: trained[name] for name in ("accuracy", "loss")}
-                rows.append({"form": form, "epochs": epochs, "seed": seed, **found})
+                row = {"form": form, "epochs": epochs, "seed": seed}
+                ece = trained["health"]["calibration"]["ece"]
+                rows.append({**row, "accuracy": trained["accuracy"], "ece": ece})
     return {"runs": rows}
 
 
@@ -78,18 +80,10 @@ def apart(records: list[RankedPrompt]) -> list[RankedPrompt]:
 
 def tabulate(result: Config) -> Table:
     """One row for each run."""
-    rows = [["pairs", "epochs", "seed", "held-out accuracy (95 %)", "last training loss"]]
+    rows = [["pairs", "epochs", "seed", "held-out accuracy (95 %)", "calibration error"]]
     for one in result["runs"]:
-        loss = one["loss"]["last"]
-        rows.append(
-            [
-                one["form"],
-                str(one["epochs"]),
-                str(one["seed"]),
-                interval(one["accuracy"]),
-                "–" if loss is None else f"{loss:.3f}",
-            ]
-        )
+        kind = [one["form"], str(one["epochs"]), str(one["seed"])]
+        rows.append([*kind, interval(one["accuracy"]), f"{one['ece']:.2f}"])
     return rows
 
 

@@ -13,8 +13,8 @@ from typing import Any
 RESULTS = Path(__file__).with_name("results.json")
 HEAD = (
     "| seed | pair accuracy of the reward model | win rate by the signal | win rate by the reward "
-    "model | reverse KL, nats | length, tokens |\n"
-    "| --- | --- | --- | --- | --- | --- |"
+    "model | reverse KL, nats | length, tokens | answers that end |\n"
+    "| --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -37,9 +37,14 @@ def collect(run: Path) -> dict[str, Any]:
     }
 
 
+def percent(share: float) -> str:
+    """A share in per cent."""
+    return f"{100 * share:.0f} %"
+
+
 def interval(found: dict[str, Any]) -> str:
     """A share with its 95 % interval, in per cent."""
-    return f"{found['value']:.0%} ({found['low']:.0%} to {found['high']:.0%})".replace("%", " %")
+    return f"{percent(found['value'])} ({percent(found['low'])} to {percent(found['high'])})"
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -47,7 +52,8 @@ def table(results: list[dict[str, Any]]) -> str:
     rows = [
         f"| {one['seed']} | {interval(one['accuracy'])} | {interval(one['win_rate']['gold'])} "
         f"| {interval(one['win_rate']['reward'])} | {one['kl']['reverse']['nats']:.1f} "
-        f"| {one['length']['reference']:.0f} → {one['length']['policy']:.0f} |"
+        f"| {one['length']['reference']:.0f} → {one['length']['policy']:.0f} "
+        f"| {percent(one['eos_rate']['reference'])} → {percent(one['eos_rate']['policy'])} |"
         for one in results
     ]
     return "\n".join([HEAD, *rows])

@@ -100,8 +100,10 @@ def test_the_readme_has_the_numbers_of_the_results(
         return
     result = json.loads(place.read_text())
     config = yaml.safe_load((EVIDENCE / f"{name}.yaml").read_text())
-    assert result["config"] == config
-    table = load(monkeypatch, "experiment").markdown(load(monkeypatch, name).tabulate(result))
+    experiment = load(monkeypatch, "experiment")
+    monkeypatch.chdir(REPOSITORY)
+    assert result["config"] == experiment.resolved(config)
+    table = experiment.markdown(load(monkeypatch, name).tabulate(result))
     assert table in readme
 
 
@@ -126,6 +128,20 @@ def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPat
         drawn = [point["gold"] for point in points[1:]]
         assert list(module.curve(distances[1:], 0.3, found, form)) == pytest.approx(drawn)
     assert module.fit(linear[:2], 0.3, "linear") is None
+
+
+def test_what_an_ensemble_adds_is_measured_against_its_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choose = load(monkeypatch, "ensemble").choose
+    gold = np.array([[0.0, 3.0, 2.0]])
+    # alone, the members take the third and the first answer; on average the second is best (5 / 2),
+    # and so it is by the worse opinion (2)
+    rewards = np.array([[[0.0, 3.0, 4.0]], [[3.0, 2.0, -4.0]]])
+    found = choose(rewards, gold, 3)
+    values = {name: one["value"] for name, one in found.items()}
+    assert values == {"single": 1.0, "mean": 2.0, "worst case": 2.0}
+    assert choose(rewards[:1], gold, 3)["single"]["value"] == 2.0
 
 
 def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from examples.quickstart.collect import RESULTS, table
 
@@ -14,3 +17,9 @@ def test_the_readme_shows_the_committed_results() -> None:
 
 def test_every_seed_is_there_once() -> None:
     assert [one["seed"] for one in json.loads(RESULTS.read_text())] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("one", json.loads(RESULTS.read_text()), ids=lambda one: one["seed"])
+def test_three_wins_for_every_loss_within_twelve_nats(one: dict[str, Any]) -> None:
+    assert one["win_rate"]["gold"]["value"] >= 0.75
+    assert one["kl"]["reverse"]["nats"] <= 12
