@@ -102,14 +102,9 @@ def empty_plot(x: str, start: float) -> tuple[Figure, Axes]:
     axes.set_ylabel("gold reward")
     axes.spines[["top", "right"]].set_visible(False)
     axes.axhline(start, color="#94a3b8", linewidth=1)
-    annotate(axes, "original model", 0, start, "#64748b")
-    return figure, axes
-
-
-def annotate(axes: Axes, text: str, x: float, y: float, colour: str) -> None:
-    """Write a small text beside a point."""
     place = {"xytext": (6, 4), "textcoords": "offset points"}
-    axes.annotate(text, (x, y), color=colour, fontsize=8, **place)
+    axes.annotate("original model", (0, start), color="#64748b", fontsize=8, **place)
+    return figure, axes
 
 
 def rlhf(*arguments: str | Path | float) -> Config:

@@ -14,7 +14,6 @@ from statistics import fmean
 from experiment import (
     Config,
     Table,
-    annotate,
     draw,
     empty_plot,
     flags,
@@ -79,24 +78,25 @@ def by_source(result: Config) -> dict[str, list[Config]]:
 
 
 def plot(result: Config) -> Figure:
-    """A point for every run, and a name at the mean of every source."""
+    """A point for every run, the larger one of a source their mean."""
     start = fmean(one["gold"]["reference"] for one in result["runs"])
     figure, axes = empty_plot("audited KL(policy ‖ original), nats a response", start)
     for number, (name, runs) in enumerate(by_source(result).items()):
         nats = [one["reverse"] for one in runs]
         gold = [one["gold"]["policy"] for one in runs]
-        axes.scatter(nats, gold, color=f"C{number}", s=18)
-        annotate(axes, name, fmean(nats), fmean(gold), f"C{number}")
+        axes.scatter(nats, gold, color=f"C{number}", s=12)
+        axes.scatter(fmean(nats), fmean(gold), color=f"C{number}", s=60, label=name)
     axes.set_xlim(left=0)
+    figure.legend(loc="outside right upper", frameon=False)
     return figure
 
 
 def tabulate(result: Config) -> Table:
     """One row for each source; with several seeds, means and what lies between the extremes."""
-    rows = [["KL term", "seeds", "gold", "reverse KL, nats", "forward KL, nats", "gold win rate"]]
+    rows = [["KL term", "seeds", "gold", "reverse KL, nats", "forward KL, nats", "gold win rate, %"]]
     for name, runs in by_source(result).items():
         gold = [one["gold"]["policy"] for one in runs]
-        rates = [one["win_rate"]["value"] for one in runs]
+        rates = [100 * one["win_rate"]["value"] for one in runs]
         rows.append(
             [
                 name,
@@ -104,7 +104,7 @@ def tabulate(result: Config) -> Table:
                 spread(gold, "+.2f"),
                 spread([one["reverse"] for one in runs], ".1f"),
                 spread([one["forward"] for one in runs], ".1f"),
-                spread(rates, ".0%"),
+                spread(rates, ".0f"),
             ]
         )
     return rows

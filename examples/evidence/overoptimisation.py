@@ -13,7 +13,6 @@ import numpy as np
 from experiment import (
     Config,
     Table,
-    annotate,
     draw,
     empty_plot,
     flags,
@@ -123,14 +122,15 @@ def plot(result: Config) -> Figure:
             gold = [point["gold"] for point in points]
             best = method == "best_of_n"
             colour = f"C{number}"
-            axes.scatter(d, gold, s=22, color=colour, facecolors="none" if best else colour)
+            fill = "none" if best else colour
+            label = f"{name} rankings, {'best of n' if best else 'PPO'}"
+            axes.scatter(d, gold, s=24, color=colour, facecolors=fill, label=label)
             if fitted := proxy["fit"][method]:
                 grid = np.linspace(0.05, max(d), 100)
                 style = "--" if best else "-"
                 axes.plot(grid, curve(grid, start, fitted, form), style, color=colour, linewidth=1)
-            label = f"{name} rankings, {method.replace('_', '-')}"
-            annotate(axes, label, d[-1], gold[-1], colour)
     axes.set_xlim(left=0)
+    figure.legend(loc="outside right upper", frameon=False)
     return figure
 
 
