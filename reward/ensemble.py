@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from accelerate import Accelerator
 
 from reward.accuracy import pair_accuracy
@@ -23,6 +24,7 @@ from reward.train import train_reward
 from rlhf.distributed import start
 from rlhf.jsonl import new_folder, write_json
 from rlhf.rundir import RunDir, open_stage, stage_status
+from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
 from rlhf.tokens import load_tokenizer, pad_right
 
@@ -54,7 +56,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
             _join(run, folders)
         accelerator.wait_for_everyone()
         report = {
-            **_measure(run, accelerator, data, int(tokenizer.pad_token_id)),
+            **_measure(folders, accelerator, sharding, data, int(tokenizer.pad_token_id)),
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
             "members": {
                 folder.name: {"seed": seed, "accuracy": report["accuracy"]}
@@ -83,10 +85,18 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _measure(run: RunDir, accelerator: Accelerator, data: Data, pad_id: int) -> dict[str, Any]:
-    """Accuracy on held-out preferences for every way to combine, and how far members differ."""
+def _measure(
+    folders: list[Path], accelerator: Accelerator, sharding: Sharding, data: Data, pad_id: int
+) -> dict[str, Any]:
+    """Accuracy on held-out preferences for every way to combine, and how far members differ.
+
+    One member at a time is in memory, as in training.
+    """
     sequences = [group.prompt + one for group in data.held_out for one in group.responses]
-    each = load_scorer(str(run.model), accelerator).each(pad_right(sequences, pad_id))
+    batch = pad_right(sequences, pad_id)
+    each = torch.cat(
+        [load_scorer(str(one), accelerator, sharding=sharding).each(batch) for one in folders]
+    )
     found = {
         how: pair_accuracy(
             data.held_out, _by_group(data.held_out, combine_members(each, how).tolist())

@@ -178,10 +178,14 @@ def build_reference_groups(
 
 
 def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
-    """Split groups into training and held-out ones by a hash of the prompt id."""
-    held_out = take_part(groups, max(1, round(len(groups) * fraction)))
-    ids = {group.prompt_id for group in held_out}
-    return [group for group in groups if group.prompt_id not in ids], held_out
+    """Split groups into training and held-out ones by a hash of the prompt id.
+
+    Prompts that read the same under several ids stay together, so that none is on both sides.
+    """
+    chosen = take_part(groups, max(1, round(len(groups) * fraction)))
+    prompts = {group.prompt for group in chosen}
+    held_out = [group for group in groups if group.prompt in prompts]
+    return [group for group in groups if group.prompt not in prompts], held_out
 
 
 def take_part(groups: Sequence[Group], number: int) -> list[Group]:

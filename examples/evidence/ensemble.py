@@ -49,7 +49,7 @@ def measure(config: Config, out: Path) -> Config:
         base = ["--rankings", data, "--model", config["model"], *flags(config["reward"])]
         together = out / f"ensemble-{noise}"
         stage(together, "train-reward", *base, "--seeds", ",".join(map(str, config["seeds"])))
-        members = [together / f"member-{seed}" for seed in config["seeds"]]
+        members = [together / f"member-{number}" for number in range(len(config["seeds"]))]
         rewards = np.stack([score(test, member, config["score"]) for member in members])
         disagreement = float(rewards.std(axis=0).mean())
         for n in config["n"]:

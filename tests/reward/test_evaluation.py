@@ -57,7 +57,7 @@ def contradicting(tmp_path):
     from reward.groups import Group, hold_out
 
     records = [build_record(n) for n in range(20)]
-    groups = [Group(record.prompt.id, (), ()) for record in records]
+    groups = [Group(record.prompt.id, (n,), ()) for n, record in enumerate(records)]
     aside = {group.prompt_id for group in hold_out(groups, 0.3)[1]}
     records = [
         replace(r, rankings=tuple(replace(k, tiers=k.tiers[::-1]) for k in r.rankings))

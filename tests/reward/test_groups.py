@@ -224,3 +224,12 @@ def test_hold_out_depends_on_ids_alone(encoder):
     assert len(held_out) == 2
     assert {g.prompt_id for g in train} == {g.prompt_id for g in again}
     assert not {g.prompt_id for g in train} & {g.prompt_id for g in held_out}
+
+
+def test_a_prompt_under_two_ids_is_held_out_as_one(encoder):
+    groups, _ = build_groups([build_record(n) for n in range(6)], encoder)
+    twins = [replace(group, prompt_id=f"twin-{group.prompt_id}") for group in groups]
+    train, held_out = hold_out([*groups, *twins], 0.25)  # 3 of 12
+    assert len(train) + len(held_out) == 12
+    assert 4 <= len(held_out) <= 6
+    assert not {g.prompt for g in train} & {g.prompt for g in held_out}
