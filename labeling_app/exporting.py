@@ -88,7 +88,7 @@ def _raise_nothing_ranked(
     store: Store, kinds: Collection[str], annotators: Collection[str]
 ) -> None:
     path = store.connections.path
-    if store.counts()["rankings"]:
+    if (kinds or annotators) and store.counts()["rankings"]:
         there = ", ".join(f"{name} ({kind})" for name, kind in store.annotators().items())
         wanted = ", ".join([*kinds, *annotators])
         raise InputError(

@@ -94,7 +94,7 @@ def _judge(
         rankings.append(ranking)
     with store.connections.write():
         log.finish(record.prompt.id, [response.id for response in responses])
-        store.add_rankings(rankings)
+        store.add_rankings(rankings, rubric=log.rubric_version)
     return sum(verdict is None for verdict in verdicts.values())
 
 

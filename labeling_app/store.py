@@ -147,14 +147,16 @@ class Store:
 
     # ------------------------------------------------------------------ rankings
 
-    def add_rankings(self, rankings: Iterable[Ranking], *, supersede: bool = False) -> int:
+    def add_rankings(
+        self, rankings: Iterable[Ranking], *, supersede: bool = False, rubric: str = ""
+    ) -> int:
         """Store rankings that are not there yet. Returns how many were new.
 
         Args:
             rankings: each with the kind of its annotator; new annotators are added.
             supersede: retire earlier rankings of the same prompt by the same annotator. They stay
-            in the
-                database and are no longer exported.
+                in the database and are no longer exported.
+            rubric: version of the rubric that they were made by, as `add_rubric` gives it.
 
         Raises:
             InputError: a ranking names a response its prompt does not have, or an annotator of
@@ -173,7 +175,7 @@ class Store:
                         " AND live = 1 AND task_id IS NULL",
                         [ranking.prompt_id, ranking.annotator],
                     )
-                insert_ranking(db, ranking)
+                insert_ranking(db, ranking, rubric=rubric)
                 new += 1
         return new
 
@@ -182,6 +184,8 @@ class Store:
     ) -> Iterator[RankedPrompt]:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
+        Answers to checks and votes on the pairs of an evaluation are none: what tests must not
+        train.
         Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
         of those it settles, unless particular annotators are asked for.
 
@@ -383,7 +387,7 @@ def _rankings(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
         SELECT r.*, a.kind, t.decides FROM rankings r
         JOIN annotators a ON a.name = r.annotator
         LEFT JOIN tasks t ON t.id = r.task_id
-        WHERE r.prompt_id = ? AND r.live = 1 AND COALESCE(t.purpose, 'rank') IN ('rank', 'compare')
+        WHERE r.prompt_id = ? AND r.live = 1 AND COALESCE(t.purpose, 'rank') = 'rank'
         AND NOT (? AND EXISTS (
             SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
             WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))

@@ -92,11 +92,20 @@ def watch(
 ) -> dict[str, int]:
     """Warn of every new sign; stop when one has stood for `patience` steps.
 
+    Args:
+        row: the step's metrics.
+        kl: as in `signs`.
+        normal: of the reference outputs.
+        settings: how much is too much, and for how long.
+        counts: what the step before returned.
+        checkpoint: the newest one; none is saved while a sign stands that may stop the run.
+        warn: is told.
+
     Returns:
         How many steps in a row each sign has stood, `counts` brought up to date.
 
     Raises:
-        GuardError: a sign has stayed; the message names the last checkpoint.
+        GuardError: a sign has stayed; the message names the checkpoint.
     """
     found = signs(row, kl, normal, settings)
     updated = {name: counts.get(name, 0) + 1 for name in found}
@@ -104,11 +113,11 @@ def watch(
         if updated[name] == 1:
             warn(f"Step {row['step']}: {words}.")
         if settings.patience and updated[name] >= settings.patience:
-            place = f"{checkpoint} is the last checkpoint" if checkpoint else "No checkpoint yet"
             raise GuardError(
                 f"Step {row['step']}: {words}, for {updated[name]} steps now",
-                f"{place}. Start a new --out with a stronger KL term, --reward-shaping par or a "
-                "lower --learning-rate; the --guards settings say what is tolerated.",
+                f"{last_good(checkpoint)}. Start a new --out with a stronger KL term, "
+                "--reward-shaping par or a lower --learning-rate; the --guards settings say what "
+                "is tolerated.",
             )
     return updated
 
@@ -117,6 +126,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint that a resumed run would start from."""
     latest = folder / LATEST
     return folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+
+
+def last_good(checkpoint: Path | None) -> str:
+    """What a stopped run may be taken up from, in words."""
+    return f"{checkpoint} is the last good checkpoint" if checkpoint else "No checkpoint was saved"
 
 
 def _compare(words: str, value: float, normal: float) -> str:

@@ -7,20 +7,22 @@ those of the arithmetic: batches of other shapes round differently.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.audit import score_responses
+from policies.guards import last_good
 from policies.reference_store import ReferenceRow
+from policies.update import KL_ESTIMATORS
 from rlhf.errors import GuardError
 
 LOG_PROB_TOLERANCE = {"no": 1e-3, "bf16": 0.1}
 RATIO_TOLERANCE = {"no": 1e-4, "bf16": 0.02}
+MEANS_OVER_UPDATES = ("approx_kl", *(name for name, _ in KL_ESTIMATORS.values()))
 
 
 def check_reference(
@@ -29,15 +31,13 @@ def check_reference(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[ReferenceRow],
     temperature: float,
-    rewards: Sequence[float],
 ) -> None:
     """Before the first step: the policy must say of y0 what the store says the reference said.
 
     Prints how far apart the two are.
 
     Raises:
-        GuardError: recomputed log-probs of stored rows differ from the stored ones, or r(y0) is
-            not a number.
+        GuardError: recomputed log-probs of stored rows differ from the stored ones.
     """
     recomputed = score_responses(
         accelerator,
@@ -62,17 +62,18 @@ def check_reference(
             "The store was made in another precision or with another version: make it again with "
             "rlhf reference.",
         )
-    if not all(math.isfinite(reward) for reward in rewards):
-        raise GuardError(
-            "The reward model gives the reference outputs rewards that are not finite numbers",
-            "Train the reward model again; look at its report first.",
-        )
 
 
 def check_step(
-    row: dict[str, Any], precision: str, checkpoints: Path, *, single_update: bool
+    row: Mapping[str, float], precision: str, checkpoint: Path | None, *, single_update: bool
 ) -> None:
     """Stop a run whose numbers nobody should trust.
+
+    Args:
+        row: the step's metrics.
+        precision: of accelerate, `no` or `bf16`.
+        checkpoint: the newest one.
+        single_update: whether a step has one, before which all its metrics were measured.
 
     Raises:
         GuardError: a metric is not finite; or, at step 1, the sampler's log-probs are not the
@@ -82,8 +83,7 @@ def check_step(
     if bad:
         raise GuardError(
             f"Step {row['step']}: {', '.join(bad)} is not a finite number",
-            f"The last checkpoint is in {checkpoints}; start a new --out with a lower "
-            "--learning-rate.",
+            f"{last_good(checkpoint)}. Start a new --out with a lower --learning-rate.",
         )
     if row["step"] > 1:
         return
@@ -94,19 +94,17 @@ def check_step(
             f"those that training sees (at most {most} is expected)",
             "Use --engine generate or --precision fp32; report this with your model's name.",
         )
-    if not single_update:
-        return
+    if row["entropy"] <= 0:
+        raise GuardError(
+            f"Step 1: the policy's entropy is {row['entropy']:.4f}: it does not sample",
+            "Use a model whose output distribution is not degenerate.",
+        )
     tolerance = RATIO_TOLERANCE[precision]
-    for name in ("approx_kl", *(key for key in row if key.endswith("_per_token"))):
-        if abs(row[name]) > tolerance:
+    for name in (key for key in row if key.endswith(("approx_kl", "_per_token"))):
+        if abs(row[name]) > tolerance and (single_update or name not in MEANS_OVER_UPDATES):
             raise GuardError(
                 f"Step 1: {name} is {row[name]:.5f} before the first update, it must be 0 "
                 f"(within {tolerance})",
                 "Sampling and training disagree about the same tokens. Report this with your "
                 "model's name; --precision fp32 may avoid it.",
             )
-    if row["entropy"] <= 0:
-        raise GuardError(
-            f"Step 1: the policy's entropy is {row['entropy']:.4f}: it does not sample",
-            "Use a model whose output distribution is not degenerate.",
-        )

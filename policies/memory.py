@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from policies.reference_store import open_store
-from policies.reward_sources import is_model
+from policies.reward_sources import reward_models
 from policies.settings import PPOSettings
 from rlhf.adapters import adapter_rank
 from rlhf.distributed import choose_precision
-from rlhf.models import model_folder
 from rlhf.planner import GIB, Plan, part_of, read_shape
 from rlhf.ppo_plan import Critic, Roles, Spread, ppo_plan, trained_parameters
 from rlhf.preflight import room_bytes
@@ -45,7 +44,7 @@ def room_for(settings: PPOSettings) -> int:
 
 def _roles(settings: PPOSettings) -> tuple[str, Roles]:
     """The model that the critic starts from, and what has weights of its own."""
-    models = [model_folder(name, "reward", "model") for name in settings.reward if is_model(name)]
+    models = reward_models(settings.reward)
     roles = Roles(
         critic=_critic(settings),
         reward_models=len(models),
@@ -70,7 +69,8 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     prompt, new = _lengths(settings)
     episodes = settings.micro_batch_size
     uses_rows = settings.kl.source == "reference"
-    rows = round(episodes * settings.kl.rows_per_episode) if uses_rows else 0
+    share = settings.kl.rows_per_episode / settings.samples_per_prompt
+    rows = round(episodes * share) if uses_rows else 0
     if settings.micro_tokens:  # stored rows count among them
         episodes, rows = max(1, settings.micro_tokens // (prompt + new)), 0
     processes = max(settings.processes, world_size())

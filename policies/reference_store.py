@@ -41,6 +41,7 @@ __all__ = [
     "open_store",
     "read_manifest",
     "require_reference_of",
+    "require_training_prompts",
 ]
 
 MANIFEST = "manifest.json"
@@ -239,3 +240,17 @@ def require_reference_of(store: ReferenceStore, model: dict[str, str]) -> None:
                 f"those of {model['path']} ({made_by[key]} ≠ {model[key]})",
                 f"Store this model's outputs: rlhf reference --model {model['path']} …",
             )
+
+
+def require_training_prompts(store: ReferenceStore) -> None:
+    """Refuse a store whose prompts are all of the test split.
+
+    Raises:
+        InputError: says how to make one that has others.
+    """
+    if not store.by_prompt("train"):
+        raise InputError(
+            f"{store.folder} has no prompts of the split 'train', only "
+            f"{len(store.by_prompt('test'))} of 'test'",
+            "Make a store of training prompts: rlhf reference --prompts DIR …",
+        )

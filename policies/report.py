@@ -11,7 +11,7 @@ policy, reference, or rival where another model was compared too:
     win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives;
                             optional: length_controlled, with value low high
     judges.JUDGE            optional: kind (signal, reward model, AI judge, people) and name
-    rival                   optional: name, and win_rate.JUDGE of the policy against it
+    rival                   optional: name, win_rate.JUDGE of the policy against it, and votes
     win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
     win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
     kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional
@@ -22,7 +22,8 @@ policy, reference, or rival where another model was compared too:
     distinct.SIDE           distinct_1 distinct_2
     self_bleu.SIDE          optional: how much the answers repeat each other
     scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
-    votes                   optional: given, prompts, still_needed of a blind vote by people
+    votes                   optional: given, prompts, still_needed of a blind vote by people; the
+                            last counts votes on other prompts, as many on each as there are now
     seed, inputs            inputs: name → path and hash
     split                   optional: test (default) or train
 """
@@ -160,7 +161,7 @@ def with_verdict(content: Mapping[str, Any]) -> dict[str, Any]:
     named = content.get("judges", {})
     judges = {
         name: {"kind": DEFAULT_KINDS.get(name, name), "name": "", **named.get(name, {})}
-        for name in rates
+        for name in {**rates, **content.get("rival", {}).get("win_rate", {})}
     }
     verdict = {"judge": judge, "outcome": outcome(rates[judge])}
     return {**content, "win_rate": rates, "judges": judges, "verdict": verdict}

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.rewards import Combination, combine
-from reward.scoring import load_scorer
+from reward.scoring import load_scorer, member_folders
 from reward.settings import Combine
-from reward.text_scoring import SIGNAL, load_text_reward
+from reward.text_scoring import SIGNAL, load_text_reward, require_numbers
 from rlhf.distributed import from_main
 from rlhf.models import describe_model, model_folder, require_same_tokenizer
 from rlhf.ranks import is_main_process
@@ -46,7 +46,7 @@ class Reward:
         """Rewards of responses, as text and as the token ids of prompt and response.
 
         Raises:
-            GuardError: a reward is not a number.
+            InputError: a reward is not a number.
         """
         scores = torch.stack([source(prompts, texts, batch) for source in self.sources])
         weights = torch.tensor(self.weights, device=scores.device)
@@ -86,6 +86,15 @@ class Reward:
 def is_model(name: str) -> bool:
     """Whether a reward is a model, not a function or an endpoint."""
     return not name.startswith((SIGNAL, "http://", "https://"))
+
+
+def reward_models(names: Sequence[str]) -> list[str]:
+    """The folders of the models among some rewards, every member of an ensemble by itself.
+
+    Raises:
+        InputError: the stage of one did not finish.
+    """
+    return [folder for name in names if is_model(name) for folder in member_folders(name)]
 
 
 def describe_reward(name: str) -> dict[str, str]:
@@ -138,11 +147,12 @@ def load_reward(
     """
     parts = [describe_reward(name) for name in names]
     used = tuple(weights) or (1.0,) * len(names)
+    members: Combine = "min" if combination == "worst" else "mean"
+    worst_member = members == "min" and len(reward_models(names)) > 1  # stores have the mean
     whole = parts[0]
-    if len(names) > 1 or used != (1.0,):
+    if len(names) > 1 or used != (1.0,) or worst_member:
         hashes = [part["hash"] for part in parts]
         whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
-    members: Combine = "min" if combination == "worst" else "mean"
     sharding = sharding or Sharding()
     sources = tuple(_load(name, accelerator, members, sharding, base) for name in names)
     in_step = partial(sharding.in_step, accelerator)
@@ -158,7 +168,13 @@ def _load(
 ) -> Source:
     if is_model(name):
         scorer = load_scorer(name, accelerator, members, sharding, base)
-        return lambda prompts, texts, batch: scorer(batch)
+
+        def read(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
+            rewards = scorer(batch)
+            require_numbers(name, list(zip(prompts, rewards.tolist(), strict=True)))
+            return rewards
+
+        return read
     reward = load_text_reward(name, accelerator, tokens_per_batch=1)
 
     def score(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:

@@ -76,10 +76,11 @@ def describe_evaluation(
         votes: the label database in which people are to vote, if they are.
     """
     length, kl, out = report["length"], report["kl"]["reverse"], settings.out
+    rival = report.get("rival", {"win_rate": {}, "name": ""})
     lines = [
         VERDICTS[report["verdict"]["outcome"]],
-        *_win_rates(report, report["win_rate"], "the original"),
-        *_win_rates(report, *_rival(report)),
+        *_win_rates(report, report, "the original"),
+        *_win_rates(report, rival, rival["name"]),
         f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens; reverse KL "
         f"{kl['nats']:.2f} nats per answer.",
         f"Report: {RunDir(out).report_html}",
@@ -92,16 +93,14 @@ def describe_evaluation(
     return "\n".join(lines)
 
 
-def _win_rates(report: Mapping[str, Any], rates: Mapping[str, Any], other: str) -> Iterator[str]:
-    for judge, rate in rates.items():
+def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -> Iterator[str]:
+    for judge, rate in part["win_rate"].items():
         described = report["judges"][judge]
         name = f"{described['kind']} {described['name']}".strip()
         yield f"Wins {in_words(rate)} against {other} on {rate['n']} prompts, judged by {name}."
-
-
-def _rival(report: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    rival = report.get("rival", {"win_rate": {}, "name": ""})
-    return rival["win_rate"], rival["name"]
+    needed = part.get("votes", {}).get("still_needed")
+    if needed:
+        yield f"About {needed} more votes, on other prompts, would prove a difference of this size."
 
 
 def _command(name: str, **flags: str | Path) -> str:

@@ -66,7 +66,8 @@ class KLSettings:
     """Steps between audits of the true reverse KL, for which the original model is loaded; 0 is
     only after training. `adapter` and `resident` measure it in every step."""
     rows_per_episode: float = 0.5
-    """Stored rows in the KL term for each sampled response, at most 1."""
+    """Stored rows in the KL term for each prompt of a step, at most 1; several
+    --samples-per-prompt share them."""
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
@@ -84,7 +85,8 @@ class GuardSettings:
     patience: int = 10
     """Steps in a row that a sign may stand before the run ends with 3; 0 only warns."""
     max_kl: float | None = None
-    """Ceiling of the measured KL, in nats per token; none when not given."""
+    """Ceiling of the KL that steps measure and of the last audit's, in nats per token; none when
+    not given."""
     min_entropy: float = 0.1
     """Least entropy, as a share of the reference outputs'."""
     length_band: float = 3.0
@@ -233,6 +235,12 @@ class PPOSettings(ClusterSettings):
         require_range("gamma", self.gamma, 0.0, 1.0)
         require_range("gae_lambda", self.gae_lambda, 0.0, 1.0)
         self._require_group()
+        if self.guards.max_kl and self.kl.source == "none" and not self.kl.audit_every:
+            raise ConfigError(
+                f"--guards.max-kl {self.guards.max_kl:g} with --kl.source none: no step measures a "
+                "KL",
+                "Add --kl.audit-every 10, use another --kl.source, or leave --guards.max-kl out.",
+            )
         if self.reward_limit is not None:
             require_range("reward_limit", self.reward_limit, 0.0, above_low=True)
         if not self.reward or len(self.reward_weights) not in (0, len(self.reward)):

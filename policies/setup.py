@@ -19,7 +19,6 @@ from policies.reward_sources import Reward, load_reward
 from policies.settings import PPOSettings
 from policies.shared_base import critic_on, frozen_bytes, load_base, policy_on
 from rlhf.adapters import add_adapters
-from rlhf.errors import InputError
 from rlhf.models import load_causal_lm
 from rlhf.rundir import RunDir
 from rlhf.sharding import Sharding, prepare
@@ -80,8 +79,7 @@ def set_up(
     """Load and prepare everything.
 
     Raises:
-        InputError: a model, a reward or a text cannot be loaded, or the store has no training
-            prompts.
+        InputError: a model, a reward or a text cannot be loaded, or a reward is not a number.
     """
     tokenizer = load_tokenizer(settings.model)
     base = load_base(settings, accelerator)
@@ -103,12 +101,6 @@ def set_up(
         sharding=sharding,
         base=base,
     )
-    prompts = store.by_prompt("train")
-    if not prompts:
-        raise InputError(
-            "The reference store has no training prompts (split train)",
-            "Make it from prompts of the train split: rlhf reference --prompts DIR …",
-        )
     return Training(
         accelerator=accelerator,
         model=model,
@@ -119,7 +111,7 @@ def set_up(
             settings.kl.source, store, accelerator, together=sharding.is_together
         ),
         store=store,
-        prompts=prompts,
+        prompts=store.by_prompt("train"),
         reference_rewards=reward.of_store(store, tokenizer, accelerator.device),
         texts=_read_texts(
             settings, tokenizer, accelerator.num_processes // settings.tensor_parallel

@@ -264,14 +264,14 @@ def best_of_n_nats(n: int) -> float:
 def votes_needed(
     votes: Float[ndarray, " P"], *, level: float = 0.95, power: float = 0.8
 ) -> int | None:
-    """How many votes in all would prove a win rate like that of these votes; None at one half.
+    """How many prompts would prove a win rate like that of these votes; None at one half.
 
     N = ⌈(z_level + z_power)² · s² / (m − ½)²⌉, the sample size of a z-test, with m and s² the mean
     and variance of the votes and of one more for each side: a few votes that all went one way do
     not promise certainty.
 
     Args:
-        votes: 1 for us, ½ for a tie, 0 for the other.
+        votes: of each prompt: 1 for us, ½ for a tie, 0 for the other; of several votes the mean.
         level: of the two-sided test.
         power: the chance that N votes prove it, if m and s are the true ones.
     """

@@ -26,7 +26,7 @@ from policies.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.log_probs import Sequences
 from policies.memory import room_for
 from policies.pretraining import describe_texts, pieces_per_step, stack_pieces
-from policies.reference_store import open_store, require_reference_of
+from policies.reference_store import open_store, require_reference_of, require_training_prompts
 from policies.reward_sources import describe_rewards
 from policies.rollout import Rollout, collect_rollout, describe_rollout, describe_values
 from policies.settings import PPOSettings
@@ -54,6 +54,7 @@ from rlhf.watchdog import beat
 
 AUDIT_PROMPTS = 64
 CLOCKS = ("seconds/sample", "seconds/score", "seconds/update")
+AUDITED_KL = "kl_audit/reverse_k1_per_token"
 CONTROL_PROMPTS = 16
 GUARD_PROMPTS = 10_000
 MEASURED_KL = (  # what the controller steers by, the first that a step has
@@ -76,6 +77,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     model = describe_model(settings.model)
     require_reference_of(store, model)
     require_top_k(store, settings.kl)
+    require_training_prompts(store)
     stored = {"path": str(reference.path), "hash": store.content_hash}
     inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
     inputs |= describe_texts(settings.ptx_data)
@@ -102,14 +104,11 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     watched = watching_stage(run, settings.stall_timeout, url)
     with stage_status(run, url), watched, tracked, profiled:
         training = set_up(settings, store, accelerator, sharding, run)
-        progress_so_far = load_checkpoint(accelerator, run.checkpoints)
-        done = progress_so_far["step"] if progress_so_far else 0
-        facts: dict[str, Any] = {
-            "critic_fit": None,
-            "kl_coefficient": settings.kl.coefficient,
-            "guard_counts": {},
-        }
-        facts = {name: (progress_so_far or facts)[name] for name in facts}
+        saved = load_checkpoint(accelerator, run.checkpoints) or {"step": 0}
+        done = saved["step"]
+        facts: dict[str, Any] = {"critic_fit": None, "guard_counts": {}, "audited_kl": None}
+        facts["kl_coefficient"] = settings.kl.coefficient
+        facts |= {name: saved[name] for name in facts if name in saved}
         forget_metrics_after(run.metrics_file, done)
         if done == 0:
             facts["critic_fit"] = before_training(training)
@@ -138,7 +137,6 @@ def before_training(training: Training) -> dict[str, Any] | None:
                 training.tokenizer,
                 [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
                 training.store.sampling.temperature,
-                [r for values in training.reference_rewards.values() for r in values],
             )
         if not (training.settings.has_critic and training.settings.critic_warmup):
             return None
@@ -166,22 +164,25 @@ def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
         for step in range(done + 1, settings.steps + 1):
             kl = replace(settings.kl, coefficient=facts["kl_coefficient"])
             row = take_step(training, replace(settings, kl=kl), step)
+            newest = newest_checkpoint(training.run.checkpoints)
             check_step(
                 row,
                 accelerator.mixed_precision,
-                training.run.checkpoints,
+                newest,
                 single_update=settings.epochs * settings.minibatches == 1,
             )
             append_metrics(training.run.metrics_file, row)
             accelerator.log(row, step=step)
-            measured = next((value for name, value in row.items() if name in MEASURED_KL), None)
+            measured = next((row[name] for name in MEASURED_KL if name in row), None)
+            facts["audited_kl"] = row.get(AUDITED_KL, facts["audited_kl"])  # stands till the next
+            known = [value for value in (measured, facts["audited_kl"]) if value is not None]
             facts["guard_counts"] = watch(
                 row,
-                measured,
+                max(known, default=None),
                 normal,
                 settings.guards,
                 facts["guard_counts"],
-                newest_checkpoint(training.run.checkpoints),
+                newest,
                 lambda words: accelerator.print(words, file=sys.stderr),
             )
             if measured is not None:
@@ -192,7 +193,8 @@ def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
             bar.show(f"reward {row['reward/mean']:+.2f}{shown}")
             bar.advance()
             if step < settings.steps:
-                saver.after_step(step, facts)
+                doubtful = settings.guards.patience and facts["guard_counts"]
+                saver.after_step(step, facts, is_good=not doubtful)
 
 
 def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:

@@ -1,11 +1,13 @@
 """People's votes in an evaluation: which pairs to ask about, and what their answers prove.
 
-The pairs are the first answers of the original and of the policy to every prompt. The votes come
-from the labelling app, where nobody could see which answer was whose.
+The pairs are the first answers of the policy and of what it is compared with, the original and the
+rival if there is one, to every prompt. The votes come from the labelling app, where nobody could
+see which answer was whose.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,67 +21,97 @@ from rlhf.records import Prompt, Response
 from rlhf.rundir import RunDir
 
 Pair = tuple[Prompt, Response, Response]
+Votes = Sequence[tuple[str, float]]
 
 
-def pairs_to_ask(run: RunDir) -> list[Pair]:
-    """Every prompt of an evaluation with the original's and the policy's first answer.
+def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
+    """Every prompt of an evaluation with the other side's and the policy's first answer.
 
-    Pairs of equal texts are left out: nobody can prefer one.
+    The other sides are `reference` and, where another model was compared too, `rival`. Pairs of
+    equal texts are left out: nobody can prefer one.
     """
     report = run.read_report()
-    sampled = report["samples_per_prompt"] * (2 if "rival" in report else 1)
-    pairs = []
-    for record in read_ranked_file(run.answers):
-        original, new = record.responses[0], record.responses[-sampled]
-        if original.text != new.text:
-            pairs.append((record.prompt, original, new))
-    return pairs
+    samples = report["samples_per_prompt"]
+    places = {"reference": 0} | ({"rival": -samples} if "rival" in report else {})
+    new = -samples * len(places)  # the policy's stand after the original's, before the rival's
+    answers = [(record.prompt, record.responses) for record in read_ranked_file(run.answers)]
+    return {
+        other: [
+            (prompt, of[old], of[new]) for prompt, of in answers if of[old].text != of[new].text
+        ]
+        for other, old in places.items()
+    }
 
 
-def add_votes(run: RunDir, votes: Sequence[tuple[str, float]]) -> dict[str, Any]:
+def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
     """Write people's verdict into report.json and report.html of an evaluation.
 
     Args:
         run: a finished evaluation.
-        votes: for each vote the prompt's id and the new answer's share: 1, ½ or 0.
+        votes: on the pairs of each other side; for each vote the prompt's id and the share of the
+            policy's answer: 1, ½ or 0.
 
     Returns:
-        The win rate and the counts of the votes, as report.json holds them.
+        The win rates and the counts of the votes, as report.json holds them.
 
     Raises:
         InputError: nobody has voted yet.
     """
-    if not votes:
+    if not any(votes.values()):
         raise InputError(
             f"Nobody has voted on the pairs of {run.path} yet",
             "Queue them with --to-db DB, let people compare (rlhf label --db DB), and come back.",
         )
+    content = run.read_report()
+    parts = {"reference": content, "rival": content.get("rival", {})}
+    pairs = pairs_to_ask(run)
+    for other, given in votes.items():
+        if given:
+            _judge(parts[other], given, pairs[other], content["seed"])
+    by_prompt = _shares(votes["reference"])
+    for record, sample in zip(read_ranked_file(run.answers), content["samples"], strict=True):
+        if record.prompt.id in by_prompt:
+            share = by_prompt[record.prompt.id]
+            sample["scores"]["people"] = {"policy": share, "reference": 1 - share}
+    written = write_content(with_verdict(content), run.report_json, run.report_html)
+    rival = {"rival": _by_people(written["rival"])} if "rival" in written else {}
+    return {"verdict": written["verdict"], **_by_people(written), **rival}
+
+
+def _shares(votes: Votes) -> dict[str, float]:
+    """The policy's share of the votes on each prompt."""
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for prompt_id, share in votes:
         by_prompt[prompt_id].append(share)
-    content = run.read_report()
-    longer = {prompt.id: _length(new) - _length(old) for prompt, old, new in pairs_to_ask(run)}
-    shares = np.array([np.mean(values) for values in by_prompt.values()])
-    differences = np.array([float(longer[prompt_id]) for prompt_id in by_prompt])
-    seed = content["seed"]
-    needed = votes_needed(np.array([share for _, share in votes]))
-    content["win_rate"]["people"] = {
+    return {prompt_id: float(np.mean(shares)) for prompt_id, shares in by_prompt.items()}
+
+
+def _judge(part: dict[str, Any], votes: Votes, pairs: Sequence[Pair], seed: int) -> None:
+    """Add win rate and counts of these votes to the part of report.json of one other side.
+
+    Prompts are what counts, as in every interval: several votes on one pair resemble each other.
+    """
+    by_prompt = _shares(votes)
+    longer = {prompt.id: float(_length(new) - _length(old)) for prompt, old, new in pairs}
+    shares = np.array(list(by_prompt.values()))
+    differences = np.array([longer[prompt_id] for prompt_id in by_prompt])
+    part["win_rate"]["people"] = {
         **judge_wins(shares, seed=seed).to_json(),
         "length_controlled": length_controlled_rate(shares, differences, seed=seed).to_json(),
     }
-    content["votes"] = {
+    needed = votes_needed(shares)
+    more = None if needed is None else max(0, needed - len(shares)) * len(votes) / len(shares)
+    part["votes"] = {
         "given": len(votes),
-        "prompts": len(by_prompt),
-        "still_needed": None if needed is None else max(0, needed - len(votes)),
+        "prompts": len(shares),
+        "still_needed": None if more is None else math.ceil(more),
     }
-    for record, sample in zip(read_ranked_file(run.answers), content["samples"], strict=True):
-        if record.prompt.id in by_prompt:
-            share = float(np.mean(by_prompt[record.prompt.id]))
-            sample["scores"]["people"] = {"policy": share, "reference": 1 - share}
-    written = write_content(with_verdict(content), run.report_json, run.report_html)
-    return {name: written[name] for name in ("verdict", "votes")} | {
-        "win_rate": {"people": written["win_rate"]["people"]}
-    }
+
+
+def _by_people(part: Mapping[str, Any]) -> dict[str, Any]:
+    if "people" not in part["win_rate"]:
+        return {}
+    return {"votes": part["votes"], "win_rate": {"people": part["win_rate"]["people"]}}
 
 
 def _length(response: Response) -> int:

@@ -16,8 +16,7 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
     """Score every response of a file and write its lines again with `reward` or `rewards`.
 
     Raises:
-        InputError: the file, the reward or --out cannot be used.
-        GuardError: a reward is not a number.
+        InputError: the file, the reward or --out cannot be used, or a reward is not a number.
     """
     if settings.out.exists():
         raise InputError(f"{settings.out} already exists", "Choose another --out.")

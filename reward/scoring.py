@@ -19,7 +19,6 @@ from reward.model import Inputs, RewardModule, last_tokens
 from reward.prefix import LEAST_SAVING, common_beginning, pack, share_prompts
 from reward.settings import Combine
 from rlhf.adapters import load_reward_model_on
-from rlhf.errors import GuardError
 from rlhf.models import describe_model, load_reward_model, model_folder
 from rlhf.sharding import Sharding, shard_frozen
 from rlhf.tokens import TokenBatch, close, load_tokenizer
@@ -59,9 +58,6 @@ class Scorer:
         Args:
             batch: token ids padded on any side; rows that were cut short are closed here.
             tokens_per_batch: tokens, padding included, in one forward pass.
-
-        Raises:
-            GuardError: a reward is not a number.
         """
         return combine_members(self.each(batch, tokens_per_batch), self._combine)
 
@@ -73,9 +69,6 @@ class Scorer:
         Args:
             batch: token ids padded on any side; rows that were cut short are closed here.
             tokens_per_batch: tokens, padding included, in one forward pass.
-
-        Raises:
-            GuardError: a reward is not a number.
         """
         lengths = batch.mask.sum(dim=1)
         order = lengths.argsort(descending=True, stable=True)
@@ -83,13 +76,6 @@ class Scorer:
         rewards = torch.zeros(shape, dtype=torch.float32, device=batch.ids.device)
         for part in self._parts(order, lengths, tokens_per_batch):
             rewards[:, part] = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
-        if not rewards.isfinite().all():
-            bad = int((~rewards.isfinite()).any(dim=0).sum())
-            raise GuardError(
-                f"{self.description['path']} gave {bad} of {len(lengths)} responses a reward that "
-                "is not a number",
-                "Its weights are broken: train it again with a smaller --learning-rate.",
-            )
         return rewards
 
     def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import torch
@@ -20,9 +19,10 @@ from reward.groups import Group
 from reward.prefix import share_prompts
 from reward.scoring import combine_members, load_module, member_folders
 from reward.settings import Combine
-from rlhf.errors import GuardError, InputError
+from rlhf.errors import InputError
 from rlhf.metrics import progress
 from rlhf.records import Prompt, Response
+from rlhf.retries import ask_patiently
 from rlhf.signals import load_signal
 from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, tokenizer_fingerprint
 
@@ -59,16 +59,30 @@ def load_text_reward(
 
     def checked(answers: Sequence[Answers]) -> list[list[float]]:
         rewards = score(answers)
-        bad = sum(not math.isfinite(value) for row in rewards for value in row)
-        if bad:
-            raise GuardError(
-                f"{name} gave {bad} of {sum(map(len, rewards))} responses a reward that is not a "
-                "number",
-                "Mend it, or leave those responses out.",
-            )
+        rows = zip(answers, rewards, strict=True)
+        require_numbers(name, [(prompt, value) for (prompt, _), row in rows for value in row])
         return rewards
 
     return checked
+
+
+def require_numbers(name: str, rewards: Sequence[tuple[Prompt, float]]) -> None:
+    """Refuse rewards that are no numbers.
+
+    Args:
+        name: what gave them.
+        rewards: each with the prompt that its response answers.
+
+    Raises:
+        InputError: one is infinite or not a number.
+    """
+    bad = [prompt.text for prompt, value in rewards if not math.isfinite(value)]
+    if bad:
+        raise InputError(
+            f"{name} gave {len(bad)} of {len(rewards)} responses a reward that is not a number, "
+            f"the first of them to {bad[0][:60]!r}",
+            "It must give every response a finite number: mend it, or train it again.",
+        )
 
 
 def _by_signal(name: str) -> TextReward:
@@ -101,13 +115,21 @@ def _by_endpoint(address: str) -> TextReward:
 def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
     body = json.dumps({"items": items}).encode()
     request = Request(address, body, {"Content-Type": "application/json"})
-    try:
+
+    def ask() -> bytes:
         with urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            rewards = [float(value) for value in json.load(answer)["rewards"]]
-    except (URLError, TimeoutError) as error:
-        raise InputError(
-            f"{address} does not answer ({error})", "Check the address, and that the server runs."
-        ) from None
+            content: bytes = answer.read()
+        return content
+
+    content = ask_patiently(
+        ask,
+        address,
+        when_refused="Check the address of the reward.",
+        when_absent="Check the address, and that the server runs; then give the same command "
+        "again, with --resume where its --out has begun.",
+    )
+    try:
+        rewards = [float(value) for value in json.loads(content)["rewards"]]
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{address} answered something else than rewards ({type(error).__name__}: {error})",

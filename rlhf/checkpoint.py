@@ -227,6 +227,7 @@ class Saver:
         self._keep = keep
         self._saved_at = time.monotonic()
         self._asked_to_stop = False
+        self._is_due = False
 
     @classmethod
     def of(cls, settings: Any, accelerator: Accelerator, folder: Path) -> "Saver":
@@ -254,8 +255,10 @@ class Saver:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def after_step(self, step: int, progress: dict[str, Any]) -> None:
+    def after_step(self, step: int, progress: dict[str, Any], *, is_good: bool = True) -> None:
         """Save where it is time; all ranks call this after every step.
+
+        A step that is not good waits for the next one that is, unless the process must stop.
 
         Raises:
             InterruptedRunError: a process was asked to stop; the state is saved.
@@ -267,9 +270,11 @@ class Saver:
             device=self._accelerator.device,
         )
         stop, late = self._accelerator.reduce(wishes, reduction="sum").tolist()
-        if stop or late or (self._every_steps and step % self._every_steps == 0):
+        on_time = self._every_steps and step % self._every_steps == 0
+        self._is_due = bool(self._is_due or late or on_time)
+        if stop or (self._is_due and is_good):
             path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)
-            self._saved_at = time.monotonic()
+            self._saved_at, self._is_due = time.monotonic(), False
             if stop:
                 raise InterruptedRunError(
                     f"Stopped on request after step {step}; the state is in {path}",

@@ -5,16 +5,13 @@ Every pair of answers is asked about in both orders; when the two verdicts disag
 
 import json
 import re
-import time
 from dataclasses import dataclass
-from http.client import HTTPException
-from urllib.error import HTTPError, URLError
 
 from rlhf.chat_completions import open_completion
-from rlhf.errors import InputError, InterruptedRunError
+from rlhf.errors import InputError
+from rlhf.retries import ask_patiently
 
 API_KEY = "RLHF_JUDGE_API_KEY"
-RETRIES = 5
 MAX_TOKENS = 512
 INSTRUCTION = (
     "Two assistants answered the same request. Judge which answer serves the person better. Length "
@@ -68,30 +65,25 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
         InputError: the endpoint refuses the request or answers in another protocol.
         InterruptedRunError: it stays busy or absent.
     """
-    problem = ""
-    for attempt in range(RETRIES):
-        if attempt:
-            time.sleep(endpoint.first_pause_seconds * 2 ** (attempt - 1))
-        try:
-            return _post(endpoint, messages)
-        except HTTPError as error:
-            problem = f"status {error.code}"
-            if error.code != 429 and error.code < 500:
-                text = error.read(300).decode(errors="replace")
-                raise InputError(
-                    f"{endpoint.url} refused the request (status {error.code}): {text}",
-                    "Check the judge's address and model name, and the key in "
-                    f"{API_KEY} if it wants one.",
-                ) from None
-        except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
-            problem = str(error)
-    raise InterruptedRunError(
-        f"{endpoint.url} does not answer after {RETRIES} attempts ({problem})",
-        "Start the same command again when it does; what was judged so far is kept.",
+    content = ask_patiently(
+        lambda: _post(endpoint, messages),
+        endpoint.url,
+        when_refused="Check the judge's address and model name, and the key in "
+        f"{API_KEY} if it wants one.",
+        when_absent="Start the same command again when it does; what was judged so far is kept.",
+        first_pause_seconds=endpoint.first_pause_seconds,
     )
+    try:
+        text = json.loads(content)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise InputError(
+            f"{endpoint.url} does not speak the chat completions protocol: {content[:200]!r}",
+            "Give the address that ends in /v1.",
+        ) from None
+    return str(text or "")
 
 
-def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
+def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
     body = {
         "model": endpoint.model,
         "messages": messages,
@@ -102,12 +94,4 @@ def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
     with open_completion(
         endpoint.url, body, key_variable=API_KEY, timeout_seconds=endpoint.timeout_seconds
     ) as answer:
-        content = answer.read()
-    try:
-        text = json.loads(content)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise InputError(
-            f"{endpoint.url} does not speak the chat completions protocol: {content[:200]!r}",
-            "Give the address that ends in /v1.",
-        ) from None
-    return str(text or "")
+        return answer.read()

@@ -1,5 +1,6 @@
 """`rlhf chat`: ask the policy and the original the same questions, side by side in the browser."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ class Settings:
     """The --out of `rlhf ppo`, or a model folder."""
     reference: str
     """The original model: folder or hub name."""
-    db: Path
+    db: Path = Path("chat.db")
     """The label database that keeps questions, answers, thumbs and picks; may be new."""
     reward: str | None = None
-    """A reward model whose rewards are shown."""
+    """A reward model whose rewards are shown; when not given, the one that `rlhf ppo` trained
+    --policy with, while it exists."""
     annotator: str | None = None
     """Your name; the login name when not given."""
     port: int = 7860
@@ -57,6 +59,10 @@ def run(settings: Settings) -> dict[str, Any]:
     )
     policy = LocalVoice(model_folder(settings.policy, "ppo", "policy"), sampling)
     reference = LocalVoice(settings.reference, sampling)
+    reward = settings.reward or _trained_with(settings.policy)
+    note = _note(policy.description["hash"], reward)
+    shown = f"rewards are those of {reward}" if reward else "--reward RM shows rewards, too"
+    sys.stderr.write(f"Thumbs and picks are kept in {settings.db}; {shown}.\n")
     return serve(
         settings.db,
         host="127.0.0.1",
@@ -68,8 +74,17 @@ def run(settings: Settings) -> dict[str, Any]:
         flags=(),
         checks=CheckRates(),
         voices=[policy, reference],
-        note=_note(policy.description["hash"], settings.reward),
+        note=note,
     )
+
+
+def _trained_with(policy: str) -> str | None:
+    """The reward model of the run that trained the policy, the first of several, if it exists."""
+    from rlhf.rundir import RunDir
+
+    inputs = RunDir(Path(policy)).read_stage().get("inputs", {})
+    path: str | None = inputs.get("reward", {}).get("path")
+    return path if path and Path(path).exists() else None
 
 
 def _note(policy: str, reward: str | None) -> "Callable[[Prompt, Sequence[Response]], list[str]]":

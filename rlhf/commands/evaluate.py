@@ -24,7 +24,8 @@ class Settings(EvaluateSettings):
     reward: Annotated[str, UNNAMED] = ""
     """Reward model that judges."""
     to_db: Path | None = None
-    """Queue the first answers of both sides in this label database, for people to compare blind."""
+    """Queue the policy's first answers beside the original's, and beside those of --against, in
+    this label database, for people to compare blind."""
     from_db: Path | None = None
     """Read people's votes back from this label database into the report."""
     people_per_pair: int = 1
@@ -84,7 +85,7 @@ def _queue(settings: Settings, db: Path) -> int:
     from policies.votes import pairs_to_ask
     from rlhf.rundir import RunDir
 
-    pairs = pairs_to_ask(RunDir(settings.out))
+    pairs = [pair for of_side in pairs_to_ask(RunDir(settings.out)).values() for pair in of_side]
     with Store(db) as store:
         return queue_pairs(
             store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
@@ -99,5 +100,8 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
 
     run = RunDir(settings.out)
     with Store(db, must_exist=True) as store:
-        votes = read_votes(store, pairs_to_ask(run))
-    return add_votes(run, [(vote.prompt_id, vote.second) for vote in votes])
+        votes = {
+            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, pairs)]
+            for other, pairs in pairs_to_ask(run).items()
+        }
+    return add_votes(run, votes)

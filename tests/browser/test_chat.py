@@ -1,4 +1,6 @@
-"""`rlhf chat` in a real browser, with two models in the process and their rewards after a vote."""
+"""`rlhf chat` in a real browser: two models in the process, and after a vote their rewards by the
+reward model that the policy was trained with.
+"""
 
 import re
 import shutil
@@ -7,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from labeling_app.store import Store
+from rlhf.jsonl import write_json
+from rlhf.models import new_reward_model, save_model
+from rlhf.tokens import load_tokenizer
 from tests.browser.conftest import App
 from tests.conftest import build_tiny_model
 
@@ -21,12 +26,17 @@ class Chat(App):
 
 @pytest.fixture
 def chat(tmp_path: Path, tiny_model: Path):
-    policy = build_tiny_model(tmp_path / "policy", seed=7)
+    build_tiny_model(tmp_path / "ppo" / "policy", seed=7)
     shutil.copytree(tiny_model, tmp_path / "original")
+    tokenizer = load_tokenizer(str(tiny_model))
+    reward = new_reward_model(str(tiny_model), int(tokenizer.pad_token_id), seed=0)
+    save_model(reward, tokenizer, tmp_path / "reward")
+    inputs = {"reward": {"path": str(tmp_path / "reward")}}
+    stage = {"stage": "ppo", "status": "done", "inputs": inputs}
+    write_json(tmp_path / "ppo" / "stage.json", stage)
     app = Chat(
         tmp_path / "labels.db",
-        *("--policy", str(policy), "--reference", str(tmp_path / "original")),
-        *("--reward", "signal:tests.pipeline.signals:count_vowels"),
+        *("--policy", str(tmp_path / "ppo"), "--reference", str(tmp_path / "original")),
         *("--max-new-tokens", "8", "--annotator", "ann"),
     )
     yield app

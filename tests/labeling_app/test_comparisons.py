@@ -2,9 +2,14 @@
 
 import json
 
+import pytest
+
 from labeling_app.comparisons import queue_pairs, read_votes
 from labeling_app.deciding import open_decision
+from labeling_app.exporting import export
 from labeling_app.queue import Submission, TaskQueue
+from rlhf.errors import InputError
+from rlhf.ranked import read_ranked
 from rlhf.records import Ranking
 
 
@@ -65,6 +70,25 @@ def test_a_leads_decision_is_no_vote(store, make_prompt, make_responses) -> None
     rows = store.connections.db.execute("SELECT annotator FROM rankings WHERE live = 1").fetchall()
     assert rows == [("ann",), ("lea",)]
     assert [(vote.annotator, vote.second) for vote in read_votes(store, pairs)] == [("ann", 0.5)]
+
+
+def test_votes_and_decisions_on_them_are_not_exported(
+    store, fill, make_prompt, make_responses, tmp_path
+) -> None:
+    queue_pairs(store, make_pairs(make_prompt, make_responses, 1), overlap=1, mix=False, seed=0)
+    queue = TaskQueue(store)
+    submit(queue, "ann", lambda texts: ((0,), (1,)))
+    queue.add_annotator("lea")
+    [task_id] = store.connections.db.execute("SELECT id FROM tasks").fetchone()
+    open_decision(queue, "lea", task_id)
+    submit(queue, "lea", lambda texts: ((1,), (0,)))
+    with pytest.raises(InputError, match="holds responses and no rankings"):
+        export(store, tmp_path / "votes", "ranked")
+    [ranked] = fill(1, 2)
+    submit(queue, "ann", lambda texts: ((0,), (1,)))
+    assert export(store, tmp_path / "out", "ranked")["rankings"] == 1
+    by_prompt = {r.prompt.text: len(r.rankings) for r in read_ranked(tmp_path / "out")}
+    assert by_prompt == {"Question 0?": 0, ranked.text: 1}
 
 
 def test_pairs_come_behind_rankings_or_among_them(store, fill, make_prompt, make_responses) -> None:

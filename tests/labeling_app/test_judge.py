@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from labeling_app.checks import make_check
+from labeling_app.queue import Submission, TaskQueue
 from rlhf.cli import main
 from rlhf.records import Ranking
 from tests.judge_server import JudgeServer
@@ -13,7 +14,7 @@ from tests.judge_server import JudgeServer
 
 @pytest.fixture
 def server(monkeypatch) -> Iterator[JudgeServer]:
-    monkeypatch.setattr("rlhf.judge.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
     with JudgeServer() as server:
         yield server
 
@@ -138,3 +139,34 @@ def test_another_rubric_is_judged_anew(store, server, judge, fill, tmp_path):
     assert judge("--rubric", str(tmp_path / "rubric.md"))["ranked"] == 1
     assert "Shorter is better." in server.calls[-1]["messages"][0]["content"]
     assert len(tiers(store)) == 1  # the newer one is live
+
+
+@pytest.fixture
+def trace(store, capsys):
+    def run(ranking_id: str) -> dict:
+        assert main(["trace", ranking_id, "--db", str(store.connections.path), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_trace_tells_by_which_rubric_a_judge_and_a_person_ranked(
+    store, judge, trace, fill, tmp_path
+):
+    fill(1, 2)
+    judge()
+    (tmp_path / "rubric.md").write_text("Shorter is better.")
+    judge("--rubric", str(tmp_path / "rubric.md"))
+    queue = TaskQueue(store)
+    queue.add_annotator("ann")
+    task = queue.next_task("ann")
+    version = store.add_rubric("Be kind.")
+    queue.submit("ann", Submission(id="a1", task_id=task.id, tiers=((0,), (1,)), rubric=version))
+    query = "SELECT id FROM rankings ORDER BY seq"
+    found = [trace(row["id"]) for row in store.connections.db.query(query)]
+    assert [(f["annotator"]["kind"], f["rubric"]["text"], f["live"]) for f in found] == [
+        ("ai", "", False),
+        ("ai", "Shorter is better.", True),
+        ("human", "Be kind.", True),
+    ]
+    assert found[2]["rubric"]["version"] == version

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlhf.metrics import read_metrics
 from rlhf.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY, Loop, run_process
+from tests.policies.training import metrics_of
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 STARTS = 1800.0  # seconds for a group to come up on a machine that does other things first
@@ -78,6 +78,7 @@ def test_killed_ranks_are_started_again_and_the_end_is_the_same(
 ) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     options = ("--processes", "2", "--save-every", "1", "--keep-checkpoints", "2")
+    options += ("--kl.target", "0.01", "--kl.horizon", "40")
     whole = run_process(*loop.ppo_arguments(straight, *options, steps=steps))
     assert whole.returncode == 0, whole.stderr
     restarts = ("--max-restarts", str(kills))
@@ -88,7 +89,10 @@ def test_killed_ranks_are_started_again_and_the_end_is_the_same(
     assert done == kills
     assert f"restart {kills} of {kills} from the last checkpoint" in shown
     assert same_weights(straight, killed)
-    assert [row["step"] for row in read_metrics(killed / "metrics.jsonl")] == [*range(1, steps + 1)]
+    rows = metrics_of(killed)
+    assert [row["step"] for row in rows] == [*range(1, steps + 1)]
+    assert rows == metrics_of(straight)
+    assert len({row["kl/coefficient"] for row in rows}) > 1
 
 
 def test_a_run_that_is_told_to_stop_saves_and_goes_on(loop: Loop, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A trained policy behind `transformers serve`, as policies/README.md says."""
+"""A policy trained with LoRA, merged, behind `transformers serve`, as policies/README.md says."""
 
 import json
 import os
@@ -15,8 +15,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlhf.cli import main
 from rlhf.tokens import load_tokenizer
-from tests.conftest import build_tiny_model
+from tests.pipeline.loop import Loop
 
 pytestmark = pytest.mark.slow
 
@@ -25,9 +26,11 @@ QUESTION = [{"role": "user", "content": "How was the trip?"}]
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A model folder and the address that serves it."""
-    folder = build_tiny_model(tmp_path / "policy")
+def served(loop: Loop, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The folder of a trained policy and the address that serves it."""
+    assert main(loop.ppo_arguments(tmp_path / "ppo", "--lora-rank", "4", steps=1)) == 0
+    folder = tmp_path / "ppo" / "policy"
+    assert not list(folder.glob("adapter*"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -102,7 +102,7 @@ def test_the_report_names_judges_sides_and_inputs(done: RunDir) -> None:
 def test_an_endpoint_that_fails_is_asked_only_for_the_rest(
     evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlhf.judge.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
     with JudgeServer() as server:
         server.failures = [0, 0, 0] + [503] * 5
         judge = ("--judge-endpoint", server.url, "--judge-model", "m", "--judge-parallel", "1")

@@ -7,7 +7,7 @@ import pytest
 from policies.guards import Normal, distinct_2, signs, watch
 from policies.settings import GuardSettings
 from rlhf.errors import GuardError
-from tests.policies.training import TrainingInputs
+from tests.policies.training import TrainingInputs, metrics_of
 
 NORMAL = Normal(length=20.0, eos_rate=0.9, distinct_2=0.8, entropy=2.0)
 GOOD = {
@@ -56,7 +56,7 @@ def test_a_sign_is_warned_of_once_and_stops_the_run_when_it_stays() -> None:
     assert warnings == [
         "Step 7.0: the reward rises while the length is 70.00, 20.00 in the reference outputs."
     ]
-    with pytest.raises(GuardError, match=r"for 2 steps now\n.*step-000005 is the last"):
+    with pytest.raises(GuardError, match=r"for 2 steps now\n.*step-000005 is the last good"):
         step(bad, step(bad, {}))
 
 
@@ -67,4 +67,22 @@ def test_a_run_ends_with_3_at_the_kl_ceiling(
     assert training.ppo(tmp_path / "ppo", *options, "--save-every", "1", steps=4) == 3
     words = " ".join(capsys.readouterr().err.split())
     assert "the ceiling 1e-09" in words
-    assert "is the last checkpoint" in words
+    assert "step-000001 is the last good checkpoint" in words
+
+
+def test_an_audit_counts_until_the_next_one_and_no_doubtful_step_is_saved(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ppo"
+    options = ("--guards.max-kl", "1e-9", "--guards.patience", "2", "--learning-rate", "1e-2")
+    unbraked = ("--kl.source", "none", "--kl.audit-every", "2", "--save-every", "1")
+    assert training.ppo(out, *options, *unbraked, steps=5) == 3
+    words = " ".join(capsys.readouterr().err.split())
+    assert "Step 3: the KL is" in words
+    assert "for 2 steps now" in words
+    assert f"{out / 'checkpoints' / 'step-000001'} is the last good checkpoint" in words
+    assert [row["step"] for row in metrics_of(out)] == [1, 2, 3]
+    assert [path.name for path in (out / "checkpoints").glob("step-*")] == ["step-000001"]
+    before = metrics_of(out)
+    assert training.ppo(out, *options, *unbraked, "--resume", steps=5) == 3
+    assert metrics_of(out) == before

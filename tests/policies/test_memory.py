@@ -10,7 +10,7 @@ import pytest
 from policies.memory import plan_memory, room_for
 from policies.settings import KLSettings, PPOSettings
 from rlhf.planner import read_shape
-from tests.policies.training import TrainingInputs
+from tests.policies.training import TrainingInputs, build_ensemble
 
 LARGE = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
 
@@ -44,6 +44,7 @@ def test_each_role_has_its_lines(settings: PPOSettings) -> None:
     assert "critic: trunk" in lines(critic_trains="head")
     assert "reward model" not in lines(reward=("signal:tests.pipeline.signals:count_vowels",))
     assert "2 of them" in lines(reward=settings.reward * 2)
+    assert "20 × " in lines(advantages="rloo", samples_per_prompt=2)  # a row for every other prompt
     assert "reference model: weights" in lines(kl=KLSettings(source="resident"))
     assert "reference model: weights" not in lines()
     assert "policy: frozen weights" in lines(lora_rank=4)
@@ -73,6 +74,13 @@ def test_room_is_that_of_what_is_trained(settings: PPOSettings) -> None:
     assert room_for(replace(settings, lora_rank=4, critic="head")) == (
         2 * 12 * (4 * shape.lora_rows + shape.hidden) + 4 * shape.parameters
     )
+
+
+def test_every_member_of_an_ensemble_is_counted(
+    settings: PPOSettings, training: TrainingInputs, tmp_path: Path
+) -> None:
+    ensemble = str(build_ensemble(training, tmp_path / "ensemble"))
+    assert "3 of them" in plan_memory(replace(settings, reward=(ensemble, *settings.reward)))
 
 
 def test_a_shared_base_is_compared_with_separate_models(settings: PPOSettings) -> None:

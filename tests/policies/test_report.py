@@ -5,12 +5,14 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from policies.report import Exhibit, build_content, headline, outcome, render, write_report
 from policies.statistics import judge_wins, spread
+from rlhf.rundir import RunDir
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",
@@ -159,10 +161,11 @@ def verdict(report: dict) -> str:
     return " ".join(re.sub(r"<[^>]*>", "", section).replace("\u00a0", " ").split())
 
 
-def test_every_number_on_the_page_is_the_one_in_report_json(tmp_path) -> None:
-    write_report(example(), samples(), METRICS, tmp_path / "report.json", tmp_path / "report.html")
-    content = json.loads((tmp_path / "report.json").read_text())
-    page = Page((tmp_path / "report.html").read_text())
+def require_numbers_of_report(folder: Path) -> None:
+    """Require of a folder's report.html that each number on it is the one in its report.json."""
+    content = json.loads((folder / "report.json").read_text())
+    page = Page((folder / "report.html").read_text())
+    assert page.numbers
     for pointer, value, shown in page.numbers:
         expected = look_up(content, pointer)
         assert json.loads(value) == expected, pointer
@@ -175,6 +178,16 @@ def test_every_number_on_the_page_is_the_one_in_report_json(tmp_path) -> None:
         tolerance = 0.5001 * 10**-decimals / (100 if percent else 1)
         assert float(plain) / (100 if percent else 1) == pytest.approx(expected, abs=tolerance)
     assert not [words for words in page.words if re.search(r"\d", words)]
+
+
+def test_every_number_on_the_page_is_the_one_in_report_json(tmp_path) -> None:
+    write_report(example(), samples(), METRICS, tmp_path / "report.json", tmp_path / "report.html")
+    require_numbers_of_report(tmp_path)
+
+
+def test_so_is_every_number_of_an_evaluation_with_a_rival_and_a_judge_model(done: RunDir) -> None:
+    assert {"reward", "gold", "ai"} == set(done.read_report()["win_rate"])
+    require_numbers_of_report(done.path)
 
 
 def test_the_page_shows_all_the_numbers_that_the_contract_names() -> None:

@@ -1,6 +1,21 @@
 """Which prompts go back to the annotators."""
 
+import json
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from labeling_app.store import Store
 from policies.rounds import choose
+from rlhf.cli import main
+from rlhf.records import Response
+from rlhf.tokens import load_tokenizer
+from tests.pipeline.loop import SIGNAL
+from tests.pipeline.signals import count_vowels
+from tests.policies.conftest import Inputs
 
 
 def test_the_reasons_take_turns_in_proportion_and_never_meet() -> None:
@@ -27,3 +42,49 @@ def test_all_or_none_at_random_and_never_more_than_there_are() -> None:
         "divergent",
         "uncertain",
     ]
+
+
+def log_prob(model: PreTrainedModel, prompt: list[int], response: Response) -> float:
+    """log p(response | prompt), by transformers alone."""
+    whole = torch.tensor([[*prompt, *(response.token_ids or ())]])
+    with torch.no_grad():
+        logits = model(whole).logits[0, len(prompt) - 1 : -1]
+    return float(logits.log_softmax(-1).gather(1, whole[0, len(prompt) :, None]).sum())
+
+
+def entropy(responses: list[Response]) -> float:
+    """Mean entropy of σ(difference of rewards) over all pairs of responses."""
+    rewards = [count_vowels("", one.text.replace("(no answer)", "")) for one in responses]
+    shares = np.array([1 / (1 + np.exp(b - a)) for a, b in combinations(rewards, 2)])
+    return float(-np.mean(shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
+
+
+def test_the_farthest_and_the_least_certain_prompts_come_first(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    Store(tmp_path / "labels.db").close()
+    command = ["round", "--db", str(tmp_path / "labels.db"), "--policy", inputs.path("policy")]
+    command += ["--reference", inputs.path("reference"), "--reward", f"signal:{SIGNAL}"]
+    assert main([*command, "--random-share", "0", "--pick", "8", "--precision", "fp32"]) == 0
+    original, policy = (
+        AutoModelForCausalLM.from_pretrained(inputs.path(name)) for name in ("original", "policy")
+    )
+    template = load_tokenizer(inputs.path("policy")).apply_chat_template
+    nats, unsure = {}, {}
+    with Store(tmp_path / "labels.db") as store:
+        query = "SELECT prompt_id, responses, reason FROM tasks ORDER BY priority DESC"
+        tasks = store.connections.db.execute(query).fetchall()
+        for prompt in store.prompts("train"):
+            known = {response.id: response for response in store.responses(prompt.id)}
+            [ids] = [json.loads(ids) for prompt_id, ids, _ in tasks if prompt_id == prompt.id]
+            shown = [known[id_] for id_ in ids]
+            assert [Path(one.model).name for one in shown] == ["original"] + ["policy"] * 3
+            asked = template(prompt.chat, add_generation_prompt=True, return_dict=False)
+            moved = [log_prob(policy, asked, y) - log_prob(original, asked, y) for y in shown[1:]]
+            nats[prompt.id], unsure[prompt.id] = np.mean(moved), entropy(shown)
+    expected: list[tuple[str, str]] = []
+    for turn in range(8):
+        measured, reason = [(nats, "divergent"), (unsure, "uncertain")][turn % 2]
+        left = [prompt_id for prompt_id in measured if prompt_id not in dict(expected)]
+        expected.append((max(left, key=measured.__getitem__), f"round 1: {reason}"))
+    assert [(prompt_id, reason) for prompt_id, _, reason in tasks] == expected

@@ -115,11 +115,12 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "Then: rlhf evaluate --out runs/a/evaluate --from-db v.db",
     ]
     asked = {**report, "win_rate": {"people": rate(0.5)}, "judges": {"people": {
-        "kind": "people", "name": ""}}}  # fmt: skip
+        "kind": "people", "name": ""}}, "votes": {"still_needed": 7}}  # fmt: skip
     del asked["rival"]
     assert describe_evaluation(settings, asked).splitlines() == [
         expected[0],
         "Wins 50 % (too few prompts for an interval) against the original on 64 prompts, judged "
         "by people.",
+        "About 7 more votes, on other prompts, would prove a difference of this size.",
         *expected[4:6],
     ]

@@ -14,6 +14,7 @@ from policies.reward_sources import load_reward
 from policies.settings import PPOSettings
 from rlhf.cli import main
 from rlhf.distributed import start
+from rlhf.jsonl import write_jsonl
 from rlhf.models import load_causal_lm
 from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
@@ -146,6 +147,10 @@ def test_advantages_without_a_critic(training: TrainingInputs, tmp_path: Path, k
         (("--advantages", "rloo"), "--samples-per-prompt is 1"),
         (("--samples-per-prompt", "3"), "does not divide into --samples-per-prompt 3"),
         (("--kl.source", "adapter"), "Add --lora-rank 16"),
+        (
+            ("--kl.source", "none", "--guards.max-kl", "0.5"),
+            "--guards.max-kl 0.5 with --kl.source none: no step measures a KL Add --kl.audit-every",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
@@ -209,3 +214,34 @@ def test_the_exact_kl_wants_a_store_that_has_it(
     first, second = (row["kl/forward_top_k_per_token"] for row in metrics_of(tmp_path / "ppo"))
     assert first == pytest.approx(0.0, abs=1e-6)
     assert second > first
+
+
+def test_a_store_of_test_prompts_only_is_refused_before_anything_is_written(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    write_jsonl(prompts, [{"prompt": "How was the trip?", "split": "test"}])
+    made = replace(training, reference=tmp_path / "reference")
+    command = ["reference", "--prompts", str(prompts), "--model", str(training.model), *SHORT]
+    assert main([*command, "--out", str(made.reference)]) == 0
+    capsys.readouterr()
+    assert made.ppo(tmp_path / "ppo") == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert f"{made.reference / 'outputs'} has no prompts of the split 'train', only 1 of" in words
+    assert "Make a store of training prompts: rlhf reference --prompts DIR" in words
+    assert not (tmp_path / "ppo").exists()
+
+
+def test_the_controller_follows_the_held_out_forward_kl(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    steered = ("--kl.target", "0.01", "--kl.horizon", "10", "--learning-rate", "1e-2")
+    assert training.ppo(tmp_path / "ppo", *steered, steps=4) == 0
+    rows = metrics_of(tmp_path / "ppo")
+    measured = [row["kl/held_out_forward_k3_per_token"] for row in rows]
+    assert measured[0] == pytest.approx(0.0, abs=1e-6)
+    assert max(measured) > 0.01
+    coefficient = 0.1
+    for row, value in zip(rows, measured, strict=True):
+        assert row["kl/coefficient"] == pytest.approx(coefficient)
+        coefficient *= 1 + min(max(value / 0.01 - 1, -0.2), 0.2) * 4 / 10

@@ -1,6 +1,7 @@
 """What PPO needs, on the tiny model: a reward model and reference outputs, made once."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ class TrainingInputs:
             *("--out", str(out), "--steps", str(steps), "--episodes-per-step", "4"),
             *("--precision", "fp32", *rate, *more),
         ]
+
+
+def build_ensemble(training: TrainingInputs, folder: Path) -> Path:
+    """An ensemble of the reward model and another random one, which stands in member-1."""
+    shutil.copytree(training.reward, folder)
+    tokenizer = load_tokenizer(str(training.model))
+    other = new_reward_model(str(training.model), int(tokenizer.pad_token_id), seed=2)
+    save_model(other, tokenizer, folder / "member-1")
+    return folder
 
 
 def read_report(out: Path) -> dict[str, Any]:

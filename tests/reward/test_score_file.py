@@ -1,7 +1,4 @@
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from accelerate import Accelerator
@@ -9,10 +6,11 @@ from accelerate import Accelerator
 from reward.score_file import score_file
 from reward.scoring import load_scorer
 from reward.settings import ScoreSettings
-from rlhf.errors import GuardError, InputError
+from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import read_jsonl, write_jsonl
 from rlhf.models import new_reward_model, save_model
 from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, pad_right
+from tests.reward_server import RewardServer
 
 from .conftest import build_record
 
@@ -68,47 +66,57 @@ def test_a_python_function_is_a_reward(file, monkeypatch):
 
 
 @pytest.fixture
-def endpoint() -> Iterator[tuple[str, dict]]:
-    """A real server on a free port; `state` says how it answers and what it was asked."""
-    state = {"requests": []}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            items = json.loads(body)["items"]
-            state["requests"].append(items)
-            answer = state.get("answer", {"rewards": [len(item["response"]) for item in items]})
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *words):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/", state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def server(monkeypatch) -> Iterator[RewardServer]:
+    """A real server on a free port, asked again without a pause."""
+    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
+    with RewardServer() as server:
+        yield server
 
 
-def test_an_endpoint_is_a_reward(file, endpoint):
-    address, state = endpoint
-    _, lines = score(file, address)
+def test_an_endpoint_is_a_reward(file, server):
+    _, lines = score(file, server.url)
     assert [line.get("rewards", line.get("reward")) for line in lines] == [[7.0, 18.0], 6.0, []]
-    assert state["requests"][0][2] == {
+    assert server.requests[0][2] == {
         "messages": [{"role": "user", "content": "And the dog?"}],
         "response": "Happy.",
     }
 
 
-def test_a_reward_that_is_not_a_number_writes_nothing(file, endpoint):
-    address, state = endpoint
-    state["answer"] = {"rewards": [1.0, float("nan"), 2.0]}
-    with pytest.raises(GuardError, match="gave 1 of 3 responses a reward that is not a number"):
-        score(file, address)
+def test_an_endpoint_that_drops_connections_is_asked_again(file, server):
+    server.failures = ["closed", "reset", "cut", "503"]
+    _, lines = score(file, server.url)
+    assert lines[1]["reward"] == 6.0
+    assert len(server.requests) == 5
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ("closed", "Remote end closed connection without response"),
+        ("cut", "IncompleteRead"),
+        ("429", "status 429"),
+    ],
+)
+def test_an_endpoint_that_stays_away_can_be_asked_later(file, server, failure, words):
+    server.failures = [failure] * 5
+    with pytest.raises(InterruptedRunError, match=f"not answer after 5 attempts .*{words}"):
+        score(file, server.url)
+    assert not (file.parent / "out.jsonl").exists()
+    assert score(file, server.url)[1][1]["reward"] == 6.0
+
+
+def test_an_endpoint_that_refuses_is_asked_once(file, server):
+    server.failures = ["404"]
+    with pytest.raises(InputError, match=r"refused the request \(status 404\)"):
+        score(file, server.url)
+    assert len(server.requests) == 1
+
+
+def test_a_reward_that_is_not_a_number_writes_nothing(file, server):
+    server.answer = {"rewards": [1.0, float("nan"), 2.0]}
+    words = "gave 1 of 3 responses a reward that is not a number, the first of them to 'How was it"
+    with pytest.raises(InputError, match=words):
+        score(file, server.url)
     assert not (file.parent / "out.jsonl").exists()
 
 
@@ -120,16 +128,21 @@ def test_a_reward_that_is_not_a_number_writes_nothing(file, endpoint):
         ({"rewards": ["high", 1, 2]}, "answered something else than rewards"),
     ],
 )
-def test_an_endpoint_that_answers_nonsense_is_named(file, endpoint, answer, words):
-    address, state = endpoint
-    state["answer"] = answer
+def test_an_endpoint_that_answers_nonsense_is_named(file, server, answer, words):
+    server.answer = answer
     with pytest.raises(InputError, match=words):
-        score(file, address)
+        score(file, server.url)
 
 
-def test_an_endpoint_that_is_not_there_is_named(file):
-    with pytest.raises(InputError, match="does not answer"):
+def test_an_endpoint_that_is_not_there_is_named(file, monkeypatch):
+    pauses = []
+    monkeypatch.setattr("rlhf.retries.time.sleep", pauses.append)
+    with pytest.raises(
+        InterruptedRunError, match=r"9/ does not answer after 5 .*refused"
+    ) as caught:
         score(file, "http://127.0.0.1:9/")
+    assert "Check the address, and that the server runs; then" in caught.value.remedy
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from reward.scoring import load_scorer
-from rlhf.errors import GuardError, InputError
+from reward.text_scoring import load_text_reward
+from rlhf.errors import InputError
 from rlhf.models import load_reward_model, new_reward_model, save_model
 from rlhf.tokens import join, load_tokenizer, pad_left, pad_right
+
+from .conftest import build_record
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,8 @@ def test_broken_weights_are_named(reward_folder, tmp_path):
     state = load_file(broken / "model.safetensors")
     state["score.weight"] *= float("nan")
     save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
-    scorer = load_scorer(str(broken), Accelerator(mixed_precision="no"))
-    with pytest.raises(GuardError, match="2 of 2 responses a reward that is not a number"):
-        scorer(pad_right([[7], [8]], 0))
+    reward = load_text_reward(str(broken), Accelerator(mixed_precision="no"), 4096)
+    record = build_record(0)
+    words = "broken gave 4 of 4 responses a reward that is not a number, the first of them to 'How"
+    with pytest.raises(InputError, match=words):
+        reward([(record.prompt, record.responses)])
