@@ -13,7 +13,7 @@ from statistics import fmean
 
 from policies.reference_store import ReferenceRow
 from policies.settings import GuardSettings
-from rlhf.checkpoint import LATEST
+from rlhf.checkpoint import last_good
 from rlhf.errors import GuardError
 
 
@@ -120,17 +120,6 @@ def watch(
                 "is tolerated.",
             )
     return updated
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that a resumed run would start from."""
-    latest = folder / LATEST
-    return folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
-
-
-def last_good(checkpoint: Path | None) -> str:
-    """What a stopped run may be taken up from, in words."""
-    return f"{checkpoint} is the last good checkpoint" if checkpoint else "No checkpoint was saved"
 
 
 def _compare(words: str, value: float, normal: float) -> str:

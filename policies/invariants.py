@@ -15,9 +15,9 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.audit import score_responses
-from policies.guards import last_good
 from policies.reference_store import ReferenceRow
 from policies.update import KL_ESTIMATORS
+from rlhf.checkpoint import last_good
 from rlhf.errors import GuardError
 
 LOG_PROB_TOLERANCE = {"no": 1e-3, "bf16": 0.1}

@@ -20,7 +20,7 @@ from policies.actor_critic import PolicyAndCritic
 from policies.audit import audit_policy, measure_forward_kl
 from policies.critic import fit_critic
 from policies.episodes import choose_prompts, choose_reference_rows, deal
-from policies.guards import newest_checkpoint, normal_of, watch
+from policies.guards import normal_of, watch
 from policies.invariants import check_reference, check_step
 from policies.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.log_probs import Sequences
@@ -34,7 +34,7 @@ from policies.setup import Training, set_up
 from policies.shared_base import require_shared_base
 from policies.update import KL_ESTIMATORS, reference_batch, update
 from rlhf.adapters import save_merged
-from rlhf.checkpoint import Saver, load_checkpoint
+from rlhf.checkpoint import Saver, load_checkpoint, newest_checkpoint
 from rlhf.distributed import RANK_SEED_STRIDE, start
 from rlhf.errors import ConfigError
 from rlhf.jsonl import write_json

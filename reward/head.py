@@ -19,7 +19,7 @@ from reward.objective import Objective, sum_of_losses
 from reward.step import Trainee, forward, my_passes
 from rlhf.metrics import progress
 from rlhf.models import reward_head
-from rlhf.sharding import assign, unwrap
+from rlhf.sharding import assign, divide_again, unwrap
 
 MAX_RESPONSES = 20_000  # more would not change a head, and features cost memory
 WEIGHT_PENALTY = 1e-3
@@ -41,6 +41,7 @@ def fit_head(trainee: Trainee, groups: Sequence[Group]) -> None:
     features = _features(trainee, chosen)
     weight = minimise(features, chosen, trainee.objective, WEIGHT_PENALTY)
     module: RewardModule = unwrap(trainee.module)
+    divide_again(module)
     assign(reward_head(module.classifier).weight, weight)
 
 

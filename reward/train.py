@@ -30,7 +30,7 @@ from reward.prefix import share_prompts
 from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups, take_step
 from rlhf.adapters import add_adapters, four_bits
-from rlhf.checkpoint import Saver, load_checkpoint, save_checkpoint
+from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint, save_checkpoint
 from rlhf.distributed import start
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
@@ -244,10 +244,9 @@ def anneal(step: int, total: int, warmup: int) -> float:
 def _stop_if_broken(row: dict[str, float], step: int, run: RunDir) -> None:
     if torch.tensor([row["loss"], row["grad_norm"]]).isfinite().all():
         return
-    newest = sorted(run.checkpoints.glob("step-*"))
-    kept = f"The last good state is {newest[-1]}" if newest else "There is no checkpoint yet"
     raise GuardError(
         f"Loss or gradient is not a number at step {step} (loss {row['loss']}, gradient norm "
         f"{row['grad_norm']})",
-        f"{kept}. Start again in another --out with a smaller --learning-rate or --precision fp32.",
+        f"{last_good(newest_checkpoint(run.checkpoints))}. Start again in another --out with a "
+        "smaller --learning-rate or --precision fp32.",
     )

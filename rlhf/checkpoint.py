@@ -84,6 +84,17 @@ def save_checkpoint(
     return final_name
 
 
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that a resumed run would start from."""
+    latest = folder / LATEST
+    return folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+
+
+def last_good(checkpoint: Path | None) -> str:
+    """What a stopped run may be taken up from, in words."""
+    return f"{checkpoint} is the last good checkpoint" if checkpoint else "No checkpoint was saved"
+
+
 def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None:
     """Load the newest checkpoint into what was prepared; None when there is none.
 
@@ -93,9 +104,9 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
     Raises:
         InputError: the checkpoint is gone, or a DeepSpeed one and this run is of another form.
     """
-    if not (folder / LATEST).is_file():
+    newest = newest_checkpoint(folder)
+    if newest is None:
         return None
-    newest = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
     if not (newest / PROGRESS).is_file():
         raise InputError(
             f"{newest} is gone or incomplete, though {folder / LATEST} names it",

@@ -289,9 +289,18 @@ def clip_gradients(
     return float(accelerator.clip_grad_norm_(parameters, max_norm))
 
 
+def divide_again(model: nn.Module) -> None:
+    """Give back what a forward pass without a backward one has left gathered: FSDP's root does."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 @torch.no_grad()
 def assign(parameter: Tensor, value: Tensor) -> None:
-    """Overwrite one parameter of a prepared model; all processes call it with the same value."""
+    """Overwrite one parameter of a prepared model; all processes call it with the same value.
+
+    After a forward pass `divide_again` comes first: what is gathered is thrown away.
+    """
     shape = getattr(parameter, "ds_shape", parameter.shape)  # what ZeRO 3 has divided shows none
     value = value.detach().view(shape)
     if isinstance(parameter, DTensor):

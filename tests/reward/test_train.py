@@ -236,7 +236,7 @@ def test_broken_weights_stop_the_run_with_the_step(rankings, tiny_model, tmp_pat
     save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(GuardError, match="not a number at step 1") as caught:
         train_reward(settings_for(rankings, broken, tmp_path / "out"))
-    assert "There is no checkpoint yet" in caught.value.remedy
+    assert "No checkpoint was saved" in caught.value.remedy
     assert RunDir(tmp_path / "out").read_stage()["status"] == "failed"
 
 
@@ -306,6 +306,20 @@ def test_two_processes_give_the_loss_curve_of_one(rankings, tiny_model, tmp_path
     assert one["accuracy"] == two["accuracy"]
     states = [load_file(tmp_path / name / "model/model.safetensors") for name in ("one", "two")]
     torch.testing.assert_close(*states, atol=1e-4, rtol=1e-3)
+
+
+def test_a_divided_model_keeps_its_fitted_head_and_its_best_weights(rankings, tiny_model, tmp_path):
+    def train(name, *more):
+        more = ("--head", "fitted", "--eval-every", "2", "--epochs", "2", *more)
+        found = finish(command(rankings, tiny_model, tmp_path / name, *more))
+        rows = read_metrics(tmp_path / name / "metrics.jsonl")
+        return [(row["loss"], row.get("validation_loss", 0)) for row in rows], found["accuracy"]
+
+    losses, accuracy = train("one")
+    for sharding in ("fsdp", "zero3"):
+        found, again = train(sharding, "--sharding", sharding, "--processes", "2")
+        torch.testing.assert_close(*map(torch.tensor, (found, losses)), atol=1e-4, rtol=1e-3)
+        assert again == accuracy
 
 
 HOOKS_SCRIPT = """
