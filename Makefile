@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 MODEL := models/SmolLM2-135M-Instruct
 DB := runs/demo/labels.db
 
-.PHONY: install model browser nodes demo label test check test-all clean
+.PHONY: install model browser nodes vllm demo label test check test-vllm test-all clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +26,16 @@ browser:
 nodes: # network namespaces stand for machines; without `ip` their test is skipped
 	@command -v ip >/dev/null || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 iproute2)
 
+vllm: $(VLLM)/.installed
+
+# its own versions of some packages, over those of $(VENV)
+$(VLLM)/.installed: tests/vllm-requirements.txt $(VENV)/.installed
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --no-compile --requirement $<
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	    >$$($(VLLM)/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
+	touch $@
+
 demo: model
 	$(BIN)/python -m rlhf.cli --version
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart/run.sh
@@ -39,10 +50,13 @@ check: model browser
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m 'not slow' --numprocesses 2 --dist loadfile
 
-test: check
+test-vllm: vllm
+	$(VLLM)/bin/python -m pytest tests/policies/test_vllm.py
 
-test-all: model browser nodes
+test: check test-vllm
+
+test-all: model browser nodes test-vllm
 	$(BIN)/pytest
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info

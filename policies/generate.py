@@ -21,8 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from policies.continuous import sample_continuously
-from policies.settings import Engine, GenerateSettings
+from policies.settings import GenerateSettings
 from reward.prefix import LEAST_SAVING, common_beginning, other_attention
 from rlhf.distributed import start
 from rlhf.errors import InputError
@@ -34,6 +33,9 @@ from rlhf.watchdog import beat
 
 PART = 256  # words of the vocabulary that are summed together
 EMPTY_TEXT = "(no answer)"  # people must see that a model said nothing; the token ids stay exact
+Told = list[tuple[list[int], list[float]]]  # token ids of each response, and their log-probs
+# Given the model, prompts, how to sample, and how many responses may be in work at one time.
+Sampler = Callable[[Accelerator, PreTrainedModel, Sequence[list[int]], GenerationConfig, int], Told]
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def sample_responses(
     sampling: Sampling,
     batch_size: int,
     on_batch: Callable[[int], None] = lambda count: None,
-    engine: Engine = "generate",
+    sampler: Sampler | None = None,
 ) -> list[Sample]:
     """Sample one response for every row of prompt token ids, in the order given.
 
@@ -92,22 +94,22 @@ def sample_responses(
         sampling: temperature, truncation and length; its seed is not used: the caller seeds.
         batch_size: sequences sampled at once.
         on_batch: told how many responses each batch has added.
-        engine: who samples.
+        sampler: who samples in place of transformers' plain `generate`.
 
     Raises:
-        InputError: the continuous engine cannot run this model.
+        InputError: the sampler cannot run this model.
     """
     was_training = model.training
     model.eval()
     try:
-        if engine == "continuous":
-            config = generation_config(tokenizer, sampling)
-            told = sample_continuously(accelerator, model, prompts, config, batch_size)
-            on_batch(len(prompts))
-        else:
+        if sampler is None:
             told = _sample_batches(
                 accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
             )
+        else:
+            config = generation_config(tokenizer, sampling)
+            told = sampler(accelerator, model, prompts, config, batch_size)
+            on_batch(len(prompts))
     finally:
         model.train(was_training)
     end = int(tokenizer.eos_token_id)
@@ -122,7 +124,7 @@ def _sample_batches(
     sampling: Sampling,
     batch_size: int,
     on_batch: Callable[[int], None],
-) -> list[tuple[list[int], list[float]]]:
+) -> Told:
     """Token ids and their log-probs in the order given; prompts of like length share a batch."""
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     told: dict[int, tuple[list[int], list[float]]] = {}
@@ -141,7 +143,7 @@ def _sample_batch(
     prompts: Sequence[list[int]],
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
-) -> list[tuple[list[int], list[float]]]:
+) -> Told:
     """Token ids up to the longest response, and their log-probs."""
     drawing = Draw()
     generate: Any = model.generate

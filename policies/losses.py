@@ -88,6 +88,16 @@ def forward_kl_top_k(
     return ((kept + rest * (rest / policy_rest).log()) * response_mask).sum()
 
 
+def clamped_log_ratios(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """At how many real tokens k3 and the token-level reverse KL clamp log r."""
+    beyond = (log_probs - reference_log_probs).abs() > MAX_LOG_RATIO
+    return (beyond & response_mask).sum().float()
+
+
 def token_reverse_kl(
     log_probs: Float[Tensor, "B R"],
     reference_log_probs: Float[Tensor, "B R"],

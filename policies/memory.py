@@ -52,6 +52,7 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
         share_base=settings.share_base,
         four_bits=settings.four_bit_base,
         resident=settings.kl.source == "resident",
+        vllm=settings.engine == "vllm",
         reward_ranks=tuple(adapter_rank(name) or settings.lora_rank for name in models),
     )
     return models[0] if models else settings.model, roles

@@ -106,6 +106,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         if accelerator.is_main_process:
             facts = {
                 "model": model_description,
+                "prompts_hash": prompts_hash,
                 "reward": inputs.get("reward"),
                 "sampling": asdict(writer.sampling),
                 "stored_top_k": settings.store_top_k,

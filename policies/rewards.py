@@ -35,6 +35,7 @@ def shape_rewards(
     *,
     shaping: Shaping,
     missing_eos_penalty: float = 0.0,
+    missing_eos_reward: float | None = None,
     length_penalty: float = 0.0,
     limit: float | None = None,
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
@@ -49,6 +50,7 @@ def shape_rewards(
         lengths: in tokens.
         shaping: centred, PAR or neither; the rest follows after it.
         missing_eos_penalty: taken from responses that did not end by themselves.
+        missing_eos_reward: what they earn instead, whatever their score; None leaves the penalty.
         length_penalty: taken for every token.
         limit: the result is clipped to ± this; None is no limit.
 
@@ -61,7 +63,10 @@ def shape_rewards(
         baseline = scores - shaped
     elif shaping == "par":
         shaped = preference(scores, reference_scores)
-    shaped = penalize_missing_eos(shaped, finished, missing_eos_penalty)
+    if missing_eos_reward is None:
+        shaped = penalize_missing_eos(shaped, finished, missing_eos_penalty)
+    else:
+        shaped = shaped.where(finished, missing_eos_reward)
     shaped = shaped - length_penalty * lengths
     return shaped if limit is None else shaped.clamp(-limit, limit), baseline
 

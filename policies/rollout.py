@@ -21,7 +21,7 @@ from policies.advantages import (
     masked_moments,
     whiten,
 )
-from policies.generate import Sample, decode, sample_responses
+from policies.generate import Sample, Sampler, decode, sample_responses
 from policies.guards import distinct_2
 from policies.kl import ReferencePolicy, measure_reference
 from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
@@ -75,6 +75,7 @@ def collect_rollout(
     reference_rewards: dict[str, list[float]],
     sampling: Sampling,
     settings: PPOSettings,
+    sampler: Sampler | None = None,
 ) -> Rollout:
     """Sample a response for each prompt, score it, and work out advantages.
 
@@ -88,9 +89,12 @@ def collect_rollout(
         reference_rewards: r(y0) of each prompt's rows, by prompt id.
         sampling: the settings that the reference outputs were sampled with.
         settings: shaping and GAE.
+        sampler: who samples, if not transformers' plain `generate`.
     """
     prompts = [rows[0].prompt_ids for rows in references]
-    samples, sequences = _sample(accelerator, model, tokenizer, prompts, sampling, settings)
+    samples, sequences = _sample(
+        accelerator, model, tokenizer, prompts, sampling, settings, sampler
+    )
     sampled_at = time.monotonic()
     device, mask = accelerator.device, sequences.responses.mask
     texts = [decode(tokenizer, sample) for sample in samples]
@@ -137,6 +141,7 @@ def _sample(
     prompts: Sequence[list[int]],
     sampling: Sampling,
     settings: PPOSettings,
+    sampler: Sampler | None,
 ) -> tuple[list[Sample], Sequences]:
     samples = sample_responses(
         accelerator,
@@ -145,7 +150,7 @@ def _sample(
         prompts,
         sampling,
         settings.sample_batch_size,
-        engine=settings.engine,
+        sampler=sampler,
     )
     pad_id = int(tokenizer.pad_token_id)
     responses = pad_right([sample.token_ids for sample in samples], pad_id)

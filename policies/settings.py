@@ -1,6 +1,7 @@
 """The settings of generate and ppo; torch-free, so that `--help` is quick."""
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
 Precision = Literal["auto", "bf16", "fp32"]
-Engine = Literal["generate", "continuous"]
+Engine = Literal["generate", "continuous", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +183,8 @@ class PPOSettings(ClusterSettings):
     probability of being preferred to them, σ of the difference."""
     missing_eos_penalty: float = 1.0
     """Taken from the reward of a response that did not end by itself."""
+    missing_eos_reward: float | None = None
+    """What such a response earns, whatever its score; --missing-eos-penalty is then not taken."""
     length_penalty: float = 0.0
     """Taken from the reward for every token of the response."""
     reward_limit: float | None = None
@@ -205,7 +208,8 @@ class PPOSettings(ClusterSettings):
     """Sequences sampled at once."""
     engine: Engine = "generate"
     """`generate`: transformers' plain sampling. `continuous`: its continuous batching, in which
-    responses that end make room for others, with CUDA graphs on a GPU."""
+    responses that end make room for others, with CUDA graphs on a GPU. `vllm`: vLLM, where it is
+    installed, with a copy of the policy's weights."""
     save_every: int = 25
     """Steps between checkpoints."""
     keep_checkpoints: int = 1
@@ -240,6 +244,11 @@ class PPOSettings(ClusterSettings):
                 f"--guards.max-kl {self.guards.max_kl:g} with --kl.source none: no step measures a "
                 "KL",
                 "Add --kl.audit-every 10, use another --kl.source, or leave --guards.max-kl out.",
+            )
+        if self.engine == "vllm" and find_spec("vllm") is None:
+            raise ConfigError(
+                "--engine vllm needs the package vllm, which is not installed",
+                "Install it: pip install vllm, or use --engine continuous.",
             )
         if self.reward_limit is not None:
             require_range("reward_limit", self.reward_limit, 0.0, above_low=True)
@@ -293,6 +302,12 @@ class PPOSettings(ClusterSettings):
                 "whole model, not of its 4 bits",
                 "Use --kl.source adapter: the reference is then the same 4 bits without adapters.",
             )
+        if self.four_bit_base and self.kl.audit_every:
+            raise ConfigError(
+                "--four-bit-base with --kl.audit-every: the audit would compare 4 bits with the "
+                "whole model",
+                "Use --kl.source adapter, which measures the reverse KL in every step.",
+            )
         if self.kl.source == "adapter" and not self.lora_rank:
             raise ConfigError(
                 "--kl.source adapter switches the policy's adapter off, and there is none",
@@ -310,6 +325,7 @@ class PPOSettings(ClusterSettings):
         return {
             "shaping": self.reward_shaping,
             "missing_eos_penalty": self.missing_eos_penalty,
+            "missing_eos_reward": self.missing_eos_reward,
             "length_penalty": self.length_penalty,
             "limit": self.reward_limit,
         }

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.actor_critic import PolicyAndCritic
+from policies.continuous import sample_continuously
 from policies.critic import new_critic
+from policies.generate import Sampler
 from policies.kl import ReferencePolicy, reference_policy
 from policies.packing import pack_prefixes
 from policies.pretraining import pieces_per_step, read_pieces
@@ -18,6 +20,7 @@ from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.reward_sources import Reward, load_reward
 from policies.settings import PPOSettings
 from policies.shared_base import critic_on, frozen_bytes, load_base, policy_on
+from policies.vllm_engine import VLLM
 from rlhf.adapters import add_adapters
 from rlhf.models import load_causal_lm
 from rlhf.rundir import RunDir
@@ -48,6 +51,7 @@ class Training:
     settings: PPOSettings
     run: RunDir
     shell: Shell
+    sampler: Sampler | None
     frozen_bytes: dict[str, int] | None
 
     @property
@@ -119,8 +123,24 @@ def set_up(
         settings=settings,
         run=run,
         shell=shell,
+        sampler=_new_sampler(settings, store, accelerator, plain.policy.config),
         frozen_bytes=_describe_sharing(accelerator, settings, base),
     )
+
+
+def _new_sampler(
+    settings: PPOSettings,
+    store: ReferenceStore,
+    accelerator: Accelerator,
+    config: PreTrainedConfig,
+) -> Sampler | None:
+    """Who samples rollouts; None is transformers' plain `generate`."""
+    if settings.engine == "continuous":
+        return sample_continuously
+    if settings.engine == "vllm":
+        longest = store.manifest["longest_prompt"] + store.sampling.max_new_tokens
+        return VLLM(settings.model, config, accelerator, longest, settings.sample_batch_size)
+    return None
 
 
 def _new_optimizer(model: PolicyAndCritic) -> torch.optim.Optimizer:

@@ -223,6 +223,7 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
             training.reference_rewards,
             store.sampling,
             settings,
+            training.sampler,
         )
         measured = measure_kl(training, plain, rollout, settings, step)
     beat("updating", step)

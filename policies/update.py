@@ -21,6 +21,7 @@ from policies.actor_critic import PolicyAndCritic
 from policies.log_probs import Sequences
 from policies.losses import (
     approximate_kl,
+    clamped_log_ratios,
     clipped_tokens,
     forward_kl_k1,
     forward_kl_k3,
@@ -43,7 +44,8 @@ KL_ESTIMATORS = {
     "top_k": ("kl/forward_top_k_per_token", forward_kl_top_k),
     "token_reverse": ("kl/token_reverse_per_token", token_reverse_kl),
 }
-LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "ptx")
+CLAMPING = ("k3", "token_reverse")  # the estimators whose log-ratios have a limit
+LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "clamped", "ptx")
 COUNTS = ("tokens", "reference_tokens", "ptx_tokens")
 
 
@@ -155,6 +157,8 @@ def _means(
     if total["reference_tokens"]:
         name = KL_ESTIMATORS[settings.kl.estimator][0]
         means[name] = total["forward_kl"] / total["reference_tokens"]
+        if settings.kl.estimator in CLAMPING:
+            means["kl/clamped_fraction"] = total["clamped"] / total["reference_tokens"]
     if total["ptx_tokens"]:
         means["loss/ptx"] = total["ptx"] / total["ptx_tokens"]
     return means | {
@@ -198,7 +202,7 @@ def _accumulate(
                 losses = losses_of()
                 loss = (losses[0] + settings.value_coefficient * losses[1]) / counts[0]
                 loss = loss + settings.kl.coefficient * losses[2] / counts[1].clamp(min=1)
-                loss = loss + settings.ptx_coefficient * losses[5] / counts[2].clamp(min=1)
+                loss = loss + settings.ptx_coefficient * losses[-1] / counts[2].clamp(min=1)
                 # data parallelism averages gradients over processes; the sums want their total
                 backward(accelerator, model, loss.float() * accelerator.num_processes)
             sums += torch.stack(losses).detach().double()
@@ -311,6 +315,7 @@ def _losses(
         ),
         approximate_kl(mine.detach(), old, mask),
         clipped_tokens(mine.detach(), old, mask, settings.clip_range),
+        clamped_log_ratios(stored.detach(), fit_row(references.log_probs), row_mask),
         torch.zeros_like(value),
     ]
 

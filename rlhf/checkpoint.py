@@ -68,7 +68,7 @@ def save_checkpoint(
         partial.mkdir(parents=True)
     accelerator.wait_for_everyone()
     _save_state(accelerator, partial)
-    torch.save(_random_states(), partial / f"rng-{accelerator.process_index}.pt")
+    torch.save(random_states(), partial / f"rng-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         written_by = {"processes": accelerator.num_processes, "format": _format(accelerator)}
@@ -117,7 +117,7 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
     _require_readable(accelerator, newest, written_by)
     _load_state(accelerator, newest)
     if written_by["processes"] == accelerator.num_processes:
-        _set_random_states(torch.load(newest / f"rng-{accelerator.process_index}.pt"))
+        set_random_states(torch.load(newest / f"rng-{accelerator.process_index}.pt"))
     return progress
 
 
@@ -190,7 +190,7 @@ def _alone(accelerator: Accelerator) -> Iterator[bool]:
         yield accelerator.num_processes == 1
 
 
-def _random_states() -> dict[str, Any]:
+def random_states() -> dict[str, Any]:
     """The states of all generators, as values that torch.load reads without running code."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -201,7 +201,8 @@ def _random_states() -> dict[str, Any]:
     }
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: dict[str, Any]) -> None:
+    """Let all generators go on from what `random_states` gave."""
     random.setstate(states["python"])
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))

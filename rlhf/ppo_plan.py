@@ -10,6 +10,7 @@
 (zero3, fsdp), which are whole again while PPO samples. What is offloaded is in main memory.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ from rlhf.planner import (
     working_bytes,
 )
 
+VLLM_PAGE = 128  # tokens; a multiple of what its backends have
 Critic = Literal["own", "own head", "head", "none"]
 
 
@@ -42,6 +44,7 @@ class Roles:
         share_base: one frozen model under all roles.
         four_bits: it is held in 4 bits.
         resident: the original model stays in memory.
+        vllm: so does vLLM, with a copy of the policy.
         reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
     """
 
@@ -51,6 +54,7 @@ class Roles:
     share_base: bool = False
     four_bits: bool = False
     resident: bool = False
+    vllm: bool = False
     reward_ranks: tuple[int, ...] = ()
 
     @property
@@ -137,6 +141,7 @@ def ppo_plan(
         spread: who divides what; by default nobody.
     """
     roles, spread = roles or Roles(), spread or Spread(processes=processes)
+    engine = _engine(shape, sample_batch, prompt + new, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     updating = (
@@ -148,7 +153,7 @@ def ppo_plan(
     )
     return Plan(
         f"Memory of each process for PPO, with prompts of {prompt} tokens",
-        (*_frozen(shape, reward, roles, spread, bf16=bf16), *_trained(counts, spread)),
+        (*_frozen(shape, reward, roles, spread, bf16=bf16), *engine, *_trained(counts, spread)),
         {
             "sampling": _sampling(
                 shape, reward, sample_batch, prompt, new, roles, spread, bf16=bf16
@@ -197,6 +202,17 @@ def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, .
     return (Item("critic: what its head reads", size, f"{episodes} × {new} tokens"),)
 
 
+def _engine(shape: Shape, batch: int, length: int, *, bf16: bool) -> tuple[Item, ...]:
+    """What vLLM holds from the start to the end of a run."""
+    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
+    pages = (batch + 1) * math.ceil(length / VLLM_PAGE)
+    cache = float(2 * size * shape.layers * shape.key_width * pages * VLLM_PAGE)
+    return (
+        Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy of the policy's"),
+        Item("vLLM: keys and values", cache, f"{pages} pages of {VLLM_PAGE} tokens"),
+    )
+
+
 def _sampling(
     shape: Shape,
     reward: Shape,
@@ -209,7 +225,11 @@ def _sampling(
     bf16: bool,
 ) -> tuple[Item, ...]:
     matrices = roles.lora_rank * shape.lora_rows or shape.linear
-    sampling = sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices)
+    if roles.vllm:
+        merged = FP32 * shape.parameters if roles.lora_rank else 0.0
+        sampling: tuple[Item, ...] = (Item("merged weights", merged, "float32, for vLLM"),)
+    else:
+        sampling = sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices)
     if spread.strategy in ("fsdp", "zero3"):
         held = FP32 * (shape.parameters + (reward.trunk if roles.critic.startswith("own") else 0))
         return (Item("whole weights", held, "of policy and critic, gathered"), *sampling)

@@ -47,7 +47,7 @@ def build_tokenizer(corpus: list[str] | None = None) -> PreTrainedTokenizerFast:
     return fast
 
 
-def build_tiny_model(folder: Path, seed: int = 0) -> Path:
+def build_tiny_model(folder: Path, seed: int = 0, head_dim: int = 8) -> Path:
     """Save a two-layer Llama with random weights and the tokenizer above."""
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
@@ -58,6 +58,7 @@ def build_tiny_model(folder: Path, seed: int = 0) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=512,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

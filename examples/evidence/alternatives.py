@@ -19,6 +19,7 @@ from experiment import (
     run,
     sampled_prompts,
     stage,
+    stored_outputs,
     write_dataset,
 )
 from shaping import outcome
@@ -32,20 +33,18 @@ METHODS = ("dpo", "sft")
 def measure(config: Config, out: Path) -> Config:
     """Train every method on the same rankings and evaluate it."""
     records = sampled_prompts(config)
-    everything = write_dataset(out / "prompts", records)
     ranked = rank_by_signal(
         records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]
     )
     chosen = draw(ranked, config["rankings"], config["seed"])
     data = write_dataset(out / "rankings", chosen)
     model, base = config["model"], ["--model", config["model"]]
-    reward, reference = out / "reward", out / "reference"
-    how = flags(config["reward"])
+    reward, how = out / "reward", flags(config["reward"])
     stage(reward, "train-reward", "--rankings", data, *base, *how)
-    stage(reference, "reference", "--prompts", everything, *base, *flags(config["reference"]))
-    judged = ["--reward", reward, "--reference", reference]
-    stage(out / "ppo", "ppo", *base, *judged, *flags(config["ppo"]))
-    asked = [*judged, "--gold", config["gold"], *flags(config["evaluate"])]
+    reference, best_of = stored_outputs(config, out, records)
+    judged = ["--reward", reward, "--reference"]
+    stage(out / "ppo", "ppo", *base, *judged, reference, *flags(config["ppo"]))
+    asked = [*judged, best_of, "--gold", config["gold"], *flags(config["evaluate"])]
     report = stage(out / "evaluate-ppo", "evaluate", "--policy", out / "ppo", *asked)
     rows = {"ppo": outcome(report)}
     train = [record for record in chosen if record.prompt.split == "train"]

@@ -227,6 +227,21 @@ def write_dataset(out: Path, records: Sequence[RankedPrompt]) -> Path:
     return out
 
 
+def stored_outputs(config: Config, out: Path, records: list[RankedPrompt]) -> tuple[Path, Path]:
+    """Reference outputs to train with, and many of every test prompt to choose the best of.
+
+    A policy is trained on all its stored rows, so that many of them cost every run time.
+    """
+    test = [record for record in records if record.prompt.split == "test"]
+    parts = (("reference", records, {}), ("best-of", test, {"samples": config["best_of"]}))
+    for name, some, more in parts:
+        prompts = write_dataset(out / f"{name}-prompts", some)
+        how = flags({**config["reference"], **more})
+        base = ["--prompts", prompts, "--model", config["model"]]
+        stage(out / name, "reference", *base, *how)
+    return out / "reference", out / "best-of"
+
+
 def gold_of(config: Config) -> Signal:
     """The function that stands for what people want."""
     return load_signal(config["gold"])

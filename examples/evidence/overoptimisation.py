@@ -23,6 +23,7 @@ from experiment import (
     sampled_prompts,
     signed,
     stage,
+    stored_outputs,
     write_dataset,
 )
 from matplotlib.figure import Figure
@@ -33,38 +34,38 @@ FORMS = {"best_of_n": "linear", "ppo": "log"}  # of the fitted curve
 def measure(config: Config, out: Path) -> Config:
     """Points of both methods and the fitted curves, for every size of the proxy's data."""
     records = sampled_prompts(config)
-    everything = write_dataset(out / "prompts", records)
     ranked = rank_by_signal(
         records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]
     )
-    model = config["model"]
-    reference = out / "reference"
-    how = flags(config["reference"])
-    stage(reference, "reference", "--prompts", everything, "--model", model, *how)
+    stores = stored_outputs(config, out, records)
     proxies = {}
     for number in config["rankings"]:
         data = write_dataset(out / f"rankings-{number}", draw(ranked, number, config["seed"]))
         reward = out / f"reward-{number}"
         how = flags(config["reward"])
-        trained = stage(reward, "train-reward", "--rankings", data, "--model", model, *how)
+        base = ["--rankings", data, "--model", config["model"]]
+        trained = stage(reward, "train-reward", *base, *how)
         proxies[str(number)] = {
             "accuracy": trained["accuracy"]["value"],  # several rankings a prompt: no interval
-            **measure_proxy(config, out, reward, reference, str(number)),
+            **measure_proxy(config, out, reward, stores, str(number)),
         }
     return {"proxies": proxies}
 
 
-def measure_proxy(config: Config, out: Path, reward: Path, reference: Path, name: str) -> Config:
-    """Best-of-n and PPO against one proxy."""
+def measure_proxy(
+    config: Config, out: Path, reward: Path, stores: tuple[Path, Path], name: str
+) -> Config:
+    """Best-of-n and PPO against one proxy, with the stored outputs to train and to evaluate."""
     ppo, best_of_n, start = [], [], 0.0
+    reference, best_of = stores
+    judged = ["--reward", reward, "--seed", config["seed"], "--reference"]
     for steps in config["steps"]:
         policy = out / f"ppo-{name}-{steps}"
-        base = ["--reward", reward, "--reference", reference, "--seed", config["seed"]]
         how = [*flags(config["ppo"]), "--steps", steps]
-        stage(policy, "ppo", "--model", config["model"], *base, *how)
+        stage(policy, "ppo", "--model", config["model"], *judged, reference, *how)
         report = stage(
             out / f"evaluate-{name}-{steps}",
-            *("evaluate", "--policy", policy, *base, "--gold", config["gold"]),
+            *("evaluate", "--policy", policy, *judged, best_of, "--gold", config["gold"]),
             *flags(config["evaluate"]),
         )
         kl = report["kl"]["reverse"]

@@ -30,11 +30,11 @@ SMALL = {
     "ppo": {"steps": 1, **PPO},
 }
 CHANGES = {
-    "overoptimisation": {"rankings": [4, 8], "steps": [1, 2], "ppo": PPO},
+    "overoptimisation": {"rankings": [4, 8], "steps": [1, 2], "ppo": PPO, "best_of": 3},
     "pairs": {"epochs": [1], "prompts_per_batch": 2, "reward": {"precision": "fp32"}},
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
-    "alternatives": {"dpo": TRL, "sft": TRL},
+    "alternatives": {"dpo": TRL, "sft": TRL, "best_of": 3},
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},

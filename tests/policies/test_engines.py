@@ -1,6 +1,7 @@
 """Both engines sample what the policy says, and tell what they thought of it."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from accelerate import Accelerator
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from policies.audit import score_responses
-from policies.continuous import rounded
+from policies.continuous import rounded, sample_continuously
 from policies.generate import Sample, draw, sample_responses
 from policies.invariants import check_step
 from policies.packing import pack_prefixes
@@ -18,8 +19,10 @@ from rlhf.errors import GuardError, InputError
 from rlhf.models import load_causal_lm
 from rlhf.records import Sampling
 from rlhf.tokens import load_tokenizer
+from tests.policies.training import TrainingInputs
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [5, 6, 7, 11, 12], [13], [14, 15, 16]]
+SAMPLERS = {"generate": None, "continuous": sample_continuously}
 TEMPERATURE = 0.7
 SAMPLING = Sampling(temperature=TEMPERATURE, max_new_tokens=6, seed=0)
 
@@ -42,7 +45,7 @@ def sample(
         PROMPTS,
         sampling,
         3,
-        engine=engine,
+        sampler=SAMPLERS[engine],
     )
     return accelerator, found
 
@@ -150,6 +153,17 @@ def test_a_model_that_the_engine_cannot_run_is_refused(tiny_model: Path) -> None
     with pytest.raises(InputError, match="Continuous batching cannot run Mamba") as caught:
         sample(MambaForCausalLM(config), tiny_model, "continuous")
     assert caught.value.remedy == "Use --engine generate, which samples from every model."
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
+def test_vllm_is_asked_for_where_it_is_not_installed(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert training.ppo(tmp_path / "x", "--engine", "vllm") == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "--engine vllm needs the package vllm, which is not installed" in words
+    assert "pip install vllm" in words
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_sampler_that_disagrees_with_training_is_stopped_at_once() -> None:

@@ -81,6 +81,12 @@ def test_one_runaway_token_is_clamped() -> None:
     assert loss.item() == pytest.approx(np.exp(10) - 11, rel=1e-5)
 
 
+def test_clamped_log_ratios_are_counted_at_real_tokens_in_both_directions() -> None:
+    policy, reference = rows([-1.0, -12.0, 0.0], [-11.5, 0.0, 0.0]), rows([-11.0] * 3, [-1.0] * 3)
+    assert losses.clamped_log_ratios(policy, reference, MASK).item() == 1.0  # −10.5; +10 is not
+    assert losses.clamped_log_ratios(-policy, -reference, MASK).item() == 1.0
+
+
 def test_reverse_kl_estimators_by_hand() -> None:
     policy, reference = (
         rows([-1.0, -2.0, 5.0], [-3.0, 5.0, 5.0]),

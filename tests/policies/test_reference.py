@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from policies.reference_store import ReferenceStore, open_store
 from rlhf.cli import main
 from rlhf.distributed import run_processes
+from rlhf.fingerprints import file_hash
 from rlhf.models import new_reward_model, save_model
 from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
@@ -68,6 +69,7 @@ def test_jobs_fill_one_store_with_the_rows_of_one_job(
         assert not (out / "outputs" / "manifest.json").exists()
     assert main(arguments(prompts, tiny_model, out, "--shard", "1/3")) == 0
     assert_same_rows(whole, out)
+    assert store_in(out).manifest["prompts_hash"] == file_hash(prompts)
     before = (out / "outputs" / "manifest.json").stat().st_mtime_ns
     assert main(arguments(prompts, tiny_model, out, "--shard", "0/3")) == 0
     assert (out / "outputs" / "manifest.json").stat().st_mtime_ns == before

@@ -21,6 +21,21 @@ def test_a_missing_end_costs_the_penalty() -> None:
     assert scores.tolist() == [1.0, 0.75]
 
 
+def test_a_missing_end_can_have_a_reward_of_its_own() -> None:
+    shaped, baseline = shape_rewards(
+        torch.tensor([5.0, 4.0]),
+        torch.tensor([[1.0], [1.0]]),
+        torch.tensor([True, False]),
+        torch.tensor([10, 20]),
+        shaping="centered",
+        missing_eos_penalty=0.25,
+        missing_eos_reward=-1.0,
+        length_penalty=0.1,
+    )
+    assert shaped.tolist() == [3.0, -3.0]  # 5 − 1 − 10·.1; −1 − 20·.1
+    assert baseline.tolist() == [1.0, 1.0]
+
+
 def test_the_score_sits_on_the_last_real_token() -> None:
     mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
     rewards = place_at_end(torch.tensor([1.0, 2.0, 3.0]), mask)

@@ -26,6 +26,7 @@ from tests.pipeline.test_resume import kill_when
 from tests.policies.training import TrainingInputs, metrics_of, read_report
 
 BATCH = Sequences(pad_left([[5, 6, 7], [8]], 0), pad_right([[20, 30], [23, 30, 2]], 0))
+SHARED = ("--share-base", "--lora-rank", "4")
 LORA = ("--lora-rank", "4", "--kl.source", "adapter")
 
 
@@ -154,7 +155,11 @@ def test_a_killed_run_on_a_shared_base_goes_on_exactly(adapted: Adapted, tmp_pat
     [
         (("--share-base",), "Add --lora-rank 16"),
         (("--lora-rank", "4", "--four-bit-base"), "--four-bit-base without --share-base"),
-        (("--share-base", "--lora-rank", "4", "--four-bit-base"), "with --kl.source reference"),
+        ((*SHARED, "--four-bit-base"), "with --kl.source reference"),
+        (
+            (*SHARED, "--four-bit-base", "--kl.source", "none", "--kl.audit-every", "1"),
+            "--four-bit-base with --kl.audit-every",
+        ),
         (("--share-base", *LORA), "keeps no adapter to put on a shared base"),
     ],
 )

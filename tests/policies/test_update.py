@@ -193,6 +193,18 @@ def test_the_forward_kl_statistic_is_the_k3_formula(tiny_model: Path) -> None:
         tokens += len(row.response_ids)
     _, statistics = weights_after_update(tiny_model, rows)
     assert statistics["kl/forward_k3_per_token"] == pytest.approx(total / tokens, rel=1e-5)
+    assert statistics["kl/clamped_fraction"] == 0.0
+
+
+def test_the_share_of_clamped_log_ratios_is_reported(tiny_model: Path) -> None:
+    rows = build_rows()
+    rows[0].log_probs[1] = -100.0
+    tokens = sum(len(row.response_ids) for row in rows)
+    _, statistics = weights_after_update(tiny_model, rows)
+    assert statistics["kl/clamped_fraction"] == pytest.approx(1 / tokens)
+    kl = replace(SETTINGS.kl, estimator="k1")
+    _, statistics = weights_after_update(tiny_model, rows, kl=kl)
+    assert "kl/clamped_fraction" not in statistics
 
 
 def test_an_update_that_moves_too_far_stops(tiny_model: Path) -> None:

@@ -61,15 +61,19 @@ def metrics_of(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> TrainingInputs:
+    """The inputs around the tiny model."""
+    return build_training(tmp_path_factory.mktemp("training"), tiny_model)
+
+
+def build_training(folder: Path, model: Path) -> TrainingInputs:
     """A random reward model, and two reference outputs for each of twelve prompts."""
-    folder = tmp_path_factory.mktemp("training")
-    made = TrainingInputs(tiny_model, folder / "reward", folder / "reference")
-    tokenizer = load_tokenizer(str(tiny_model))
-    reward = new_reward_model(str(tiny_model), int(tokenizer.pad_token_id), seed=1)
+    made = TrainingInputs(model, folder / "reward", folder / "reference")
+    tokenizer = load_tokenizer(str(model))
+    reward = new_reward_model(str(model), int(tokenizer.pad_token_id), seed=1)
     save_model(reward, tokenizer, made.reward)
     prompts = write_prompts(folder / "prompts.jsonl")
     command = [
-        *("reference", "--prompts", str(prompts), "--model", str(tiny_model), *SHORT),
+        *("reference", "--prompts", str(prompts), "--model", str(model), *SHORT),
         *("--reward", str(made.reward), "--out", str(made.reference), "--samples", "2"),
     ]
     assert main(command) == 0

@@ -34,6 +34,16 @@ def test_three_models_and_no_reference() -> None:
     assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
 
 
+def test_vllm_holds_a_copy_of_the_policy_and_pages_for_every_response_and_one_more() -> None:
+    plan = ppo(roles=Roles(vllm=True))
+    found = sizes(plan, "sampling")
+    assert found["vLLM: weights"] == 2 * POLICY
+    assert found["vLLM: keys and values"] == 2 * 2 * (2 * 4) * (5 * 128)
+    assert "keys and values" not in found
+    merged = sizes(ppo(roles=Roles(vllm=True, lora_rank=2)), "sampling")["merged weights"]
+    assert merged == 4 * POLICY
+
+
 def test_the_peak_is_that_of_the_greediest_phase() -> None:
     plan = ppo(sample_batch=10_000)
     always = sum(item.size for item in plan.resident)
