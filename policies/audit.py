@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.generate import Sample, sample_responses
+from policies.generate import Sample, Sampler, sample_responses
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import forward_kl_k3, reverse_kl_k1, reverse_kl_k3
 from policies.packing import pack_prefixes
@@ -97,12 +97,15 @@ def audit_policy(
     groups: Sequence[tuple[ReferenceRow, ...]],
     batch_size: int,
     *,
+    sampler: Sampler | None = None,
     together: bool = False,
 ) -> dict[str, Any]:
     """Both KLs: forward on the stored rows of some prompts, reverse on fresh answers to them."""
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
-    samples = sample_responses(accelerator, policy, tokenizer, prompts, store.sampling, batch_size)
+    samples = sample_responses(
+        accelerator, policy, tokenizer, prompts, store.sampling, batch_size, sampler=sampler
+    )
     reference = load_reference_model(store, accelerator, together=together)
     reverse = audit_reverse_kl(
         accelerator, policy, reference, tokenizer, prompts, samples, temperature

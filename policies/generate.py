@@ -33,9 +33,12 @@ from rlhf.watchdog import beat
 
 PART = 256  # words of the vocabulary that are summed together
 EMPTY_TEXT = "(no answer)"  # people must see that a model said nothing; the token ids stay exact
-Told = list[tuple[list[int], list[float]]]  # token ids of each response, and their log-probs
-# Given the model, prompts, how to sample, and how many responses may be in work at one time.
-Sampler = Callable[[Accelerator, PreTrainedModel, Sequence[list[int]], GenerationConfig, int], Told]
+# Token ids and log-probs of each response, from the model, prompts, how to sample, and how many
+# responses may be in work at one time.
+Sampler = Callable[
+    [Accelerator, PreTrainedModel, Sequence[list[int]], GenerationConfig, int],
+    list[tuple[list[int], list[float]]],
+]
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _sample_batches(
     sampling: Sampling,
     batch_size: int,
     on_batch: Callable[[int], None],
-) -> Told:
+) -> list[tuple[list[int], list[float]]]:
     """Token ids and their log-probs in the order given; prompts of like length share a batch."""
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     told: dict[int, tuple[list[int], list[float]]] = {}
@@ -143,7 +146,7 @@ def _sample_batch(
     prompts: Sequence[list[int]],
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
-) -> Told:
+) -> list[tuple[list[int], list[float]]]:
     """Token ids up to the longest response, and their log-probs."""
     drawing = Draw()
     generate: Any = model.generate

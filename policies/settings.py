@@ -248,7 +248,7 @@ class PPOSettings(ClusterSettings):
         if self.engine == "vllm" and find_spec("vllm") is None:
             raise ConfigError(
                 "--engine vllm needs the package vllm, which is not installed",
-                "Install it: pip install vllm, or use --engine continuous.",
+                "Install it: pip install vllm, or use --engine generate.",
             )
         if self.reward_limit is not None:
             require_range("reward_limit", self.reward_limit, 0.0, above_low=True)
@@ -302,11 +302,12 @@ class PPOSettings(ClusterSettings):
                 "whole model, not of its 4 bits",
                 "Use --kl.source adapter: the reference is then the same 4 bits without adapters.",
             )
-        if self.four_bit_base and self.kl.audit_every:
+        if self.four_bit_base and self.kl.source == "none" and self.kl.audit_every:
             raise ConfigError(
                 "--four-bit-base with --kl.audit-every: the audit would compare 4 bits with the "
                 "whole model",
-                "Use --kl.source adapter, which measures the reverse KL in every step.",
+                "Use --kl.source adapter, which measures the reverse KL in every step; with "
+                "--kl.coefficient 0 it does no more than that.",
             )
         if self.kl.source == "adapter" and not self.lora_rank:
             raise ConfigError(

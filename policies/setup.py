@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.actor_critic import PolicyAndCritic
 from policies.continuous import sample_continuously
@@ -123,23 +123,20 @@ def set_up(
         settings=settings,
         run=run,
         shell=shell,
-        sampler=_new_sampler(settings, store, accelerator, plain.policy.config),
+        sampler=_new_sampler(settings, store, accelerator),
         frozen_bytes=_describe_sharing(accelerator, settings, base),
     )
 
 
 def _new_sampler(
-    settings: PPOSettings,
-    store: ReferenceStore,
-    accelerator: Accelerator,
-    config: PreTrainedConfig,
+    settings: PPOSettings, store: ReferenceStore, accelerator: Accelerator
 ) -> Sampler | None:
     """Who samples rollouts; None is transformers' plain `generate`."""
     if settings.engine == "continuous":
         return sample_continuously
     if settings.engine == "vllm":
         longest = store.manifest["longest_prompt"] + store.sampling.max_new_tokens
-        return VLLM(settings.model, config, accelerator, longest, settings.sample_batch_size)
+        return VLLM(settings.model, accelerator, longest, settings.sample_batch_size)
     return None
 
 

@@ -324,6 +324,7 @@ def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
         store,
         groups,
         settings.sample_batch_size,
+        sampler=training.sampler,
         together=settings.tensor_parallel > 1,
     )
     history = read_metrics(training.run.metrics_file)

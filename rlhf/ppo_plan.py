@@ -205,12 +205,24 @@ def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, .
 def _engine(shape: Shape, batch: int, length: int, *, bf16: bool) -> tuple[Item, ...]:
     """What vLLM holds from the start to the end of a run."""
     size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
-    pages = (batch + 1) * math.ceil(length / VLLM_PAGE)
-    cache = float(2 * size * shape.layers * shape.key_width * pages * VLLM_PAGE)
+    cache = vllm_cache_bytes(shape, batch, length, size)
     return (
         Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy of the policy's"),
-        Item("vLLM: keys and values", cache, f"{pages} pages of {VLLM_PAGE} tokens"),
+        Item("vLLM: keys and values", float(cache), f"{batch + 1} sequences of {length} tokens"),
     )
+
+
+def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int:
+    """Of the pages for so many responses at full length, and for one more.
+
+    Args:
+        shape: the model.
+        requests: responses in work at one time.
+        length: tokens of prompt and response.
+        size: bytes of a number.
+    """
+    tokens = (requests + 1) * VLLM_PAGE * math.ceil(length / VLLM_PAGE)
+    return 2 * size * shape.layers * shape.key_width * tokens
 
 
 def _sampling(
