@@ -1,0 +1,99 @@
+"""How fast each `--engine` of `rlhf ppo` samples: milliseconds a token, medians of runs.
+
+Prompts are the quickstart's first, and all responses are in work at one time. Engines take turns,
+so that a machine which others use slows all of them alike; each one's first run only warms up.
+
+    .venv-vllm/bin/python examples/benchmarks/engines.py [--prompts 48] [--runs 3] [--json]
+
+`make vllm` builds that environment; without vllm the other two engines are measured.
+"""
+
+import argparse
+import json
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from policies.generate import Sampler
+
+REPOSITORY = Path(__file__).parents[2]
+PROMPTS = REPOSITORY / "examples" / "quickstart" / "prompts.jsonl"
+NEW_TOKENS = 24
+
+
+def main() -> None:
+    """Measure, and print a line for each engine."""
+    import torch
+
+    from policies.continuous import sample_continuously
+    from policies.generate import encode_prompts
+    from policies.packing import pack_prefixes
+    from policies.reference import load_prompts
+    from policies.vllm_engine import VLLM
+    from rlhf.distributed import start
+    from rlhf.models import load_causal_lm, load_config
+    from rlhf.tokens import load_tokenizer
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default=str(REPOSITORY / "models" / "SmolLM2-135M-Instruct"))
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    accelerator = start(arguments.precision, 0)
+    tokenizer = load_tokenizer(arguments.model)
+    records = [record.prompt for record in load_prompts(PROMPTS)[0][: arguments.prompts]]
+    config = load_config(arguments.model)
+    prompts = encode_prompts(tokenizer, config, records, NEW_TOKENS)
+    model = load_causal_lm(arguments.model).to(accelerator.device).eval()
+    pack_prefixes(model)
+    samplers: dict[str, Sampler | None] = {"generate": None, "continuous": sample_continuously}
+    if find_spec("vllm"):
+        longest = max(map(len, prompts)) + NEW_TOKENS
+        samplers["vllm"] = VLLM(arguments.model, accelerator, longest, len(prompts))
+    times: dict[str, list[float]] = {name: [] for name in samplers}
+    for number in range(arguments.runs + 1):
+        for name, sampler in samplers.items():
+            taken = milliseconds_a_token(accelerator, model, tokenizer, prompts, sampler)
+            if number:
+                times[name].append(taken)
+    for name, taken in times.items():
+        ratio = median(times["generate"]) / median(taken)
+        runs = ", ".join(f"{one:.2f}" for one in taken)
+        words = f"{name:10}  {median(taken):6.2f} ms a token ({runs}), {ratio:.2f} x generate"
+        print(words, file=sys.stderr if arguments.json else sys.stdout)
+    if arguments.json:
+        threads = torch.get_num_threads()
+        print(json.dumps({"precision": arguments.precision, "threads": threads, "times": times}))
+
+
+def milliseconds_a_token(
+    accelerator: "Accelerator",
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: list[list[int]],
+    sampler: "Sampler | None",
+) -> float:
+    """Wall time of one batch over the tokens that it gave."""
+    from policies.generate import sample_responses
+    from rlhf.records import Sampling
+
+    sampling = Sampling(temperature=0.8, max_new_tokens=NEW_TOKENS, seed=0)
+    began = time.perf_counter()
+    found = sample_responses(
+        accelerator, model, tokenizer, prompts, sampling, len(prompts), sampler=sampler
+    )
+    return 1000 * (time.perf_counter() - began) / sum(len(one.token_ids) for one in found)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(REPOSITORY)  # beside this file lies a reward.py that is not the package
+    main()
