@@ -140,11 +140,11 @@ def _undisturbed() -> Iterator[None]:
 def _refusing(model: str) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
+    except (torch.OutOfMemoryError, torch.distributed.DistError):
+        raise  # they have remedies of their own
     except (ValueError, NotImplementedError, RuntimeError) as error:
         # vLLM's settings are pydantic's, whose own text counts errors first
-        reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
+        reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error) or repr(error)
         raise InputError(
             f"vLLM does not start with {model} ({reason.strip().splitlines()[0]})",
             "Use --engine generate, which samples from every model.",

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("vllm", reason="needs vllm, in an environment of its own: make test-vllm")
 
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from policies.audit import score_responses
@@ -74,9 +75,8 @@ def test_it_samples_from_the_weights_of_the_moment_with_adapters_merged_in(
     model = load_causal_lm(str(wide)).eval()
     first = sample(vllm, model, wide)
     assert sample(vllm, model, wide) == first
-    sample(
-        vllm, model, wide, [LONG]
-    )  # fills pages, whose keys and values are soon those of old weights
+    # fills pages, whose keys and values are soon those of old weights
+    sample(vllm, model, wide, [LONG])
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)
@@ -131,6 +131,8 @@ def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(
     kill_when(training.arguments(killed, *options, steps=3), killed / "metrics.jsonl", lines=2)
     assert run_process(*training.arguments(killed, *options, "--resume", steps=3)).returncode == 0
     assert metrics_of(killed) == metrics_of(straight)
+    weights = [load_file(out / "policy" / "model.safetensors") for out in (straight, killed)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
     assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(straight))
 
 
