@@ -14,7 +14,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,7 @@ from rlhf.config import load_settings, to_plain, to_yaml
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.ranks import is_main_process, leave, world_size
-from rlhf.usage import explain, show_panel
+from rlhf.usage import explain, is_required, show_panel
 
 COMMANDS = {
     "import": "import_",
@@ -173,15 +173,11 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
         "json": as_json,
         "return": None,
     }
-    if not any(_is_required(setting) for setting in fields(module.Settings)):
+    if not any(is_required(setting) for setting in fields(module.Settings)):
         command.__defaults__ = (module.Settings(),)  # cyclopts asks for it when all is optional
     command.__doc__ = module.run.__doc__
     command.__module__ = module.__name__
     return command
-
-
-def _is_required(setting: Field[Any]) -> bool:
-    return setting.default is MISSING and setting.default_factory is MISSING
 
 
 def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:

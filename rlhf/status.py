@@ -13,6 +13,7 @@ from rlhf.errors import InputError
 from rlhf.intervals import in_words
 from rlhf.metrics import read_metrics
 from rlhf.rundir import STAGE_COMMANDS, RunDir
+from rlhf.watchdog import is_gone, read_hearts
 
 StageStatus = dict[str, Any]
 Run = dict[str, StageStatus]
@@ -60,6 +61,7 @@ def read_stage(run: RunDir) -> StageStatus:
         "stage": content["stage"],
         "path": str(run.path),
         **{name: content.get(name) for name in FACTS if name != "steps"},
+        **_death(run, content),
         "steps": len(steps),
         "settings": flatten(settings or {}),
         "origin": _origin(content),
@@ -67,6 +69,15 @@ def read_stage(run: RunDir) -> StageStatus:
         "last_metrics": steps[-1] if steps else {},
         "report": flatten(run.read_report()) if run.report_json.is_file() else {},
     }
+
+
+def _death(run: RunDir, content: dict[str, Any]) -> StageStatus:
+    """What a process could not say itself: that it was killed, and when it last wrote."""
+    hearts = read_hearts(run.heartbeat)
+    if content["status"] != "running" or not hearts or not all(map(is_gone, hearts)):
+        return {}
+    written = max(file.stat().st_mtime for file in run.path.rglob("*") if file.is_file())
+    return {"status": "killed", "finished_at": datetime.fromtimestamp(written, UTC).isoformat()}
 
 
 def _origin(content: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +156,7 @@ def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
 def _line(stage: StageStatus) -> list[str]:
     """Name, status, duration, main number, and what to type where the stage has to go on."""
     cells = [f"  {stage['stage']}", stage["status"], _duration(stage), _main_number(stage)]
-    if stage["status"] in ("failed", "interrupted"):
+    if stage["status"] in ("failed", "interrupted", "killed"):
         config = RunDir(Path(stage["path"])).config_file
         command = STAGE_COMMANDS[stage["stage"]]
         cells.append(f"→ {command} --config {shlex.quote(str(config))} --resume")

@@ -2,7 +2,9 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
@@ -10,6 +12,7 @@ from cyclopts.help import DefaultFormatter, HelpPanel
 from rich.console import Console, ConsoleOptions
 
 from rlhf.cluster import ClusterSettings
+from rlhf.config import load_settings
 from rlhf.errors import ConfigError, did_you_mean
 
 FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
@@ -66,7 +69,7 @@ def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
 def _missing(
     error: MissingArgumentError, words: Sequence[str], settings: Any, see: str
 ) -> ConfigError:
-    """A flag without its value, or a required setting that was not given.
+    """A flag without its value, or all required settings that were not given.
 
     A flag that nobody knows is named first: it may be the required one, mistyped. A stray word may
     be the missing value.
@@ -83,8 +86,28 @@ def _missing(
     kept = [word for word in words if word not in strays]
     given = shlex.join(strays[:1]) or _value(name)
     flag = "" if error.argument.index is not None else f"{name} "
-    typed = f"rlhf {shlex.join(kept)} {flag}{given}"
-    return ConfigError(f"{flag.strip() or _value(name)} is missing", f"Type: {typed}\n  {see}")
+    others = [other for other in _not_given(words, settings) if other != name]
+    typed = [f"rlhf {shlex.join(kept)} {flag}{given}", *(f"{o} {_value(o)}" for o in others)]
+    first = flag.strip() or _value(name)
+    problem = (
+        f"{', '.join([first, *others[:-1]])} and {others[-1]} are" if others else f"{first} is"
+    )
+    return ConfigError(f"{problem} missing", f"Type: {' '.join(typed)}\n  {see}")
+
+
+def _not_given(words: Sequence[str], settings: Any) -> list[str]:
+    """Flags of required settings that are neither among the words nor in their --config files."""
+    parts = [part for word in words for part in word.split("=", 1)]
+    files = [Path(file) for flag, file in pairwise(parts) if flag == "--config"]
+    in_files = {str(name).replace("-", "_") for name in load_settings(files)}
+    required = [one.name for one in fields(settings) if is_required(one) and one.kw_only]
+    flags = [f"--{name.replace('_', '-')}" for name in required if name not in in_files]
+    return [flag for flag in flags if flag not in parts]
+
+
+def is_required(setting: Field[Any]) -> bool:
+    """Whether a setting has no default."""
+    return setting.default is MISSING and setting.default_factory is MISSING
 
 
 def _value(flag: str | None) -> str:

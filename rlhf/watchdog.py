@@ -156,6 +156,19 @@ def read_hearts(folder: Path) -> list[Heart]:
     return [Heart(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
 
+def is_gone(heart: Heart) -> bool:
+    """Whether the process of a rank has ended; of those on other machines nothing is known."""
+    if heart.host != socket.gethostname():
+        return False
+    try:
+        os.kill(heart.pid, 0)  # asks only whether it is there
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is somebody else's
+        pass
+    return False
+
+
 def find_slow(hearts: list[Heart], ranks: int) -> list[int]:
     """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats."""
     known = {heart.rank: heart for heart in hearts}

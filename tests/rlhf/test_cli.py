@@ -266,14 +266,30 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         (["status"], "RUNS is missing\n  Type: rlhf status RUNS\n"),
         (["reference", "--inspect", "d"], "  Type: rlhf reference --inspect --out d\n"),
         (["ppo", "--keep-lst", "2"], "--keep-lst\n  Did you mean --keep-checkpoints? See: rlhf"),
+        (
+            ["users", "add"],
+            "error --db is missing\n  Type: rlhf users add --db DB\n",
+        ),
+        (
+            ["sft", "--model=m"],
+            "error --demonstrations and --out are missing\n"
+            "  Type: rlhf sft --model=m --demonstrations DEMONSTRATIONS --out OUT\n",
+        ),
+        (
+            ["ppo", "--config", "{model: m, reference: r}"],
+            "error --reward and --out are missing\n  Type: rlhf ppo --config ",
+        ),
         (["gen"], "Unknown command gen\n  Did you mean generate? See: rlhf --help"),
         (["probe", "--model", "m", "--steps", "few"], 'unable to convert "few" into int'),
         (["prope"], "Unknown command"),
         (["probe", "--config", "none.yaml"], "No such settings file: none.yaml"),
     ],
 )
-def test_wrong_words_on_the_command_line(probe, capsys, words: list[str], message: str) -> None:
+def test_wrong_words_on_the_command_line(
+    probe, tmp_path: Path, capsys, words: list[str], message: str
+) -> None:
     probe()
+    words = [write(tmp_path / "a.yaml", word) if word[0] == "{" else word for word in words]
     assert cli.main(words) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -1,7 +1,8 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlhf.jsonl import write_json
 from rlhf.metrics import append_metrics
 from rlhf.rundir import open_stage, stage_status
 from rlhf.status import sparklines
+from rlhf.watchdog import Heart
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,40 @@ def test_people_see_one_line_for_each_stage(runs: Path, capsys) -> None:
         ["ppo", "interrupted", "1 h 05 min", "2 steps",
          f"→ rlhf ppo --config {a}/ppo/config.yaml --resume"],
     ]  # fmt: skip
+
+
+WAITING = """
+import pathlib, sys, time
+from rlhf.rundir import RunDir, watching_stage
+with watching_stage(RunDir(pathlib.Path(sys.argv[1])), 0):
+    print("running", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_process_is_not_called_running(runs: Path, capsys) -> None:
+    ppo = runs / "a" / "ppo"
+    set_stage(ppo, started_at="2026-01-01T10:00:00+00:00", status="running", finished_at=None)
+    words = [sys.executable, "-c", WAITING, str(ppo)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        assert overview(capsys, str(ppo))[1][1] == "running"
+        process.kill()
+    _, status, _, steps, remedy = overview(capsys, str(ppo))[1]
+    assert (status, steps) == ("killed", "2 steps")
+    assert remedy == f"→ rlhf ppo --config {ppo}/config.yaml --resume"
+    found = show(str(ppo))["runs"][str(ppo)]["ppo"]
+    written = (ppo / "heartbeat" / "rank-00000.json").stat().st_mtime
+    assert datetime.fromisoformat(found["finished_at"]).timestamp() == pytest.approx(written)
+
+
+def test_of_a_process_elsewhere_nothing_is_known(runs: Path, capsys) -> None:
+    ppo = runs / "a" / "ppo"
+    set_stage(ppo, status="running")
+    heart = Heart(rank=0, host="another", pid=2**22)  # beyond the largest there can be
+    write_json(ppo / "heartbeat" / "rank-00000.json", asdict(heart))
+    assert overview(capsys, str(ppo))[1][1] == "running"
 
 
 @pytest.mark.parametrize(
