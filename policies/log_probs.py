@@ -14,7 +14,7 @@ from policies.packing import pack_if_shorter
 from rlhf.tokens import TokenBatch, join, position_ids
 
 TEMPERATURE_EPSILON = 1e-7
-CHUNK = 64  # rows of logits that are float32 at one time
+CHUNK = 1024  # tokens of the vocabulary whose logits are float32 at one time
 
 
 @dataclass(frozen=True)
@@ -131,24 +131,31 @@ def entropy_of(
 ) -> Float[Tensor, "B R"]:
     """Entropy in nats of the distribution at every response token, 0 at padding; no gradient."""
     scale = temperature + TEMPERATURE_EPSILON
-    parts = []
-    for part in logits.flatten(0, 1).split(CHUNK):
-        log_probs = (part.float() / scale).log_softmax(dim=1)
-        parts.append(-(log_probs.exp() * log_probs).sum(dim=1))
-    return torch.cat(parts).view_as(responses.ids) * responses.mask
+    flat = logits.flatten(0, 1)
+    normalisers = _log_sum_exp(flat, scale)
+    entropy = torch.zeros_like(normalisers)
+    for part in flat.split(CHUNK, dim=1):
+        probabilities = (part.float() / scale).sub_(normalisers[:, None]).exp_()
+        entropy += torch.special.entr(probabilities).sum(dim=1)
+    return entropy.view_as(responses.ids) * responses.mask
+
+
+def _log_sum_exp(logits: Float[Tensor, "N V"], scale: float) -> Float[Tensor, " N"]:
+    """Log-sum-exp of z / τ over the vocabulary, in float32, a chunk of tokens after the other."""
+    parts = [(part.float() / scale).logsumexp(dim=1) for part in logits.split(CHUNK, dim=1)]
+    return torch.stack(parts).logsumexp(dim=0)
 
 
 class _ChosenLogProbs(torch.autograd.Function):
     """log softmax(z / τ) at K tokens a row, N rows of V logits.
 
     Autograd would keep several float32 copies of all logits; this keeps the logits as they are and
-    works through them in chunks, in both directions. ∂/∂z_v = Σ_k (1[v = k] − p_v) / τ.
+    works through the vocabulary in chunks, in both directions. ∂/∂z_v = Σ_k (1[v = k] − p_v) / τ.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, scale: float) -> Tensor:
-        parts = [(part.float() / scale).logsumexp(dim=1) for part in logits.split(CHUNK)]
-        normalisers = torch.cat(parts)
+        normalisers = _log_sum_exp(logits, scale)
         ctx.save_for_backward(logits, ids, normalisers)
         ctx.scale = scale
         return logits.gather(1, ids).float() / scale - normalisers[:, None]
@@ -157,10 +164,12 @@ class _ChosenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         logits, ids, normalisers = ctx.saved_tensors
         slopes = gradients[0] / ctx.scale
+        total = slopes.sum(dim=1, keepdim=True)
         result = torch.empty_like(logits)
-        for first in range(0, len(ids), CHUNK):
-            rows = slice(first, first + CHUNK)
-            part = (logits[rows].float() / ctx.scale).sub_(normalisers[rows, None]).exp_()
-            part.mul_(-slopes[rows].sum(dim=1, keepdim=True))
-            result[rows] = part.scatter_add_(1, ids[rows], slopes[rows])
+        parts = zip(logits.split(CHUNK, dim=1), result.split(CHUNK, dim=1), strict=True)
+        for number, (part, into) in enumerate(parts):
+            gradient = (part.float() / ctx.scale).sub_(normalisers[:, None]).exp_().mul_(-total)
+            places = ids - number * CHUNK
+            here = (places >= 0) & (places < part.shape[1])
+            into.copy_(gradient.scatter_add_(1, places.where(here, 0), slopes.where(here, 0.0)))
         return result, None, None

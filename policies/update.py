@@ -89,14 +89,43 @@ def reference_batch(
 
 
 def split_minibatches(
-    episodes: int, reference_rows: int, minibatches: int, generator: torch.Generator, texts: int = 0
+    tokens: Int[Tensor, " E"],
+    row_tokens: Int[Tensor, " N"],
+    minibatches: int,
+    generator: torch.Generator,
+    texts: int = 0,
 ) -> list[Minibatch]:
-    """Shuffle episodes and stored rows and deal them out evenly; texts come in a random order."""
-    episode_order = torch.randperm(episodes, generator=generator).chunk(minibatches)
-    row_order = torch.randperm(reference_rows, generator=generator)
-    row_parts = torch.tensor_split(row_order, len(episode_order))
-    text_parts = torch.tensor_split(torch.arange(texts), len(episode_order))
-    return [Minibatch(*part) for part in zip(episode_order, row_parts, text_parts, strict=True)]
+    """Shuffle episodes and stored rows and deal them out by tokens; texts come in a random order.
+
+    Args:
+        tokens: response tokens of the episodes.
+        row_tokens: response tokens of the stored rows.
+        minibatches: how many; at most as many as there are episodes.
+        generator: of the shuffles.
+        texts: how many pretraining texts there are.
+    """
+    minibatches = min(minibatches, len(tokens))
+    return [
+        Minibatch(*parts)
+        for parts in zip(
+            _deal(tokens, minibatches, generator),
+            _deal(row_tokens, minibatches, generator),
+            torch.tensor_split(torch.arange(texts), minibatches),
+            strict=True,
+        )
+    ]
+
+
+def _deal(tokens: Int[Tensor, " N"], parts: int, generator: torch.Generator) -> list[Tensor]:
+    """Places in parts of one size (or one less), whose tokens differ by the longest at most.
+
+    Of `parts` neighbours in length every part gets one, by chance.
+    """
+    order = torch.randperm(len(tokens), generator=generator)
+    owners = torch.empty_like(order)
+    for neighbours in tokens[order].argsort(descending=True, stable=True).split(parts):
+        owners[neighbours.sort().values] = torch.arange(len(neighbours))
+    return [order[owners == part] for part in range(parts)]
 
 
 def update(
@@ -120,8 +149,8 @@ def update(
     updates = 0
     for _ in range(settings.epochs):
         for minibatch in split_minibatches(
-            len(rollout.scores),
-            len(references.log_probs),
+            rollout.response_mask.sum(dim=1).cpu(),
+            references.sequences.responses.mask.sum(dim=1).cpu(),
             settings.minibatches,
             generator,
             num_texts,

@@ -221,6 +221,18 @@ def logits_bytes(shape: Shape, tokens: int) -> float:
     return float(4 * FP32 * shape.vocabulary * tokens)
 
 
+def scored_logits_bytes(
+    shape: Shape, positions: int, *, bf16: bool, gradients: bool = False
+) -> float:
+    """Logits of which only log-probs are wanted: V numbers a position, in the model's precision.
+
+    Work on them is in float32, a chunk of the vocabulary at a time; the backward pass adds their
+    gradients, in the same precision.
+    """
+    size = BF16 if bf16 else FP32
+    return float((1 + gradients) * size * shape.vocabulary * positions)
+
+
 def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
     """Keys and values of `tokens` positions: L·k·(4 + 4), with bf16 L·k·(4 + 2).
 
@@ -381,7 +393,11 @@ def reference_plan(
     scoring = (
         *copies(0.0 if divided else shape.linear / parts, bf16=bf16),
         Item("one layer", layer, f"{batch} × {prompt + new} tokens"),
-        Item("logits", logits_bytes(shape, batch * new), f"{batch} × {new} positions"),
+        Item(
+            "logits",
+            scored_logits_bytes(shape, batch * new, bf16=bf16),
+            f"{batch} × {new} positions",
+        ),
     )
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {prompt} tokens",

@@ -24,8 +24,8 @@ from rlhf.planner import (
     Shape,
     activation_bytes,
     copies,
-    logits_bytes,
     sampling_items,
+    scored_logits_bytes,
     working_bytes,
 )
 
@@ -171,10 +171,10 @@ def _policy_pass(
     activations = activation_bytes(
         shape, rows * length, length, bf16=bf16, padded=True, checkpointing=checkpointing
     )
-    logits = logits_bytes(shape, rows * (new + 1))
+    logits = scored_logits_bytes(shape, rows * new, bf16=bf16, gradients=True)
     return (
         Item("policy: activations", activations, f"{rows} × {length} tokens"),
-        Item("logits", logits, f"{rows} × {new + 1} positions"),
+        Item("logits", logits, f"{rows} × {new} positions, and their gradients"),
     )
 
 

@@ -46,7 +46,10 @@ def test_padded_batches_agree_with_single_sequences(tiny_model: Path) -> None:
             np.testing.assert_allclose(mine.numpy(), theirs, atol=2e-5)
 
 
-def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(tiny_model: Path) -> None:
+def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("policies.log_probs.CHUNK", 100)
     model = load_causal_lm(str(tiny_model)).eval()
     sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
     with torch.no_grad():
@@ -70,7 +73,7 @@ def test_trimming_drops_only_columns_of_padding() -> None:
 
 
 def test_the_gradient_is_that_of_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.log_probs.CHUNK", 3)  # several chunks, the last one short
+    monkeypatch.setattr("policies.log_probs.CHUNK", 12)  # several chunks, the last one short
     responses = pad_right(RESPONSES, 0)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((3, 4, 50), generator=generator).requires_grad_()
@@ -83,7 +86,10 @@ def test_the_gradient_is_that_of_log_softmax(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_the_gradient_of_several_tokens_a_place_is_that_of_log_softmax() -> None:
+def test_the_gradient_of_several_tokens_a_place_is_that_of_log_softmax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("policies.log_probs.CHUNK", 12)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((2, 3, 50), generator=generator).requires_grad_()
     ids = torch.randint(50, (2, 3, 4), generator=generator)
@@ -94,6 +100,30 @@ def test_the_gradient_of_several_tokens_a_place_is_that_of_log_softmax() -> None
     (mine,) = torch.autograd.grad((weights * found).sum(), logits)
     (theirs,) = torch.autograd.grad((weights * expected).sum(), logits)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 64])
+def test_the_size_of_the_chunks_changes_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits far apart, with impossible tokens: a whole chunk of −∞ and −∞ among finite ones."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 30 * torch.randn((1, 6, 50), generator=generator)
+    logits[:, 2:4, :14] = -torch.inf
+    logits[:, 5, 20] = -torch.inf
+    responses = pad_right([[19, 30, 21, 40, 49, 14]], 0)
+    z = logits[0].double().numpy() / 0.7
+    top = z.max(axis=1)
+    normaliser = np.log(np.exp(z - top[:, None]).sum(axis=1)) + top
+    p = np.exp(z - normaliser[:, None])
+    monkeypatch.setattr("policies.log_probs.CHUNK", size)
+    log_probs = log_probs_of(logits.requires_grad_(), responses, 0.7)
+    chosen = z[np.arange(6), responses.ids[0].numpy()] - normaliser
+    np.testing.assert_allclose(log_probs[0].detach().numpy(), chosen, rtol=1e-5, atol=1e-5)
+    entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=1)
+    found = entropy_of(logits, responses, 0.7)[0]
+    np.testing.assert_allclose(found.numpy(), entropy, rtol=1e-4, atol=1e-5)
+    (gradient,) = torch.autograd.grad(log_probs.sum(), logits)
+    expected = (np.eye(50)[responses.ids[0].numpy()] - p) / 0.7
+    np.testing.assert_allclose(gradient[0].numpy(), expected, atol=1e-5)
 
 
 def test_the_likeliest_tokens_and_the_normaliser_give_the_logits_back() -> None:

@@ -215,10 +215,35 @@ def test_an_update_that_moves_too_far_stops(tiny_model: Path) -> None:
 
 
 def test_minibatches_use_every_episode_and_row_once() -> None:
-    parts = split_minibatches(8, 3, 4, torch.Generator().manual_seed(0))
+    tokens, row_tokens = torch.arange(8), torch.ones(3, dtype=torch.long)
+    parts = split_minibatches(tokens, row_tokens, 4, torch.Generator().manual_seed(0), texts=5)
     assert [len(part.episodes) for part in parts] == [2, 2, 2, 2]
     assert sorted(torch.cat([part.episodes for part in parts]).tolist()) == list(range(8))
     assert sorted(torch.cat([part.reference_rows for part in parts]).tolist()) == [0, 1, 2]
+    assert torch.cat([part.texts for part in parts]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_minibatches_learn_from_as_many_tokens() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for episodes, minibatches in ((16, 2), (64, 4), (30, 4)):
+        tokens = (torch.rand(episodes, generator=generator).pow(4) * 500).long() + 1
+        parts = split_minibatches(tokens, tokens, minibatches, generator)
+        for kind in ("episodes", "reference_rows"):
+            dealt = [getattr(part, kind) for part in parts]
+            sums = [int(tokens[places].sum()) for places in dealt]
+            assert max(sums) - min(sums) <= int(tokens.max())
+            assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+def test_every_shuffle_deals_other_minibatches() -> None:
+    """Of two neighbours in length either may come first, and each is where chance puts it."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.tensor([7, 5, 3, 1])
+    found = {
+        tuple(sorted(split_minibatches(tokens, tokens, 2, generator)[0].episodes.tolist()))
+        for _ in range(50)
+    }
+    assert found == {(0, 2), (0, 3), (1, 2), (1, 3)}
 
 
 def test_stacking_pads_prompts_left_and_responses_right() -> None:
