@@ -20,9 +20,8 @@ from policies.losses import forward_kl_k3, reverse_kl_k1, reverse_kl_k3
 from policies.packing import pack_prefixes
 from policies.reference_store import ReferenceRow, ReferenceStore, require_reference_of
 from rlhf.models import describe_model, load_causal_lm
+from rlhf.planner import SCORE_BATCH
 from rlhf.tokens import pad_left, pad_right
-
-SCORE_BATCH = 32
 
 
 @torch.no_grad()

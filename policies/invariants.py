@@ -22,7 +22,7 @@ from rlhf.errors import GuardError
 
 LOG_PROB_TOLERANCE = {"no": 1e-3, "bf16": 0.1}
 RATIO_TOLERANCE = {"no": 1e-4, "bf16": 0.02}
-MEANS_OVER_UPDATES = ("approx_kl", *(name for name, _ in KL_ESTIMATORS.values()))
+MEANS_OVER_UPDATES = ("approx_kl", "clip_fraction", *(name for name, _ in KL_ESTIMATORS.values()))
 
 
 def check_reference(
@@ -100,7 +100,8 @@ def check_step(
             "Use a model whose output distribution is not degenerate.",
         )
     tolerance = RATIO_TOLERANCE[precision]
-    for name in (key for key in row if key.endswith(("approx_kl", "_per_token"))):
+    zero = ("approx_kl", "clip_fraction", "_per_token")
+    for name in (key for key in row if key.endswith(zero)):
         if abs(row[name]) > tolerance and (single_update or name not in MEANS_OVER_UPDATES):
             raise GuardError(
                 f"Step 1: {name} is {row[name]:.5f} before the first update, it must be 0 "

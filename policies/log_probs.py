@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from policies.packing import pack_if_shorter
+from rlhf.planner import VOCABULARY_CHUNK
 from rlhf.tokens import TokenBatch, join, position_ids
 
 TEMPERATURE_EPSILON = 1e-7
-CHUNK = 1024  # tokens of the vocabulary whose logits are float32 at one time
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def entropy_of(
     flat = logits.flatten(0, 1)
     normalisers = _log_sum_exp(flat, scale)
     entropy = torch.zeros_like(normalisers)
-    for part in flat.split(CHUNK, dim=1):
+    for part in flat.split(VOCABULARY_CHUNK, dim=1):
         probabilities = (part.float() / scale).sub_(normalisers[:, None]).exp_()
         entropy += torch.special.entr(probabilities).sum(dim=1)
     return entropy.view_as(responses.ids) * responses.mask
@@ -142,7 +142,9 @@ def entropy_of(
 
 def _log_sum_exp(logits: Float[Tensor, "N V"], scale: float) -> Float[Tensor, " N"]:
     """Log-sum-exp of z / τ over the vocabulary, in float32, a chunk of tokens after the other."""
-    parts = [(part.float() / scale).logsumexp(dim=1) for part in logits.split(CHUNK, dim=1)]
+    parts = [
+        (part.float() / scale).logsumexp(dim=1) for part in logits.split(VOCABULARY_CHUNK, dim=1)
+    ]
     return torch.stack(parts).logsumexp(dim=0)
 
 
@@ -166,10 +168,14 @@ class _ChosenLogProbs(torch.autograd.Function):
         slopes = gradients[0] / ctx.scale
         total = slopes.sum(dim=1, keepdim=True)
         result = torch.empty_like(logits)
-        parts = zip(logits.split(CHUNK, dim=1), result.split(CHUNK, dim=1), strict=True)
+        parts = zip(
+            logits.split(VOCABULARY_CHUNK, dim=1),
+            result.split(VOCABULARY_CHUNK, dim=1),
+            strict=True,
+        )
         for number, (part, into) in enumerate(parts):
             gradient = (part.float() / ctx.scale).sub_(normalisers[:, None]).exp_().mul_(-total)
-            places = ids - number * CHUNK
+            places = ids - number * VOCABULARY_CHUNK
             here = (places >= 0) & (places < part.shape[1])
             into.copy_(gradient.scatter_add_(1, places.where(here, 0), slopes.where(here, 0.0)))
         return result, None, None

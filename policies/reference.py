@@ -42,6 +42,7 @@ from rlhf.models import (
     load_causal_lm,
     load_config,
 )
+from rlhf.planner import SCORE_BATCH
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import open_stage, stage_status, watching_stage
@@ -52,7 +53,6 @@ from rlhf.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.watchdog import beat
 
 SHARD_SEED_STRIDE = 1_000_003
-SCORE_BATCH = 32
 
 
 def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
@@ -328,9 +328,10 @@ class _ShardWriter:
         """Log-probs, entropy and reward of every response, in batches of like length."""
         order = sorted(range(len(samples)), key=lambda row: len(samples[row].token_ids))
         columns: dict[int, dict[str, Any]] = {}
-        starts = range(0, len(order), SCORE_BATCH)
+        size = min(self.settings.batch_size, SCORE_BATCH)
+        starts = range(0, len(order), size)
         for first in self.sharding.in_step(self.accelerator, starts):
-            rows = order[first : first + SCORE_BATCH]
+            rows = order[first : first + size]
             pad_id = int(self.tokenizer.pad_token_id)
             sequences = Sequences(
                 pad_left([encoded[row] for row in rows], pad_id),

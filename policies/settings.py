@@ -132,7 +132,7 @@ class PPOSettings(ClusterSettings):
     epochs: int = 1
     """Passes over the episodes of a step."""
     minibatches: int = 1
-    """Optimizer steps per pass, each on as many response tokens as the others."""
+    """Optimizer steps per pass, among which response tokens are shared evenly."""
     micro_batch_size: int = 16
     """Sequences in one forward and backward; changes speed and memory only."""
     micro_tokens: int = 0

@@ -24,6 +24,8 @@ GIB = 2**30
 FP32 = 4
 BF16 = 2
 NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
+SCORE_BATCH = 32  # sequences whose log-probs are computed at once, at most
+VOCABULARY_CHUNK = 1024  # tokens whose logits are float32 at one time
 GATES = ("gate_proj", "gate_up_proj")
 
 
@@ -226,11 +228,12 @@ def scored_logits_bytes(
 ) -> float:
     """Logits of which only log-probs are wanted: V numbers a position, in the model's precision.
 
-    Work on them is in float32, a chunk of the vocabulary at a time; the backward pass adds their
-    gradients, in the same precision.
+    The backward pass adds their gradients, in the same precision. Work on them is in float32, on a
+    chunk of the vocabulary at a time, of which there are two copies.
     """
     size = BF16 if bf16 else FP32
-    return float((1 + gradients) * size * shape.vocabulary * positions)
+    chunk = 2 * FP32 * min(VOCABULARY_CHUNK, shape.vocabulary)
+    return float(((1 + gradients) * size * shape.vocabulary + chunk) * positions)
 
 
 def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
@@ -375,7 +378,7 @@ def reference_plan(
     Args:
         shape: the model that answers.
         reward: the one that judges, if any.
-        batch: sequences sampled or scored at once.
+        batch: sequences sampled at once, and, up to SCORE_BATCH, scored.
         prompt: tokens of the longest prompts.
         new: tokens of the longest responses.
         bf16: autocast.
@@ -389,15 +392,13 @@ def reference_plan(
         resident.append(frozen_item("reward model", reward.reward_parameters * share))
     together = 1 if divided else parts
     gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * divided
-    layer = working_bytes(shape, batch * (prompt + new), prompt + new, bf16=bf16)
+    scored = min(batch, SCORE_BATCH)
+    layer = working_bytes(shape, scored * (prompt + new), prompt + new, bf16=bf16)
+    logits = scored_logits_bytes(shape, scored * new, bf16=bf16)
     scoring = (
         *copies(0.0 if divided else shape.linear / parts, bf16=bf16),
-        Item("one layer", layer, f"{batch} × {prompt + new} tokens"),
-        Item(
-            "logits",
-            scored_logits_bytes(shape, batch * new, bf16=bf16),
-            f"{batch} × {new} positions",
-        ),
+        Item("one layer", layer, f"{scored} × {prompt + new} tokens"),
+        Item("logits", logits, f"{scored} × {new} positions"),
     )
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {prompt} tokens",

@@ -9,11 +9,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from labeling_app.store import Store
-from rlhf.jsonl import write_jsonl
+from rlhf.jsonl import write_json, write_jsonl
 from tests.conftest import build_tiny_model
 from tests.pipeline.loop import SHORT, Loop, write_prompts
 
 Run = Callable[..., tuple[int, str, str]]
+Change = Callable[[Path, Path], Path]
 
 
 def assert_refused(result: tuple[int, str, str], *words: str) -> None:
@@ -132,6 +133,49 @@ def test_reference_store_of_another_model(run_rlhf: Run, tmp_path: Path, loop: L
     assert not (tmp_path / "out").exists()
 
 
+def more_tokens(source: Path, target: Path) -> Path:
+    """A copy of a model whose tokenizer knows another token."""
+    shutil.copytree(source, target)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def no_template(source: Path, target: Path) -> Path:
+    """A copy of a model that cannot chat."""
+    shutil.copytree(source, target)
+    (target / "chat_template.jinja").unlink()
+    return target
+
+
+@pytest.mark.parametrize("change", [other_tokenizer, more_tokens, no_template])
+def test_reference_store_of_another_tokenizer_or_template(
+    run_rlhf: Run, tmp_path: Path, loop: Loop, change: Change
+) -> None:
+    changed = change(loop.model, tmp_path / "changed")
+    out = tmp_path / "out"
+    arguments = [str(changed) if a == str(loop.model) else a for a in loop.ppo_arguments(out)]
+    words = ("whose tokenizer or chat template differ", f"rlhf reference --model {changed}")
+    assert_refused(run_rlhf(*arguments), *words)
+    assert not out.exists()
+
+
+def test_reference_store_of_truncated_sampling(run_rlhf: Run, tmp_path: Path, loop: Loop) -> None:
+    made = tmp_path / "reference"
+    shutil.copytree(loop.path("reference"), made)
+    manifest = made / "outputs" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["sampling"]["top_p"] = 0.9
+    write_json(manifest, content)
+    arguments = [
+        str(made) if a == loop.path("reference") else a
+        for a in loop.ppo_arguments(tmp_path / "out")
+    ]
+    assert_refused(run_rlhf(*arguments), "sampled with top_p or top_k: they give no KL")
+    assert not (tmp_path / "out").exists()
+
+
 def test_reference_store_that_was_changed(run_rlhf: Run, tmp_path: Path, loop: Loop) -> None:
     broken = tmp_path / "reference"
     shutil.copytree(loop.path("reference"), broken)
@@ -145,9 +189,7 @@ def test_reference_store_that_was_changed(run_rlhf: Run, tmp_path: Path, loop: L
 
 
 def test_model_without_chat_template(run_rlhf: Run, tmp_path: Path, loop: Loop) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(loop.model, bare)
-    (bare / "chat_template.jinja").unlink()
+    bare = no_template(loop.model, tmp_path / "bare")
     result = run_rlhf(
         *("reference", "--prompts", loop.path("rankings"), "--model", str(bare)),
         *("--out", str(tmp_path / "out"), *SHORT),

@@ -1,26 +1,28 @@
-"""A bandit with eight arms: PPO's parts find the optimum that can be worked out by hand.
+"""Bandits: PPO's parts find the optimum that can be worked out by hand.
 
-One prompt, responses of one token, a language model of eight tokens. The reference is a table, so
-that nothing but sampling is left to chance.
+One prompt, responses of one token. Where a KL term moves the optimum the language model has eight
+tokens, and the reference is a table, so that nothing but sampling is left to chance.
 """
 
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from policies.actor_critic import PolicyAndCritic
+from policies.continuous import sample_continuously
 from policies.kl import ReferencePolicy
 from policies.reference_store import ReferenceRow, TopTokens
 from policies.reward_sources import Reward
-from policies.rollout import collect_rollout
+from policies.rollout import collect_rollout, describe_rollout
 from policies.settings import KLSettings, PPOSettings
 from policies.update import reference_batch, update
 from rlhf.distributed import start
@@ -29,6 +31,9 @@ from rlhf.tokens import TokenBatch
 
 PAD, EOS = 0, 1
 WORDS = {"<pad>": PAD, "<eos>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdef")}}
+BYTES = {"<pad>": PAD, "<eos>": EOS} | {
+    byte: 2 + i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+}
 COUNTS = np.array([2, 4, 24, 12, 8, 8, 4, 2])  # of each token in the store
 REFERENCE = COUNTS / COUNTS.sum()
 KEPT = np.arange(1, len(REFERENCE))  # the bucket of the others holds one token: it is exact
@@ -51,15 +56,15 @@ SETTINGS = PPOSettings(
 )
 
 
-def build_models() -> tuple[PolicyAndCritic, FastTokenizer]:
+def build_models(vocabulary: dict[str, int]) -> tuple[PolicyAndCritic, FastTokenizer]:
     torch.manual_seed(0)
     tokenizer = FastTokenizer(
-        tokenizer_object=Tokenizer(models.WordLevel(WORDS, unk_token="<pad>")),
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>")),
         eos_token="<eos>",
         pad_token="<pad>",
     )
     config = LlamaConfig(
-        vocab_size=len(WORDS),
+        vocab_size=len(vocabulary),
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
@@ -102,8 +107,8 @@ def trained_policy(
     reference: ReferencePolicy | None = None,
     learning_rate: float = 0.02,
 ) -> np.ndarray:
-    """The probabilities of the eight tokens after so many steps."""
-    model, tokenizer = build_models()
+    """The probabilities of all tokens after so many steps."""
+    model, tokenizer = build_models(WORDS if len(arms) == len(WORDS) else BYTES)
     accelerator = start("fp32", 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     if not settings.has_critic:
@@ -143,10 +148,29 @@ def total_variation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("advantages", ["gae", "rloo", "group"])
-def test_the_reward_of_one_token_is_learnt(advantages: str) -> None:
+def test_the_reward_of_one_byte_is_learnt(advantages: str) -> None:
     settings = replace(SETTINGS, advantages=advantages, critic_learning_rate=1e-2)
-    one_token = np.eye(len(WORDS))[5]
-    assert trained_policy(settings, one_token, steps=60)[5] > 0.95
+    wanted = BYTES["r"]  # one of 258: about one of the first step's 256 responses
+    assert trained_policy(settings, np.eye(len(BYTES))[wanted], steps=60)[wanted] > 0.95
+
+
+def test_a_gap_between_sampler_and_trainer_is_measured() -> None:
+    def sampler(*given: Any) -> list[tuple[list[int], list[float]]]:
+        return [(ids, [one + 0.25 for one in known]) for ids, known in sample_continuously(*given)]
+
+    model, tokenizer = build_models(WORDS)
+    accelerator = start("fp32", 0)
+    reward = Reward((lambda *batch: torch.zeros(8),), (1.0,), "sum", {}, tuple)
+    rows = [(stored_rows()[0],)] * 8
+    how = (
+        Sampling(temperature=1.0, max_new_tokens=4, seed=0),
+        replace(SETTINGS, samples_per_prompt=8),
+    )
+    for by, gap in ((sample_continuously, 0.0), (sampler, 0.25)):
+        rollout = collect_rollout(
+            accelerator, model, tokenizer, reward, None, rows, {PROMPT.id: [0.0]}, *how, by
+        )
+        assert describe_rollout(accelerator, rollout)["sampler_gap"] == pytest.approx(gap, abs=1e-5)
 
 
 def test_a_resident_reference_leads_to_the_tilted_distribution() -> None:

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from policies.audit import score_responses
-from policies.continuous import rounded, sample_continuously
+from policies.continuous import batching_config, rounded, sample_continuously
 from policies.generate import Sample, draw, sample_responses
 from policies.invariants import check_step
 from policies.packing import pack_prefixes
@@ -172,3 +172,10 @@ def test_a_sampler_that_disagrees_with_training_is_stopped_at_once() -> None:
         check_step(row, "no", None, single_update=False)
     check_step({**row, "step": 2}, "no", None, single_update=False)
     check_step(row, "bf16", None, single_update=True)
+
+
+def test_continuous_batching_asks_for_cuda_graphs_on_cuda() -> None:
+    on_cuda = batching_config(torch.device("cuda"), 3, 300)
+    assert on_cuda.use_cuda_graph is True
+    assert (on_cuda.num_blocks, on_cuda.max_batch_tokens) == (6, 300)  # two pages each
+    assert batching_config(torch.device("cpu"), 3, 300).use_cuda_graph is False

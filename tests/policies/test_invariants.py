@@ -98,5 +98,11 @@ def test_what_is_measured_before_the_updates_must_be_0_however_many_there_are() 
     check_step(row | {"kl/forward_k3_per_token": 0.5}, "no", None, single_update=False)
     with pytest.raises(GuardError, match=r"Step 1: approx_kl is 0\.50000 before"):
         check_step(row, "no", None, single_update=True)
+    clipped = row | {"approx_kl": 0.0, "clip_fraction": 0.03}
+    check_step(clipped, "no", None, single_update=False)
+    for precision in ("no", "bf16"):
+        with pytest.raises(GuardError, match=r"Step 1: clip_fraction is 0\.03000 before"):
+            check_step(clipped, precision, None, single_update=True)
+    check_step(clipped | {"clip_fraction": 0.01}, "bf16", None, single_update=True)  # rounding
     with pytest.raises(GuardError, match=r"reverse_k1_per_token is -0\.50000 before"):
         check_step(row | {"kl/reverse_k1_per_token": -0.5}, "no", None, single_update=False)

@@ -49,7 +49,7 @@ def test_padded_batches_agree_with_single_sequences(tiny_model: Path) -> None:
 def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policies.log_probs.CHUNK", 100)
+    monkeypatch.setattr("policies.log_probs.VOCABULARY_CHUNK", 100)
     model = load_causal_lm(str(tiny_model)).eval()
     sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
     with torch.no_grad():
@@ -73,7 +73,9 @@ def test_trimming_drops_only_columns_of_padding() -> None:
 
 
 def test_the_gradient_is_that_of_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.log_probs.CHUNK", 12)  # several chunks, the last one short
+    monkeypatch.setattr(
+        "policies.log_probs.VOCABULARY_CHUNK", 12
+    )  # several chunks, the last one short
     responses = pad_right(RESPONSES, 0)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((3, 4, 50), generator=generator).requires_grad_()
@@ -89,7 +91,7 @@ def test_the_gradient_is_that_of_log_softmax(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_gradient_of_several_tokens_a_place_is_that_of_log_softmax(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("policies.log_probs.CHUNK", 12)
+    monkeypatch.setattr("policies.log_probs.VOCABULARY_CHUNK", 12)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((2, 3, 50), generator=generator).requires_grad_()
     ids = torch.randint(50, (2, 3, 4), generator=generator)
@@ -114,7 +116,7 @@ def test_the_size_of_the_chunks_changes_nothing(size: int, monkeypatch: pytest.M
     top = z.max(axis=1)
     normaliser = np.log(np.exp(z - top[:, None]).sum(axis=1)) + top
     p = np.exp(z - normaliser[:, None])
-    monkeypatch.setattr("policies.log_probs.CHUNK", size)
+    monkeypatch.setattr("policies.log_probs.VOCABULARY_CHUNK", size)
     log_probs = log_probs_of(logits.requires_grad_(), responses, 0.7)
     chosen = z[np.arange(6), responses.ids[0].numpy()] - normaliser
     np.testing.assert_allclose(log_probs[0].detach().numpy(), chosen, rtol=1e-5, atol=1e-5)

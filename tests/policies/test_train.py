@@ -186,11 +186,18 @@ def test_reverse_kl_is_measured_where_the_reference_is_at_hand(
 def test_the_true_reverse_kl_is_audited_on_the_way(
     training: TrainingInputs, tmp_path: Path
 ) -> None:
-    assert training.ppo(tmp_path / "ppo", "--kl.audit-every", "2", steps=2) == 0
-    rows = metrics_of(tmp_path / "ppo")
-    assert "kl_audit/reverse_k1" not in rows[0]
-    assert rows[1]["kl_audit/reverse_k3_per_token"] > 0.0
-    assert rows[1]["kl/forward_k3_per_token"] > 0.0
+    """An audit of the samples of a step says what a resident reference would have said of them."""
+    fast = ("--learning-rate", "3e-2", "--kl.coefficient", "0")
+    audits = ("--kl.audit-every", "2")
+    assert training.ppo(tmp_path / "audited", *fast, *audits, steps=4) == 0
+    assert training.ppo(tmp_path / "resident", *fast, "--kl.source", "resident", steps=4) == 0
+    rows, known = metrics_of(tmp_path / "audited"), metrics_of(tmp_path / "resident")
+    for estimator in ("k1", "k3"):
+        found = [row.get(f"kl_audit/reverse_{estimator}_per_token") for row in rows]
+        expected = [row[f"kl/reverse_{estimator}_per_token"] for row in known]
+        assert (found[0], found[2]) == (None, None)
+        assert found[1::2] == pytest.approx(expected[1::2], rel=1e-4, abs=1e-7)
+        assert min(map(abs, expected[1:])) > 1e-5
 
 
 def test_the_exact_kl_wants_a_store_that_has_it(

@@ -136,8 +136,12 @@ def test_activations_by_hand() -> None:
 
 def test_logits_and_cache_by_hand() -> None:
     assert planner.logits_bytes(SHAPE, 5) == 16 * 100 * 5
-    assert planner.scored_logits_bytes(SHAPE, 5, bf16=True) == 2 * 100 * 5
-    assert planner.scored_logits_bytes(SHAPE, 5, bf16=False, gradients=True) == 2 * 4 * 100 * 5
+    chunk = 2 * 4 * 100
+    assert planner.scored_logits_bytes(SHAPE, 5, bf16=True) == (2 * 100 + chunk) * 5
+    both = planner.scored_logits_bytes(SHAPE, 5, bf16=False, gradients=True)
+    assert both == (2 * 4 * 100 + chunk) * 5
+    large = replace(SHAPE, vocabulary=100_000)
+    assert planner.scored_logits_bytes(large, 5, bf16=True) == (2 * 100_000 + 8 * 1024) * 5
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=True) == 2 * 4 * 7 * 6
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=False) == 2 * 4 * 7 * 8
 
@@ -172,7 +176,9 @@ def test_the_plan_of_reference_outputs() -> None:
     found = sizes(plan, "scoring")
     assert found["reference model: weights"] == 4 * SHAPE.parameters
     assert found["reward model: weights"] == 4 * (SHAPE.trunk + 8)
-    assert found["logits"] == 4 * 100 * 4 * 5
+    assert found["logits"] == (4 + 2 * 4) * 100 * 4 * 5
+    many = planner.reference_plan(SHAPE, SHAPE, batch=64, prompt=3, new=5, bf16=False)
+    assert sizes(many, "scoring")["logits"] == (4 + 2 * 4) * 100 * 32 * 5
     alone = planner.reference_plan(SHAPE, None, batch=4, prompt=3, new=5, bf16=False)
     assert "reward model: weights" not in sizes(alone, "scoring")
 

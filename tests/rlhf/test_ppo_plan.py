@@ -29,7 +29,7 @@ def test_three_models_and_no_reference() -> None:
         "bf16 copies of the matrices": 2 * (4 * LAYER + 800),
         "policy: activations": 3 * 8 * 3 * LAYER_BYTES,  # the KL term's row passes through it
         "critic: activations": 2 * 8 * 3 * LAYER_BYTES,
-        "logits": 2 * 2 * 100 * 3 * 5,  # and their gradients, in bf16
+        "logits": (2 * 2 + 2 * 4) * 100 * 3 * 5,  # and their gradients, and float32 chunks
     }
     assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
 
@@ -81,7 +81,7 @@ def test_an_adapter_beside_frozen_weights() -> None:
         "gradients": 4 * ADAPTERS,
         "bf16 copies of the matrices": 2 * ADAPTERS,
         "policy: activations": 3 * 8 * 3 * LAYER_BYTES,
-        "logits": 2 * 2 * 100 * 3 * 5,  # and their gradients, in bf16
+        "logits": (2 * 2 + 2 * 4) * 100 * 3 * 5,  # and their gradients, and float32 chunks
     }
 
 
