@@ -21,7 +21,10 @@ PREFIX = "round "
 
 
 def queue_round(
-    store: Store, policy: dict[str, str], chosen: Sequence[Chosen], inputs: dict[str, str]
+    store: Store,
+    inputs: dict[str, dict[str, str]],
+    chosen: Sequence[Chosen],
+    settings: dict[str, Any],
 ) -> dict[str, int]:
     """Queue the chosen prompts, before all that waits, and note which policy this round sampled.
 
@@ -29,17 +32,18 @@ def queue_round(
 
     Args:
         store: the database.
-        policy: path and hash of the policy that was sampled.
+        inputs: path and hash of the policy that was sampled, of the reward model and the reference.
         chosen: a prompt, the responses to rank, and why it was chosen; the best first.
-        inputs: what else is kept with the round: paths of the reference and the reward model.
+        settings: how they were sampled and chosen; kept with the round.
 
     Returns:
         The round's number and how many prompts are newly queued.
     """
     with store.connections.write() as db:
         known = rounds(store)
-        number = next((n for n, r in known.items() if r["hash"] == policy["hash"]), len(known) + 1)
-        content = json.dumps({**policy, **inputs, "at": time.time()})
+        policy = inputs["policy"]["hash"]
+        number = next((n for n, r in known.items() if hash_of(r) == policy), len(known) + 1)
+        content = json.dumps({**inputs, "settings": settings, "at": time.time()})
         db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", [f"{PREFIX}{number}", content])
         store.add_prompts(prompt for prompt, _, _ in chosen)
         store.add_responses((r for _, responses, _ in chosen for r in responses), queue=False)
@@ -68,11 +72,16 @@ def _queue(
 
 
 def rounds(store: Store) -> dict[int, dict[str, Any]]:
-    """What each round sampled, by number."""
+    """By number, what each round sampled and with what: as `queue_round` was told."""
     query = "SELECT name, value FROM settings WHERE name LIKE ?"
     rows = store.connections.db.execute(query, [f"{PREFIX}%"])
     found = {int(name.removeprefix(PREFIX)): json.loads(value) for name, value in rows}
     return dict(sorted(found.items()))
+
+
+def hash_of(content: dict[str, Any]) -> str:
+    """The hash of the policy that a round sampled; databases of earlier versions hold it alone."""
+    return str(content["policy"]["hash"] if "policy" in content else content["hash"])
 
 
 def trace(store: Store, ranking_id: str) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
             f"There is no ranking {ranking_id} in {store.connections.path}",
             "The ids stand in an export: rlhf export --db DB --out DIR",
         )
-    numbers = {content["hash"]: number for number, content in rounds(store).items()}
+    numbers = {hash_of(content): number for number, content in rounds(store).items()}
     tiers = json.loads(row["tiers"])
     found = {response.id: response for response in store.responses(row["prompt_id"])}
     return {

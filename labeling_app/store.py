@@ -315,8 +315,8 @@ def _require_own_responses(db: Database, ranking: Ranking) -> None:
 def _queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
     """Make, or complete, the ranking task of prompts that got new responses.
 
-    A task nobody has seen takes the new responses in; one that somebody has seen stays as it was
-    shown, and the prompt gets a further task with all its responses.
+    A task nobody has seen takes the new responses in; one that somebody has seen, or that a round
+    has chosen, stays as it is, and the prompt gets a further task with all its responses.
     """
     overlap = default_overlap(db)
     for prompt_id in prompt_ids:
@@ -326,7 +326,7 @@ def _queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
             continue
         untouched = db.execute(
             "SELECT id FROM tasks t WHERE prompt_id = ? AND purpose = 'rank'"
-            " AND only_for IS NULL"
+            " AND only_for IS NULL AND reason NOT LIKE 'round %'"
             " AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id)",
             [prompt_id],
         ).fetchone()

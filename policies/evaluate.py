@@ -37,7 +37,7 @@ from rlhf.errors import InputError
 from rlhf.jsonl import write_jsonl
 from rlhf.judge import Endpoint
 from rlhf.metrics import read_metrics
-from rlhf.models import describe_model, load_causal_lm, model_folder, require_same_tokenizer
+from rlhf.models import describe_model, load_causal_lm, policy_folder, require_same_tokenizer
 from rlhf.records import Prompt
 from rlhf.rundir import RunDir, open_stage, require_done, stage_status
 from rlhf.signals import Signal, load_signal
@@ -125,10 +125,10 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     gold = load_signal(settings.gold) if settings.gold else None
     rubric = read_rubric(settings.judge_rubric)
     store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
-    policy = describe_model(model_folder(settings.policy, "ppo", "policy"))
+    policy = describe_model(policy_folder(settings.policy))
     reward = describe_rewards([settings.reward], policy)["reward"]
     require_same_tokenizer(store.manifest["model"], policy)
-    rival = settings.against and describe_model(model_folder(settings.against, "ppo", "policy"))
+    rival = settings.against and describe_model(policy_folder(settings.against))
     groups = store.by_prompt(settings.split)
     if not groups:
         raise InputError(

@@ -274,11 +274,11 @@ def _scores(content: Mapping[str, Any], judge: str) -> tuple[str, list[float], l
 
 def _winner(scores: Mapping[str, Mapping[str, Any]]) -> str:
     """Who wins by the most trustworthy judge that has an opinion on a sample."""
-    pair = next(scores[name] for name in (*JUDGES, *scores) if name in scores)
-    ours, theirs = pair["policy"], pair["reference"]
-    if ours is None or theirs is None or ours == theirs:
-        return "tie"
-    return "new" if ours > theirs else "original"
+    for name in (*JUDGES, *scores):
+        ours, theirs = (scores.get(name, {}).get(side) for side in ("policy", "reference"))
+        if ours is not None and theirs is not None:
+            return "tie" if ours == theirs else "new" if ours > theirs else "original"
+    return "tie"
 
 
 def _show(content: Mapping[str, Any], path: Sequence[str | int], form: str) -> Markup:

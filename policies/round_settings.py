@@ -27,7 +27,8 @@ class RoundSettings:
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 3
     """Samples of the policy per prompt; one answer of the original stands beside them."""
     random_share: float = 0.2
-    """Share of prompts drawn at random; of the rest half are the most divergent, half uncertain."""
+    """Share of prompts drawn at random, at least .2: chance finds what no model knows of. Of the
+    rest half are the most divergent, half uncertain."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     seed: int = 0
@@ -38,5 +39,5 @@ class RoundSettings:
     def __post_init__(self) -> None:
         require_range("pick", self.pick, 1)
         require_range("k", self.k, 1)
-        require_range("random_share", self.random_share, 0.0, 1.0)
+        require_range("random_share", self.random_share, 0.2, 1.0)
         require_range("batch_size", self.batch_size, 1)

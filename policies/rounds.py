@@ -20,7 +20,7 @@ from policies.reward_sources import describe_rewards, load_reward
 from policies.round_settings import RoundSettings
 from rlhf.distributed import start
 from rlhf.errors import InputError
-from rlhf.models import describe_model, load_causal_lm, model_folder, require_same_tokenizer
+from rlhf.models import describe_model, load_causal_lm, policy_folder, require_same_tokenizer
 from rlhf.records import Prompt, Response
 from rlhf.rundir import require_done
 from rlhf.tokens import load_tokenizer
@@ -45,15 +45,21 @@ class Candidate:
     nats: float
 
 
-def sample_candidates(settings: RoundSettings) -> tuple[list[Candidate], dict[str, str]]:
-    """Let the policy answer every training prompt of the store; also what the policy is.
+def sample_candidates(
+    settings: RoundSettings,
+) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
+    """Let the policy answer every training prompt of the store; also path and hash of the inputs.
 
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.
     """
     store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
-    policy = describe_model(model_folder(settings.policy, "ppo", "policy"))
-    describe_rewards([settings.reward], policy)
+    policy = describe_model(policy_folder(settings.policy))
+    inputs = {
+        "policy": policy,
+        **describe_rewards([settings.reward], policy),
+        "reference": {"path": str(settings.reference), "hash": store.content_hash},
+    }
     require_same_tokenizer(store.manifest["model"], policy)
     groups = store.by_prompt("train")
     if not groups:
@@ -92,7 +98,7 @@ def sample_candidates(settings: RoundSettings) -> tuple[list[Candidate], dict[st
             nats=float(nats[row]),
         )
         for row, prompt in enumerate(prompts)
-    ], policy
+    ], inputs
 
 
 def choose(

@@ -232,7 +232,7 @@ def best_of_n(
 
     Σ_i C(i−1, n−1)/C(M, n) · v_(i), where (i) orders the answers of a prompt by their reward,
     lowest first: the mean over all subsets of n answers, hence unbiased (Nakano et al., 2021,
-    arXiv 2112.09332).
+    arXiv 2112.09332). Among answers with the same reward chance chooses.
 
     Args:
         rewards: what chooses.
@@ -246,6 +246,8 @@ def best_of_n(
     if not 1 <= n <= num_answers:
         raise ValueError(f"the best of {n} cannot be taken from {num_answers} answers")
     order = rewards.argsort(axis=1, kind="stable")
+    ties = (rewards[:, :, None] == rewards[:, None, :]).astype(float)
+    values = (ties @ values[:, :, None])[:, :, 0] / ties.sum(axis=2)  # any of the tied is chosen
     below = np.arange(num_answers)  # how many answers stand below each, in order of reward
     weights = special.comb(below, n - 1) / special.comb(num_answers, n)
     expected: Float[ndarray, " P"] = np.take_along_axis(values, order, axis=1) @ weights

@@ -65,6 +65,7 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
     content = run.read_report()
     parts = {"reference": content, "rival": content.get("rival", {})}
     pairs = pairs_to_ask(run)
+    _forget_votes(content)
     for other, given in votes.items():
         if given:
             _judge(parts[other], given, pairs[other], content["seed"])
@@ -76,6 +77,15 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
     written = write_content(with_verdict(content), run.report_json, run.report_html)
     rival = {"rival": _by_people(written["rival"])} if "rival" in written else {}
     return {"verdict": written["verdict"], **_by_people(written), **rival}
+
+
+def _forget_votes(content: dict[str, Any]) -> None:
+    """Remove an earlier verdict of people: votes may have been withdrawn since."""
+    for part in (content, content.get("rival", {})):
+        part.pop("votes", None)
+        part.get("win_rate", {}).pop("people", None)
+    for sample in content["samples"]:
+        sample["scores"].pop("people", None)
 
 
 def _shares(votes: Votes) -> dict[str, float]:

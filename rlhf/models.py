@@ -105,6 +105,16 @@ def model_folder(name: str, stage: str, result: str) -> str:
     return name
 
 
+def policy_folder(name: str) -> str:
+    """The language model behind `name`: what a finished `rlhf ppo` or `rlhf sft` made, else `name`.
+
+    Raises:
+        InputError: `name` is a stage that did not finish or is another one.
+    """
+    stage = "sft" if RunDir(Path(name)).read_stage().get("stage") == "sft" else "ppo"
+    return model_folder(name, stage, {"ppo": "policy", "sft": "model"}[stage])
+
+
 def load_causal_lm(
     name: str,
     dtype: torch.dtype = torch.float32,

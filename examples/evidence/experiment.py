@@ -8,11 +8,12 @@ for the README.
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from datetime import datetime
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -30,6 +31,7 @@ from policies.statistics import bootstrap_interval
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.jsonl import new_folder, write_json
+from rlhf.provenance import describe_environment
 from rlhf.ranked import write_ranked
 from rlhf.records import RankedPrompt, Ranking, Response
 from rlhf.rundir import RunDir
@@ -57,14 +59,9 @@ def run(
     parser.add_argument("--json", action="store_true", help="the result on the last line of stdout")
     arguments = parser.parse_args()
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    measured = measure(config, arguments.out)
-    result = {
-        "experiment": name,
-        "config": resolved(config),
-        **measured,
-        "versions": {package: version(package) for package in PACKAGES},
-        "stage_seconds": round(stage_seconds(arguments.out), 1),
-    }
+    with timed(arguments.out, resolved(config)) as diary:
+        measured = measure(config, arguments.out)
+    result = {"experiment": name, **measured, **diary, **provenance()}
     for folder in (arguments.out, RESULTS) if arguments.keep else (arguments.out,):
         place = folder / ("result.json" if folder == arguments.out else f"{name}.json")
         write_json(place, result)
@@ -73,6 +70,38 @@ def run(
     print(markdown(tabulate(result)))
     if arguments.json:
         print(json.dumps(result))
+
+
+@contextmanager
+def timed(out: Path, config: Config) -> Iterator[Config]:
+    """Keep beside an experiment its configuration and how long it has worked, all goes together.
+
+    Raises:
+        InputError: the folder holds an experiment of another configuration.
+    """
+    file = out / "experiment.json"
+    diary = {"config": config, "wall_seconds": 0.0}
+    if file.is_file():
+        diary = json.loads(file.read_text(encoding="utf-8"))
+    if diary["config"] != config:
+        raise InputError(
+            f"{out} holds an experiment of another configuration",
+            "Give another --out, or remove the folder.",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    try:
+        yield diary
+    finally:
+        diary["wall_seconds"] = round(diary["wall_seconds"] + time.monotonic() - began, 1)
+        write_json(file, diary)
+
+
+def provenance() -> Config:
+    """Versions, the commit, and what they ran on."""
+    environment = describe_environment()
+    versions = {package: version(package) for package in PACKAGES}
+    return {"versions": versions, "git_commit": environment["git_commit"], "cores": os.cpu_count()}
 
 
 def resolved(config: Config) -> Config:
@@ -127,16 +156,6 @@ def stage(out: Path, *arguments: str | Path | float) -> Config:
     """Run a stage, go on with it, or find it done by the same settings; return its whole report."""
     rlhf(*arguments, "--out", out, "--resume")
     return RunDir(out).read_report()
-
-
-def stage_seconds(out: Path) -> float:
-    """How long the stages of an experiment took together, from start to end of each."""
-    total = 0.0
-    for file in out.glob("*/stage.json"):
-        ran = json.loads(file.read_text(encoding="utf-8"))
-        began, ended = (datetime.fromisoformat(ran[name]) for name in ("started_at", "finished_at"))
-        total += (ended - began).total_seconds()
-    return total
 
 
 def flags(settings: Config) -> list[str]:

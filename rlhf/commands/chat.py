@@ -49,7 +49,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.checks import CheckRates
     from labeling_app.serving import serve
     from policies.streaming import LocalVoice
-    from rlhf.models import model_folder
+    from rlhf.models import policy_folder
     from rlhf.records import Sampling
 
     sampling = Sampling(
@@ -57,7 +57,7 @@ def run(settings: Settings) -> dict[str, Any]:
         top_p=settings.top_p,
         max_new_tokens=settings.max_new_tokens,
     )
-    policy = LocalVoice(model_folder(settings.policy, "ppo", "policy"), sampling)
+    policy = LocalVoice(policy_folder(settings.policy), sampling)
     reference = LocalVoice(settings.reference, sampling)
     reward = settings.reward or _trained_with(settings.policy)
     note = _note(policy.description["hash"], reward)

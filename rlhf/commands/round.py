@@ -16,7 +16,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
     with Store(settings.db, must_exist=True):
         pass  # a database that is not there must not cost an hour of sampling first
-    candidates, policy = sample_candidates(settings)
+    candidates, inputs = sample_candidates(settings)
     chosen = choose(
         [candidate.nats for candidate in candidates],
         [pair_entropy(candidate.rewards) for candidate in candidates],
@@ -24,9 +24,9 @@ def run(settings: Settings) -> dict[str, Any]:
         random_share=settings.random_share,
         seed=settings.seed,
     )
-    inputs = {"reference": str(settings.reference), "reward": settings.reward}
+    how = {name: getattr(settings, name) for name in ("k", "pick", "random_share", "seed")}
     tasks = [(candidates[n].prompt, candidates[n].responses, reason) for n, reason in chosen]
     with Store(settings.db) as store:
-        queued = queue_round(store, policy, tasks, inputs)
+        queued = queue_round(store, inputs, tasks, how)
     reasons = [reason for _, reason in chosen]
     return {**queued, "chosen": {reason: reasons.count(reason) for reason in sorted({*reasons})}}

@@ -1,5 +1,6 @@
 """Every experiment runs at the smallest size; the README has the numbers of its results."""
 
+import gzip
 import json
 import sys
 from importlib import import_module
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from rlhf.errors import InputError
 from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
 
 EVIDENCE = REPOSITORY / "examples" / "evidence"
@@ -34,6 +36,7 @@ CHANGES = {
     "pairs": {"epochs": [1], "prompts_per_batch": 2, "reward": {"precision": "fp32"}},
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
+    "human": {"test": 2, "rankings": [2, 4]},
     "alternatives": {"dpo": TRL, "sft": TRL, "best_of": 3},
     "kl_sources": {
         "sources": {
@@ -61,6 +64,18 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, config: dict, folder: Path) 
     return json.loads((folder / "out" / "result.json").read_text())
 
 
+def write_judgements(file: Path) -> Path:
+    """Six prompts with three answers each, of which the longer is always preferred, or they tie."""
+    answers = ["a trip", "a lovely trip", "a trip by train"]
+    pairs = [[0, 1, "second"], [1, 2, "tie"], [0, 2, "second"]]
+    lines = [
+        json.dumps({"prompt": f"How was trip {n}?", "responses": answers, "pairs": pairs})
+        for n in range(6)
+    ]
+    file.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return file
+
+
 # trl asks transformers by the old name
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.slow
@@ -72,17 +87,20 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "model": str(tiny_model),
         "prompts": str(write_prompts(tmp_path / "prompts.jsonl")),
         "db": str(tmp_path / "labels.db"),
+        "data": str(write_judgements(tmp_path / "judgements.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
     first = run(monkeypatch, name, config, tmp_path)
     assert first["config"] == config
     again = run(monkeypatch, name, config, tmp_path)
+    assert again.pop("wall_seconds") > first.pop("wall_seconds") > 0
     assert again == first
-    assert first["stage_seconds"] > 0
+    with pytest.raises(InputError, match="holds an experiment of another configuration"):
+        run(monkeypatch, name, config | {"seed": 1}, tmp_path)
 
 
 def test_every_experiment_has_its_configuration_and_its_place_in_the_readme() -> None:
-    assert set(NAMES) == {*CHANGES, "human"}
+    assert set(NAMES) == set(CHANGES)
     readme = (EVIDENCE / "README.md").read_text(encoding="utf-8")
     for name in NAMES:
         assert f"python examples/evidence/{name}.py" in readme

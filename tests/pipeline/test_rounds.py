@@ -8,9 +8,12 @@ from string import Template
 
 import pytest
 
+from labeling_app.queue import Submission, TaskQueue
 from labeling_app.rounds import rounds
 from labeling_app.store import Store
+from policies.reference_store import open_store
 from rlhf.cli import main
+from rlhf.models import describe_model
 from rlhf.ranked import read_ranked
 from tests.pipeline.loop import REPOSITORY, SIGNAL, Loop, read_json
 
@@ -63,10 +66,14 @@ def test_each_round_queues_samples_of_its_policy(run_rounds: Path, loop: Loop) -
         found = rounds(store)
         query = "SELECT reason FROM tasks WHERE reason LIKE 'round%' ORDER BY priority DESC"
         reasons = [row["reason"] for row in store.connections.db.query(query)]
-    assert [Path(found[number]["path"]).parent for number in (1, 2)] == [
+    assert [Path(found[number]["policy"]["path"]).parent for number in (1, 2)] == [
         loop.folder / "ppo",
         run_rounds / "second" / "ppo",
     ]
+    assert found[2]["reward"] == describe_model(str(run_rounds / "second" / "reward" / "model"))
+    store_hash = open_store(loop.folder / "reference" / "outputs").content_hash
+    assert found[2]["reference"] == {"path": loop.path("reference"), "hash": store_hash}
+    assert found[2]["settings"] == {"k": 3, "pick": 4, "random_share": 0.2, "seed": 0}
     assert len(reasons) == 8
     assert {reason.partition(":")[0] for reason in reasons[:4]} == {"round 2"}
     assert {reason.partition(": ")[2] for reason in reasons} == {"random", "divergent", "uncertain"}
@@ -99,6 +106,30 @@ def test_a_ranking_is_traced_to_its_models_rounds_and_annotator(
     for response in found["responses"]:
         number = 0 if "ppo" not in response["model"] else 1 + ("second" in response["model"])
         assert response["round"] == number
+
+
+def test_a_persons_ranking_is_traced_to_rubric_and_reason(
+    run_rounds: Path, run_rlhf: Run, tmp_path: Path
+) -> None:
+    db = tmp_path / "labels.db"
+    db.write_bytes((run_rounds / "labels.db").read_bytes())
+    with Store(db) as store:
+        rubric = store.add_rubric("Prefer the friendlier answer.")
+        queue = TaskQueue(store)
+        queue.add_annotator("ann")
+        task = queue.next_task("ann")
+        assert task is not None
+        order = tuple((place,) for place in range(len(task.shown)))
+        queue.submit("ann", Submission(id="by-ann", task_id=task.id, tiers=order, rubric=rubric))
+        query = "SELECT reason FROM tasks ORDER BY priority DESC"
+        first = next(iter(store.connections.db.query(query)))
+    _, out, _ = run_rlhf("trace", "by-ann", "--db", str(db), "--json")
+    found = json.loads(out.splitlines()[-1])
+    assert found["annotator"] == {"name": "ann", "kind": "human"}
+    assert found["reason"] == first["reason"]
+    assert found["reason"].startswith("round 2: ")
+    assert found["rubric"]["text"] == "Prefer the friendlier answer."
+    assert [r["round"] for r in found["responses"]].count(2) == 3
 
 
 def test_a_ranking_that_is_not_there(run_rounds: Path, run_rlhf: Run) -> None:

@@ -316,7 +316,8 @@ def test_a_report_of_the_bare_minimum_renders() -> None:
 def test_the_reverse_kl_is_said_to_be_an_audit() -> None:
     page = Page(render(build_content(example(), samples(), METRICS)))
     assert (
-        "An audit: the reference model was loaded for it, which training never does." in page.text
+        "An audit: the reference model was loaded for it, which PPO on stored answers does"
+        in page.text
     )
     assert "an audit with the reference model loaded" in page.text
 
