@@ -131,8 +131,10 @@ def empty_plot(x: str, start: float) -> tuple[Figure, Axes]:
     axes.set_ylabel("gold reward")
     axes.spines[["top", "right"]].set_visible(False)
     axes.axhline(start, color="#94a3b8", linewidth=1)
-    place = {"xytext": (6, 4), "textcoords": "offset points"}
-    axes.annotate("original model", (0, start), color="#64748b", fontsize=8, **place)
+    place = {"xytext": (-6, 4), "textcoords": "offset points", "ha": "right"}
+    right = axes.get_yaxis_transform()  # x from 0 to 1, y in rewards
+    text = {"color": "#64748b", "fontsize": 8}
+    axes.annotate("original model", (1, start), xycoords=right, **place, **text)
     return figure, axes
 
 

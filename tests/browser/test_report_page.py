@@ -1,12 +1,19 @@
 """report.html in a real browser: quiet, offline, searchable, and deaf to what models write."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
 
 from policies.report import Exhibit, write_report
+from rlhf.rundir import RunDir
+from tests.policies.conftest import done, inputs
+
+__all__ = ["done", "inputs"]
 
 pytestmark = pytest.mark.browser
 
@@ -61,14 +68,21 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(browser: Browser, folder: Path):
-    """The opened report; the test fails when the page complained or asked for anything."""
+    """The opened report of hostile samples."""
+    with opened_quietly(browser, folder / "report.html") as opened:
+        yield opened
+
+
+@contextmanager
+def opened_quietly(browser: Browser, report: Path) -> Iterator[Page]:
+    """An opened report; the test fails when the page complained or asked for anything."""
     opened = browser.new_page(viewport={"width": 1180, "height": 900})
     complaints: list[str] = []
     requests: list[str] = []
     opened.on("console", lambda message: complaints.append(message.text))
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on("request", lambda request: requests.append(request.url[:100]))
-    opened.goto((folder / "report.html").as_uri())
+    opened.goto(report.as_uri())
     yield opened
     opened.close()
     assert complaints == []
@@ -135,3 +149,23 @@ def test_the_last_turn_stands_out_and_earlier_ones_unfold(page: Page) -> None:
     assert not earlier.is_visible()
     sample.get_by_text("Earlier turns").click()
     assert earlier.inner_text() == "Earlier 0"
+
+
+def test_a_real_evaluation_shows_the_numbers_of_its_report_json(
+    browser: Browser, done: RunDir
+) -> None:
+    """With a rival, a judge model and best-of-n: every number on the page is at its place."""
+    content = done.read_report()
+    with opened_quietly(browser, done.report_html) as page:
+        read = "elements => elements.map(e => [e.dataset.path, JSON.parse(e.value)])"
+        shown = page.locator("data[data-path]").evaluate_all(read)
+        widths = page.locator("img").evaluate_all("images => images.map(i => i.naturalWidth)")
+        names = {path.split("/")[1] for path, _ in shown}
+    assert {"win_rate", "rival", "kl", "best_of_n", "gold", "reward", "length"} <= names
+    for path, value in shown:
+        found: Any = content
+        for key in path.split("/")[1:]:
+            key = key.replace("~1", "/").replace("~0", "~")
+            found = found[int(key) if isinstance(found, list) else key]
+        assert found == value, path
+    assert min(widths) > 100

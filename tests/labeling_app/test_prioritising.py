@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from labeling_app.comparisons import queue_pairs
 from labeling_app.dashboard import dashboard_page
 from labeling_app.prioritising import prioritise
 from labeling_app.queue import Submission, TaskQueue
@@ -112,3 +113,15 @@ def test_settings_that_do_not_fit(store, capsys):
     assert "--prioritise needs --reward (is '')" in capsys.readouterr().err
     assert main([*arguments, "--reward", "x", "--random-share", "0.1"]) == 2
     assert "--random-share is 0.1" in capsys.readouterr().err
+
+
+def test_pairs_of_an_evaluation_keep_their_order(store, fill, make_prompt, make_responses) -> None:
+    """Which of them are voted on must not depend on what the judged reward model thinks."""
+    fill(4, 2)
+    prompts = [make_prompt(f"pair {n}") for n in range(3)]
+    pairs = [(one, *make_responses(one, ["old", "new"])) for one in prompts]
+    queue_pairs(store, pairs, overlap=1, mix=True, seed=0)
+    query = "SELECT id, priority, reason FROM tasks WHERE purpose = 'compare'"
+    before = store.connections.db.execute(query).fetchall()
+    assert run(store, "entropy")["tasks"] == 4
+    assert store.connections.db.execute(query).fetchall() == before

@@ -9,6 +9,7 @@ import pytest
 from sqlite_utils import Database
 
 from labeling_app.migrations import migrations
+from labeling_app.rounds import queue_round
 from labeling_app.store import Store
 from rlhf.errors import InputError
 from rlhf.records import Ranking, Response, Sampling
@@ -211,6 +212,22 @@ def test_new_responses_join_an_unseen_task_and_open_another_after_that(
     store.add_responses(make_responses(prompt, ["four"], model="z2"))
     assert store.counts()["tasks"] == 2
     assert len(queue.next_task("ann").texts) == 3  # what was shown stays as it was shown
+
+
+def test_new_responses_leave_the_choice_of_a_round_alone(
+    store, make_prompt, make_responses
+) -> None:
+    prompt = make_prompt("How?")
+    first, second, third = make_responses(prompt, ["one", "two", "three"])
+    queue_round(
+        store, {"policy": {"path": "p", "hash": "h"}}, [(prompt, (first, second), "why")], {}
+    )
+    store.add_responses([third])
+    tasks = store.connections.db.execute("SELECT responses, reason FROM tasks ORDER BY id")
+    assert [(json.loads(ids), reason) for ids, reason in tasks] == [
+        ([first.id, second.id], "round 1: why"),
+        ([first.id, second.id, third.id], ""),
+    ]
 
 
 def test_eight_threads_read_then_write_and_lose_nothing(store):

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -360,6 +361,20 @@ def test_the_first_ten_samples_are_open_and_each_knows_its_winner() -> None:
     details = [a for tag, a in page.elements if tag == "details" and a.get("class") == "sample"]
     assert ["open" in a for a in details] == [True] * 10 + [False] * 2
     assert [a["data-winner"] for a in details[:3]] == ["new", "tie", "original"]
+
+
+def test_the_winner_is_by_the_first_judge_with_an_opinion() -> None:
+    unclear = {"policy": None, "reference": None}
+    ours, theirs = {"policy": 1.0, "reference": 0.0}, {"policy": 0.0, "reference": 1.0}
+    scores = [
+        {"ai": unclear, "gold": theirs, "reward": ours},
+        {"ai": ours, "gold": theirs, "reward": theirs},
+        {"ai": unclear},
+    ]
+    exhibits = [replace(samples()[0], scores=one) for one in scores]
+    page = Page(render(build_content(example(), exhibits, METRICS)))
+    details = [a for tag, a in page.elements if tag == "details" and a.get("class") == "sample"]
+    assert [a["data-winner"] for a in details] == ["original", "new", "tie"]
 
 
 def test_numbers_that_are_not_finite_and_broken_text_are_stored_as_json_can_hold_them(

@@ -191,6 +191,15 @@ def test_best_of_n_is_the_mean_over_all_choices_of_n() -> None:
     np.testing.assert_allclose(best_of_n(values, values, 2), (4 + 2 + 4) / 3)
 
 
+def test_among_equal_rewards_chance_chooses() -> None:
+    # best of 2 of a, b, c with rewards 1, 1, 0: {a, b} either, {a, c} a, {b, c} b
+    gold = np.array([[0.0, 6.0, 100.0]])
+    expected = (3 + 0 + 6) / 3
+    np.testing.assert_allclose(best_of_n(np.array([[1.0, 1.0, 0.0]]), gold, 2), expected)
+    turned = best_of_n(np.array([[0.0, 1.0, 1.0]]), gold[:, ::-1], 2)
+    np.testing.assert_allclose(turned, expected)
+
+
 def test_the_best_of_more_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="the best of 3 cannot be taken from 2 answers"):
         best_of_n(np.ones((1, 2)), np.ones((1, 2)), 3)

@@ -94,6 +94,20 @@ def test_votes_travel_there_and_back(
     vote_again = evaluate(run, "--from-db", str(db))
     assert vote_again == 0  # reading twice changes nothing
     assert run.read_report() == report
+    with Store(db) as store:  # those who compared with the other model think better of it
+        store.connections.db.execute(
+            f"UPDATE rankings SET live = 0 WHERE tiers LIKE '%{others['rival'][0]}%'"
+            f" OR tiers LIKE '%{others['reference'][0]}%'"
+        )
+    assert evaluate(run, "--from-db", str(db)) == 0
+    assert run.read_report()["rival"]["win_rate"]["people"]["n"] == 3
+    assert sum("people" in one["scores"] for one in run.read_report()["samples"]) == 2
+    with Store(db) as store:
+        for id_ in others["rival"]:
+            store.connections.db.execute(f"UPDATE rankings SET live = 0 WHERE tiers LIKE '%{id_}%'")
+    assert evaluate(run, "--from-db", str(db)) == 0
+    assert "votes" not in run.read_report()["rival"]
+    assert "people" not in run.read_report()["rival"]["win_rate"]
 
 
 def test_votes_against_the_other_model_alone(

@@ -25,6 +25,7 @@ from rlhf.models import (
     model_fingerprint,
     model_folder,
     new_reward_model,
+    policy_folder,
     require_same_tokenizer,
     reward_head,
     save_model,
@@ -241,6 +242,20 @@ def test_a_stage_stands_for_its_model(tmp_path: Path, tiny_model: Path) -> None:
     assert model_folder(str(run.path), "reward", "model") == str(run.model)
     with pytest.raises(InputError, match="holds the stage 'reward', 'ppo' is wanted here"):
         model_folder(str(run.path), "ppo", "policy")
+    with pytest.raises(InputError, match="holds the stage 'reward', 'ppo' is wanted here"):
+        policy_folder(str(run.path))
+
+
+def test_a_policy_is_what_ppo_or_sft_made(tmp_path: Path, tiny_model: Path) -> None:
+    assert policy_folder(str(tiny_model)) == str(tiny_model)
+    for stage, result in (("ppo", "policy"), ("sft", "model")):
+        run = open_stage(tmp_path / stage, stage, load_config(str(tiny_model)).to_dict(), {},
+                         resume=False)  # fmt: skip
+        with pytest.raises(InputError, match=rf"The {stage} stage in .* is running, not done"):
+            policy_folder(str(run.path))
+        with stage_status(run):
+            (run.path / result).mkdir()
+        assert policy_folder(str(run.path)) == str(run.path / result)
 
 
 @pytest.fixture
