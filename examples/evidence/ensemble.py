@@ -16,9 +16,9 @@ from experiment import (
     flags,
     gold_of,
     rank_by_signal,
-    rlhf,
     run,
     sampled_prompts,
+    score,
     signed,
     stage,
     with_noise,
@@ -26,8 +26,6 @@ from experiment import (
 )
 
 from policies.statistics import best_of_n, bootstrap_interval
-from rlhf.jsonl import read_jsonl, write_jsonl
-from rlhf.records import RankedPrompt
 
 Rewards = np.ndarray
 Scores = np.ndarray
@@ -57,15 +55,6 @@ def measure(config: Config, out: Path) -> Config:
                 {"noise": noise, "n": n, "disagreement": disagreement, **choose(rewards, gold, n)}
             )
     return {"start": float(gold.mean()), "runs": rows}
-
-
-def score(records: list[RankedPrompt], reward: Path, how: Config) -> Rewards:
-    """The rewards (P, M) by one member of all answers of some prompts, once."""
-    answers, found = reward / "answers.jsonl", reward / "scored.jsonl"
-    if not found.exists():
-        write_jsonl(answers, (record.to_json() for record in records))
-        rlhf("score", answers, "--reward", reward, "--out", found, *flags(how))
-    return np.array([line["rewards"] for line in read_jsonl(found)])
 
 
 def choose(rewards: Rewards, gold: Scores, n: int) -> Config:

@@ -9,6 +9,7 @@ for the README.
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +28,9 @@ from matplotlib.figure import Figure
 
 from labeling_app.annotating import tiers_of_scores
 from labeling_app.store import Store
-from policies.statistics import bootstrap_interval
 from rlhf.cli import main
 from rlhf.errors import InputError
-from rlhf.jsonl import new_folder, write_json
+from rlhf.jsonl import new_folder, read_jsonl, write_json, write_jsonl
 from rlhf.provenance import describe_environment
 from rlhf.ranked import write_ranked
 from rlhf.records import RankedPrompt, Ranking, Response
@@ -89,6 +89,7 @@ def timed(out: Path, config: Config) -> Iterator[Config]:
             "Give another --out, or remove the folder.",
         )
     out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped one keeps its time, too
     began = time.monotonic()
     try:
         yield diary
@@ -263,19 +264,18 @@ def stored_outputs(config: Config, out: Path, records: list[RankedPrompt]) -> tu
     return out / "reference", out / "best-of"
 
 
+def score(records: list[RankedPrompt], reward: Path, how: Config) -> np.ndarray:
+    """The rewards (P, M) by a reward model of all answers of some prompts, once."""
+    answers, found = reward / "answers.jsonl", reward / "scored.jsonl"
+    if not found.exists():
+        write_jsonl(answers, (record.to_json() for record in records))
+        rlhf("score", answers, "--reward", reward, "--out", found, *flags(how))
+    return np.array([line["rewards"] for line in read_jsonl(found)])
+
+
 def gold_of(config: Config) -> Signal:
     """The function that stands for what people want."""
     return load_signal(config["gold"])
-
-
-def gain(report: Config) -> Config:
-    """Gold reward above that of the original model's answers, with its interval over prompts."""
-    num_prompts = len(report["samples"])
-    policy, reference = (
-        np.reshape(report["scores"]["gold"][side], (num_prompts, -1)).mean(axis=1)
-        for side in ("policy", "reference")
-    )
-    return bootstrap_interval(policy - reference, seed=0).to_json()
 
 
 def signed(found: Config) -> str:

@@ -16,74 +16,98 @@ from experiment import (
     draw,
     empty_plot,
     flags,
-    gain,
     gold_of,
     rank_by_signal,
+    rlhf,
     run,
     sampled_prompts,
+    score,
     signed,
     stage,
-    stored_outputs,
     write_dataset,
 )
 from matplotlib.figure import Figure
+
+from policies.statistics import bootstrap_interval
+from policies.summary import best_of_n_curve
+from rlhf.ranked import read_ranked_file
+from rlhf.records import RankedPrompt
+from rlhf.rundir import RunDir
 
 FORMS = {"best_of_n": "linear", "ppo": "log"}  # of the fitted curve
 
 
 def measure(config: Config, out: Path) -> Config:
     """Points of both methods and the fitted curves, for every size of the proxy's data."""
+    signal, base = gold_of(config), ["--model", config["model"]]
     records = sampled_prompts(config)
     ranked = rank_by_signal(
-        records, gold_of(config), size=config["ranking_size"], tie_within=config["tie_within"]
+        records, signal, size=config["ranking_size"], tie_within=config["tie_within"]
     )
-    stores = stored_outputs(config, out, records)
+    test = [record for record in records if record.prompt.split == "test"]
+    gold = np.array([[signal(r.prompt.text, a.text) for a in r.responses] for r in test])
+    prompts = write_dataset(out / "prompts", records)
+    how = ["--prompts", prompts, *base, *flags(config["reference"])]
+    stage(out / "reference", "reference", *how)
     proxies = {}
     for number in config["rankings"]:
         data = write_dataset(out / f"rankings-{number}", draw(ranked, number, config["seed"]))
         reward = out / f"reward-{number}"
-        how = flags(config["reward"])
-        base = ["--rankings", data, "--model", config["model"]]
-        trained = stage(reward, "train-reward", *base, *how)
+        how = ["--rankings", data, *base, *flags(config["reward"])]
+        trained = stage(reward, "train-reward", *how)
+        rewards = score(test, reward, config["score"])
+        scores = {"reward": {"reference": rewards}, "gold": {"reference": gold}}
+        best = [{**point, "sqrt_nats": point["nats"] ** 0.5} for point in best_of_n_curve(scores)]
+        points = {"best_of_n": best, "ppo": train_policies(config, out, number, test, gold)}
+        start = float(gold.mean())
         proxies[str(number)] = {
             "accuracy": trained["accuracy"]["value"],  # several rankings a prompt: no interval
-            **measure_proxy(config, out, reward, stores, str(number)),
+            "start": start,
+            **points,
+            "fit": {method: fit(points[method], start, form) for method, form in FORMS.items()},
         }
     return {"proxies": proxies}
 
 
-def measure_proxy(
-    config: Config, out: Path, reward: Path, stores: tuple[Path, Path], name: str
-) -> Config:
-    """Best-of-n and PPO against one proxy, with the stored outputs to train and to evaluate."""
-    ppo, best_of_n, start = [], [], 0.0
-    reference, best_of = stores
-    judged = ["--reward", reward, "--seed", config["seed"], "--reference"]
-    for steps in config["steps"]:
-        policy = out / f"ppo-{name}-{steps}"
+def train_policies(
+    config: Config, out: Path, number: int, test: list[RankedPrompt], gold: np.ndarray
+) -> list[Config]:
+    """A point of PPO against a proxy for each number of steps.
+
+    Args:
+        config: of the experiment.
+        out: its folder, with the proxy and the stored outputs.
+        number: of rankings that the proxy was trained on.
+        test: the test prompts.
+        gold: what the original model's answers to them are worth, shape (P, M).
+    """
+    reference, reward = out / "reference", out / f"reward-{number}"
+    judged = ["--reward", reward, "--reference", reference, "--seed", config["seed"]]
+    policies = {steps: out / f"ppo-{number}-{steps}" for steps in config["steps"]}
+    if not all(RunDir(policy).is_done for policy in policies.values()):
+        how = ["--reward", reward, "--replace-reward", *flags(config["score"])]
+        rlhf("reference", "--out", reference, *how)  # once for all policies
+    points = []
+    for steps, policy in policies.items():
         how = [*flags(config["ppo"]), "--steps", steps]
-        stage(policy, "ppo", "--model", config["model"], *judged, reference, *how)
-        report = stage(
-            out / f"evaluate-{name}-{steps}",
-            *("evaluate", "--policy", policy, *judged, best_of, "--gold", config["gold"]),
-            *flags(config["evaluate"]),
-        )
-        kl = report["kl"]["reverse"]
-        ppo.append(
+        stage(policy, "ppo", "--model", config["model"], *judged, *how)
+        evaluated = out / f"evaluate-{number}-{steps}"
+        how = ["--gold", config["gold"], *flags(config["evaluate"])]
+        report = stage(evaluated, "evaluate", "--policy", policy, *judged, *how)
+        answered = [record.prompt.id for record in read_ranked_file(RunDir(evaluated).answers)]
+        assert answered == [record.prompt.id for record in test]
+        found = np.reshape(report["scores"]["gold"]["policy"], (len(test), -1)).mean(axis=1)
+        points.append(
             {
                 "steps": steps,
-                "nats": kl["nats"],
-                "sqrt_nats": kl["sqrt_nats"],
+                "nats": report["kl"]["reverse"]["nats"],
+                "sqrt_nats": report["kl"]["reverse"]["sqrt_nats"],
                 "gold": report["gold"]["policy"]["mean"],
                 "proxy": report["reward"]["policy"]["mean"],
-                "gain": gain(report),
+                "gain": bootstrap_interval(found - gold.mean(axis=1), seed=0).to_json(),
             }
         )
-        best_of_n, start = report["best_of_n"], report["gold"]["reference"]["mean"]
-    best = [{**point, "sqrt_nats": point["nats"] ** 0.5} for point in best_of_n]
-    points = {"best_of_n": best, "ppo": ppo}
-    fitted = {method: fit(points[method], start, form) for method, form in FORMS.items()}
-    return {"start": start, **points, "fit": fitted}
+    return points
 
 
 def fit(points: list[Config], start: float, form: str) -> Config | None:

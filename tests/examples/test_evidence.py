@@ -32,7 +32,10 @@ SMALL = {
     "ppo": {"steps": 1, **PPO},
 }
 CHANGES = {
-    "overoptimisation": {"rankings": [4, 8], "steps": [1, 2], "ppo": PPO, "best_of": 3},
+    "overoptimisation": {
+        **{"rankings": [4, 8], "steps": [1, 2], "ppo": PPO},
+        "score": {"precision": "fp32"},
+    },
     "pairs": {"epochs": [1], "prompts_per_batch": 2, "reward": {"precision": "fp32"}},
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
