@@ -115,7 +115,7 @@ def collect_rollout(
         rows = settings.micro_batch_size
         reference_log_probs = measure_reference(accelerator, model, reference, sequences, rows)
         token_rewards -= settings.kl.coefficient * (log_probs - reference_log_probs) * mask
-    advantages, returns = _advantages(accelerator, token_rewards, values, mask, settings)
+    advantages, returns = weigh(accelerator, token_rewards, values, mask, settings)
     return Rollout(
         sequences=sequences,
         finished=finished,
@@ -166,14 +166,22 @@ def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
     return log_probs
 
 
-def _advantages(
+def weigh(
     accelerator: Accelerator,
     token_rewards: Float[Tensor, "B R"],
     values: Float[Tensor, "B R"],
     mask: Bool[Tensor, "B R"],
     settings: PPOSettings,
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """Advantages and, for a critic, returns."""
+    """Advantages and, for a critic, returns; with one whitened over the tokens of all processes.
+
+    Args:
+        accelerator: of the processes.
+        token_rewards: 0 at padding.
+        values: the critic's.
+        mask: real tokens.
+        settings: the kind of advantages, γ and λ.
+    """
     if not settings.has_critic:
         totals = token_rewards.sum(dim=1).view(-1, settings.samples_per_prompt)
         if settings.advantages == "rloo":

@@ -202,7 +202,7 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
     accelerator, store = training.accelerator, training.store
     beat("sampling", step)
     began = time.monotonic()
-    set_learning_rates(training, step)
+    rates = set_learning_rates(training, step)
     chosen = choose_prompts(
         training.prompts,
         step,
@@ -241,7 +241,8 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         generator,
         choose_texts(training, step),
     )
-    row = {"step": step, **describe_rollout(accelerator, rollout), **measured, **statistics}
+    described = describe_rollout(accelerator, rollout)
+    row = {"step": step, **described, **measured, **statistics, **rates}
     if settings.has_critic:
         row |= describe_values(accelerator, rollout)
     row["seconds/sample"] = round(rollout.sampled_at - began, 2)
@@ -303,13 +304,16 @@ def measure_kl(
     return found | {"kl/coefficient": kl.coefficient}
 
 
-def set_learning_rates(training: Training, step: int) -> None:
-    """Anneal both learning rates linearly to 0 over the run."""
-    remaining = 1 - (step - 1) / training.settings.steps
-    peaks = (training.settings.learning_rate, training.settings.critic_learning_rate)
-    groups = training.optimizer.param_groups  # without a critic there is only the first
-    for group, peak in zip(groups, peaks[: len(groups)], strict=True):
-        group["lr"] = peak * remaining
+def set_learning_rates(training: Training, step: int) -> dict[str, float]:
+    """Anneal both learning rates linearly to 0 over the run; what they are now, as metrics."""
+    settings = training.settings
+    remaining = 1 - (step - 1) / settings.steps
+    peaks = {"policy": settings.learning_rate, "critic": settings.critic_learning_rate}
+    rates = {}
+    # without a critic there is only the first group
+    for group, (name, peak) in zip(training.optimizer.param_groups, peaks.items(), strict=False):
+        group["lr"] = rates[f"learning_rate/{name}"] = peak * remaining
+    return rates
 
 
 def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from experiment import (
     run,
     sampled_prompts,
     stage,
-    stored_outputs,
     write_dataset,
 )
 from shaping import outcome
@@ -56,6 +55,21 @@ def measure(config: Config, out: Path) -> Config:
         found = stage(out / f"evaluate-{method}", "evaluate", "--policy", policy, *against, *asked)
         rows[method] = {**outcome(found), "against_ppo": found["rival"]["win_rate"]["gold"]}
     return {"methods": rows, "best_of_n": report["best_of_n"]}
+
+
+def stored_outputs(config: Config, out: Path, records: list[RankedPrompt]) -> tuple[Path, Path]:
+    """Reference outputs to train with, and many of every test prompt to choose the best of.
+
+    A policy is trained on all its stored rows, so that many of them cost every run time.
+    """
+    test = [record for record in records if record.prompt.split == "test"]
+    parts = (("reference", records, {}), ("best-of", test, {"samples": config["best_of"]}))
+    for name, some, more in parts:
+        prompts = write_dataset(out / f"{name}-prompts", some)
+        how = flags({**config["reference"], **more})
+        base = ["--prompts", prompts, "--model", config["model"]]
+        stage(out / name, "reference", *base, *how)
+    return out / "reference", out / "best-of"
 
 
 def fine_tune(

@@ -249,21 +249,6 @@ def write_dataset(out: Path, records: Sequence[RankedPrompt]) -> Path:
     return out
 
 
-def stored_outputs(config: Config, out: Path, records: list[RankedPrompt]) -> tuple[Path, Path]:
-    """Reference outputs to train with, and many of every test prompt to choose the best of.
-
-    A policy is trained on all its stored rows, so that many of them cost every run time.
-    """
-    test = [record for record in records if record.prompt.split == "test"]
-    parts = (("reference", records, {}), ("best-of", test, {"samples": config["best_of"]}))
-    for name, some, more in parts:
-        prompts = write_dataset(out / f"{name}-prompts", some)
-        how = flags({**config["reference"], **more})
-        base = ["--prompts", prompts, "--model", config["model"]]
-        stage(out / name, "reference", *base, *how)
-    return out / "reference", out / "best-of"
-
-
 def score(records: list[RankedPrompt], reward: Path, how: Config) -> np.ndarray:
     """The rewards (P, M) by a reward model of all answers of some prompts, once."""
     answers, found = reward / "answers.jsonl", reward / "scored.jsonl"

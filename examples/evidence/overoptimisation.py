@@ -46,7 +46,7 @@ def measure(config: Config, out: Path) -> Config:
     )
     test = [record for record in records if record.prompt.split == "test"]
     gold = np.array([[signal(r.prompt.text, a.text) for a in r.responses] for r in test])
-    prompts = write_dataset(out / "prompts", records)
+    prompts = write_dataset(out / "reference-prompts", records)
     how = ["--prompts", prompts, *base, *flags(config["reference"])]
     stage(out / "reference", "reference", *how)
     proxies = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,7 +24,7 @@ from policies.generate import sample_responses
 from policies.log_probs import Sequences
 from policies.pretraining import stack_pieces
 from policies.reference_store import ReferenceRow
-from policies.rollout import Rollout
+from policies.rollout import Rollout, weigh
 from policies.settings import KLSettings, PPOSettings
 from policies.update import reference_batch, update
 from reward.groups import Group, Pair
@@ -192,6 +193,17 @@ def scores(accelerator: Accelerator, folder: str, strategy: str) -> list[float]:
     return list(found.tolist())
 
 
+def advantages(accelerator: Accelerator) -> list[list[float]]:
+    """Of made-up rewards, which are the higher the later the row; rows of all processes in turn."""
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    mask = sequences.responses.mask
+    rewards = torch.arange(len(PROMPTS))[:, None] * mask.float()
+    mine = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
+    found, _ = weigh(accelerator, rewards[mine], 0 * rewards[mine], mask[mine], SETTINGS)
+    rows = [(row, one[mask[row]].tolist()) for row, one in zip(mine, found, strict=True)]
+    return [values for _, values in sorted(gather_object(rows))]
+
+
 def norms(accelerator: Accelerator, model: torch.nn.Module) -> float:
     state = full_state(accelerator, model)
     return sum(float(value.double().abs().sum()) for value in state.values())
@@ -251,7 +263,7 @@ def main(folder: str, out: Path, strategies: list[str]) -> None:
         new_reward_model(folder, 0, seed=5).save_pretrained(judge)
         load_tokenizer(folder).save_pretrained(judge)
     accelerator.wait_for_everyone()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"advantages": advantages(accelerator)}
     for name in strategies:
         strategy, _, checkpoints = name.partition("@")
         if checkpoints:

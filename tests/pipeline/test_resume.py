@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from policies.reference_store import open_store
 from rlhf.metrics import read_metrics
 from rlhf.rundir import RunDir
+from rlhf.watchdog import read_hearts
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process
 
 CLOCK = ("seconds/sample", "seconds/score", "seconds/update")
@@ -20,6 +22,21 @@ CLOCK = ("seconds/sample", "seconds/score", "seconds/update")
 
 def kill_when(arguments: list[str], path: Path, lines: int) -> None:
     """Start a command and send SIGKILL as soon as a file is there with that many lines."""
+    kill_once(arguments, lambda: path.is_file() and path.read_bytes().count(b"\n") >= lines)
+
+
+def kill_in(arguments: list[str], run: Path, phase: str, step: int) -> None:
+    """Start a command and send SIGKILL in a phase of a step, or of a later one."""
+
+    def is_there() -> bool:
+        hearts = read_hearts(run / "heartbeat")
+        return any(heart.phase == phase and heart.step >= step for heart in hearts)
+
+    kill_once(arguments, is_there)
+
+
+def kill_once(arguments: list[str], is_time: Callable[[], bool]) -> None:
+    """Start a command and send SIGKILL when it is time."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "rlhf.cli", *arguments],
@@ -30,24 +47,34 @@ def kill_when(arguments: list[str], path: Path, lines: int) -> None:
     )
     limit = time.monotonic() + 600
     while time.monotonic() < limit and process.poll() is None:
-        if path.is_file() and path.read_bytes().count(b"\n") >= lines:
+        if is_time():
             process.send_signal(signal.SIGKILL)
             break
-        time.sleep(0.005)
+        time.sleep(0.001)
     process.wait()
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_killed_ppo_run_ends_bit_for_bit_like_an_undisturbed_one(
-    loop: Loop, tmp_path: Path
-) -> None:
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    options = ("--save-every", "3", "--minibatches", "2", "--epochs", "2")
-    whole = run_process(*loop.ppo_arguments(straight, *options, steps=20))
+OPTIONS = ("--save-every", "3", "--minibatches", "2", "--epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def straight(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PPO run that nothing has disturbed."""
+    out = tmp_path_factory.mktemp("resume") / "straight"
+    whole = run_process(*loop.ppo_arguments(out, *OPTIONS, steps=20))
     assert whole.returncode == 0, whole.stderr
-    kill_when(loop.ppo_arguments(killed, *options, steps=20), killed / "metrics.jsonl", lines=8)
+    return out
+
+
+@pytest.mark.parametrize("phase", ["sampling", "measuring", "updating", "saving"])
+def test_a_ppo_run_killed_in_any_phase_ends_bit_for_bit_like_an_undisturbed_one(
+    loop: Loop, straight: Path, tmp_path: Path, phase: str
+) -> None:
+    killed = tmp_path / "killed"
+    kill_in(loop.ppo_arguments(killed, *OPTIONS, steps=20), killed, phase, step=8)
     assert RunDir(killed).read_stage()["status"] == "running"
-    resumed = run_process(*loop.ppo_arguments(killed, *options, "--resume", steps=20))
+    resumed = run_process(*loop.ppo_arguments(killed, *OPTIONS, "--resume", steps=20))
     assert resumed.returncode == 0, resumed.stderr
     rows = [read_metrics(path / "metrics.jsonl") for path in (straight, killed)]
     for first, second in zip(*rows, strict=True):

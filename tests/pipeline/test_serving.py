@@ -16,20 +16,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf.cli import main
+from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
 from tests.pipeline.loop import Loop
-
-pytestmark = pytest.mark.slow
 
 STARTING_SECONDS = 600
 QUESTION = [{"role": "user", "content": "How was the trip?"}]
 
 
-@pytest.fixture
-def served(loop: Loop, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+@pytest.fixture(scope="module")
+def served(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """The folder of a trained policy and the address that serves it."""
-    assert main(loop.ppo_arguments(tmp_path / "ppo", "--lora-rank", "4", steps=1)) == 0
-    folder = tmp_path / "ppo" / "policy"
+    out = tmp_path_factory.mktemp("served") / "ppo"
+    assert main(loop.ppo_arguments(out, "--lora-rank", "4", steps=1)) == 0
+    folder = out / "policy"
     assert not list(folder.glob("adapter*"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -78,3 +78,19 @@ def test_a_policy_folder_answers_over_the_chat_completions_protocol(
         whole = model.generate(**ids, do_sample=False, max_new_tokens=8)
     expected = tokenizer.decode(whole[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
     assert said == expected
+
+
+def test_a_served_model_judges_an_evaluation(
+    served: tuple[Path, str], loop: Loop, tmp_path: Path
+) -> None:
+    """This one knows too little to prefer any answer, and that is what the report says."""
+    folder, address = served
+    out = tmp_path / "evaluate"
+    judge = ["--judge-endpoint", f"{address}/v1", "--judge-model", str(folder)]
+    command = ["evaluate", "--policy", str(folder), "--reward", loop.path("reward")]
+    command += ["--reference", loop.path("reference"), "--out", str(out), "--precision", "fp32"]
+    assert main([*command, *judge]) == 0
+    rate = RunDir(out).read_report()["win_rate"]["ai"]
+    assert (rate["n"], rate["unclear"]) == (0, 4)
+    asked = [json.loads(line) for line in RunDir(out).judge_log.read_text().splitlines()]
+    assert len(asked) == 4 * 2  # prompts, in both orders

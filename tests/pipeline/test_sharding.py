@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -37,6 +38,16 @@ def test_losses_and_weights_are_those_of_one_process(one, two, strategy: str) ->
     require_same(two[strategy], one["none"])
     rows = one["none"]["ppo"]["rows"]
     assert rows[0]["loss/policy"] != pytest.approx(rows[-1]["loss/policy"], rel=1e-3)  # it trains
+
+
+def test_advantages_are_whitened_over_the_tokens_of_all_processes(one, two) -> None:
+    for mine, theirs in zip(two["advantages"], one["advantages"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+    tokens = np.concatenate(two["advantages"])
+    assert tokens.mean() == pytest.approx(0, abs=1e-5)
+    assert tokens.std() == pytest.approx(1, abs=1e-3)
+    of_the_first = np.concatenate(two["advantages"][::2])
+    assert of_the_first.mean() < -0.1  # its rows have the lower rewards
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])

@@ -252,3 +252,11 @@ def test_the_controller_follows_the_held_out_forward_kl(
     for row, value in zip(rows, measured, strict=True):
         assert row["kl/coefficient"] == pytest.approx(coefficient)
         coefficient *= 1 + min(max(value / 0.01 - 1, -0.2), 0.2) * 4 / 10
+
+
+def test_learning_rates_fall_to_0_over_the_run(training: TrainingInputs, tmp_path: Path) -> None:
+    rates = ("--learning-rate", "4e-3", "--critic-learning-rate", "8e-3")
+    assert training.ppo(tmp_path / "ppo", *rates, steps=4) == 0
+    rows = metrics_of(tmp_path / "ppo")
+    assert [row["learning_rate/policy"] for row in rows] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
+    assert [row["learning_rate/critic"] for row in rows] == pytest.approx([8e-3, 6e-3, 4e-3, 2e-3])
