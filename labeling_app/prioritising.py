@@ -28,7 +28,7 @@ Reader = Callable[[Sequence[Answers]], list[tuple[Any, Any]]]
 Array = NDArray[np.float64]
 BATCH = 256
 RANDOM = "random"
-OPEN = "open > 0 AND only_for IS NULL AND purpose = 'rank'"
+OPEN = "open > 0 AND only_for IS NULL AND purpose = 'rank' AND reason NOT LIKE 'round %'"
 
 
 @dataclass(frozen=True, kw_only=True)

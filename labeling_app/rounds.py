@@ -28,7 +28,8 @@ def queue_round(
 ) -> dict[str, int]:
     """Queue the chosen prompts, before all that waits, and note which policy this round sampled.
 
-    Running again with the same policy adds to its round only what is new.
+    Running again with the same policy adds to its round only what is new; what is kept of the round
+    stays as it was.
 
     Args:
         store: the database.
@@ -42,7 +43,9 @@ def queue_round(
     with store.connections.write() as db:
         known = rounds(store)
         policy = inputs["policy"]["hash"]
-        number = next((n for n, r in known.items() if hash_of(r) == policy), len(known) + 1)
+        number = next(
+            (n for n, r in known.items() if r["policy"]["hash"] == policy), len(known) + 1
+        )
         content = json.dumps({**inputs, "settings": settings, "at": time.time()})
         db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", [f"{PREFIX}{number}", content])
         store.add_prompts(prompt for prompt, _, _ in chosen)
@@ -79,11 +82,6 @@ def rounds(store: Store) -> dict[int, dict[str, Any]]:
     return dict(sorted(found.items()))
 
 
-def hash_of(content: dict[str, Any]) -> str:
-    """The hash of the policy that a round sampled; databases of earlier versions hold it alone."""
-    return str(content["policy"]["hash"] if "policy" in content else content["hash"])
-
-
 def trace(store: Store, ranking_id: str) -> dict[str, Any]:
     """Where a ranking came from: annotator, rubric, and of every response its model and round.
 
@@ -101,7 +99,7 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
             f"There is no ranking {ranking_id} in {store.connections.path}",
             "The ids stand in an export: rlhf export --db DB --out DIR",
         )
-    numbers = {hash_of(content): number for number, content in rounds(store).items()}
+    numbers = {content["policy"]["hash"]: number for number, content in rounds(store).items()}
     tiers = json.loads(row["tiers"])
     found = {response.id: response for response in store.responses(row["prompt_id"])}
     return {

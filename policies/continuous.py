@@ -67,8 +67,8 @@ def sample_continuously(
 def batching_config(device: torch.device, requests: int, longest: int) -> ContinuousBatchingConfig:
     """Pages for so many requests of the longest sequence; on CUDA with graphs.
 
-    Transformers would leave them out here: it takes the padding for dearer than the launches where
-    attention needs a mask.
+    Transformers would leave them out here: where attention needs a mask, it judges their padding to
+    cost more than what they save.
     """
     return ContinuousBatchingConfig(
         page_size=PAGE,

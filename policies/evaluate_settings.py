@@ -14,7 +14,7 @@ class EvaluateSettings:
     """What is compared with what, and who judges."""
 
     policy: str
-    """The --out of `rlhf ppo`, or a model folder."""
+    """The --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
     reference: Path
     """The --out of `rlhf reference`."""
     reward: str

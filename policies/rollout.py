@@ -115,7 +115,7 @@ def collect_rollout(
         rows = settings.micro_batch_size
         reference_log_probs = measure_reference(accelerator, model, reference, sequences, rows)
         token_rewards -= settings.kl.coefficient * (log_probs - reference_log_probs) * mask
-    advantages, returns = weigh(accelerator, token_rewards, values, mask, settings)
+    advantages, returns = advantages_of(accelerator, token_rewards, values, mask, settings)
     return Rollout(
         sequences=sequences,
         finished=finished,
@@ -166,14 +166,14 @@ def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
     return log_probs
 
 
-def weigh(
+def advantages_of(
     accelerator: Accelerator,
     token_rewards: Float[Tensor, "B R"],
     values: Float[Tensor, "B R"],
     mask: Bool[Tensor, "B R"],
     settings: PPOSettings,
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """Advantages and, for a critic, returns; with one whitened over the tokens of all processes.
+    """Advantages, which with a critic are whitened over the tokens of all processes, and returns.
 
     Args:
         accelerator: of the processes.

@@ -17,7 +17,7 @@ class RoundSettings:
     db: Path
     """The label database of all rounds."""
     policy: str
-    """The newest policy: the --out of `rlhf ppo`, or a model folder."""
+    """The newest policy: the --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
     reference: Path
     """The --out of `rlhf reference` of the original model."""
     reward: str

@@ -2,8 +2,8 @@
 
 Differs from the PPO of InstructGPT (arXiv 2203.02155): the KL term is the forward KL on reference
 outputs that were stored ahead of time, a loss beside the clip loss instead of a penalty in the
-reward, so no reference model is in memory; and rewards are told as gains over the stored outputs of
-the same prompt.
+reward, so no reference model is in memory; and rewards are reported as gains over the stored
+outputs of the same prompt.
 """
 
 import math

@@ -57,12 +57,12 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
     Raises:
         InputError: nobody has voted yet.
     """
-    if not any(votes.values()):
+    content = run.read_report()
+    if not (any(votes.values()) or _has_votes(content)):
         raise InputError(
             f"Nobody has voted on the pairs of {run.path} yet",
             "Queue them with --to-db DB, let people compare (rlhf label --db DB), and come back.",
         )
-    content = run.read_report()
     parts = {"reference": content, "rival": content.get("rival", {})}
     pairs = pairs_to_ask(run)
     _forget_votes(content)
@@ -77,6 +77,10 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
     written = write_content(with_verdict(content), run.report_json, run.report_html)
     rival = {"rival": _by_people(written["rival"])} if "rival" in written else {}
     return {"verdict": written["verdict"], **_by_people(written), **rival}
+
+
+def _has_votes(content: Mapping[str, Any]) -> bool:
+    return "votes" in content or "votes" in content.get("rival", {})
 
 
 def _forget_votes(content: dict[str, Any]) -> None:

@@ -74,7 +74,10 @@ def read_stage(run: RunDir) -> StageStatus:
 def _death(run: RunDir, content: dict[str, Any]) -> StageStatus:
     """What a process could not say itself: that it was killed, and when it last wrote."""
     hearts = read_hearts(run.heartbeat)
-    if content.get("status") != "running" or not hearts or not all(map(is_gone, hearts)):
+    jobs = any(run.heartbeat.glob("job-*"))  # each has its own hearts, on whatever machine
+    if content.get("status") != "running" or not hearts or jobs or not all(map(is_gone, hearts)):
+        return {}
+    if run.read_stage().get("status") != "running":  # it ended while this looked
         return {}
     written = max(file.stat().st_mtime for file in run.path.rglob("*") if file.is_file())
     return {"status": "killed", "finished_at": datetime.fromtimestamp(written, UTC).isoformat()}

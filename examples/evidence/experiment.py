@@ -74,7 +74,7 @@ def run(
 
 @contextmanager
 def timed(out: Path, config: Config) -> Iterator[Config]:
-    """Keep beside an experiment its configuration and how long it has worked, all goes together.
+    """Keep beside an experiment its configuration and how long it has worked in all its runs.
 
     Raises:
         InputError: the folder holds an experiment of another configuration.
@@ -89,13 +89,14 @@ def timed(out: Path, config: Config) -> Iterator[Config]:
             "Give another --out, or remove the folder.",
         )
     out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped one keeps its time, too
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped one counts, too
     began = time.monotonic()
     try:
         yield diary
     finally:
-        diary["wall_seconds"] = round(diary["wall_seconds"] + time.monotonic() - began, 1)
+        diary["wall_seconds"] = round(diary["wall_seconds"] + time.monotonic() - began, 3)
         write_json(file, diary)
+        signal.signal(signal.SIGTERM, before)
 
 
 def provenance() -> Config:

@@ -20,7 +20,7 @@ class Settings:
     """Whom to ask, and where votes go."""
 
     policy: str
-    """The --out of `rlhf ppo`, or a model folder."""
+    """The --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")

@@ -33,7 +33,9 @@ SMALL = {
 }
 CHANGES = {
     "overoptimisation": {
-        **{"rankings": [4, 8], "steps": [1, 2], "ppo": PPO},
+        "rankings": [4, 8],
+        "steps": [1, 2],
+        "ppo": PPO,
         "score": {"precision": "fp32"},
     },
     "pairs": {"epochs": [1], "prompts_per_batch": 2, "reward": {"precision": "fp32"}},

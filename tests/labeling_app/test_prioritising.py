@@ -9,6 +9,7 @@ from labeling_app.comparisons import queue_pairs
 from labeling_app.dashboard import dashboard_page
 from labeling_app.prioritising import prioritise
 from labeling_app.queue import Submission, TaskQueue
+from labeling_app.rounds import queue_round
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.models import new_reward_model, save_model
@@ -115,13 +116,20 @@ def test_settings_that_do_not_fit(store, capsys):
     assert "--random-share is 0.1" in capsys.readouterr().err
 
 
-def test_pairs_of_an_evaluation_keep_their_order(store, fill, make_prompt, make_responses) -> None:
-    """Which of them are voted on must not depend on what the judged reward model thinks."""
+def test_an_evaluation_and_a_round_keep_their_order(
+    store, fill, make_prompt, make_responses
+) -> None:
+    """Which pairs are voted on must not depend on what a judged reward model thinks."""
     fill(4, 2)
     prompts = [make_prompt(f"pair {n}") for n in range(3)]
     pairs = [(one, *make_responses(one, ["old", "new"])) for one in prompts]
     queue_pairs(store, pairs, overlap=1, mix=True, seed=0)
-    query = "SELECT id, priority, reason FROM tasks WHERE purpose = 'compare'"
+    chosen = make_prompt("round")
+    responses = make_responses(chosen, ["one", "two"])
+    queue_round(store, {"policy": {"path": "p", "hash": "h"}}, [(chosen, responses, "why")], {})
+    query = (
+        "SELECT id, priority, reason FROM tasks WHERE purpose = 'compare' OR reason LIKE 'round%'"
+    )
     before = store.connections.db.execute(query).fetchall()
     assert run(store, "entropy")["tasks"] == 4
     assert store.connections.db.execute(query).fetchall() == before

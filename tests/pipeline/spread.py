@@ -24,7 +24,7 @@ from policies.generate import sample_responses
 from policies.log_probs import Sequences
 from policies.pretraining import stack_pieces
 from policies.reference_store import ReferenceRow
-from policies.rollout import Rollout, weigh
+from policies.rollout import Rollout, advantages_of
 from policies.settings import KLSettings, PPOSettings
 from policies.update import reference_batch, update
 from reward.groups import Group, Pair
@@ -199,7 +199,7 @@ def advantages(accelerator: Accelerator) -> list[list[float]]:
     mask = sequences.responses.mask
     rewards = torch.arange(len(PROMPTS))[:, None] * mask.float()
     mine = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
-    found, _ = weigh(accelerator, rewards[mine], 0 * rewards[mine], mask[mine], SETTINGS)
+    found, _ = advantages_of(accelerator, rewards[mine], 0 * rewards[mine], mask[mine], SETTINGS)
     rows = [(row, one[mask[row]].tolist()) for row, one in zip(mine, found, strict=True)]
     return [values for _, values in sorted(gather_object(rows))]
 

@@ -196,8 +196,8 @@ def test_the_true_reverse_kl_is_audited_on_the_way(
         found = [row.get(f"kl_audit/reverse_{estimator}_per_token") for row in rows]
         expected = [row[f"kl/reverse_{estimator}_per_token"] for row in known]
         assert (found[0], found[2]) == (None, None)
-        assert found[1::2] == pytest.approx(expected[1::2], rel=1e-4, abs=1e-7)
-        assert min(map(abs, expected[1:])) > 1e-5
+        assert found[1::2] == pytest.approx(expected[1::2], rel=1e-3, abs=1e-5)
+        assert min(map(abs, expected[1:])) > 1e-3
 
 
 def test_the_exact_kl_wants_a_store_that_has_it(

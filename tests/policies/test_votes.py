@@ -108,6 +108,12 @@ def test_votes_travel_there_and_back(
     assert evaluate(run, "--from-db", str(db)) == 0
     assert "votes" not in run.read_report()["rival"]
     assert "people" not in run.read_report()["rival"]["win_rate"]
+    with Store(db) as store:
+        store.connections.db.execute("UPDATE rankings SET live = 0")
+    assert evaluate(run, "--from-db", str(db)) == 0
+    assert run.read_report()["verdict"]["judge"] == "ai"
+    assert "votes" not in run.read_report()
+    assert evaluate(run, "--from-db", str(db)) == 2
 
 
 def test_votes_against_the_other_model_alone(
