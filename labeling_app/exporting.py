@@ -89,7 +89,10 @@ def _raise_nothing_ranked(
 ) -> None:
     path = store.connections.path
     if (kinds or annotators) and store.counts()["rankings"]:
-        there = ", ".join(f"{name} ({kind})" for name, kind in store.annotators().items())
+        query = "SELECT DISTINCT annotator FROM rankings WHERE live = 1"
+        ranked = {row[0] for row in store.connections.db.execute(query)}
+        known = store.annotators().items()
+        there = ", ".join(f"{name} ({kind})" for name, kind in known if name in ranked)
         wanted = ", ".join([*kinds, *annotators])
         raise InputError(
             f"No ranking in {path} is by {wanted}",

@@ -98,9 +98,9 @@ def _run(
     who = f"as [bold]{escape(local)}[/] " if local else ""
     address = f"[{host}]" if ":" in host else host
     console = Console(stderr=True, highlight=False)
-    console.print(f"Label {who}at [bold]http://{address}:{port}[/]  (Ctrl+C stops)")
     if live is not None:
         console.print(f"Ask the models at [bold]http://{address}:{port}/live[/]")
+    console.print(f"Label {who}at [bold]http://{address}:{port}[/]  (Ctrl+C stops)")
     if host not in LOOPBACK:
         console.print("Passwords travel in the clear: put a TLS proxy in front on an open network.")
     # What was imported stays: a full collection that walked it would keep everybody waiting.

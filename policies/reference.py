@@ -90,7 +90,10 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     shards = cut_into_shards(records, settings.prompts_per_shard)
     hearts = run.heartbeat if settings.shard is None else run.heartbeat / f"job-{settings.part[0]}"
     watched = watching_stage(run, settings.stall_timeout, heartbeat=hearts)
-    with stage_status(run, is_complete=run.report_json.is_file), watched:
+    with (
+        stage_status(run, is_complete=run.report_json.is_file, alone=settings.shard is None),
+        watched,
+    ):
         run.outputs.mkdir(exist_ok=True)
         models = _load_models(settings, model_description["path"], accelerator, sharding)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))

@@ -89,7 +89,7 @@ def describe_evaluation(
         lines.append(f"Let people vote: {_command('label', db=votes)}")
         lines.append(f"Then: {_command('evaluate', out=out, from_db=votes)}")
     elif "people" not in report["win_rate"]:
-        lines.append(f"Ask people, too: {_command('evaluate', out=out, to_db='DB')}")
+        lines.append(f"Ask people, too: {_command('evaluate', out=out, to_db='labels.db')}")
     return "\n".join(lines)
 
 

@@ -9,6 +9,8 @@ from reward.settings import RewardSettings
 from rlhf.intervals import in_words
 from rlhf.rundir import RunDir
 
+CHANCE = 0.5
+
 
 def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> str:
     """How far to trust the model, what it learnt from, where the report is, what to type next.
@@ -36,10 +38,11 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
 def _accuracy(accuracy: Mapping[str, Any] | None, source: str) -> str:
     if accuracy is None:
         return "Every held-out judgement is a tie: there is no accuracy to report."
+    doubt = accuracy["low"] is not None and accuracy["low"] <= CHANCE
     return (
         f"The reward model orders {in_words(accuracy)} of {accuracy['pairs']} held-out pairs of "
         f"{accuracy['prompts']} prompts as judged ({source})."
-    )
+    ) + (" That is not proven better than chance: read the report before you go on." * doubt)
 
 
 def _rankings(counts: Mapping[str, Mapping[str, int]]) -> str:

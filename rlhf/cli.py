@@ -162,7 +162,13 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
             help="YAML file of settings; give several and the later one wins, flags win over all."
         ),
     ]
-    dry = Annotated[bool, Parameter(help="Print the resolved settings and stop.", negative="")]
+    dry = Annotated[
+        bool,
+        Parameter(
+            help="Print the resolved settings, of trainings also the memory they take, and stop.",
+            negative="",
+        ),
+    ]
     as_json = Annotated[
         bool, Parameter(help="Print one JSON object on the last line of stdout.", negative="")
     ]

@@ -37,6 +37,7 @@ from rlhf.rundir import RunDir, require_done
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
+RESULTS = ("policy", "model")  # in folders of stages
 HUB_SECONDS = 10
 CLASSIFIER = "ForSequenceClassification"
 SUMMED_AGAIN = "replicated_with_grad_allreduce"
@@ -53,10 +54,14 @@ def load_config(name: str) -> PreTrainedConfig:
     )
     if looks_local and not (Path(name) / "config.json").is_file():
         found = "no config.json in it" if Path(name).is_dir() else "no such folder"
+        inside = next((one for one in RESULTS if (Path(name) / one / "config.json").is_file()), "")
         raise InputError(
             f"{name} is not a model ({found})",
-            "Give a Hugging Face model folder, a finished stage of ours, or a hub name such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct.",
+            f"Give the model in it: {Path(name) / inside}"
+            if inside
+            else "Give a Hugging Face model folder, or a hub name such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct. A function of your own is "
+            "signal:package.module:function.",
         )
     try:
         _require_hub(name)

@@ -13,10 +13,13 @@ OUT/answers.jsonl   evaluate: the answers that were compared
 OUT/judge.jsonl     evaluate: what a judge model was asked and what it said
 """
 
+import fcntl
 import json
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -192,7 +195,11 @@ def open_stage(
 
 @contextmanager
 def stage_status(
-    run: RunDir, url: str = "", is_complete: Callable[[], bool] = lambda: True
+    run: RunDir,
+    url: str = "",
+    is_complete: Callable[[], bool] = lambda: True,
+    *,
+    alone: bool = True,
 ) -> Iterator[None]:
     """Record in stage.json how the block ended: done, failed or interrupted; tell a URL, too.
 
@@ -200,6 +207,10 @@ def stage_status(
         run: the stage.
         url: who is told.
         is_complete: asked at the end; a stage that other jobs have yet to complete stays running.
+        alone: nobody else may be at work in the folder.
+
+    Raises:
+        InputError: somebody is; stage.json stays as it was.
     """
 
     def end(status: str, **extra: str) -> None:
@@ -207,16 +218,37 @@ def stage_status(
         if is_main_process():
             notify(url, str(run.path), status, extra.get("error", ""))
 
-    try:
+    with _locked(run) if alone and is_main_process() else nullcontext():
+        try:
+            yield
+        except (KeyboardInterrupt, InterruptedRunError):
+            end("interrupted")
+            raise
+        except BaseException as error:
+            end("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        if is_complete():
+            end("done")
+
+
+@contextmanager
+def _locked(run: RunDir) -> Iterator[None]:
+    """Keep other processes out of a stage; the system unlocks it when this one ends, however."""
+    with (run.path / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise InputError(
+                f"{file.read() or 'Another process'} is at work in {run.path}",
+                "Wait for it, or stop it and come back with --resume; or choose another --out.",
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        file.truncate(0)
+        file.write(f"Process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
         yield
-    except (KeyboardInterrupt, InterruptedRunError):
-        end("interrupted")
-        raise
-    except BaseException as error:
-        end("failed", error=f"{type(error).__name__}: {error}")
-        raise
-    if is_complete():
-        end("done")
 
 
 @contextmanager
@@ -266,7 +298,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
     if content["status"] != "done":
         raise InputError(
             f"The {stage} stage in {path} is {content['status']}, not done",
-            f"Finish it first: {command} --resume --out {path} …",
+            f"Finish it first: {command} --config {run.config_file} --resume",
         )
     if not (path / result).exists():
         raise InputError(f"{path} has lost its {result} folder", f"Make it again with {command}.")

@@ -19,10 +19,12 @@ Signal = Callable[[str, str], float]
 def load_signal(name: str) -> Signal:
     """Import `package.module:function`, wrapped so that it can only return finite numbers.
 
+    `signal:` may stand before it, as where functions are told from models by it.
+
     Raises:
         InputError: no colon in the name, no such module, or no such function in it.
     """
-    module_name, colon, function_name = name.partition(":")
+    module_name, colon, function_name = name.removeprefix("signal:").partition(":")
     if not colon or not module_name or not function_name:
         raise InputError(
             f"{name!r} does not name a function",

@@ -43,9 +43,23 @@ def read_run(path: Path) -> Run:
             f"{path} holds no stage of ours (no stage.json)",
             "Give a folder runs/NAME that a command was told with --out runs/NAME/STAGE.",
         )
-    order = list(STAGE_COMMANDS)
-    found.sort(key=lambda stage: order.index(stage["stage"]) if stage["stage"] in order else 99)
-    return {stage["stage"]: stage for stage in found}
+    found.sort(key=lambda stage: (_place(stage["stage"]), Path(stage["path"]).name))
+    stages = [stage["stage"] for stage in found]
+    return {
+        one["stage"] if stages.count(one["stage"]) == 1 else _with_folder(one): one for one in found
+    }
+
+
+def _with_folder(stage: StageStatus) -> str:
+    """The name of a stage of which a run has several: `ppo`, and `ppo in two`."""
+    folder = Path(stage["path"]).name
+    return str(stage["stage"]) if folder == stage["stage"] else f"{stage['stage']} in {folder}"
+
+
+def _place(name: str) -> int:
+    """Where a stage stands in the pipeline."""
+    order, (stage, *_) = list(STAGE_COMMANDS), name.split(" in ")
+    return order.index(stage) if stage in order else len(order)
 
 
 def read_stage(run: RunDir) -> StageStatus:
@@ -136,15 +150,13 @@ def differing_settings(runs: dict[str, Run]) -> dict[str, list[str]]:
 
 
 def _stages(runs: dict[str, Run]) -> list[str]:
-    names = {stage for run in runs.values() for stage in run}
-    order = list(STAGE_COMMANDS)
-    return sorted(names, key=lambda name: order.index(name) if name in order else 99)
+    return sorted({name for run in runs.values() for name in run}, key=lambda n: (_place(n), n))
 
 
 def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
     """A line for each stage of every run; what several runs differ by, and their curves."""
     blocks = [
-        "\n".join([name, _align([_line(stage) for stage in run.values()])])
+        "\n".join([name, _align([_line(*item) for item in run.items()])])
         for name, run in runs.items()
     ]
     rows = [row for stage in _stages(runs) for row in _differences(stage, runs, differing[stage])]
@@ -156,9 +168,9 @@ def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
     return "\n\n".join(blocks)
 
 
-def _line(stage: StageStatus) -> list[str]:
+def _line(name: str, stage: StageStatus) -> list[str]:
     """Name, status, duration, main number, and what to type where the stage has to go on."""
-    cells = [f"  {stage['stage']}", stage["status"], _duration(stage), _main_number(stage)]
+    cells = [f"  {name}", stage["status"], _duration(stage), _main_number(stage)]
     if stage["status"] in ("failed", "interrupted", "killed"):
         config = RunDir(Path(stage["path"])).config_file
         command = STAGE_COMMANDS[stage["stage"]]

@@ -107,7 +107,7 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "by signal my:score.",
         "Length 19 → 23 tokens; reverse KL 6.10 nats per answer.",
         "Report: runs/a/evaluate/report.html",
-        "Ask people, too: rlhf evaluate --out runs/a/evaluate --to-db DB",
+        "Ask people, too: rlhf evaluate --out runs/a/evaluate --to-db labels.db",
     ]
     assert describe_evaluation(settings, report).splitlines() == expected
     assert describe_evaluation(settings, report, Path("v.db")).splitlines()[-2:] == [

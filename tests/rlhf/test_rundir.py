@@ -1,4 +1,7 @@
 import json
+import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf.errors import InputError, InterruptedRunError
+from rlhf.jsonl import write_json
 from rlhf.rundir import RunDir, open_stage, require_done, stage_status
 
 INPUTS = {"model": {"path": "m", "hash": "abc"}}
@@ -178,7 +182,7 @@ def test_require_done_says_what_is_missing_and_the_command_that_makes_it(tmp_pat
     run = open_ppo(out)
     assert refusal() == (
         f"The ppo stage in {out} is running, not done\n"
-        f"  Finish it first: rlhf ppo --resume --out {out} …"
+        f"  Finish it first: rlhf ppo --config {out / 'config.yaml'} --resume"
     )
     finish(run)
     assert refusal("reward", "model") == (
@@ -221,3 +225,34 @@ def test_two_jobs_may_begin_at_the_same_moment(tmp_path: Path) -> None:
     open_ppo(run.path)
     run.stage_file.unlink()  # the other one has not written it yet
     assert open_ppo(run.path, resume=True).read_stage()["status"] == "running"
+
+
+HOLDING = """
+import pathlib, sys, time
+from rlhf.rundir import RunDir, stage_status
+with stage_status(RunDir(pathlib.Path(sys.argv[1]))):
+    print("at work", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_processes_never_work_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "ppo").mkdir()
+    run = RunDir(tmp_path / "ppo")
+    write_json(run.stage_file, {"stage": "ppo", "status": "running"})
+    words = [sys.executable, "-c", HOLDING, str(run.path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        with pytest.raises(InputError) as caught, stage_status(run):
+            pass
+        assert caught.value.problem == (
+            f"Process {process.pid} on {socket.gethostname()} is at work in {run.path}"
+        )
+        assert run.read_stage()["status"] == "running"
+        with stage_status(run, alone=False, is_complete=lambda: False):
+            pass  # one of many jobs that fill a stage
+        process.kill()
+    with stage_status(run):  # the lock has died with its process
+        pass
+    assert run.read_stage()["status"] == "done"

@@ -260,3 +260,11 @@ def test_status_does_not_wait_for_torch(runs: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_two_stages_of_a_kind_both_show(runs: Path, capsys) -> None:
+    make_stage(runs / "a" / "again", "ppo", 0.75)
+    rows = overview(capsys, str(runs / "a"))
+    assert [row[0] for row in rows[1:]] == ["reward", "ppo in again", "ppo"]
+    both = table(capsys, str(runs / "a"), str(runs / "b"))
+    assert {"ppo", "ppo in again", "reward"} <= both.keys()
