@@ -1,12 +1,15 @@
 """What training a reward model gave, in sentences for a terminal."""
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from reward.settings import RewardSettings
 from rlhf.intervals import in_words
+from rlhf.records import RankedPrompt, Sampling
 from rlhf.rundir import RunDir
 
 CHANCE = 0.5
@@ -32,7 +35,22 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
         lines.append(f"Report: {run.report_html}")
     command = ["rlhf", "reference", "--prompts", settings.rankings, "--model", settings.model]
     command += ["--reward", run.path, "--out", run.path.parent / "reference"]
+    command += _sampling(settings.rankings)
     return "\n".join([*lines, f"Next: {shlex.join(map(str, command))}"])
+
+
+def _sampling(rankings: Path) -> list[str]:
+    """Flags that let `rlhf reference` store the ranked responses, instead of sampling others."""
+    file = rankings / "train.jsonl"
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8") as stream:
+        record = RankedPrompt.from_json(json.loads(stream.readline()))
+    given, usual = record.responses[0].sampling or Sampling(), Sampling()
+    names = ("temperature", "max_new_tokens")
+    changed = [name for name in names if getattr(given, name) != getattr(usual, name)]
+    words = [("--" + name.replace("_", "-"), str(getattr(given, name))) for name in changed]
+    return [word for pair in words for word in pair]
 
 
 def _accuracy(accuracy: Mapping[str, Any] | None, source: str) -> str:

@@ -13,12 +13,13 @@ from policies.audit import score_responses
 from policies.continuous import batching_config, rounded, sample_continuously
 from policies.generate import Sample, draw, sample_responses
 from policies.invariants import check_step
+from policies.log_probs import Sequences, response_logits
 from policies.packing import pack_prefixes
 from rlhf.distributed import start
 from rlhf.errors import GuardError, InputError
 from rlhf.models import load_causal_lm
 from rlhf.records import Sampling
-from rlhf.tokens import load_tokenizer
+from rlhf.tokens import load_tokenizer, pad_left, pad_right
 from tests.policies.training import TrainingInputs
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [5, 6, 7, 11, 12], [13], [14, 15, 16]]
@@ -179,3 +180,37 @@ def test_continuous_batching_asks_for_cuda_graphs_on_cuda() -> None:
     assert on_cuda.use_cuda_graph is True
     assert (on_cuda.num_blocks, on_cuda.max_batch_tokens) == (6, 300)  # two pages each
     assert batching_config(torch.device("cpu"), 3, 300).use_cuda_graph is False
+
+
+def test_sampling_stops_when_every_response_has_ended(
+    model: PreTrainedModel, tiny_model: Path
+) -> None:
+    calls = []
+
+    def end_at_once(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
+        calls.append(logits.shape[0])
+        logits[..., 2] = 1e4  # <|im_end|>
+        return logits
+
+    model.get_output_embeddings().register_forward_hook(end_at_once)
+    _, samples = sample(model, tiny_model, "generate")
+    assert [one.token_ids for one in samples] == [[2]] * len(PROMPTS)
+    assert all(one.finished for one in samples)
+    assert calls == [
+        3,
+        1,
+        2,
+    ]  # a step for each of two batches, and one for what a batch begins with
+
+
+def test_only_positions_of_responses_reach_the_output_matrix(model: PreTrainedModel) -> None:
+    read: list[torch.Size] = []
+    model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, inputs: read.append(inputs[0].shape)
+    )
+    responses = [[20, 21, 2], [22, 2], [23, 24, 2], [25], [2]]
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(responses, 0))
+    with torch.no_grad():
+        logits = response_logits(model, sequences)
+    assert logits.shape[:2] == (5, 3)
+    assert [shape[:-1].numel() for shape in read] == [5 * 3]

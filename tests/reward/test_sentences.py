@@ -4,6 +4,8 @@ import pytest
 
 from reward.sentences import describe_training
 from reward.settings import RewardSettings
+from rlhf.jsonl import write_jsonl
+from rlhf.records import Message, Prompt, RankedPrompt, Response, Sampling
 
 ACCURACY = {"value": 0.8201, "low": 0.751, "high": 0.88, "pairs": 189, "prompts": 64}
 COUNTS = {
@@ -67,3 +69,20 @@ def test_an_ensemble_has_no_counts_of_its_own(tmp_path: Path) -> None:
     lines = describe_training(settings, report).splitlines()
     assert lines[1] == f"An ensemble of 1, whose reports are in {tmp_path}/reward."
     assert lines[2].startswith("Next: rlhf reference")
+
+
+def test_the_next_command_samples_as_the_ranked_responses_were(tmp_path: Path) -> None:
+    prompt = Prompt.create((Message(role="user", content="How?"),), "train", "test")
+    sampling = Sampling(temperature=0.8, max_new_tokens=16)
+    response = Response(id="r", prompt_id=prompt.id, text="So.", model="m", sampling=sampling)
+    record = RankedPrompt(prompt=prompt, responses=(response,), rankings=())
+    write_jsonl(tmp_path / "rankings" / "train.jsonl", [record.to_json()])
+    settings = RewardSettings(rankings=tmp_path / "rankings", model="m", out=tmp_path / "reward")
+    last = describe_training(settings, REPORT).splitlines()[-1]
+    assert last.endswith(f"--out {tmp_path}/reference --temperature 0.8 --max-new-tokens 16")
+
+
+def test_an_accuracy_that_may_be_chance_is_said_to_be(tmp_path: Path) -> None:
+    doubtful = {**ACCURACY, "value": 0.52, "low": 0.45, "high": 0.6}
+    warning = " That is not proven better than chance: read the report before you go on."
+    assert told(tmp_path, accuracy=doubtful)[0].endswith(f"(test prompts).{warning}")
