@@ -53,7 +53,11 @@ def add_feedback_route(app: FastAPI, store: Store) -> None:
         program = await run_sync(owner, store, token) if scheme.lower() == "bearer" else None
         if program is None:
             bad_tokens.note(address, time.monotonic())
-            problem = "Send the header Authorization: Bearer TOKEN. Make a token: rlhf users token"
+            problem = (
+                "No program here has this token. Make one: rlhf users token"
+                if token
+                else "Send the header Authorization: Bearer TOKEN. Make a token: rlhf users token"
+            )
             return _refuse(401, problem, {"www-authenticate": "Bearer"})
         try:
             payload = await read_json(request, MAX_BODY_BYTES)

@@ -148,7 +148,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    yield partial
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     for file in partial.rglob("*"):
         if file.is_file():
             with file.open("rb") as stream:

@@ -118,6 +118,7 @@ def test_wrong_tokens_are_refused_and_then_slowed_down(send, store):
     bad = {"authorization": "Bearer guess"}
     answers = [send(THUMB, headers=bad) for _ in range(11)]
     assert [answer.status_code for answer in answers] == [401] * 10 + [429]
+    assert answers[0].json()["error"].startswith("No program here has this token.")
     assert "rlhf users token" in answers[0].json()["error"]
     assert answers[10].headers["retry-after"] == "60"
     assert send(THUMB).status_code == 429

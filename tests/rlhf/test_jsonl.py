@@ -112,6 +112,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         fail()
     assert [file.name for file in target.iterdir()] == ["deep"]
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
     with new_folder(target) as partial:
         (partial / "weights").write_text("3", encoding="utf-8")
