@@ -64,6 +64,7 @@ REAL_CASES = (
     Case("reward", 8, 64, 64, checkpointing=True),
     Case("reward", 8, 64, 64, bf16=False),
     Case("ppo", 4, 64, 64),
+    Case("ppo", 4, 32, 448),  # logits weigh most
     Case("reference", 16, 192, 16),
 )
 
