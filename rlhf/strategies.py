@@ -42,8 +42,9 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
 from dataclasses import dataclass, replace
 
 from rlhf.cluster import BUCKET
-from rlhf.planner import BF16, FP32, GIB, Plan, Shape, part_of, reference_plan, reward_plan
+from rlhf.planner import BF16, FP32, GIB, Plan, Shape, part_of, reward_plan
 from rlhf.ppo_plan import Roles, ppo_plan
+from rlhf.reference_plan import reference_plan
 
 STRATEGIES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA")
 BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last

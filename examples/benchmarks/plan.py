@@ -104,8 +104,8 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     """Sample one batch; returns the bytes that the plan says for it."""
     from policies.generate import sample_responses
     from rlhf.models import load_causal_lm
-    from rlhf.planner import reference_plan
     from rlhf.records import Sampling
+    from rlhf.reference_plan import reference_plan
     from rlhf.tokens import load_tokenizer
 
     language_model = load_causal_lm(model).eval()

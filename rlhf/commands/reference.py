@@ -38,8 +38,9 @@ def memory_plan(settings: Settings) -> str:
     from policies.reward_sources import is_model
     from rlhf.distributed import choose_precision
     from rlhf.models import model_folder
-    from rlhf.planner import read_shape, reference_plan
+    from rlhf.planner import read_shape
     from rlhf.ranks import world_size
+    from rlhf.reference_plan import reference_plan
 
     divided = settings.sharding in ("fsdp", "zero3")
     parts = settings.shard_group or max(settings.processes, world_size())
