@@ -61,18 +61,7 @@ class RewardModule(nn.Module):
 
     def features(self, inputs: Inputs) -> Float[Tensor, "N d"]:
         """What the head reads of every response: the trunk's output at its last token."""
-        trunk = self.classifier.base_model
-        if inputs.layout is None:
-            outputs = trunk(input_ids=inputs.ids, use_cache=False)
-        else:
-            outputs = trunk(
-                input_ids=inputs.ids,
-                position_ids=inputs.positions,
-                layout=inputs.layout,
-                use_cache=False,
-            )
-        chosen: Tensor = outputs.last_hidden_state.flatten(0, 1)[inputs.reads]
-        return chosen
+        return states(self.classifier, inputs)[inputs.reads]
 
     def rewards(self, features: Float[Tensor, "N d"]) -> Float[Tensor, " N"]:
         """What the head makes of features."""
@@ -80,6 +69,15 @@ class RewardModule(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             rewards: Tensor = head(features.to(head.weight.dtype)).squeeze(-1)
         return rewards.float()
+
+
+def states(model: PreTrainedModel, inputs: Inputs) -> Float[Tensor, "T d"]:
+    """What the layers below the head give for every token, rows laid end to end."""
+    packed = {"position_ids": inputs.positions, "layout": inputs.layout} if inputs.layout else {}
+    trunk: nn.Module = model.base_model
+    outputs = trunk(input_ids=inputs.ids, use_cache=False, **packed)
+    found: Tensor = outputs.last_hidden_state.flatten(0, 1)
+    return found
 
 
 def last_tokens(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, " B"]:

@@ -143,7 +143,7 @@ def load_scorer(
     members = [(module, bias) for module, bias, _ in loaded]
     # the attention of a shared base is the policy's
     mine = base is None and not sharding.divides_weights
-    shared = mine and not any([share_prompts(module) for module, _ in members])
+    shared = mine and not any([share_prompts(module.classifier) for module, _ in members])
     return Scorer(
         members, description, eos_id, accelerator, combine, sharding=sharding, shared=shared
     )

@@ -172,7 +172,7 @@ def load_features(name: str, accelerator: Accelerator, tokens_per_batch: int) ->
     module, bias, description = load_module(name, accelerator)
     tokenizer = load_tokenizer(description["path"])
     fingerprint = tokenizer_fingerprint(tokenizer)
-    shared = share_prompts(module) is None
+    shared = share_prompts(module.classifier) is None
     pad_id = int(tokenizer.pad_token_id)
     longest = getattr(module.classifier.config.get_text_config(), "max_position_embeddings", None)
 

@@ -131,7 +131,9 @@ def _ask_base_model(
     if sharding.divides or settings.adapter == "qlora":
         return None
     tokens = settings.tokens_per_batch
-    likelier = base_log_probs(settings.model, accelerator, data.held_out, tokens, pad_id)
+    likelier = base_log_probs(
+        settings.model, accelerator, data.held_out, tokens, pad_id, shared=settings.share_prompt
+    )
     return pair_accuracy(data.held_out, likelier)
 
 
@@ -143,7 +145,7 @@ def _build_trainee(
     if settings.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)
-    obstacle = share_prompts(module) if settings.share_prompt else None
+    obstacle = share_prompts(classifier) if settings.share_prompt else None
     if obstacle:
         words = f"Every response repeats its prompt, which takes longer: {obstacle}."
         accelerator.print(words, file=sys.stderr)
@@ -223,10 +225,11 @@ def _begin(
     forget_metrics_after(run.metrics_file, done)
     if saved:
         return done, Findings.from_json(saved)
-    before = pair_accuracy(data.held_out, score_groups(trainee, data.held_out))
     if settings.head == "fitted":
         fit_head(trainee, data.train)
-    return 0, Findings(before)
+    if not settings.epochs:  # accuracy is measured at the end, of the same weights
+        return 0, Findings(None)
+    return 0, Findings(pair_accuracy(data.held_out, score_groups(trainee, data.held_out)))
 
 
 def _is_due(every: int, step: int, total: int) -> bool:

@@ -69,7 +69,7 @@ def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
     accelerator = start("auto", 0)
     module = RewardModule(model)
     shared = kind in ("prompts", "packed")
-    if shared and (obstacle := share_prompts(module)):
+    if shared and (obstacle := share_prompts(module.classifier)):
         raise SystemExit(f"prompts cannot be shared: {obstacle}")
     optimizer = AdamW(module.parameters(), lr=0.0, weight_decay=0.0, fused=True)
     prepared, optimizer = accelerator.prepare(module, optimizer)

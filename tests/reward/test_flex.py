@@ -74,7 +74,7 @@ def test_rewards_and_gradients_are_those_of_padded_rows(family, monkeypatch):
     monkeypatch.setattr("reward.prefix.is_usable", lambda *_: True)
     module = RewardModule(build_classifier(family).double())
     plain = rewards_and_gradients(module, GROUPS, shared=False)
-    assert share_prompts(module) is None
+    assert share_prompts(module.classifier) is None
     found = rewards_and_gradients(module, GROUPS, shared=True)
     torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-5)
 
@@ -84,7 +84,7 @@ def test_float32_queries_meet_bf16_values_under_autocast(monkeypatch):
     module = RewardModule(build_classifier("llama"))
     with torch.no_grad():
         exact = module(lay_out(GROUPS, 0, shared=False))
-        share_prompts(module)
+        share_prompts(module.classifier)
         monkeypatch.setattr("reward.prefix.is_usable", lambda *_: True)
         with torch.autocast("cpu", torch.bfloat16):
             rewards = module(lay_out(GROUPS, 0, shared=True))
@@ -125,7 +125,7 @@ def test_compiled_on_a_gpu(family, capsys):
     module = RewardModule(model_class(config_class(**wide, **extra))).cuda()
     groups = [replace(group, prompt=group.prompt * 6) for group in GROUPS]
     plain = rewards_and_gradients(module, groups, shared=False)
-    assert share_prompts(module) is None
+    assert share_prompts(module.classifier) is None
     found = rewards_and_gradients(module, groups, shared=True)
     assert not capsys.readouterr().err
     torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-2)

@@ -40,7 +40,7 @@ def rewards_and_gradients(module, groups, *, shared):
 def test_sharing_changes_neither_rewards_nor_gradients(family, dtype, atol):
     module = RewardModule(build_classifier(family).to(dtype))
     plain = rewards_and_gradients(module, GROUPS, shared=False)
-    assert share_prompts(module) is None
+    assert share_prompts(module.classifier) is None
     shared = rewards_and_gradients(module, GROUPS, shared=True)
     torch.testing.assert_close(shared, plain, atol=atol, rtol=1e-5)
     assert module.classifier.config._attn_implementation == "shared_prefix"
@@ -50,7 +50,7 @@ def test_sharing_changes_neither_rewards_nor_gradients(family, dtype, atol):
 
 def test_gradients_are_the_same_with_gradient_checkpointing():
     module = RewardModule(build_classifier("llama"))
-    assert share_prompts(module) is None
+    assert share_prompts(module.classifier) is None
     plain = rewards_and_gradients(module, GROUPS, shared=True)
     module.classifier.activation_checkpointing_enable({"use_reentrant": False})
     module.train()
@@ -59,7 +59,7 @@ def test_gradients_are_the_same_with_gradient_checkpointing():
 
 def test_neighbours_in_a_row_do_not_see_each_other():
     module = RewardModule(build_classifier("llama"))
-    share_prompts(module)
+    share_prompts(module.classifier)
     with torch.no_grad():
         together = module(lay_out(GROUPS, 0, shared=True))
         alone = torch.cat([module(lay_out([group], 0, shared=True)) for group in GROUPS])
@@ -70,7 +70,7 @@ def test_sharing_works_under_bf16_autocast():
     module = RewardModule(build_classifier("llama"))
     with torch.no_grad():
         exact = module(lay_out(GROUPS, 0, shared=False))
-        share_prompts(module)
+        share_prompts(module.classifier)
         with torch.autocast("cpu", torch.bfloat16):
             rewards = module(lay_out(GROUPS, 0, shared=True))
     assert rewards.dtype == torch.float32
@@ -86,14 +86,17 @@ def test_stretches_of_like_lengths_go_together():
 def test_a_model_with_its_own_attention_code_falls_back_and_says_so():
     module = RewardModule(build_classifier("gptj"))
     before = module.classifier.config._attn_implementation
-    assert share_prompts(module) == "GPTJForSequenceClassification has its own attention code"
+    assert (
+        share_prompts(module.classifier)
+        == "GPTJForSequenceClassification has its own attention code"
+    )
     assert module.classifier.config._attn_implementation == before
 
 
 def test_a_sliding_window_falls_back_and_says_so():
     config = MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=64)
     module = RewardModule(MistralForSequenceClassification(config))
-    assert share_prompts(module) == "its attention slides over a window of 64 tokens"
+    assert share_prompts(module.classifier) == "its attention slides over a window of 64 tokens"
 
 
 def test_a_model_that_ignores_positions_is_found_out():
@@ -106,5 +109,5 @@ def test_a_model_that_ignores_positions_is_found_out():
         return original(**{**inputs, "position_ids": None})
 
     trunk.forward = forgetful
-    assert "packed rows change what" in share_prompts(RewardModule(classifier))
+    assert "packed rows change what" in share_prompts(classifier)
     assert classifier.config._attn_implementation != "shared_prefix"
