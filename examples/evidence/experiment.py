@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ from rlhf.errors import InputError
 from rlhf.jsonl import new_folder, read_jsonl, write_json, write_jsonl
 from rlhf.provenance import describe_environment
 from rlhf.ranked import write_ranked
-from rlhf.records import RankedPrompt, Ranking, Response
+from rlhf.records import Message, RankedPrompt, Ranking, Response
 from rlhf.rundir import RunDir
 from rlhf.signals import Signal, load_signal
 
@@ -141,19 +142,37 @@ def empty_plot(x: str, start: float) -> tuple[Figure, Axes]:
 
 
 def rlhf(*arguments: str | Path | float) -> Config:
-    """Run one command in this process, which has torch loaded, and return what it found.
+    """Run one command and return what it found.
 
     Raises:
         SystemExit: it failed; its own message is on stderr.
     """
     print("rlhf", *arguments, file=sys.stderr)
-    output = StringIO()
-    with redirect_stdout(output):
-        code = main([*map(str, arguments), "--json"])
+    words = [*map(str, arguments), "--json"]
+    code, output = (as_group if "--processes" in words else in_here)(words)
     if code:
         raise SystemExit(code)
-    result: Config = json.loads(output.getvalue().splitlines()[-1])
+    result: Config = json.loads(output.splitlines()[-1])
     return result
+
+
+def in_here(words: list[str]) -> tuple[int, str]:
+    """Exit status and stdout of a command in this process, which has torch loaded."""
+    output = StringIO()
+    with redirect_stdout(output):
+        return main(words), output.getvalue()
+
+
+def as_group(words: list[str]) -> tuple[int, str]:
+    """The same of a command that starts several processes; they end before this one does."""
+    command = [sys.executable, "-m", "rlhf.cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as group:
+        try:
+            output, _ = group.communicate()
+        except KeyboardInterrupt:
+            group.terminate()
+            raise
+    return group.returncode, output
 
 
 def stage(out: Path, *arguments: str | Path | float) -> Config:
@@ -170,12 +189,24 @@ def flags(settings: Config) -> list[str]:
 
 def sampled_prompts(config: Config) -> list[RankedPrompt]:
     """The prompts of a configuration with answers of its model, in a database that others share."""
-    db = Path(config["db"])
+    db, prompts = Path(config["db"]), Path(config["prompts"])
     db.parent.mkdir(parents=True, exist_ok=True)
-    rlhf("import", config["prompts"], "--db", db)
+    if number := config.get("train_prompts"):
+        prompts = write_part(prompts, number, db.with_suffix(".jsonl"))
+    rlhf("import", prompts, "--db", db)
     rlhf("generate", "--db", db, "--model", config["model"], *flags(config["sampling"]))
     with Store(db) as store:
         return list(store.ranked_prompts())
+
+
+def write_part(prompts: Path, number: int, part: Path) -> Path:
+    """Write `number` training prompts, drawn at random, and all test prompts to a file."""
+    lines = list(read_jsonl(prompts))
+    train = [place for place, line in enumerate(lines) if line["split"] == "train"]
+    drawn = set(np.random.default_rng(0).permutation(train)[:number].tolist())
+    kept = (line for place, line in enumerate(lines) if place in drawn or line["split"] == "test")
+    write_jsonl(part, kept)
+    return part
 
 
 def rank_by_signal(
@@ -226,6 +257,22 @@ def draw(records: Sequence[RankedPrompt], number: int, seed: int) -> list[Ranked
     order = np.random.default_rng(seed).permutation(len(train))[:number]
     test = [record for record in records if record.prompt.split == "test"]
     return [train[place] for place in order] + test
+
+
+def together(records: Sequence[RankedPrompt]) -> list[RankedPrompt]:
+    """One record a prompt, with all its rankings: it is then read once for all of them."""
+    by_prompt: dict[tuple[Message, ...], list[RankedPrompt]] = {}
+    for record in records:
+        by_prompt.setdefault(record.prompt.messages, []).append(record)
+    joined = []
+    for parts in by_prompt.values():
+        prompt = parts[0].prompt
+        responses = [replace(r, prompt_id=prompt.id) for part in parts for r in part.responses]
+        rankings = [replace(r, prompt_id=prompt.id) for part in parts for r in part.rankings]
+        joined.append(
+            RankedPrompt(prompt=prompt, responses=tuple(responses), rankings=tuple(rankings))
+        )
+    return joined
 
 
 def with_noise(records: Sequence[RankedPrompt], share: float, seed: int) -> list[RankedPrompt]:

@@ -6,6 +6,7 @@ Here both are fitted by least squares to the gold reward less that of the origin
 point is a run of its own, because the learning rate is annealed over the run.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from experiment import (
     empty_plot,
     flags,
     gold_of,
+    interval,
     rank_by_signal,
     rlhf,
     run,
@@ -24,6 +26,7 @@ from experiment import (
     score,
     signed,
     stage,
+    together,
     write_dataset,
 )
 from matplotlib.figure import Figure
@@ -41,32 +44,49 @@ def measure(config: Config, out: Path) -> Config:
     """Points of both methods and the fitted curves, for every size of the proxy's data."""
     signal, base = gold_of(config), ["--model", config["model"]]
     records = sampled_prompts(config)
-    ranked = rank_by_signal(
-        records, signal, size=config["ranking_size"], tie_within=config["tie_within"]
-    )
+    size, tie_within = config["ranking_size"], config["tie_within"]
+    train = [record for record in records if record.prompt.split == "train"]
     test = [record for record in records if record.prompt.split == "test"]
+    held_out = [replace(record, responses=record.responses[:size]) for record in test]
+    ranked = rank_by_signal([*train, *held_out], signal, size=size, tie_within=tie_within)
     gold = np.array([[signal(r.prompt.text, a.text) for a in r.responses] for r in test])
     prompts = write_dataset(out / "reference-prompts", records)
     how = ["--prompts", prompts, *base, *flags(config["reference"])]
     stage(out / "reference", "reference", *how)
     proxies = {}
     for number in config["rankings"]:
-        data = write_dataset(out / f"rankings-{number}", draw(ranked, number, config["seed"]))
+        drawn = together(draw(ranked, number, config["seed"]))
+        data = write_dataset(out / f"rankings-{number}", drawn)
         reward = out / f"reward-{number}"
         how = ["--rankings", data, *base, *flags(config["reward"])]
-        trained = stage(reward, "train-reward", *how)
+        stage(reward, "train-reward", *how)
         rewards = score(test, reward, config["score"])
         scores = {"reward": {"reference": rewards}, "gold": {"reference": gold}}
         best = [{**point, "sqrt_nats": point["nats"] ** 0.5} for point in best_of_n_curve(scores)]
         points = {"best_of_n": best, "ppo": train_policies(config, out, number, test, gold)}
         start = float(gold.mean())
         proxies[str(number)] = {
-            "accuracy": trained["accuracy"]["value"],  # several rankings a prompt: no interval
+            "accuracy": accuracy(rewards, gold, tie_within),
             "start": start,
             **points,
             "fit": {method: fit(points[method], start, form) for method, form in FORMS.items()},
         }
     return {"proxies": proxies}
+
+
+def accuracy(rewards: np.ndarray, gold: np.ndarray, tie_within: float) -> Config:
+    """How often a proxy agrees with the gold function on two answers to a prompt, near ties aside.
+
+    Args:
+        rewards: by the proxy, shape (P, M).
+        gold: what the answers are worth, of the same shape.
+        tie_within: answers that differ by no more are as good.
+    """
+    better = gold[:, :, None] - gold[:, None, :] > tie_within
+    agreed = (rewards[:, :, None] > rewards[:, None, :]) & better
+    told = better.any(axis=(1, 2))
+    shares = agreed[told].sum(axis=(1, 2)) / better[told].sum(axis=(1, 2))
+    return bootstrap_interval(shares, seed=0).to_json()
 
 
 def train_policies(
@@ -163,7 +183,7 @@ def tabulate(result: Config) -> Table:
     """One row for each point, and the fitted curve at each method's first."""
     head = [
         "rankings",
-        "proxy accuracy",
+        "proxy accuracy (95 %)",
         "method",
         "√KL",
         "gold",
@@ -184,7 +204,7 @@ def tabulate(result: Config) -> Table:
                 rows.append(
                     [
                         number,
-                        f"{100 * proxy['accuracy']:.0f} %",
+                        interval(proxy["accuracy"]),
                         label,
                         f"{point['sqrt_nats']:.2f}",
                         f"{point['gold']:+.2f}",

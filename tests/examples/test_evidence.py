@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rlhf.errors import InputError
+from rlhf.records import RankedPrompt
 from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
 
 EVIDENCE = REPOSITORY / "examples" / "evidence"
@@ -33,6 +34,7 @@ SMALL = {
 }
 CHANGES = {
     "overoptimisation": {
+        "train_prompts": 4,
         "rankings": [4, 8],
         "steps": [1, 2],
         "ppo": PPO,
@@ -153,6 +155,34 @@ def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPat
         drawn = [point["gold"] for point in points[1:]]
         assert list(module.curve(distances[1:], 0.3, found, form)) == pytest.approx(drawn)
     assert module.fit(linear[:2], 0.3, "linear") is None
+
+
+def test_a_proxy_is_asked_about_every_two_answers_that_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accuracy = load(monkeypatch, "overoptimisation").accuracy
+    gold = np.array([[0.0, 0.1, 1.0], [0.0, 2.0, 1.0], [0.0, 0.0, 0.1]])
+    rewards = np.array([[0.0, 5.0, 4.0], [1.0, 2.0, 0.0], [0.0, 1.0, 2.0]])
+    # first prompt: one of two right, 0 and 0.1 are as good; second: two of three; third: no pair
+    found = accuracy(rewards, gold, 0.1)
+    assert found["value"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert found["n"] == 2
+
+
+def test_rankings_of_a_prompt_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, record_of = load(monkeypatch, "experiment"), load(monkeypatch, "human").record
+    lines = [{"prompt": p, "responses": ["a", "bb", "ccc", "dddd"], "pairs": []} for p in "pq"]
+    asked = [record_of(line, "train") for line in lines]
+    ranked = experiment.rank_by_signal(asked, lambda p, text: len(text), size=2, tie_within=0)
+    assert len(ranked) == 4
+    first, second = experiment.together(ranked[:3])
+    assert [len(one.responses) for one in (first, second)] == [4, 2]
+    texts = {response.id: response.text for response in first.responses}
+    best = [texts[ranking.tiers[0][0]] for ranking in first.rankings]
+    assert best == ["bb", "dddd"]
+    assert RankedPrompt.from_json(json.loads(json.dumps(first.to_json()))) == first
+    named = {one.prompt_id for one in (*first.responses, *first.rankings)}
+    assert named == {first.prompt.id}
 
 
 def test_what_an_ensemble_adds_is_measured_against_its_members(
