@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 MODEL := models/SmolLM2-135M-Instruct
-DB := runs/demo/labels.db
+DB ?= runs/demo/labels.db
 
 .PHONY: install model browser nodes vllm demo label test check test-vllm test-all clean
 

@@ -34,27 +34,37 @@ def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool,
         store: the database; it gets the prompts and responses that it lacks.
         pairs: a prompt and the two responses to compare.
         overlap: how many people vote on each pair.
-        mix: draw the order of all open tasks anew, so that pairs stand among rankings; else they
+        mix: put each at a random place among the open tasks, which keep their order; else all
             come after them.
         seed: of the order.
     """
     shuffled = random.Random(seed)
     with store.connections.write() as db:
+        query = "SELECT id FROM tasks WHERE open > 0 ORDER BY priority DESC, id"
+        waiting = [row[0] for row in db.execute(query)]
         store.add_prompts(prompt for prompt, _, _ in pairs)
         store.add_responses((r for _, *both in pairs for r in both), queue=False)
         new = [pair for pair in pairs if not _is_queued(db, pair)]
         shuffled.shuffle(new)
-        for pair in new:
+        added = [
             db.execute(
                 "INSERT INTO tasks (prompt_id, responses, purpose, overlap, open, reason,"
                 " created_at) VALUES (?, ?, 'compare', ?, ?, ?, ?)",
                 [pair[0].id, _ids(pair), overlap, overlap, REASON, time.time()],
-            )
+            ).lastrowid
+            for pair in new
+        ]
         if mix:
-            ids = [row[0] for row in db.execute("SELECT id FROM tasks WHERE open > 0")]
-            order = [(shuffled.random(), id_) for id_ in ids]
+            places: list[tuple[float, int | None]] = [*enumerate(waiting)]
+            places += [(shuffled.uniform(-1, len(waiting)), id_) for id_ in added]
+            order = enumerate((id_ for _, id_ in sorted(places, reverse=True)), start=1)
             db.conn.executemany("UPDATE tasks SET priority = ? WHERE id = ?", order)
     return len(new)
+
+
+def are_queued(store: Store, pairs: Iterable[Pair]) -> bool:
+    """Whether people were asked about any of these pairs in this database."""
+    return any(_is_queued(store.connections.db, pair) for pair in pairs)
 
 
 def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:

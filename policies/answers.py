@@ -11,7 +11,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.generate import Sample, as_response, decode, encode_prompts, sample_responses
-from policies.reference_store import ReferenceRow
+from policies.reference_store import ReferenceRow, ReferenceStore
 from rlhf.metrics import progress
 from rlhf.models import load_causal_lm, load_config
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
@@ -26,29 +26,32 @@ class Side:
         model: path, hash and tokenizer fingerprint, as `describe_model` gives them.
         samples: (P, N) token ids in the policy's tokenizer.
         texts: (P, N) the same as text.
+        sampling: how they were sampled.
     """
 
     model: dict[str, str]
     samples: Sequence[Sequence[Sample]]
     texts: Sequence[Sequence[str]]
+    sampling: Sampling
 
-    def responses(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[list[Response]]:
+    def responses(self, prompts: Sequence[Prompt]) -> list[list[Response]]:
         """The answers as records, which know the model that gave them."""
         return [
             [
-                as_response(prompt, index, sample, text, self.model, sampling)
+                as_response(prompt, index, sample, text, self.model, self.sampling)
                 for index, (sample, text) in enumerate(zip(samples, texts, strict=True))
             ]
             for prompt, samples, texts in zip(prompts, self.samples, self.texts, strict=True)
         ]
 
 
-def stored_answers(groups: Sequence[tuple[ReferenceRow, ...]], model: dict[str, str]) -> Side:
+def stored_answers(groups: Sequence[tuple[ReferenceRow, ...]], store: ReferenceStore) -> Side:
     """The reference outputs of each prompt."""
     return Side(
-        model,
+        store.manifest["model"],
         [[Sample(row.response_ids, row.finished) for row in group] for group in groups],
         [[row.text for row in group] for group in groups],
+        store.sampling,
     )
 
 
@@ -72,7 +75,7 @@ def sample_answers(
         )
     grouped = [flat[first : first + samples] for first in range(0, len(flat), samples)]
     texts = [[decode(tokenizer, sample) for sample in group] for group in grouped]
-    return Side(description, grouped, texts)
+    return Side(description, grouped, texts, sampling)
 
 
 def sample_rival(
@@ -112,7 +115,7 @@ def sample_rival(
         ]
         for samples_of, texts in zip(side.samples, side.texts, strict=True)
     ]
-    return Side(description, rewritten, side.texts)
+    return Side(description, rewritten, side.texts, sampling)
 
 
 def _rewrite(tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str) -> Sample:
@@ -121,11 +124,9 @@ def _rewrite(tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str) -> S
     return Sample([*ids, *end], sample.finished)
 
 
-def as_records(
-    prompts: Sequence[Prompt], sides: Sequence[Side], sampling: Sampling
-) -> list[RankedPrompt]:
+def as_records(prompts: Sequence[Prompt], sides: Sequence[Side]) -> list[RankedPrompt]:
     """Every prompt with the answers of all sides, in the order of the sides."""
-    answers = [side.responses(prompts, sampling) for side in sides]
+    answers = [side.responses(prompts) for side in sides]
     return [
         RankedPrompt(
             prompt=prompt, responses=tuple(r for of in answers for r in of[row]), rankings=()

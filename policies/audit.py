@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.generate import Sample, Sampler, sample_responses
 from policies.log_probs import Sequences, log_probs_of, response_logits
-from policies.losses import forward_kl_k3, reverse_kl_k1, reverse_kl_k3
+from policies.losses import clamped_log_ratios, forward_kl_k3, reverse_kl_k1, reverse_kl_k3
 from policies.packing import pack_prefixes
 from policies.reference_store import ReferenceRow, ReferenceStore, require_reference_of
 from rlhf.models import describe_model, load_causal_lm
@@ -80,11 +80,11 @@ def audit_reverse_kl(
     ours = score_responses(accelerator, policy, tokenizer, prompts, responses, temperature)
     theirs = score_responses(accelerator, reference, tokenizer, prompts, responses, temperature)
     pairs = list(zip(ours, theirs, strict=True))
-    nats = [_nats(reverse_kl_k1, mine, reference_log_probs) for mine, reference_log_probs in pairs]
+    nats = [_sum(reverse_kl_k1, mine, reference_log_probs) for mine, reference_log_probs in pairs]
     return {
         **estimate(nats, [len(mine) for mine in ours], [str(ids) for ids in prompts]),
         "estimator": "k1",
-        "k3_nats": statistics.fmean(_nats(reverse_kl_k3, mine, other) for mine, other in pairs),
+        "k3_nats": statistics.fmean(_sum(reverse_kl_k3, mine, other) for mine, other in pairs),
     }
 
 
@@ -126,7 +126,10 @@ def measure_forward_kl(
     rows: Sequence[ReferenceRow],
     temperature: float,
 ) -> dict[str, Any]:
-    """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed."""
+    """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed.
+
+    `clamped_fraction` is the share of tokens at which k3 clamps log r: there the KL is larger.
+    """
     ours = score_responses(
         accelerator,
         policy,
@@ -135,12 +138,16 @@ def measure_forward_kl(
         [row.response_ids for row in rows],
         temperature,
     )
-    nats = [
-        _nats(forward_kl_k3, mine, torch.tensor(row.log_probs))
-        for mine, row in zip(ours, rows, strict=True)
-    ]
+    pairs = [(mine, torch.tensor(row.log_probs)) for mine, row in zip(ours, rows, strict=True)]
+    nats = [_sum(forward_kl_k3, *pair) for pair in pairs]
+    lengths = [len(mine) for mine in ours]
     groups = [row.prompt.id for row in rows]
-    return {**estimate(nats, [len(mine) for mine in ours], groups), "estimator": "k3"}
+    clamped = sum(_sum(clamped_log_ratios, *pair) for pair in pairs)
+    return {
+        **estimate(nats, lengths, groups),
+        "estimator": "k3",
+        "clamped_fraction": clamped / sum(lengths),
+    }
 
 
 def estimate(
@@ -167,6 +174,6 @@ def estimate(
     }
 
 
-def _nats(estimator: Callable[..., Tensor], mine: Tensor, other: Tensor) -> float:
+def _sum(estimator: Callable[..., Tensor], mine: Tensor, other: Tensor) -> float:
     everything = torch.ones((1, len(mine)), dtype=torch.bool)
     return float(estimator(mine[None], other[None], everything))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 from jaxtyping import Float
 from numpy import ndarray
@@ -93,8 +94,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         model = load_causal_lm(comparison.policy["path"]).to(accelerator.device)
         model.eval()
         sides = answer(accelerator, model, tokenizer, comparison)
-        sampling = comparison.store.sampling
-        records = as_records(comparison.prompts, list(sides.values()), sampling)
+        records = as_records(comparison.prompts, list(sides.values()))
         write_jsonl(run.answers, (record.to_json() for record in records))
         scores = score(accelerator, tokenizer, sides, comparison)
         wins = {
@@ -102,6 +102,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         }
         report = {
             "judges": describe_judges(settings, comparison),
+            **count_verdicts(wins),
             **summarise(sides, scores, wins, comparison),
             "kl": measure_kls(accelerator, model, tokenizer, sides["policy"], comparison),
             "seed": settings.seed,
@@ -172,7 +173,7 @@ def answer(
     sampling = replace(comparison.store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in comparison.groups]
     sides = {
-        "reference": stored_answers(comparison.groups, comparison.store.manifest["model"]),
+        "reference": stored_answers(comparison.groups, comparison.store),
         "policy": sample_answers(
             accelerator, model, tokenizer, comparison.policy, encoded, sampling, **how
         ),
@@ -229,6 +230,15 @@ def describe_judges(
     if settings.judge_endpoint:
         judges["ai"] = {"kind": "AI judge", "name": settings.judge_model}
     return judges
+
+
+def count_verdicts(wins: Mapping[str, Wins]) -> dict[str, dict[str, int]]:
+    """How many verdicts an AI judge was asked for, and how many say nothing; {} without one."""
+    found = [of["ai"] for of in wins.values() if "ai" in of]
+    if not found:
+        return {}
+    every = np.concatenate(found)
+    return {"verdicts": {"asked": every.size, "unclear": int(np.isnan(every).sum())}}
 
 
 def summarise(

@@ -6,9 +6,10 @@ Letters: P prompts, N answers of one side to each.
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from jaxtyping import Float
@@ -99,11 +100,21 @@ class AIJudge:
         answers = {call["key"]: call["answer"] for call in calls}
         keys = [text_hash(f"{self.endpoint.model}\n{json.dumps(r)}") for r in requests]
         todo = {k: r for k, r in zip(keys, requests, strict=True) if k not in answers}
-        with ThreadPoolExecutor(self.parallel) as pool, progress("judged", len(todo)) as bar:
-            found = pool.map(lambda request: complete(self.endpoint, request), todo.values())
-            for (key, request), answer in zip(todo.items(), found, strict=True):
+        writing = Lock()
+
+        def ask(key: str, request: Messages) -> None:
+            answer = complete(self.endpoint, request)
+            call = {"key": key, "model": self.endpoint.model, "request": request}
+            with writing:  # at once: a question that fails or hangs must not take others with it
                 answers[key] = answer
-                call = {"key": key, "model": self.endpoint.model, "request": request}
                 append_metrics(self.log, {**call, "answer": answer})
-                bar.advance()
+
+        with ThreadPoolExecutor(self.parallel) as pool, progress("judged", len(todo)) as bar:
+            asked = [pool.submit(ask, *question) for question in todo.items()]
+            try:
+                for one in as_completed(asked):
+                    one.result()
+                    bar.advance()
+            finally:
+                pool.shutdown(cancel_futures=True)
         return [answers[key] for key in keys]

@@ -14,7 +14,8 @@ policy, reference, or rival where another model was compared too:
     rival                   optional: name, win_rate.JUDGE of the policy against it, and votes
     win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
     win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
-    kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional
+    kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional,
+                            and so is clamped_fraction, the share of tokens that k3 clamps
     reward.SIDE, gold.SIDE  mean std; gold where there is one
     best_of_n               optional: n nats reward gold of choosing among n stored answers
     length.SIDE             mean tokens of an answer
@@ -22,6 +23,7 @@ policy, reference, or rival where another model was compared too:
     distinct.SIDE           distinct_1 distinct_2
     self_bleu.SIDE          optional: how much the answers repeat each other
     scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
+    verdicts                optional: asked of the AI judge, and how many are unclear
     votes                   optional: given, prompts, still_needed of a blind vote by people; the
                             last counts votes on other prompts, as many on each as there are now
     seed, inputs            inputs: name → path and hash
@@ -48,7 +50,18 @@ Outcome = Literal["better", "worse", "unproven"]
 JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy first
 SIDES = {"reference": "Original", "policy": "New", "rival": "Other"}
 DEFAULT_KINDS = {"people": "people", "ai": "AI judge", "gold": "signal", "reward": "reward model"}
-BRIEF = ("verdict", "win_rate", "rival", "votes", "kl", "reward", "gold", "length", "eos_rate")
+BRIEF = (
+    "verdict",
+    "win_rate",
+    "rival",
+    "votes",
+    "verdicts",
+    "kl",
+    "reward",
+    "gold",
+    "length",
+    "eos_rate",
+)
 CURVES = {
     "reward/mean": "Reward",
     "kl/forward_k3_per_token": "Forward KL, nats per token",
@@ -182,6 +195,7 @@ def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> st
         report=content,
         judge=judge,
         judges=_judges(content),
+        grouped=_grouped(content),
         sides=_sides(content),
         rate=content["win_rate"][judge],
         outcomes={name: outcome(rate) for name, rate in content["win_rate"].items()},
@@ -207,6 +221,12 @@ def _judges(content: Mapping[str, Any]) -> list[str]:
     return [first, *(name for name in content["win_rate"] if name != first)]
 
 
+def _grouped(content: Mapping[str, Any]) -> str:
+    """The judge whose win rates within groups of prompts are shown: people vote on too few."""
+    grouped = content.get("win_rate_by_source", {})
+    return next((name for name in (*JUDGES, *grouped) if name in grouped), "")
+
+
 def _sides(content: Mapping[str, Any]) -> dict[str, str]:
     """What the page calls each side."""
     return {name: title for name, title in SIDES.items() if name in content["length"]}
@@ -214,12 +234,11 @@ def _sides(content: Mapping[str, Any]) -> dict[str, str]:
 
 def _pictures(content: Mapping[str, Any], curves: Mapping[str, str]) -> dict[str, str]:
     figures = {"win_rates": plots.win_rates(_rates(content))}
-    judge = content["verdict"]["judge"]
     panels = [p for p in (_scores(content, name) for name in ("gold", "reward")) if p]
     if panels:
         figures["scores"] = plots.score_distributions(panels)
     for name, key in (("sources", "win_rate_by_source"), ("lengths", "win_rate_by_length")):
-        groups = content.get(key, {}).get(judge)
+        groups = content.get(key, {}).get(_grouped(content))
         if groups:
             figures[name] = plots.win_rate_by_group(
                 list(groups.items()), sort_by_value=name == "sources"

@@ -34,7 +34,7 @@ class Candidate:
 
     Args:
         prompt: the prompt.
-        responses: the original's first answer, then the policy's samples.
+        responses: the original's first answer, then the policy's samples; every text once.
         rewards: what the reward model gives each of them.
         nats: mean log π(y)/π_ref(y) of the policy's samples.
     """
@@ -49,6 +49,8 @@ def sample_candidates(
     settings: RoundSettings,
 ) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
     """Let the policy answer every training prompt of the store; also path and hash of the inputs.
+
+    Prompts on which everything said is the same are left out.
 
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.
@@ -75,7 +77,7 @@ def sample_candidates(
     how = {"samples": settings.k, "batch_size": settings.batch_size}
     ours = sample_answers(accelerator, model, tokenizer, policy, encoded, sampling, **how)
     reward = load_reward([settings.reward], accelerator)
-    sides = {"policy": ours, "reference": stored_answers(groups, store.manifest["model"])}
+    sides = {"policy": ours, "reference": stored_answers(groups, store)}
     rows = [group[0] for group in groups]
     rewards = score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))
     repeated = [ids for ids in encoded for _ in range(settings.k)]
@@ -88,17 +90,39 @@ def sample_candidates(
         log_ratio += sign * np.array([float(log_probs.sum()) for log_probs in scored])
     nats = log_ratio.reshape(len(groups), -1).mean(axis=1)
     prompts = [group[0].prompt for group in groups]
-    originals = sides["reference"].responses(prompts, store.sampling)
-    news = ours.responses(prompts, sampling)
-    return [
-        Candidate(
-            prompt=prompt,
-            responses=(originals[row][0], *news[row]),
-            rewards=np.array([rewards["reference"][row][0], *rewards["policy"][row]]),
-            nats=float(nats[row]),
+    originals = sides["reference"].responses(prompts)
+    news = ours.responses(prompts)
+    candidates = [
+        candidate(
+            prompt,
+            (originals[row][0], *news[row]),
+            np.array([rewards["reference"][row][0], *rewards["policy"][row]]),
+            float(nats[row]),
         )
         for row, prompt in enumerate(prompts)
-    ], inputs
+    ]
+    return [one for one in candidates if len(one.responses) > 1], inputs
+
+
+def candidate(
+    prompt: Prompt, responses: Sequence[Response], rewards: Float[ndarray, " K"], nats: float
+) -> Candidate:
+    """A candidate with every text once: nobody can rank, or be unsure of, two that read the same.
+
+    Args:
+        prompt: as in `Candidate`.
+        responses: with repetitions.
+        rewards: of each of them.
+        nats: as in `Candidate`.
+    """
+    texts = [response.text for response in responses]
+    kept = [place for place, text in enumerate(texts) if texts.index(text) == place]
+    return Candidate(
+        prompt=prompt,
+        responses=tuple(responses[place] for place in kept),
+        rewards=rewards[kept],
+        nats=nats,
+    )
 
 
 def choose(

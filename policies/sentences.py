@@ -81,6 +81,7 @@ def describe_evaluation(
         VERDICTS[report["verdict"]["outcome"]],
         *_win_rates(report, report, "the original"),
         *_win_rates(report, rival, rival["name"]),
+        *_unclear(report.get("verdicts", {"asked": 0, "unclear": 0})),
         f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens; reverse KL "
         f"{kl['nats']:.2f} nats per answer.",
         f"Report: {RunDir(out).report_html}",
@@ -101,6 +102,14 @@ def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -
     needed = part.get("votes", {}).get("still_needed")
     if needed:
         yield f"About {needed} more votes, on other prompts, would prove a difference of this size."
+
+
+def _unclear(verdicts: Mapping[str, int]) -> Iterator[str]:
+    if verdicts["unclear"]:
+        yield (
+            f"{verdicts['unclear']} of {verdicts['asked']} verdicts of the AI judge could not be "
+            "read and count for nothing; its words are in judge.jsonl."
+        )
 
 
 def _command(name: str, **flags: str | Path) -> str:

@@ -24,6 +24,7 @@ from policies.statistics import (
 Wins = Mapping[str, Float[ndarray, " P"]]
 Scores = Mapping[str, Mapping[str, Float[ndarray, "P N"]]]
 
+READ_FIRST_ANSWERS = ("ai",)  # judges that see one answer of each side
 MAX_LENGTH_GROUPS = 4
 PROMPTS_PER_LENGTH_GROUP = 4
 
@@ -37,12 +38,13 @@ def win_rates(wins: Wins, ours: Side, theirs: Side, seed: int) -> dict[str, dict
         theirs: the answers they were compared with.
         seed: of the bootstrap.
     """
-    longer = mean_lengths(ours) - mean_lengths(theirs)
+    every, first = (of(ours) - of(theirs) for of in (mean_lengths, _first_lengths))
     rates = {}
     for judge, shares in wins.items():
         clear = ~np.isnan(shares)
         if not clear.any():
             continue
+        longer = first if judge in READ_FIRST_ANSWERS else every
         at_equal_length = length_controlled_rate(shares[clear], longer[clear], seed=seed)
         rates[judge] = {
             **judge_wins(shares[clear], seed=seed).to_json(),
@@ -139,6 +141,11 @@ def best_of_n_curve(scores: Scores) -> list[dict[str, float]]:
 def mean_lengths(side: Side) -> Float[ndarray, " P"]:
     """Mean tokens of the answers to each prompt."""
     return np.array([np.mean([len(s.token_ids) for s in row]) for row in side.samples])
+
+
+def _first_lengths(side: Side) -> Float[ndarray, " P"]:
+    """Tokens of the first answer to each prompt."""
+    return np.array([len(row[0].token_ids) for row in side.samples])
 
 
 def _first(side: Side) -> list[str]:

@@ -112,7 +112,7 @@ def _run(tokens: list[str]) -> int:
         return _fail(error)
     except KeyboardInterrupt:
         if is_main_process():
-            errors.print("[bold red]interrupted[/] Run the same command with --resume to go on.")
+            errors.print(f"[bold red]interrupted[/] {_how_to_go_on(tokens)}")
         return 75
     except Exception as error:
         known = diagnose(error)
@@ -124,6 +124,13 @@ def _run(tokens: list[str]) -> int:
         )
         return 1
     return 0
+
+
+def _how_to_go_on(tokens: list[str]) -> str:
+    """What to type after Ctrl-C; only stages with a folder of their own have --resume."""
+    named = COMMANDS.get(tokens[0]) if tokens else None
+    resumes = named and hasattr(import_module(f"rlhf.commands.{named}").Settings, "resume")
+    return f"Run the same command {'with --resume to go on' if resumes else 'again'}."
 
 
 def _fail(error: RlhfError) -> int:

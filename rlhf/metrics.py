@@ -31,7 +31,7 @@ def read_metrics(path: Path) -> list[Metrics]:
     if not path.is_file():
         return []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    lines = enumerate(whole.splitlines(), start=1)
+    lines = enumerate(whole.split("\n") if whole else [], start=1)
     return [parse_line(line, f"{path}:{number}") for number, line in lines]
 
 

@@ -44,6 +44,8 @@ FREE_TO_CHANGE = (
     "keep_checkpoints",
     "save_every",
     "gradient_checkpointing",
+    "judge_endpoint",
+    "judge_parallel",
     *(setting.name for setting in fields(ClusterSettings)),
 )
 STAGE_COMMANDS = {

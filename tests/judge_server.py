@@ -16,6 +16,10 @@ class JudgeServer(ThreadingHTTPServer):
         self.calls: list[dict] = []
         self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
         self.unclear = False
+        self.absent_to = ""  # questions with these words find nobody there …
+        self.absent_after = 0  # … once so many others were answered
+        self.answered = 0
+        self.pause = threading.Event()
 
     def __enter__(self) -> "JudgeServer":
         self.thread = threading.Thread(target=self.serve_forever)
@@ -38,6 +42,10 @@ class Handler(BaseHTTPRequestHandler):
         server: JudgeServer = self.server
         server.calls.append({"path": self.path, "key": self.headers["Authorization"], **body})
         status = server.failures.pop(0) if server.failures else 0
+        if server.absent_to and server.absent_to in body["messages"][0]["content"]:
+            while server.answered < server.absent_after:
+                server.pause.wait(0.01)  # tests take time.sleep away
+            status = 503
         if status:
             self.send_error(status, "busy")
             return
@@ -49,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+        server.answered += 1
 
     def log_message(self, *_: object) -> None:
         pass

@@ -4,8 +4,9 @@
 #
 #     FIRST=runs/demo LAST=runs/demo NEXT=runs/second bash examples/rounds/round.sh
 #
-# People rank between the second and the third command: set ANNOTATE="rlhf label --db runs/demo/labels.db" and end it with
-# Ctrl-C. The brake of each round is the policy that it starts from; the last command compares with the original of FIRST.
+# Run it again and it goes on where it stopped. People rank between the second and the third command: set SIGNAL= and
+# ANNOTATE="rlhf label --db runs/demo/labels.db", and end it with Ctrl-C. The brake of each round is the policy that it
+# starts from; the last command compares with the original of FIRST.
 set -euo pipefail
 
 FIRST=${FIRST:-runs/demo}
@@ -13,16 +14,19 @@ LAST=${LAST:-$FIRST}
 NEXT=${NEXT:-runs/second}
 MODEL=${MODEL:-models/SmolLM2-135M-Instruct}
 DB=${DB:-$FIRST/labels.db}
-SIGNAL=${SIGNAL:-examples.quickstart.sentiment:score}
+SIGNAL=${SIGNAL-examples.quickstart.sentiment:score}
 ANNOTATE=${ANNOTATE:-rlhf annotate --annotator signal:$SIGNAL --tie-within 0.4 --db $DB}
+JUDGE=${SIGNAL:+--gold $SIGNAL}
 PICK=${PICK:-64}
 STEPS=${STEPS:-20}
 SETTINGS=${SETTINGS:-examples/quickstart}
 
-rlhf round --db "$DB" --policy "$LAST/ppo" --reference "$FIRST/reference" --reward "$LAST/reward" --pick "$PICK"
-$ANNOTATE
-rlhf export --db "$DB" --out "$NEXT/rankings"
-rlhf train-reward --config "$SETTINGS/reward.yaml" --rankings "$NEXT/rankings" --model "$MODEL" --out "$NEXT/reward"
-rlhf reference --config "$SETTINGS/reference.yaml" --prompts "$NEXT/rankings" --model "$LAST/ppo/policy" --reward "$NEXT/reward" --out "$NEXT/reference"
-rlhf ppo --config "$SETTINGS/ppo.yaml" --model "$LAST/ppo/policy" --reward "$NEXT/reward" --reference "$NEXT/reference" --steps "$STEPS" --out "$NEXT/ppo"
-rlhf evaluate --policy "$NEXT/ppo" --reference "$FIRST/reference" --reward "$NEXT/reward" --against "$LAST/ppo" --gold "$SIGNAL" --out "$NEXT/evaluate"
+if [ ! -d "$NEXT/rankings" ]; then
+    rlhf round --db "$DB" --policy "$LAST/ppo" --reference "$FIRST/reference" --reward "$LAST/reward" --pick "$PICK"
+    $ANNOTATE
+    rlhf export --db "$DB" --out "$NEXT/rankings"
+fi
+rlhf train-reward --config "$SETTINGS/reward.yaml" --rankings "$NEXT/rankings" --model "$MODEL" --out "$NEXT/reward" --resume
+rlhf reference --config "$SETTINGS/reference.yaml" --prompts "$NEXT/rankings" --model "$LAST/ppo/policy" --reward "$NEXT/reward" --out "$NEXT/reference" --resume
+rlhf ppo --config "$SETTINGS/ppo.yaml" --model "$LAST/ppo/policy" --reward "$NEXT/reward" --reference "$NEXT/reference" --steps "$STEPS" --out "$NEXT/ppo" --resume
+rlhf evaluate --policy "$NEXT/ppo" --reference "$FIRST/reference" --reward "$NEXT/reward" --against "$LAST/ppo" $JUDGE --out "$NEXT/evaluate" --resume

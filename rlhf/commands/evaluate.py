@@ -27,11 +27,12 @@ class Settings(EvaluateSettings):
     """Queue the policy's first answers beside the original's, and beside those of --against, in
     this label database, for people to compare blind."""
     from_db: Path | None = None
-    """Read people's votes back from this label database into the report."""
+    """Read people's votes back from this label database into the report, in place of those that
+    were read before."""
     people_per_pair: int = 1
     """How many people compare each queued pair."""
     mix: bool = False
-    """Queue the pairs among the open rankings, in a new random order, instead of behind them."""
+    """Queue the pairs at random places among the open rankings, instead of behind them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,15 +94,23 @@ def _queue(settings: Settings, db: Path) -> int:
 
 
 def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
-    from labeling_app.comparisons import read_votes
+    from labeling_app.comparisons import are_queued, read_votes
     from labeling_app.store import Store
     from policies.votes import add_votes, pairs_to_ask
+    from rlhf.errors import InputError
     from rlhf.rundir import RunDir
 
     run = RunDir(settings.out)
+    pairs = pairs_to_ask(run)
     with Store(db, must_exist=True) as store:
+        if not any(are_queued(store, of_side) for of_side in pairs.values()):
+            raise InputError(
+                f"Nobody was asked about the pairs of {run.path} in {db}",
+                f"Queue them: rlhf evaluate --out {run.path} --to-db {db}; or give the database "
+                "in which they were queued.",
+            )
         votes = {
-            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, pairs)]
-            for other, pairs in pairs_to_ask(run).items()
+            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, of_side)]
+            for other, of_side in pairs.items()
         }
     return add_votes(run, votes)

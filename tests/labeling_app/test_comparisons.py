@@ -109,3 +109,6 @@ def test_pairs_come_behind_rankings_or_among_them(store, fill, make_prompt, make
     assert queue_pairs(store, [*pairs, *more], overlap=1, mix=True, seed=0) == 8
     assert "rank" in purposes()[8:]
     assert "compare" in purposes()[:8]
+    rows = store.connections.db.query("SELECT id FROM tasks ORDER BY priority DESC, id")
+    kept = [row["id"] for row in rows if row["id"] <= 16]
+    assert kept == list(range(1, 17))  # those that waited, in their old order

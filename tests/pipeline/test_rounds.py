@@ -19,7 +19,8 @@ from tests.pipeline.loop import REPOSITORY, SIGNAL, Loop, read_json
 
 Run = Callable[..., tuple[int, str, str]]
 SCRIPT = (REPOSITORY / "examples" / "rounds" / "round.sh").read_text(encoding="utf-8")
-LINES = [line for line in SCRIPT.splitlines() if line.startswith(("rlhf ", "$ANNOTATE"))]
+COMMANDS = ("rlhf ", "$ANNOTATE")
+LINES = [line.strip() for line in SCRIPT.splitlines() if line.strip().startswith(COMMANDS)]
 SHORT = {
     "reward.yaml": "precision: fp32\n",
     "reference.yaml": "samples: 2\nmax_new_tokens: 12\nprecision: fp32\n",
@@ -39,7 +40,7 @@ def run_rounds(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "FIRST": str(loop.folder),
         "MODEL": str(loop.model),
         "DB": str(db),
-        "SIGNAL": SIGNAL,
+        "JUDGE": f"--gold {SIGNAL}",
         "ANNOTATE": f"rlhf annotate --annotator signal:{SIGNAL} --db {db}",
         "PICK": "4",
         "STEPS": "2",

@@ -1,6 +1,14 @@
-import pytest
+from pathlib import Path
 
-from policies.audit import estimate
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+from policies.audit import estimate, measure_forward_kl, score_responses
+from policies.reference_shards import ReferenceRow
+from rlhf.records import Message, Prompt
+from rlhf.tokens import load_tokenizer
 
 
 def test_the_error_is_that_of_the_prompts() -> None:
@@ -16,3 +24,19 @@ def test_the_error_is_that_of_the_prompts() -> None:
 
 def test_one_prompt_has_no_error() -> None:
     assert estimate([1.0, 2.0], [3, 3], ["a", "a"])["standard_error"] is None
+
+
+def test_log_ratios_that_k3_holds_are_counted(tiny_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    tokenizer = load_tokenizer(str(tiny_model))
+    accelerator = Accelerator(mixed_precision="no")
+    [own] = score_responses(accelerator, model, tokenizer, [[5, 6]], [[7, 8, 9, 10]], 1.0)
+    log_probs = (own + torch.tensor([0.0, 25.0, 0.0, 0.5])).tolist()  # the policy's are e^-25 of it
+    prompt = Prompt.create((Message(role="user", content="How?"),), "test", "")
+    row = ReferenceRow(
+        prompt, 0, [5, 6], [7, 8, 9, 10], "", True, False, log_probs, log_probs, [0.0] * 4
+    )
+    found = measure_forward_kl(accelerator, model, tokenizer, [row], 1.0)
+    assert found["clamped_fraction"] == 1 / 4
+    # log r = -10 (held) and -0.5: e^-10 + 10 - 1 and e^-0.5 + 0.5 - 1
+    assert found["nats"] == pytest.approx(9.0000454 + 0.1065307, abs=1e-4)

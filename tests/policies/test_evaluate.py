@@ -48,6 +48,7 @@ def test_win_rates_are_those_of_the_answers_that_were_kept(done: RunDir) -> None
             "policy": 2,
             "rival": 2,
         }
+        assert [one.sampling.seed for one in record.responses] == [0, 0, 0, 0, 0, 1, 1]
         ours = [count_vowels("", text) for text in by_model["policy"]]
         for name, folder in (("reference", "original"), ("rival", "rival")):
             theirs = [count_vowels("", text) for text in by_model[folder]]
@@ -111,10 +112,13 @@ def test_an_endpoint_that_fails_is_asked_only_for_the_rest(
         assert "does not answer after 5 attempts (status 503)" in errors
         assert RunDir(tmp_path / "out").read_stage()["status"] == "interrupted"
         server.failures, server.calls = [], []
+        kept = len(RunDir(tmp_path / "out").judge_log.read_text().splitlines())
+        assert kept >= 3
         with RunDir(tmp_path / "out").judge_log.open("a") as stream:
             stream.write('{"key": "a kill cut this li')
-        assert evaluate(tmp_path / "out", *judge, "--resume")[0] == 0
-        assert len(server.calls) == 4 * 2 - 3
+        patient = (*judge[:-1], "2")
+        assert evaluate(tmp_path / "out", *patient, "--resume")[0] == 0
+        assert len(server.calls) == 4 * 2 - kept
 
 
 def test_an_unclear_judge_counts_for_nothing(evaluate: Evaluate, tmp_path: Path) -> None:
@@ -124,6 +128,9 @@ def test_an_unclear_judge_counts_for_nothing(evaluate: Evaluate, tmp_path: Path)
         code, result, _ = evaluate(tmp_path / "out", *judge)
     assert code == 0
     assert set(result["win_rate"]) == {"reward", "gold"}
+    assert result["verdicts"] == {"asked": 4, "unclear": 4}
+    page = RunDir(tmp_path / "out").report_html.read_text()
+    assert 'data-path="/verdicts/unclear">4</data> of' in page
 
 
 def test_a_rival_with_another_tokenizer_answers_in_its_own_and_is_read_in_ours(

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from labeling_app.store import Store
-from policies.rounds import choose
+from policies.rounds import candidate, choose
 from rlhf.cli import main
-from rlhf.records import Response
+from rlhf.records import Message, Prompt, Response
 from rlhf.tokens import load_tokenizer
 from tests.pipeline.loop import SIGNAL
 from tests.pipeline.signals import count_vowels
@@ -42,6 +42,18 @@ def test_all_or_none_at_random_and_never_more_than_there_are() -> None:
         "divergent",
         "uncertain",
     ]
+
+
+def test_what_reads_the_same_is_ranked_once() -> None:
+    prompt = Prompt.create((Message(role="user", content="How?"),), "train", "")
+    said = [
+        Response(id=str(n), prompt_id=prompt.id, text=text, model="m")
+        for n, text in enumerate(["well", "so", "well", "so", "badly"])
+    ]
+    found = candidate(prompt, said, np.array([0.5, 1.0, 0.5, 1.0, -2.0]), 3.0)
+    assert [response.id for response in found.responses] == ["0", "1", "4"]
+    assert found.rewards.tolist() == [0.5, 1.0, -2.0]
+    assert found.nats == 3.0
 
 
 def log_prob(model: PreTrainedModel, prompt: list[int], response: Response) -> float:

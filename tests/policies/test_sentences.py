@@ -84,6 +84,22 @@ def rate(value: float, low: float | None = None, high: float | None = None) -> d
     return {"value": value, "low": low, "high": high, "n": 64, "level": 0.9}
 
 
+def test_verdicts_that_nobody_can_read_are_told() -> None:
+    settings = EvaluateSettings(policy="p", reference=Path("r"), reward="rm", out=RUN / "evaluate")
+    report = {
+        "verdict": {"judge": "reward", "outcome": "unproven"},
+        "win_rate": {"reward": rate(0.5)},
+        "judges": {"reward": {"kind": "reward model", "name": ""}},
+        "verdicts": {"asked": 128, "unclear": 97},
+        "length": {"reference": 19.4, "policy": 22.6},
+        "kl": {"reverse": {"nats": 6.1}},
+    }
+    assert describe_evaluation(settings, report).splitlines()[2] == (
+        "97 of 128 verdicts of the AI judge could not be read and count for nothing; its words are "
+        "in judge.jsonl."
+    )
+
+
 def test_a_verdict_with_all_judges_and_a_rival() -> None:
     settings = EvaluateSettings(policy="p", reference=Path("r"), reward="rm", out=RUN / "evaluate")
     report = {

@@ -12,12 +12,13 @@ from policies.summary import (
     win_rates,
     win_rates_within,
 )
+from rlhf.records import Sampling
 
 
 def side(*lengths: int) -> Side:
     """One answer of each length, ended where the length is even."""
     samples = [[Sample([7] * length, finished=length % 2 == 0)] for length in lengths]
-    return Side({}, samples, [[f"word{length}"] for length in lengths])
+    return Side({}, samples, [[f"word{length}"] for length in lengths], Sampling())
 
 
 def test_length_groups_are_quarters_named_by_what_is_in_them() -> None:
@@ -40,6 +41,21 @@ def test_win_rates_leave_unclear_verdicts_out_and_count_them() -> None:
     assert rates["ai"]["value"] == pytest.approx(2 / 3)
     assert (rates["ai"]["n"], rates["ai"]["unclear"]) == (3, 1)
     assert rates["ai"]["length_controlled"]["n"] == 3
+
+
+def test_a_judge_of_first_answers_is_held_to_their_lengths() -> None:
+    random = np.random.default_rng(0)
+    first, second, theirs = (random.integers(1, 40, 300) for _ in range(3))
+    samples = [
+        [Sample([7] * a, True), Sample([7] * b, True)] for a, b in zip(first, second, strict=True)
+    ]
+    ours = Side({}, samples, [["a", "b"]] * 300, Sampling())
+    longer = (first > theirs) + 0.5 * (first == theirs)
+    ours_wins = np.where(random.random(300) < 0.3, 1.0, longer)  # else the longer answer wins
+    rates = win_rates({"ai": ours_wins, "gold": ours_wins}, ours, side(*theirs), seed=0)
+    alone = win_rates({"gold": ours_wins}, side(*first), side(*theirs), seed=0)
+    assert rates["ai"]["length_controlled"] == alone["gold"]["length_controlled"]
+    assert rates["ai"]["length_controlled"] != rates["gold"]["length_controlled"]
 
 
 def test_win_rates_within_groups() -> None:

@@ -91,6 +91,8 @@ def test_votes_travel_there_and_back(
     assert 'data-path="/votes/still_needed">11</data> more votes, on other prompts' in page
     assert 'data-path="/rival/votes/still_needed">15</data>' in page
     require_numbers_of_report(run.path)
+    assert 'data-path="/win_rate_by_source/ai/' in page  # people have no groups, the next judge has
+    assert 'alt="Win rate with its interval for each source of prompts' in page
     vote_again = evaluate(run, "--from-db", str(db))
     assert vote_again == 0  # reading twice changes nothing
     assert run.read_report() == report
@@ -169,6 +171,20 @@ def test_without_votes_the_report_stays(
     assert evaluate(run, "--to-db", str(tmp_path / "labels.db")) == 0
     assert evaluate(run, "--from-db", str(tmp_path / "labels.db")) == 2
     assert "Nobody has voted on the pairs" in " ".join(capsys.readouterr().err.split())
+    assert run.report_json.read_bytes() == before
+
+
+def test_a_database_that_never_had_the_pairs_changes_nothing(
+    run: RunDir, others: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(run, "--to-db", str(tmp_path / "labels.db")) == 0
+    vote(tmp_path / "labels.db", "ann", dict.fromkeys(others["reference"], 1.0))
+    assert evaluate(run, "--from-db", str(tmp_path / "labels.db")) == 0
+    before = run.report_json.read_bytes()
+    with Store(tmp_path / "other.db"):
+        pass
+    assert evaluate(run, "--from-db", str(tmp_path / "other.db")) == 2
+    assert "Nobody was asked about the pairs" in " ".join(capsys.readouterr().err.split())
     assert run.report_json.read_bytes() == before
 
 

@@ -326,6 +326,15 @@ def test_a_long_message_is_not_broken_into_lines(probe, capsys) -> None:
 def test_interrupted(probe, capsys) -> None:
     probe(fail=KeyboardInterrupt())
     assert cli.main(["probe", "--model", "m"]) == 75
+    assert "Run the same command again." in capsys.readouterr().err
+
+
+def test_an_interrupted_stage_is_resumed(probe, monkeypatch, capsys) -> None:
+    probe(fail=KeyboardInterrupt())
+    monkeypatch.setattr(
+        sys.modules["rlhf.commands.generate"].Settings, "resume", False, raising=False
+    )
+    assert cli.main(["probe", "--model", "m"]) == 75
     assert "with --resume to go on" in capsys.readouterr().err
 
 
@@ -408,6 +417,6 @@ def test_a_stopped_program_exits_with_75_and_says_so_in_its_run(tmp_path: Path, 
     program.send_signal(sent)
     _, shown = program.communicate(timeout=20)
     assert program.returncode == 75, shown
-    assert "--resume" in shown
+    assert "Run the same command again." in shown
     stage = yaml.safe_load((out / "stage.json").read_text(encoding="utf-8"))
     assert stage["status"] == "interrupted"

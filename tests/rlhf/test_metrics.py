@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.jsonl import BadLineError
+from rlhf.jsonl import BadLineError, write_jsonl
 from rlhf.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 
 ROWS = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}, {"step": 3, "loss": 0.125}]
@@ -21,6 +21,14 @@ def file(tmp_path: Path) -> Path:
 
 def test_rows_come_back_in_order(file: Path) -> None:
     assert read_metrics(file) == ROWS
+
+
+def test_only_a_line_feed_ends_a_row(tmp_path: Path) -> None:
+    rows = [{"answer": "one\u2028two\u2029three\x85four"}, {"answer": "b"}]
+    write_jsonl(tmp_path / "judge.jsonl", rows)
+    assert read_metrics(tmp_path / "judge.jsonl") == rows
+    append_metrics(tmp_path / "judge.jsonl", rows[0])
+    assert read_metrics(tmp_path / "judge.jsonl") == [*rows, rows[0]]
 
 
 def test_no_file_is_no_rows(tmp_path: Path) -> None:
