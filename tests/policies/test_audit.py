@@ -34,7 +34,16 @@ def test_log_ratios_that_k3_holds_are_counted(tiny_model: Path) -> None:
     log_probs = (own + torch.tensor([0.0, 25.0, 0.0, 0.5])).tolist()  # the policy's are e^-25 of it
     prompt = Prompt.create((Message(role="user", content="How?"),), "test", "")
     row = ReferenceRow(
-        prompt, 0, [5, 6], [7, 8, 9, 10], "", True, False, log_probs, log_probs, [0.0] * 4
+        prompt=prompt,
+        sample_index=0,
+        prompt_ids=[5, 6],
+        response_ids=[7, 8, 9, 10],
+        text="",
+        finished=True,
+        reused=False,
+        log_probs=log_probs,
+        log_probs_at_1=log_probs,
+        entropy=[0.0] * 4,
     )
     found = measure_forward_kl(accelerator, model, tokenizer, [row], 1.0)
     assert found["clamped_fraction"] == 1 / 4
