@@ -34,8 +34,8 @@ def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool,
         store: the database; it gets the prompts and responses that it lacks.
         pairs: a prompt and the two responses to compare.
         overlap: how many people vote on each pair.
-        mix: put each at a random place among the open tasks, which keep their order; else all
-            come after them.
+        mix: put each at a random place among the open tasks, which keep their order, also where
+            `rlhf annotate --prioritise` goes over rankings later; else all come after them.
         seed: of the order.
     """
     shuffled = random.Random(seed)

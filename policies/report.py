@@ -224,7 +224,7 @@ def _judges(content: Mapping[str, Any]) -> list[str]:
 def _grouped(content: Mapping[str, Any]) -> str:
     """The judge whose win rates within groups of prompts are shown: people vote on too few."""
     grouped = content.get("win_rate_by_source", {})
-    return next((name for name in (*JUDGES, *grouped) if name in grouped), "")
+    return next((name for name in (*JUDGES, *grouped) if grouped.get(name)), "")
 
 
 def _sides(content: Mapping[str, Any]) -> dict[str, str]:

@@ -105,9 +105,7 @@ def _run(tokens: list[str]) -> int:
     try:
         build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        named = COMMANDS.get(tokens[0]) if tokens else None
-        settings = import_module(f"rlhf.commands.{named}").Settings if named else None
-        return _fail(explain(error, tokens, list(COMMANDS), settings))
+        return _fail(explain(error, tokens, list(COMMANDS), _settings_of(tokens)))
     except RlhfError as error:
         return _fail(error)
     except KeyboardInterrupt:
@@ -128,9 +126,14 @@ def _run(tokens: list[str]) -> int:
 
 def _how_to_go_on(tokens: list[str]) -> str:
     """What to type after Ctrl-C; only stages with a folder of their own have --resume."""
-    named = COMMANDS.get(tokens[0]) if tokens else None
-    resumes = named and hasattr(import_module(f"rlhf.commands.{named}").Settings, "resume")
+    resumes = hasattr(_settings_of(tokens), "resume")
     return f"Run the same command {'with --resume to go on' if resumes else 'again'}."
+
+
+def _settings_of(tokens: list[str]) -> type[Any] | None:
+    """The settings of the command that was typed, if there is such a command."""
+    named = COMMANDS.get(tokens[0]) if tokens else None
+    return import_module(f"rlhf.commands.{named}").Settings if named else None
 
 
 def _fail(error: RlhfError) -> int:

@@ -70,7 +70,8 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
         endpoint.url,
         when_refused="Check the judge's address and model name, and the key in "
         f"{API_KEY} if it wants one.",
-        when_absent="Start the same command again when it does; what was judged so far is kept.",
+        when_absent="Start the same command again when it does, an evaluation with --resume; what "
+        "was judged so far is kept.",
         first_pause_seconds=endpoint.first_pause_seconds,
     )
     try:

@@ -171,6 +171,7 @@ def as_group(words: list[str]) -> tuple[int, str]:
             output, _ = group.communicate()
         except KeyboardInterrupt:
             group.terminate()
+            group.wait()
             raise
     return group.returncode, output
 

@@ -2,7 +2,7 @@
 # From prompts to a better model, on a laptop: every command of the loop, in order. Run it again and it goes on where
 # it stopped. After ranking by hand (`make label`), train on that with
 #
-#     DB=runs/demo/labels.db RUN=runs/second ANNOTATOR=human make demo
+#     DB=runs/demo/labels.db RUN=runs/human ANNOTATOR=human make demo
 set -euo pipefail
 
 RUN=${RUN:-runs/demo}
@@ -14,13 +14,13 @@ SIGNAL=examples.quickstart.sentiment:score
 SETTINGS=examples/quickstart
 DB=${DB:-$RUN/labels.db}
 ANNOTATOR=${ANNOTATOR:-signal} # or human
-JUDGE=(--gold "$SIGNAL")
-[ "$ANNOTATOR" = signal ] || JUDGE=() # what people want, the signal does not know
+JUDGE="--gold $SIGNAL"
+[ "$ANNOTATOR" = signal ] || JUDGE= # what people want, the signal does not know
 
 mkdir -p "$RUN"
 rlhf import "$PROMPTS" --db "$DB"
 rlhf generate --config $SETTINGS/generate.yaml --db "$DB" --model "$MODEL" --seed "$SEED"
-[ "$ANNOTATOR" = human ] || rlhf annotate --annotator "signal:$SIGNAL" --tie-within 0.4 --db "$DB"
+[ "$ANNOTATOR" != signal ] || rlhf annotate --annotator "signal:$SIGNAL" --tie-within 0.4 --db "$DB"
 [ -d "$RUN/rankings" ] || rlhf export --db "$DB" --kind "$ANNOTATOR" --out "$RUN/rankings"
 
 rlhf train-reward --config $SETTINGS/reward.yaml --rankings "$RUN/rankings" --model "$MODEL" \
@@ -30,6 +30,6 @@ rlhf reference --config $SETTINGS/reference.yaml --prompts "$RUN/rankings" --mod
 rlhf ppo --config $SETTINGS/ppo.yaml --model "$MODEL" --reward "$RUN/reward" \
     --reference "$RUN/reference" --seed "$SEED" --steps "$STEPS" --out "$RUN/ppo" --resume
 rlhf evaluate --policy "$RUN/ppo" --reference "$RUN/reference" --reward "$RUN/reward" \
-    "${JUDGE[@]}" --seed "$SEED" --out "$RUN/evaluate" --resume
+    $JUDGE --seed "$SEED" --out "$RUN/evaluate" --resume
 
 echo "The report: $RUN/evaluate/report.html"

@@ -4,7 +4,7 @@
 #
 #     FIRST=runs/demo LAST=runs/demo NEXT=runs/second bash examples/rounds/round.sh
 #
-# Run it again and it goes on where it stopped. People rank between the second and the third command: set SIGNAL= and
+# Run it again and it goes on where it stopped. People rank between the first and the third command: set SIGNAL= KIND=human
 # ANNOTATE="rlhf label --db runs/demo/labels.db", and end it with Ctrl-C. The brake of each round is the policy that it
 # starts from; the last command compares with the original of FIRST.
 set -euo pipefail
@@ -17,6 +17,7 @@ DB=${DB:-$FIRST/labels.db}
 SIGNAL=${SIGNAL-examples.quickstart.sentiment:score}
 ANNOTATE=${ANNOTATE:-rlhf annotate --annotator signal:$SIGNAL --tie-within 0.4 --db $DB}
 JUDGE=${SIGNAL:+--gold $SIGNAL}
+KIND=${KIND:+--kind $KIND}
 PICK=${PICK:-64}
 STEPS=${STEPS:-20}
 SETTINGS=${SETTINGS:-examples/quickstart}
@@ -24,7 +25,7 @@ SETTINGS=${SETTINGS:-examples/quickstart}
 if [ ! -d "$NEXT/rankings" ]; then
     rlhf round --db "$DB" --policy "$LAST/ppo" --reference "$FIRST/reference" --reward "$LAST/reward" --pick "$PICK"
     $ANNOTATE
-    rlhf export --db "$DB" --out "$NEXT/rankings"
+    rlhf export --db "$DB" --out "$NEXT/rankings" $KIND
 fi
 rlhf train-reward --config "$SETTINGS/reward.yaml" --rankings "$NEXT/rankings" --model "$MODEL" --out "$NEXT/reward" --resume
 rlhf reference --config "$SETTINGS/reference.yaml" --prompts "$NEXT/rankings" --model "$LAST/ppo/policy" --reward "$NEXT/reward" --out "$NEXT/reference" --resume

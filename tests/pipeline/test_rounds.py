@@ -41,6 +41,7 @@ def run_rounds(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "MODEL": str(loop.model),
         "DB": str(db),
         "JUDGE": f"--gold {SIGNAL}",
+        "KIND": "--kind signal",
         "ANNOTATE": f"rlhf annotate --annotator signal:{SIGNAL} --db {db}",
         "PICK": "4",
         "STEPS": "2",

@@ -5,6 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from reward.baseline import base_log_probs
 from reward.groups import Group
+from reward.prefix import share_prompts
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -17,6 +18,7 @@ def test_log_probs_are_those_of_each_sequence_alone(tiny_model, tokens, shared):
     accelerator = Accelerator(mixed_precision="no")
     found = base_log_probs(str(tiny_model), accelerator, groups, tokens, pad_id=0, shared=shared)
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    assert share_prompts(AutoModelForCausalLM.from_pretrained(tiny_model)) is None
     for group, row in zip(groups, found, strict=True):
         for response, value in zip(group.responses, row, strict=True):
             if not response:

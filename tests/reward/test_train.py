@@ -60,6 +60,15 @@ def test_training_learns_the_rankings(trained):
     assert {name: full[name] for name in full if name not in ("health", "worst")} == report
 
 
+def test_a_fitted_head_is_measured_before_the_layers_below_it_train(rankings, tiny_model, tmp_path):
+    runs = [
+        train_reward(settings_for(rankings, tiny_model, tmp_path / str(n), head="fitted", epochs=n))
+        for n in (0, 1)
+    ]
+    assert runs[0]["accuracy_before_training"] is None  # nothing is trained after it
+    assert runs[1]["accuracy_before_training"] == runs[0]["accuracy"]
+
+
 def test_held_out_rewards_have_mean_0_and_std_1_after_reload(trained):
     settings, report = trained
     assert report["normalisation"]["fitted_on"] == "held-out ranked responses"

@@ -1,0 +1,68 @@
+"""Which commands the scripts of the quickstart and of a round give, in order; nothing runs."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.loop import REPOSITORY
+
+RECORDER = '#!/bin/sh\necho "$@" >>"$RECORD"\n'
+
+
+def commands(folder: Path, script: str, **variables: str) -> list[list[str]]:
+    """The words of every `rlhf` command of a script."""
+    (folder / "bin").mkdir(exist_ok=True)
+    recorder = folder / "bin" / "rlhf"
+    recorder.write_text(RECORDER)
+    recorder.chmod(0o755)
+    record = folder / "record"
+    record.write_text("")
+    environment = {
+        "PATH": f"{recorder.parent}:{os.environ['PATH']}",
+        "RECORD": str(record),
+        "RUN": str(folder / "run"),
+        "NEXT": str(folder / "next"),
+        **variables,
+    }
+    path = REPOSITORY / "examples" / script
+    subprocess.run(["bash", str(path)], cwd=REPOSITORY, env=environment, check=True)
+    return [shlex.split(line) for line in record.read_text().splitlines()]
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+LOOP = ["import", "generate", "annotate", "export", "train-reward", "reference", "ppo", "evaluate"]
+
+
+def test_the_quickstart_is_ranked_by_a_signal_or_by_people(tmp_path: Path) -> None:
+    said = commands(tmp_path, "quickstart/run.sh")
+    assert [words[0] for words in said] == LOOP
+    assert value(said[3], "--kind") == "signal"
+    assert value(said[0], "--db") == str(tmp_path / "run" / "labels.db")
+    assert value(said[-1], "--gold") == "examples.quickstart.sentiment:score"
+    said = commands(tmp_path, "quickstart/run.sh", ANNOTATOR="human", DB="first.db")
+    assert [words[0] for words in said] == [name for name in LOOP if name != "annotate"]
+    assert value(said[2], "--kind") == "human"
+    assert {value(words, "--db") for words in said[:3]} == {"first.db"}
+    assert "--gold" not in said[-1]
+
+
+@pytest.mark.parametrize("people", [False, True])
+def test_a_round_goes_on_behind_its_export(tmp_path: Path, people: bool) -> None:
+    how = {"SIGNAL": "", "KIND": "human", "ANNOTATE": "rlhf label --db d"} if people else {}
+    ranks = "label" if people else "annotate"
+    first = ["round", ranks, "export"]
+    rest = ["train-reward", "reference", "ppo", "evaluate"]
+    said = commands(tmp_path, "rounds/round.sh", **how)
+    assert [words[0] for words in said] == [*first, *rest]
+    assert ("--gold" in said[-1]) is not people
+    assert ("--kind" in said[2]) is people
+    assert all("--resume" in words for words in said[3:])
+    (tmp_path / "next" / "rankings").mkdir(parents=True)
+    again = commands(tmp_path, "rounds/round.sh", **how)
+    assert [words[0] for words in again] == rest
