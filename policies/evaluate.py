@@ -33,7 +33,7 @@ from policies.summary import (
     win_rates,
     win_rates_within,
 )
-from rlhf.distributed import start
+from rlhf.distributed import start_alone
 from rlhf.errors import InputError
 from rlhf.jsonl import write_jsonl
 from rlhf.judge import Endpoint
@@ -85,7 +85,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
     """
     began = time.monotonic()
     comparison = prepare(settings)
-    accelerator = start(settings.precision, settings.seed)
+    accelerator = start_alone(settings.precision, settings.seed)
     run = open_stage(settings.out, "evaluate", settings, comparison.inputs, resume=settings.resume)
     if run.is_done:
         return headline(run.read_report())

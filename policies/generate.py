@@ -23,7 +23,7 @@ from transformers import (
 
 from policies.settings import GenerateSettings
 from reward.prefix import LEAST_SAVING, common_beginning, other_attention
-from rlhf.distributed import start
+from rlhf.distributed import start_alone
 from rlhf.errors import InputError
 from rlhf.metrics import progress
 from rlhf.models import describe_model, load_causal_lm, load_config
@@ -303,7 +303,7 @@ def generate_responses(
     encoded = encode_prompts(
         tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
     )
-    accelerator = start(settings.precision, settings.seed)
+    accelerator = start_alone(settings.precision, settings.seed)
     # nothing is trained here: weights in the precision they are multiplied in need no casts
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     model = load_causal_lm(settings.model, dtype).to(accelerator.device).eval()

@@ -18,7 +18,7 @@ from policies.judges import score_with_reward
 from policies.reference_store import open_store
 from policies.reward_sources import describe_rewards, load_reward
 from policies.round_settings import RoundSettings
-from rlhf.distributed import start
+from rlhf.distributed import start_alone
 from rlhf.errors import InputError
 from rlhf.models import describe_model, load_causal_lm, policy_folder, require_same_tokenizer
 from rlhf.records import Prompt, Response
@@ -69,7 +69,7 @@ def sample_candidates(
             f"The store {settings.reference} has no training prompts",
             "Make it from prompts of the train split: rlhf reference --prompts DIR …",
         )
-    accelerator = start(settings.precision, settings.seed)
+    accelerator = start_alone(settings.precision, settings.seed)
     tokenizer = load_tokenizer(policy["path"])
     model = load_causal_lm(policy["path"]).to(accelerator.device)
     sampling = replace(store.sampling, seed=settings.seed)

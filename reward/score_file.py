@@ -6,7 +6,7 @@ from typing import Any
 
 from reward.settings import ScoreSettings
 from reward.text_scoring import Answers, load_text_reward
-from rlhf.distributed import start
+from rlhf.distributed import start_alone
 from rlhf.errors import InputError
 from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_jsonl
 from rlhf.records import Message, Prompt, Response
@@ -21,7 +21,7 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
     if settings.out.exists():
         raise InputError(f"{settings.out} already exists", "Choose another --out.")
     lines = read_answers(settings.file)
-    accelerator = start(settings.precision, seed=0)
+    accelerator = start_alone(settings.precision, seed=0)
     reward = load_text_reward(
         settings.reward, accelerator, settings.tokens_per_batch, settings.combine
     )

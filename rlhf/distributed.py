@@ -28,7 +28,7 @@ from rlhf.errors import (
     InterruptedRunError,
     KilledGroupError,
 )
-from rlhf.ranks import ATTEMPT
+from rlhf.ranks import ATTEMPT, world_size
 
 Value = TypeVar("Value")
 
@@ -162,6 +162,20 @@ def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
     )
     set_seed(seed + RANK_SEED_STRIDE * accelerator.process_index)
     return accelerator
+
+
+def start_alone(precision: str, seed: int) -> Accelerator:
+    """`start` for work that several processes would not share but repeat.
+
+    Raises:
+        ConfigError: torchrun or accelerate has started several.
+    """
+    if world_size() > 1:
+        raise ConfigError(
+            f"{world_size()} processes were started for a command that is one process's work",
+            "Start it by itself, without torchrun or accelerate.",
+        )
+    return start(precision, seed)
 
 
 def choose_precision(precision: str) -> str:

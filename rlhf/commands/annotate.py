@@ -102,10 +102,10 @@ def _prioritise(settings: Settings) -> dict[str, Any]:
     from labeling_app.prioritising import prioritise
     from labeling_app.store import Store
     from reward.text_scoring import load_features
-    from rlhf.distributed import start
+    from rlhf.distributed import start_alone
 
     with Store(settings.db, must_exist=True) as store:
-        accelerator = start(settings.precision, settings.seed)
+        accelerator = start_alone(settings.precision, settings.seed)
         return prioritise(
             store,
             load_features(settings.reward, accelerator, settings.tokens_per_batch),

@@ -178,3 +178,9 @@ def test_auto_precision_follows_the_gpu(monkeypatch, supported: bool, expected: 
 
 def test_a_sum_in_one_process_is_the_value_itself() -> None:
     assert distributed.global_sum(Accelerator(cpu=True), 2.5).item() == 2.5
+
+
+def test_one_processs_work_is_not_repeated_by_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes were started"):
+        distributed.start_alone("fp32", seed=0)
