@@ -53,7 +53,9 @@ check: model browser
 test-vllm: vllm
 	$(VLLM)/bin/python -m pytest tests/policies/test_vllm.py
 
-test: check test-vllm
+test: install # vLLM's packages come while the checks begin
+	$(MAKE) --jobs 2 check vllm
+	$(MAKE) test-vllm
 
 test-all: model browser nodes test-vllm
 	$(BIN)/pytest
