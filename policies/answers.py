@@ -5,15 +5,25 @@ Letters: P prompts, N answers of one model to each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.generate import Sample, as_response, decode, encode_prompts, sample_responses
+from policies.generate import (
+    EMPTY_TEXT,
+    Sample,
+    as_response,
+    decode,
+    encode_prompts,
+    sample_responses,
+)
 from policies.reference_store import ReferenceRow, ReferenceStore
+from policies.sides import split_by_side
 from rlhf.metrics import progress
 from rlhf.models import load_causal_lm, load_config
+from rlhf.ranked import read_ranked_file
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
 
@@ -133,3 +143,26 @@ def as_records(prompts: Sequence[Prompt], sides: Sequence[Side]) -> list[RankedP
         )
         for row, prompt in enumerate(prompts)
     ]
+
+
+def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, Side]:
+    """The policy's side, and the rival's, from the records of an evaluation that was stopped."""
+    rows = [
+        split_by_side(record.responses, samples, has_rival=has_rival)
+        for record in read_ranked_file(file)
+    ]
+    return {name: _as_side([row[name] for row in rows]) for name in rows[0] if name != "reference"}
+
+
+def _as_side(rows: Sequence[Sequence[Response]]) -> Side:
+    one = rows[0][0]
+    return Side(
+        {
+            "path": one.model,
+            "hash": str(one.model_fingerprint),
+            "tokenizer": str(one.tokenizer_fingerprint),
+        },
+        [[Sample(list(r.token_ids or ()), bool(r.finished)) for r in row] for row in rows],
+        [["" if r.text == EMPTY_TEXT else r.text for r in row] for row in rows],
+        one.sampling or Sampling(),
+    )

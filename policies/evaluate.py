@@ -18,10 +18,17 @@ from jaxtyping import Float
 from numpy import ndarray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.answers import Side, as_records, sample_answers, sample_rival, stored_answers
+from policies.answers import (
+    Side,
+    as_records,
+    read_sampled,
+    sample_answers,
+    sample_rival,
+    stored_answers,
+)
 from policies.audit import audit_reverse_kl, load_reference_model, measure_forward_kl
 from policies.evaluate_settings import EvaluateSettings
-from policies.judges import AIJudge, score_with_reward, score_with_signal
+from policies.judges import AIJudge, score_with_reward, score_with_signal, try_judge
 from policies.reference_store import ReferenceRow, ReferenceStore, open_store
 from policies.report import Exhibit, headline, write_report
 from policies.reward_sources import describe_rewards, is_model, load_reward
@@ -93,9 +100,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         tokenizer = load_tokenizer(comparison.policy["path"])
         model = load_causal_lm(comparison.policy["path"]).to(accelerator.device)
         model.eval()
-        sides = answer(accelerator, model, tokenizer, comparison)
-        records = as_records(comparison.prompts, list(sides.values()))
-        write_jsonl(run.answers, (record.to_json() for record in records))
+        sides = answer(accelerator, model, tokenizer, comparison, run.answers)
         scores = score(accelerator, tokenizer, sides, comparison)
         wins = {
             name: judge(sides, name, scores, comparison, run) for name in sides if name != "policy"
@@ -118,10 +123,12 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
 
 
 def prepare(settings: EvaluateSettings) -> Comparison:
-    """Read and check the inputs; no weights are loaded yet.
+    """Read and check the inputs, and that the judge answers; no weights are loaded yet.
 
     Raises:
-        InputError: one is missing or unfinished, or belongs to another model.
+        InputError: one is missing or unfinished, or belongs to another model; or the judge's server
+            refuses a question.
+        InterruptedRunError: nobody answers there.
     """
     gold = load_signal(settings.gold) if settings.gold else None
     rubric = read_rubric(settings.judge_rubric)
@@ -136,6 +143,8 @@ def prepare(settings: EvaluateSettings) -> Comparison:
             f"The store {settings.reference} has no prompts of the split {settings.split!r}",
             "Import prompts of that split (`rlhf import --split test`), or give --split train.",
         )
+    if settings.judge_endpoint and not RunDir(settings.out).is_done:
+        try_judge(Endpoint(url=settings.judge_endpoint, model=settings.judge_model))
     return Comparison(
         settings=settings,
         store=store,
@@ -166,23 +175,31 @@ def answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     comparison: Comparison,
+    file: Path,
 ) -> dict[str, Side]:
-    """The stored answers, the policy's, and the rival's if there is one."""
+    """The stored answers, the policy's, and the rival's if there is one.
+
+    They are sampled once: `file` keeps them for an evaluation that goes on.
+    """
     settings = comparison.settings
+    stored = {"reference": stored_answers(comparison.groups, comparison.store)}
+    if file.is_file():
+        has_rival = comparison.rival is not None
+        return stored | read_sampled(file, settings.samples, has_rival=has_rival)
     how = {"samples": settings.samples, "batch_size": settings.batch_size}
     sampling = replace(comparison.store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in comparison.groups]
-    sides = {
-        "reference": stored_answers(comparison.groups, comparison.store),
-        "policy": sample_answers(
-            accelerator, model, tokenizer, comparison.policy, encoded, sampling, **how
-        ),
-    }
+    policy = sample_answers(
+        accelerator, model, tokenizer, comparison.policy, encoded, sampling, **how
+    )
+    sides = stored | {"policy": policy}
     if comparison.rival:
         sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
         sides["rival"] = sample_rival(
             accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, **how
         )
+    records = as_records(comparison.prompts, list(sides.values()))
+    write_jsonl(file, (record.to_json() for record in records))
     return sides
 
 

@@ -63,6 +63,16 @@ def score_with_signal(
     }
 
 
+def try_judge(endpoint: Endpoint) -> None:
+    """Ask one question whose answer does not matter, before hours of sampling depend on it.
+
+    Raises:
+        InputError: the endpoint refuses it or answers in another protocol.
+        InterruptedRunError: nobody answers.
+    """
+    complete(endpoint, build_request("Which is a fruit?", "An apple.", "A stone.", rubric=""))
+
+
 @dataclass(frozen=True, kw_only=True)
 class AIJudge:
     """A judge model that is asked about the first answers of two sides, in both orders.

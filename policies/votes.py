@@ -14,6 +14,7 @@ import numpy as np
 
 from policies.length_control import length_controlled_rate
 from policies.report import with_verdict, write_content
+from policies.sides import split_by_side
 from policies.statistics import judge_wins, votes_needed
 from rlhf.errors import InputError
 from rlhf.ranked import read_ranked_file
@@ -31,15 +32,18 @@ def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
     equal texts are left out: nobody can prefer one.
     """
     report = run.read_report()
-    samples = report["samples_per_prompt"]
-    places = {"reference": 0} | ({"rival": -samples} if "rival" in report else {})
-    new = -samples * len(places)  # the policy's stand after the original's, before the rival's
-    answers = [(record.prompt, record.responses) for record in read_ranked_file(run.answers)]
+    samples, has_rival = report["samples_per_prompt"], "rival" in report
+    answers = [
+        (record.prompt, split_by_side(record.responses, samples, has_rival=has_rival))
+        for record in read_ranked_file(run.answers)
+    ]
     return {
         other: [
-            (prompt, of[old], of[new]) for prompt, of in answers if of[old].text != of[new].text
+            (prompt, of[other][0], of["policy"][0])
+            for prompt, of in answers
+            if of[other][0].text != of["policy"][0].text
         ]
-        for other, old in places.items()
+        for other in (("reference", "rival") if has_rival else ("reference",))
     }
 
 

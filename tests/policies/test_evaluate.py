@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rlhf.cli import main
+from rlhf.jsonl import write_jsonl
 from rlhf.ranked import read_ranked_file
 from rlhf.rundir import RunDir
 from tests.conftest import build_tokenizer
@@ -105,20 +106,76 @@ def test_an_endpoint_that_fails_is_asked_only_for_the_rest(
 ) -> None:
     monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
     with JudgeServer() as server:
-        server.failures = [0, 0, 0] + [503] * 5
+        server.failures = [0, 0, 0, 0] + [503] * 5  # the first is a trial
         judge = ("--judge-endpoint", server.url, "--judge-model", "m", "--judge-parallel", "1")
         code, _, errors = evaluate(tmp_path / "out", *judge)
         assert code == 75
         assert "does not answer after 5 attempts (status 503)" in errors
         assert RunDir(tmp_path / "out").read_stage()["status"] == "interrupted"
         server.failures, server.calls = [], []
-        kept = len(RunDir(tmp_path / "out").judge_log.read_text().splitlines())
+        run = RunDir(tmp_path / "out")
+        answers = run.answers.read_bytes()
+        kept = len(run.judge_log.read_text().splitlines())
         assert kept >= 3
-        with RunDir(tmp_path / "out").judge_log.open("a") as stream:
+        with run.judge_log.open("a") as stream:
             stream.write('{"key": "a kill cut this li')
         patient = (*judge[:-1], "2")
         assert evaluate(tmp_path / "out", *patient, "--resume")[0] == 0
-        assert len(server.calls) == 4 * 2 - kept
+        assert len(server.calls) == 1 + 4 * 2 - kept
+    assert run.answers.read_bytes() == answers
+
+
+def test_an_evaluation_that_was_stopped_keeps_its_answers(
+    evaluate: Evaluate, inputs: Inputs, done: RunDir, tmp_path: Path
+) -> None:
+    out = RunDir(tmp_path / "out")
+    shutil.copytree(done.path, out.path)
+    stage = out.read_stage()
+    out.stage_file.write_text(json.dumps({**stage, "status": "interrupted"}))
+    lines = [json.loads(line) for line in out.answers.read_text().splitlines()]
+    before = done.read_report()
+    lines[0]["responses"][3]["text"] = "kept, not sampled again"
+    lines[0]["responses"][6]["text"] = "(no answer)"
+    write_jsonl(out.answers, lines)
+    with JudgeServer() as server:
+        judge = ("--judge-endpoint", server.url, "--judge-model", "m")
+        code, _, errors = evaluate(out.path, *judge, "--against", inputs.path("rival"), "--resume")
+        assert code == 0, errors
+        assert len(server.calls) == 1 + 2 * 2  # the trial, and what is new: two orders, two sides
+    report = out.read_report()
+    assert report["samples"][0]["answers"]["policy"] == "kept, not sampled again"
+    assert report["scores"]["gold"]["rival"][1] == 0  # nothing said, no vowel
+    changed = [
+        place
+        for place, (a, b) in enumerate(
+            zip(report["scores"]["gold"]["policy"], before["scores"]["gold"]["policy"], strict=True)
+        )
+        if a != b
+    ]
+    assert changed == [0]
+    for measure in ("kl", "length", "eos_rate"):
+        assert report[measure] == before[measure]  # of the tokens, which are the same
+
+
+def test_a_finished_evaluation_does_not_ask_its_judge(
+    evaluate: Evaluate, inputs: Inputs, done: RunDir
+) -> None:
+    gone = ("--judge-endpoint", "http://127.0.0.1:9/v1", "--judge-model", "m")
+    against = ("--against", inputs.path("rival"))
+    code, result, errors = evaluate(done.path, *gone, *against, "--resume")
+    assert code == 0, errors
+    assert result["win_rate"] == done.read_report()["win_rate"]
+
+
+def test_a_judge_that_is_not_there_is_noticed_before_anything_is_sampled(
+    evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
+    judge = ("--judge-endpoint", "http://127.0.0.1:9/v1", "--judge-model", "m")
+    code, _, errors = evaluate(tmp_path / "out", *judge)
+    assert code == 75
+    assert "http://127.0.0.1:9/v1 does not answer after 5 attempts" in errors
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unclear_judge_counts_for_nothing(evaluate: Evaluate, tmp_path: Path) -> None:
