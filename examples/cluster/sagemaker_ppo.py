@@ -8,6 +8,7 @@ on with --resume.
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 RUNS = "/opt/ml/input/data/runs"
@@ -34,7 +35,7 @@ def estimator_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """What sagemaker.pytorch.PyTorch is made with."""
     return {
         "entry_point": "sagemaker_entry.sh",
-        "source_dir": "examples/cluster",
+        "source_dir": str(Path(__file__).parent),
         "image_uri": arguments.image,
         "role": arguments.role,
         "instance_type": arguments.instance,

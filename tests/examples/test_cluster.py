@@ -119,6 +119,7 @@ def test_sagemaker_starts_torchrun_with_the_settings_of_the_job(tmp_path: Path) 
     flags = ("role", "image", "filesystem", "mount", "subnet", "group")
     words = [word for flag in flags for word in (f"--{flag}", "x")]
     settings = module.estimator_settings(module.parse_arguments(words))
+    assert Path(settings["source_dir"]) == CLUSTER
     assert (CLUSTER / settings["entry_point"]).is_file()
     given = [w for k, v in settings["hyperparameters"].items() for w in (f"--{k}", v)]
     environment = {
