@@ -10,12 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from sqlite_utils import Database
 
 from labeling_app.agreement import Interval, mean_interval, pair_agreement
 from labeling_app.database import Connections
+from rlhf.errors import InputError
 
 Purpose = Literal["gold", "training"]
 EVERYBODY = 1_000_000
@@ -45,15 +46,41 @@ def make_check(
     tiers: Sequence[Sequence[str]],
     purpose: Purpose,
     explanation: str,
-) -> None:
-    """Turn the task of a prompt into a gold or training task with a known answer."""
+) -> bool:
+    """Turn the task of a prompt into a gold or training task with a known answer.
+
+    Returns whether it was made; it is not where it is there already.
+
+    Raises:
+        InputError: somebody has seen the task, or the prompt has another check.
+    """
+    answer = json.dumps(tiers)
     with connections.write() as db:
-        db.execute(
+        query = """SELECT purpose, answer FROM tasks
+                   WHERE prompt_id = ? AND purpose IN ('gold', 'training')"""
+        there = dict(db.execute(query, [prompt_id]).fetchall())
+        if there.get(purpose) == answer:
+            return False
+        if purpose in there:
+            _refuse_check(purpose, "the prompt has one with another answer")
+        if there:
+            _refuse_check(purpose, f"the prompt has a {next(iter(there))} task")
+        cursor = db.execute(
             "UPDATE tasks SET purpose = ?, answer = ?, reason = ?, overlap = ?, open = ?"
             " WHERE prompt_id = ? AND purpose = 'rank' AND NOT EXISTS"
             " (SELECT 1 FROM assignments a WHERE a.task_id = tasks.id)",
-            [purpose, json.dumps(tiers), explanation, EVERYBODY, EVERYBODY, prompt_id],
+            [purpose, answer, explanation, EVERYBODY, EVERYBODY, prompt_id],
         )
+        if not cursor.rowcount:
+            _refuse_check(purpose, "somebody has seen this prompt")
+        return True
+
+
+def _refuse_check(purpose: Purpose, reason: str) -> NoReturn:
+    raise InputError(
+        f"no {purpose} task was made: {reason}",
+        "Import checks before people label, each prompt once.",
+    )
 
 
 def choose_check(db: Database, annotator: str, rates: CheckRates) -> int | None:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import isfinite
 from typing import Any
 
 from labeling_app.annotating import tiers_of_scores
@@ -135,7 +134,7 @@ def _build(
             scores=tuple(scores),
         )
         rankings.append(ranking)
-    check = _check(value, rankings)
+    check = _check(value, responses, rankings)
     explanation = str(value.get("explanation") or "")
     return Entry(
         prompt=prompt,
@@ -146,13 +145,16 @@ def _build(
     )
 
 
-def _check(value: JsonObject, rankings: Sequence[Ranking]) -> Purpose | None:
+def _check(
+    value: JsonObject, responses: Sequence[Response], rankings: Sequence[Ranking]
+) -> Purpose | None:
     purpose = value.get("purpose")
     if purpose is None:
         return None
-    if purpose not in ("gold", "training") or len(rankings) != 1:
+    if purpose not in ("gold", "training") or len(responses) < 2 or len(rankings) != 1:
         raise InputError(
-            f"A line with purpose {purpose!r} and {len(rankings)} rankings is no check",
+            f"A line with purpose {purpose!r}, {len(responses)} responses and {len(rankings)} "
+            "rankings is no check",
             'Give "purpose": "gold" or "training", two or more responses, and their "tiers".',
         )
     known: Purpose = purpose
@@ -186,6 +188,13 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
+def _list(value: JsonObject, name: str) -> list[Any]:
+    found = value.get(name) or []
+    if not isinstance(found, list):
+        raise InputError(f"{name} must be a list, found {found!r:.80}", EXAMPLES)
+    return found
+
+
 def _messages(value: Any, name: str) -> tuple[Message, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InputError(f"{name} must be a list of messages, found {value!r:.80}", EXAMPLES)
@@ -204,9 +213,9 @@ def _prompt_messages(value: JsonObject) -> tuple[Message, ...]:
 
 
 def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
-    listed = value.get("responses") or []
-    models = value.get("models") or ["imported"] * len(listed)
-    if not isinstance(listed, list) or not isinstance(models, list) or len(models) != len(listed):
+    listed, strengths = _list(value, "responses"), _list(value, "strengths")
+    models = _list(value, "models") or ["imported"] * len(listed)
+    if len(models) != len(listed):
         raise InputError("responses and models must be lists of the same length", EXAMPLES)
     texts, names = [], []
     for index, (item, model) in enumerate(zip(listed, models, strict=True)):
@@ -220,9 +229,12 @@ def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
         judgements = [_checked_tiers(value["tiers"], len(texts))]
     else:
         judgements = [tiers_of_scores(scores, 0.0)] if len(scores) > 1 else []
-    strengths = tuple(value.get("strengths") or ()) if value.get("tiers") else ()
     answers = _Answers(
-        texts=texts, models=names, judgements=judgements, strengths=strengths, scores=scores
+        texts=texts,
+        models=names,
+        judgements=judgements,
+        strengths=tuple(strengths) if value.get("tiers") else (),
+        scores=scores,
     )
     return _prompt_messages(value), answers
 
@@ -256,33 +268,42 @@ def judgements_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
 
     When they cover every pair and fit one order, ties included, that order is the one ranking.
     Otherwise each pair stays a ranking of its own two responses: people are intransitive, and no
-    order would say what they said.
+    order would say what they said. So it is where one pair got two different answers.
 
     Raises:
         InputError: a pair is malformed.
     """
-    verdicts: dict[tuple[int, int], str] = {}
-    for pair in pairs:
+    said: dict[tuple[int, int, str], Tiers] = {}
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
         if (
             not isinstance(pair, list)
             or len(pair) != 3
+            or pair[0] == pair[1]
             or pair[2] not in ("first", "second", "tie")
         ):
             raise InputError(
                 f"pairs must hold [i, j, first|second|tie], found {pair!r:.80}", EXAMPLES
             )
         _checked_tiers([pair[:2]], num_responses)
-        verdicts[pair[0], pair[1]] = pair[2]
+        said.setdefault(_in_order(*pair), _pair_tiers(*pair))
+    verdicts = {(first, second): verdict for first, second, verdict in said}
     wins = Counter({index: 0 for index in range(num_responses)})
     for (first, second), verdict in verdicts.items():
         wins[first] += (verdict == "first") - (verdict == "second")
         wins[second] += (verdict == "second") - (verdict == "first")
     levels = sorted(set(wins.values()), reverse=True)
     order = [[index for index in wins if wins[index] == level] for level in levels]
-    complete = len(verdicts) == num_responses * (num_responses - 1) // 2
-    if complete and all(_verdict(wins, *pair) == said for pair, said in verdicts.items()):
+    complete = len(said) == len(verdicts) == num_responses * (num_responses - 1) // 2
+    if complete and all(_verdict(wins, *pair) == verdict for pair, verdict in verdicts.items()):
         return [order]
-    return [_pair_tiers(*pair, said) for pair, said in verdicts.items()]
+    return list(said.values())
+
+
+def _in_order(first: int, second: int, verdict: str) -> tuple[int, int, str]:
+    """A pair that was asked the other way round says the same: the lower position comes first."""
+    if first < second:
+        return first, second, verdict
+    return second, first, {"first": "second", "second": "first"}.get(verdict, verdict)
 
 
 def _verdict(wins: Counter[int], first: int, second: int) -> str:
@@ -366,7 +387,7 @@ def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answer
     messages = (Message(role="user", content=_text(value["instruction"], "instruction")),)
     if len(scores) < 2 or not all(isinstance(score, int | float) for score in scores):
         return messages, _Answers(texts=texts, models=models)
-    if not all(map(isfinite, scores)):
+    if not all(map(is_finite_number, scores)):
         raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
     tiers = tiers_of_scores(scores, 0.0)
     return messages, _Answers(

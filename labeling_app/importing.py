@@ -1,6 +1,7 @@
 """Files into the label database: JSON Lines (also .gz), Parquet, CSV, folders of `datasets`."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +27,25 @@ class Report:
     new_prompts: int = 0
     new_responses: int = 0
     new_rankings: int = 0
+    new_checks: int = 0
+    checks_not_made: int = 0
+    first_not_made: list[str] = field(default_factory=list)
     bad_lines: int = 0
     first_bad: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """The good lines of one file, each with its place, and what a bad one does."""
+
+    path: Path
+    entries: list[tuple[str, Entry]]
+    on_error: OnError
+
+
 def read_files(
     files: Sequence[Path], defaults: Defaults, on_error: OnError
-) -> tuple[list[list[Entry]], Report]:
+) -> tuple[list[File], Report]:
     """Read files without touching a database.
 
     Args:
@@ -49,33 +62,76 @@ def read_files(
     for path in files:
         named = defaults if defaults.source else replace(defaults, source=_source_name(path))
         entries = list(_read_entries(path, named, on_error, report))
-        if not entries:
-            reason = "no good line" if report.bad_lines else "no line"
-            raise InputError(
-                f"{path} holds {reason}; nothing was imported",
-                report.first_bad[0] if report.first_bad else "Check the file.",
-            )
-        contents.append(entries)
+        _require_good_lines(path, len(entries), report)
+        contents.append(File(path=path, entries=entries, on_error=on_error))
     return contents, report
 
 
-def store_entries(store: Store, files: Sequence[Sequence[Entry]], report: Report) -> None:
-    """Bring entries into the database, one transaction a file; what is there stays as it is."""
-    for entries in files:
-        with store.connections.write():
-            report.new_prompts += store.add_prompts(entry.prompt for entry in entries)
-            report.new_responses += store.add_responses(r for e in entries for r in e.responses)
-            judged = [r for e in entries if e.check is None for r in e.rankings]
-            report.new_rankings += store.add_rankings(judged)
-            for entry in entries:
-                if entry.check is not None:
-                    _store_check(store, entry, entry.check)
+def store_entries(store: Store, files: Sequence[File], report: Report) -> None:
+    """Bring entries into the database, one transaction a file; what is there stays as it is.
+
+    Raises:
+        BadLineError: a line that does not fit the database or the lines before it, with `stop`.
+        InputError: a file without a single line that fits.
+    """
+    for file in files:
+        with store.connections.write() as db:
+            bad_before = report.bad_lines
+            for place, entry in file.entries:
+                with _named(place, file.on_error, report), db.atomic():
+                    _store_entry(store, place, entry, report)
+            num_good = len(file.entries) - (report.bad_lines - bad_before)
+            _require_good_lines(file.path, num_good, report)
 
 
-def _store_check(store: Store, entry: Entry, purpose: Purpose) -> None:
+def _store_entry(store: Store, place: str, entry: Entry, report: Report) -> None:
+    new_prompts = store.add_prompts([entry.prompt])
+    new_responses = store.add_responses(entry.responses)
+    if entry.check is None:
+        report.new_rankings += store.add_rankings(entry.rankings)
+    else:
+        _store_check(store, place, entry, entry.check, report)
+    # Only now: a ranking that does not fit takes its prompt and responses back with it.
+    report.new_prompts += new_prompts
+    report.new_responses += new_responses
+
+
+def _store_check(store: Store, place: str, entry: Entry, purpose: Purpose, report: Report) -> None:
     [answer] = entry.rankings
-    connections = store.connections
-    make_check(connections, entry.prompt.id, answer.tiers, purpose, entry.explanation)
+    known = answer.tiers, purpose, entry.explanation
+    try:
+        report.new_checks += make_check(store.connections, entry.prompt.id, *known)
+    except InputError as error:
+        report.checks_not_made += 1
+        if len(report.first_not_made) < SHOWN_ERRORS:
+            report.first_not_made.append(f"{place}: {error.problem}")
+
+
+@contextmanager
+def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
+    """Around the work on one line: when it cannot be used, stop and name it, or count it."""
+    try:
+        yield
+    except InputError as error:
+        problem = error.problem if isinstance(error, BadLineError) else f"{place}: {error.problem}"
+        if on_error == "stop":
+            raise BadLineError(
+                problem,
+                f"{error.remedy} Nothing of the file was stored; --on-error skip leaves bad lines "
+                "out.",
+            ) from None
+        report.bad_lines += 1
+        if len(report.first_bad) < SHOWN_ERRORS:
+            report.first_bad.append(problem)
+
+
+def _require_good_lines(path: Path, num_good: int, report: Report) -> None:
+    if not num_good:
+        reason = "no good line" if report.bad_lines else "no line"
+        raise InputError(
+            f"{path} holds {reason}; nothing of it was imported",
+            report.first_bad[0] if report.first_bad else "Check the file.",
+        )
 
 
 def _source_name(path: Path) -> str:
@@ -84,29 +140,12 @@ def _source_name(path: Path) -> str:
 
 def _read_entries(
     path: Path, defaults: Defaults, on_error: OnError, report: Report
-) -> Iterator[Entry]:
+) -> Iterator[tuple[str, Entry]]:
     for place, row, split in _rows(path):
         report.lines += 1
-        try:
+        with _named(place, on_error, report):
             value = parse_line(row, place) if isinstance(row, str) else row
-            wanted = replace(defaults, split=split) if split else defaults
-            yield _entry(place, value, wanted)
-        except BadLineError as error:
-            if on_error == "stop":
-                raise BadLineError(
-                    error.problem,
-                    f"{error.remedy} Nothing was stored; --on-error skip leaves bad lines out.",
-                ) from None
-            report.bad_lines += 1
-            if len(report.first_bad) < SHOWN_ERRORS:
-                report.first_bad.append(error.problem)
-
-
-def _entry(place: str, value: dict[str, Any], defaults: Defaults) -> Entry:
-    try:
-        return read_entry(value, defaults)
-    except InputError as error:
-        raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+            yield place, read_entry(value, replace(defaults, split=split) if split else defaults)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str | dict[str, Any], Split | None]]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from labeling_app.store import Store, ensure_annotator
 from rlhf.records import content_id
@@ -46,19 +46,30 @@ class JudgeLog:
     def is_finished(self, response_ids: Iterable[str]) -> bool:
         """Whether exactly these responses were judged to the end."""
         query = "SELECT 1 FROM judged WHERE id = ?"
-        return self.connections.db.execute(query, [self._key(response_ids)]).fetchone() is not None
+        key = self._key(response_ids, self.rubric_version)
+        return self.connections.db.execute(query, [key]).fetchone() is not None
 
-    def finish(self, prompt_id: str, response_ids: Iterable[str]) -> None:
-        """Note that these responses are judged, and retire what the judge said before."""
+    def finish(
+        self, prompt_id: str, response_ids: Sequence[str], ranking_ids: Sequence[str]
+    ) -> None:
+        """Note that these responses are judged; of the judge's rankings, only these stand now."""
         with self.connections.write() as db:
-            db.execute("INSERT OR IGNORE INTO judged VALUES (?)", [self._key(response_ids)])
+            # What another rubric said no longer stands; should it come back, it is looked at again.
+            versions = ["", *(row[0] for row in db.execute("SELECT version FROM rubrics"))]
+            keys = [[self._key(response_ids, version)] for version in versions]
+            db.conn.executemany("DELETE FROM judged WHERE id = ?", keys)
+            key = self._key(response_ids, self.rubric_version)
+            db.execute("INSERT INTO judged VALUES (?)", [key])
             db.execute(
                 "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ? AND live = 1",
                 [prompt_id, self.name],
             )
+            db.conn.executemany(
+                "UPDATE rankings SET live = 1 WHERE id = ?", [[id_] for id_ in ranking_ids]
+            )
 
-    def _key(self, response_ids: Iterable[str]) -> str:
-        return content_id(self.name, self.rubric_version, sorted(response_ids))
+    def _key(self, response_ids: Iterable[str], rubric_version: str) -> str:
+        return content_id(self.name, rubric_version, sorted(response_ids))
 
     def against_gold(self) -> list[tuple[TierLists, TierLists]]:
         """(known answer, judge's tiers) for every gold item that was judged."""

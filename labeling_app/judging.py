@@ -93,8 +93,9 @@ def _judge(
         )
         rankings.append(ranking)
     with store.connections.write():
-        log.finish(record.prompt.id, [response.id for response in responses])
         store.add_rankings(rankings, rubric=log.rubric_version)
+        ids = [response.id for response in responses]
+        log.finish(record.prompt.id, ids, [ranking.id for ranking in rankings])
     return sum(verdict is None for verdict in verdicts.values())
 
 

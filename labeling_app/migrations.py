@@ -227,6 +227,24 @@ SCORES = (
 )
 
 
+# A check is open to whoever has not done it, and a decision or a repeat to one person alone: they
+# are nobody else's work, and would never be done.
+_OPEN = "({0}.open > 0 AND {0}.purpose IN ('rank', 'compare') AND {0}.only_for IS NULL)"
+_IS_OPEN, _WAS_OPEN = _OPEN.format("NEW"), _OPEN.format("OLD")
+OPEN_TO_EVERYBODY = (
+    "DROP TRIGGER count_new_tasks",
+    "DROP TRIGGER count_tasks",
+    f"""CREATE TRIGGER count_new_tasks AFTER INSERT ON tasks BEGIN
+        UPDATE totals SET value = value + 1 WHERE name = 'tasks';
+        UPDATE totals SET value = value + {_IS_OPEN} WHERE name = 'open'; END""",
+    f"""CREATE TRIGGER count_tasks AFTER UPDATE OF open, purpose, only_for ON tasks
+        WHEN {_IS_OPEN} <> {_WAS_OPEN} BEGIN
+        UPDATE totals SET value = value + {_IS_OPEN} - {_WAS_OPEN} WHERE name = 'open'; END""",
+    f"""UPDATE totals SET value = (SELECT COUNT(*) FROM tasks WHERE {_OPEN.format("tasks")})
+        WHERE name = 'open'""",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -285,4 +303,10 @@ def _done(db: Database) -> None:
 @migrations(name="010_scores")
 def _scores(db: Database) -> None:
     for statement in SCORES:
+        db.execute(statement)
+
+
+@migrations(name="011_open_to_everybody")
+def _open_to_everybody(db: Database) -> None:
+    for statement in OPEN_TO_EVERYBODY:
         db.execute(statement)

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import combinations
 from statistics import fmean, median
 from typing import Any
@@ -211,7 +212,8 @@ def _person(
     checks: dict[str, dict[str, Interval | None]],
 ) -> Person:
     own = [judgement for judgement in judgements if judgement.annotator == name]
-    midnight = time.time() - time.time() % 86_400
+    now = datetime.fromtimestamp(time.time())
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
     with_others = [value for pair, values in by_pair.items() if name in pair for value in values]
     return Person(
         name=name,

@@ -103,7 +103,8 @@ class TaskQueue:
             WHERE state = 'leased' AND expires_at > :now AND annotator <> :me
             AND t.open = 0 AND t.only_for IS NULL AND NOT EXISTS (
                 SELECT 1 FROM assignments mine
-                WHERE mine.task_id = a.task_id AND mine.annotator = :me)"""
+                WHERE mine.task_id = a.task_id AND mine.annotator = :me
+                AND mine.state <> 'expired')"""
         arguments = {"now": time.time(), "me": annotator}
         count, until = self.connections.db.execute(query, arguments).fetchone()
         return count, until
@@ -146,7 +147,7 @@ class TaskQueue:
             ask_another(db, submission.task_id)
 
     def skip(self, annotator: str, *, skip_id: str, task_id: int, reason: str, note: str) -> None:
-        """Put a task aside for this annotator; others still get it.
+        """Put a task aside for this annotator; others still get it. A ranking of it is taken back.
 
         Raises:
             InputError: the task was never shown to this annotator.
@@ -159,6 +160,10 @@ class TaskQueue:
             )
             if cursor.rowcount:
                 _finish(db, task_id, annotator, "skipped")
+                db.execute(
+                    "UPDATE rankings SET live = 0 WHERE task_id = ? AND annotator = ? AND live = 1",
+                    [task_id, annotator],
+                )
 
     def save_draft(self, annotator: str, task_id: int, state: dict[str, Any]) -> None:
         """Keep unfinished work and renew the lease.

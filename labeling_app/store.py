@@ -133,11 +133,13 @@ class Store:
         return [_prompt(row) for row in self.connections.db.query(query, [split or ""])]
 
     def prompts_lacking_responses(self, k: int, model_fingerprint: str) -> list[tuple[Prompt, int]]:
-        """Prompts with fewer than `k` responses of that model, each with how many it has."""
+        """Prompts, checks aside, with fewer than `k` responses of that model, and how many."""
         query = """
             SELECT p.*, (SELECT COUNT(*) FROM responses r
                          WHERE r.prompt_id = p.id AND r.model_fingerprint = :model) AS have
-            FROM prompts p WHERE have < :k ORDER BY p.seq"""
+            FROM prompts p WHERE have < :k AND NOT EXISTS (SELECT 1 FROM tasks t
+                WHERE t.prompt_id = p.id AND t.purpose IN ('gold', 'training'))
+            ORDER BY p.seq"""
         rows = self.connections.db.query(query, {"model": model_fingerprint, "k": k})
         return [(_prompt(row), row["have"]) for row in rows]
 
@@ -305,6 +307,8 @@ def _require_own_responses(db: Database, ranking: Ranking) -> None:
     query = "SELECT id FROM responses WHERE prompt_id = ?"
     known = {row[0] for row in db.execute(query, [ranking.prompt_id])}
     unknown = sorted({i for tier in ranking.tiers for i in tier} - known)
+    if not ranking.tiers:
+        raise InputError(f"Ranking {ranking.id} ranks no response", "Name some in its tiers.")
     if unknown:
         raise InputError(
             f"Ranking {ranking.id} names responses its prompt does not have: {unknown}",
@@ -315,14 +319,15 @@ def _require_own_responses(db: Database, ranking: Ranking) -> None:
 def _queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
     """Make, or complete, the ranking task of prompts that got new responses.
 
-    A task nobody has seen takes the new responses in; one that somebody has seen, or that a round
-    has chosen, stays as it is, and the prompt gets a further task with all its responses.
+    A task nobody has seen takes the new responses in; one that was seen, or that a round chose,
+    stays as it is, and the prompt gets a further task with all its responses, but not a check's.
     """
     overlap = default_overlap(db)
     for prompt_id in prompt_ids:
         query = "SELECT id FROM responses WHERE prompt_id = ? ORDER BY model, sample_index, seq"
         ids = [row[0] for row in db.execute(query, [prompt_id])]
-        if len(ids) < 2:
+        check = "SELECT 1 FROM tasks WHERE prompt_id = ? AND purpose IN ('gold', 'training')"
+        if len(ids) < 2 or db.execute(check, [prompt_id]).fetchone():
             continue
         untouched = db.execute(
             "SELECT id FROM tasks t WHERE prompt_id = ? AND purpose = 'rank'"

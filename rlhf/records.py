@@ -55,6 +55,13 @@ def _field(value: Any, name: str, kind: type, record: str) -> Any:
     return value[name]
 
 
+def _optional(value: JsonObject, name: str, kind: type, record: str, default: Any = None) -> Any:
+    """A field that may be left out; null says so too where its default is None."""
+    if isinstance(value, dict) and value.get(name, default) is default:
+        return default
+    return _field(value, name, kind, record)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """One turn of a conversation."""
@@ -131,9 +138,11 @@ class Prompt:
             InputError: a field is missing or malformed.
         """
         messages = tuple(Message.from_json(m) for m in _field(value, "messages", list, "prompt"))
-        prompt = cls.create(messages, value.get("split", "train"), value.get("source", ""))
+        source = _optional(value, "source", str, "prompt") or ""
+        prompt = cls.create(messages, value.get("split", "train"), source)
+        given = value.get("id")
         return cls(
-            id=str(value.get("id", prompt.id)),
+            id=prompt.id if given is None else str(given),
             messages=messages,
             split=prompt.split,
             source=prompt.source,
@@ -197,19 +206,19 @@ class Response:
         Raises:
             InputError: a required field is missing.
         """
-        sampling = value.get("sampling")
-        tokens = value.get("token_ids")
+        sampling = _optional(value, "sampling", dict, "response")
+        tokens = _optional(value, "token_ids", list, "response")
         return cls(
             id=_field(value, "id", str, "response"),
             prompt_id=_field(value, "prompt_id", str, "response"),
             text=_field(value, "text", str, "response"),
             model=_field(value, "model", str, "response"),
-            model_fingerprint=value.get("model_fingerprint"),
-            tokenizer_fingerprint=value.get("tokenizer_fingerprint"),
+            model_fingerprint=_optional(value, "model_fingerprint", str, "response"),
+            tokenizer_fingerprint=_optional(value, "tokenizer_fingerprint", str, "response"),
             sampling=Sampling.from_json(sampling) if sampling else None,
-            sample_index=int(value.get("sample_index", 0)),
+            sample_index=_optional(value, "sample_index", int, "response", 0),
             token_ids=tuple(tokens) if tokens is not None else None,
-            finished=value.get("finished"),
+            finished=_optional(value, "finished", bool, "response"),
         )
 
     def to_json(self) -> JsonObject:
@@ -250,7 +259,7 @@ class Ranking:
                 "strengths",
                 "Give one strength between each tier and the next, or none.",
             )
-        if set(self.strengths) - set(STRENGTHS):
+        if any(strength not in STRENGTHS for strength in self.strengths):
             raise InputError(
                 f"Ranking {self.id} has strengths {list(self.strengths)}",
                 "Use 1 (slight), 2 (clear) or 3 (large).",
@@ -291,7 +300,9 @@ class Ranking:
             InputError: a field is missing, or tiers and scores contradict each other.
         """
         tiers = _field(value, "tiers", list, "ranking")
-        if not all(isinstance(tier, list) for tier in tiers):
+        if not all(
+            isinstance(tier, list) and all(isinstance(i, str) for i in tier) for tier in tiers
+        ):
             raise InputError(
                 f"Each tier of a ranking must be a list of response ids, found {tiers!r}",
                 'Write for example {"tiers": [["a1"], ["b2", "c3"]]}.',
@@ -302,10 +313,10 @@ class Ranking:
             annotator=_field(value, "annotator", str, "ranking"),
             kind=value.get("kind", "human"),
             tiers=tuple(tuple(tier) for tier in tiers),
-            strengths=tuple(value.get("strengths", ())),
-            scores=tuple(_field(value, "scores", list, "ranking")) if "scores" in value else (),
-            flags=tuple(value.get("flags", ())),
-            note=value.get("note", ""),
+            strengths=tuple(_optional(value, "strengths", list, "ranking", ())),
+            scores=tuple(_optional(value, "scores", list, "ranking", ())),
+            flags=tuple(_optional(value, "flags", list, "ranking", ())),
+            note=_optional(value, "note", str, "ranking") or "",
         )
 
     def to_json(self) -> JsonObject:

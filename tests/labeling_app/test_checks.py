@@ -6,6 +6,7 @@ import pytest
 
 from labeling_app.checks import CheckRates, check_scores
 from labeling_app.dashboard import dashboard_page
+from labeling_app.overlap import num_open
 from labeling_app.queue import Submission, TaskQueue
 from labeling_app.session import Board
 from rlhf.cli import main
@@ -99,3 +100,71 @@ def test_a_check_without_an_answer_is_a_bad_line(tmp_path, capsys):
     path.write_text(json.dumps({"prompt": "a", "responses": ["b", "c"], "purpose": "gold"}))
     assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
     assert "is no check" in capsys.readouterr().err
+    alone = {"prompt": "a", "responses": ["b"], "tiers": [[0]], "purpose": "gold"}
+    path.write_text(json.dumps(alone))
+    assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
+    assert "is no check" in capsys.readouterr().err
+
+
+GOLD = {"prompt": "plain 0", "responses": ["good", "bad"], "tiers": [[0], [1]], "purpose": "gold"}
+
+
+@pytest.fixture
+def import_lines(store, tmp_path, capsys):
+    def run(*lines: dict) -> dict:
+        path = tmp_path / "more.jsonl"
+        path.write_text("\n".join(map(json.dumps, lines)))
+        capsys.readouterr()
+        assert main(["import", str(path), "--db", str(store.connections.path), "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
+
+
+def test_an_import_counts_its_checks_and_says_which_it_did_not_make(
+    imported, queue, import_lines, tmp_path
+):
+    queue.add_annotator("ann")
+    rank(queue, "ann", queue.next_task("ann"), "good")  # training
+    assert prompt_of(queue.next_task("ann")) == "plain 0"
+    lines = [
+        GOLD,
+        {**GOLD, "prompt": "plain 1"},
+        {**GOLD, "prompt": "gold 0"},
+        {**GOLD, "prompt": "gold 0", "tiers": [[1], [0]]},
+        {**GOLD, "prompt": "gold 0", "purpose": "training"},
+    ]
+    report = import_lines(*lines)
+    path = tmp_path / "more.jsonl"
+    # "gold 0" of the third line is that very check already: neither made nor refused.
+    assert (report["new_checks"], report["checks_not_made"], report["bad_lines"]) == (1, 3, 0)
+    assert report["first_not_made"] == [
+        f"{path}:1: no gold task was made: somebody has seen this prompt",
+        f"{path}:4: no gold task was made: the prompt has one with another answer",
+        f"{path}:5: no training task was made: the prompt has a gold task",
+    ]
+
+
+def test_what_is_a_check_gets_no_new_responses_and_no_task_for_them(imported, make_responses):
+    checks = {p.text for p, _ in imported.prompts_lacking_responses(1, "a model")}
+    assert checks == {f"plain {n}" for n in range(30)}
+    [gold] = [prompt for prompt in imported.prompts() if prompt.text == "gold 0"]
+    [training] = [prompt for prompt in imported.prompts() if prompt.text == "training 0"]
+    before = imported.counts()["tasks"]
+    for prompt in (gold, training):
+        imported.add_responses(make_responses(prompt, ["new"]))
+    assert imported.counts()["tasks"] == before
+
+
+def test_checks_and_what_one_person_is_asked_again_leave_nothing_open(imported):
+    queue = TaskQueue(imported, checks=CheckRates(gold_every=1, repeat_every=1))
+    queue.add_annotator("ann")
+    assert imported.counts()["open"] == 30
+    assert num_open(imported.connections) == 30
+    while (task := queue.next_task("ann")).purpose != "repeat":
+        assert num_open(imported.connections) == imported.counts()["open"] + (
+            task.purpose == "rank"
+        )
+        rank(queue, "ann", task, "good")
+    # Eleven plain ones are done; the repeat on the screen is nobody else's work.
+    assert num_open(imported.connections) == imported.counts()["open"] == 19

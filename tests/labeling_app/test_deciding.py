@@ -5,7 +5,7 @@ import json
 import pytest
 
 from labeling_app.deciding import Opinion, open_decision, opinions_on
-from labeling_app.overlap import set_overlap
+from labeling_app.overlap import num_open, set_overlap
 from labeling_app.quality import measure_quality
 from labeling_app.queue import Submission
 from labeling_app.session import Board
@@ -105,3 +105,10 @@ def test_a_decision_wants_no_further_people(store, queue, disputed):
     for name in ("cat", "dan"):
         queue.add_annotator(name)
         assert queue.next_task(name).id == disputed
+
+
+def test_a_decision_that_was_left_is_nobody_else_s_work(store, queue, disputed):
+    open_decision(queue, "lea", disputed)
+    assert num_open(store.connections) == 0
+    queue.skip("lea", skip_id="k", task_id=queue.next_task("lea").id, reason="", note="")
+    assert (store.counts()["open"], num_open(store.connections)) == (0, 0)

@@ -145,6 +145,21 @@ def test_other_pairs_stay_what_was_said(pairs):
     assert rankings == [said[verdict](i, j) for i, j, verdict in pairs]
 
 
+def test_a_pair_asked_in_both_orders_is_one_pair():
+    # 1 against 2 was never asked, so no order says what was said.
+    both = [[0, 1, "first"], [1, 0, "second"], [0, 2, "first"]]
+    assert judgements_of_pairs(both, 3) == [[[0], [1]], [[0], [2]]]
+    assert judgements_of_pairs([[2, 1, "second"], *both], 3) == [[[0], [1], [2]]]
+    assert judgements_of_pairs([[1, 0, "tie"], [0, 1, "tie"]], 2) == [[[0, 1]]]
+
+
+@pytest.mark.parametrize("again", [[1, 0, "first"], [0, 1, "second"]])
+def test_two_answers_to_one_pair_make_no_order(again):
+    pairs = [[0, 1, "first"], [1, 2, "first"], [0, 2, "first"], again]
+    expected = [[[0], [1]], [[1], [2]], [[0], [2]], [[1], [0]]]
+    assert judgements_of_pairs(pairs, 3) == expected
+
+
 def test_equal_texts_stay_two_responses():
     value = {"prompt": "Hi?", "responses": ["same", "same"], "tiers": [[1], [0]]}
     entry = read_entry(value, Defaults())
@@ -197,6 +212,30 @@ BAD_LINES = {
     "unknown verdict": (
         {"prompt": "a", "responses": ["b", "c"], "pairs": [[0, 1, "maybe"]]},
         "pairs must hold",
+    ),
+    "pairs of a wrong type": (
+        {"prompt": "a", "responses": ["b", "c"], "pairs": 5},
+        "pairs must hold [i, j, first|second|tie], found 5",
+    ),
+    "a pair of one response": (
+        {"prompt": "a", "responses": ["b", "c"], "pairs": [[0, 0, "tie"]]},
+        "pairs must hold [i, j, first|second|tie], found [0, 0, 'tie']",
+    ),
+    "responses of a wrong type": (
+        {"prompt": "a", "responses": 5},
+        "responses must be a list, found 5",
+    ),
+    "strengths of a wrong type": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "strengths": 2},
+        "strengths must be a list, found 2",
+    ),
+    "a strength that is a list": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "strengths": [[1]]},
+        "has strengths [[1]]",
+    ),
+    "a score beyond all numbers": (
+        {"instruction": "a", "completions": [{"response": "b", "overall_score": 10**400}] * 2},
+        "overall_score is not a number",
     ),
     "two conversations": (
         {"chosen": [ASK, *GOOD], "rejected": [{"role": "user", "content": "Oh?"}, *BAD]},

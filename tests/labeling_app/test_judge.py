@@ -6,10 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from labeling_app.checks import make_check
+from labeling_app.judging import annotate_with_judge
 from labeling_app.queue import Submission, TaskQueue
 from rlhf.cli import main
+from rlhf.judge import Endpoint
 from rlhf.records import Ranking
-from tests.judge_server import JudgeServer
+from tests.judge_server import ANSWERS, JudgeServer
 
 
 @pytest.fixture
@@ -170,3 +172,49 @@ def test_trace_tells_by_which_rubric_a_judge_and_a_person_ranked(
         ("human", "Be kind.", True),
     ]
     assert found[2]["rubric"]["version"] == version
+
+
+BEATS = {
+    "rock": {"scissors"},
+    "scissors": {"paper"},
+    "paper": {"rock", "well"},
+    "well": {"rock", "scissors"},
+}
+
+
+def test_pairs_that_fit_no_order_stay_when_another_response_comes(
+    store, make_prompt, make_responses, monkeypatch
+):
+    def play(endpoint: Endpoint, request: list[dict[str, str]]) -> str:
+        first, second = ANSWERS.search(request[0]["content"]).groups()
+        return "[[A]]" if second in BEATS[first] else "[[B]]"
+
+    monkeypatch.setattr("labeling_app.judging.complete", play)
+    prompt = make_prompt("Best?")
+    store.add_prompts([prompt])
+    circle = [[["rock"], ["scissors"]], [["paper"], ["rock"]], [["scissors"], ["paper"]]]
+    of_the_well = [[["paper"], ["well"]], [["well"], ["rock"]], [["well"], ["scissors"]]]
+    for texts, expected in (
+        (["rock", "paper", "scissors"], circle),
+        (["rock", "paper", "scissors", "well"], circle + of_the_well),
+    ):
+        store.add_responses(make_responses(prompt, texts))
+        annotate_with_judge(store, Endpoint(url="", model="m"), name="j", rubric="", parallel=1)
+        assert sorted(tiers(store)) == sorted(expected)
+        assert store.counts()["rankings"] == len(expected)
+
+
+def test_a_rubric_that_comes_back_stands_again_without_a_question(
+    store, server, judge, trace, fill, tmp_path
+):
+    fill(1, 2)
+    (tmp_path / "other.md").write_text("Shorter is better.")
+    judge()
+    judge("--rubric", str(tmp_path / "other.md"))
+    assert len(server.calls) == 4
+    assert judge()["ranked"] == 1
+    assert len(server.calls) == 4
+    query = "SELECT id FROM rankings WHERE live = 1"
+    [alive] = store.connections.db.query(query)
+    assert trace(alive["id"])["rubric"]["text"] == ""
+    assert judge()["ranked_before"] == 1

@@ -1,5 +1,9 @@
 """The dashboard's numbers from a database made by hand, and a page on which nothing runs."""
 
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
 import pytest
 
 from labeling_app.dashboard import dashboard_page
@@ -65,3 +69,26 @@ def test_an_empty_database_has_a_page_too(store):
     page = dashboard_page(store)
     assert "Nobody has ranked anything yet." in page
     assert "No task with two different answers." in page
+
+
+@pytest.fixture
+def tokyo(monkeypatch) -> Iterator[None]:
+    """A server whose clock is nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_today_began_at_the_server_s_midnight(store, queue, fill, monkeypatch, tokyo):
+    fill(2, 2)
+    queue.add_annotator("ann")
+    # 23:30 and 0:30 in Tokyo, both on the first of March in UTC.
+    for minutes in (30, 90):
+        at = datetime(2026, 3, 1, 14, 0, tzinfo=UTC).timestamp() + 60 * minutes
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        task = queue.next_task("ann")
+        queue.submit("ann", Submission(id=str(at), task_id=task.id, tiers=((0,), (1,))))
+    [ann] = measure_quality(store).people
+    assert (ann.done, ann.today) == (2, 1)

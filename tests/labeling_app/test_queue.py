@@ -215,3 +215,29 @@ def test_the_next_task_is_found_by_index_alone(people, fill, query):
     plan = list(people.connections.db.query("EXPLAIN QUERY PLAN " + statements[query]))
     assert query in plan[0]["detail"]
     assert len(plan) == 1  # no sorting, no second scan
+
+
+def test_a_skip_takes_ones_ranking_back(people, store, fill):
+    fill(1, 2)
+    task = people.next_task("ann")
+    people.submit("ann", submission(task, [[0], [1]]))
+    assert people.undo("ann")
+    people.skip("ann", skip_id="k1", task_id=task.id, reason="too long", note="")
+    assert people.num_done("ann") == 0
+    assert store.counts()["rankings"] == 0
+    assert [record.rankings for record in store.ranked_prompts()] == [()]
+    assert people.next_task("bob").id == task.id
+
+
+def test_a_skip_from_another_tab_counts_once(people, store, fill):
+    fill(1, 2)
+    task = people.next_task("ann")
+    people.submit("ann", submission(task, [[0], [1]]))
+    for _ in range(2):
+        people.skip("ann", skip_id="k1", task_id=task.id, reason="too long", note="")
+    assert (people.num_done("ann"), store.counts()["open"]) == (0, 1)
+    people.reopen("ann", task.id)
+    people.submit("ann", submission(task, [[1], [0]], id="s2"))
+    people.skip("ann", skip_id="k1", task_id=task.id, reason="too long", note="")
+    assert [row["live"] for row in stored(people)] == [0, 1]
+    assert (people.num_done("ann"), store.counts()["open"]) == (1, 0)

@@ -7,6 +7,7 @@ import pytest
 
 from labeling_app.history import num_made_since
 from labeling_app.overlap import num_open
+from labeling_app.queue import TaskQueue
 from labeling_app.session import Asked, Board, read_submission
 from labeling_app.store import Store
 from rlhf.records import Ranking, Response, Sampling
@@ -47,6 +48,15 @@ def test_tasks_held_by_others_are_not_called_nothing(board, queue, fill):
     fill(1, 2)
     queue.add_annotator("bob")
     board.answer("bob", {"op": "next"})
+    message = board.answer("ann", {"op": "next"})["nothing_left"]
+    assert message.startswith("1 task is being labelled by others until ")
+
+
+def test_a_task_that_slipped_away_to_somebody_else_is_not_called_nothing(board, store, queue, fill):
+    fill(1, 2)
+    queue.add_annotator("bob")
+    hasty = TaskQueue(store, lease_seconds=-1)
+    assert hasty.next_task("ann").id == queue.next_task("bob").id
     message = board.answer("ann", {"op": "next"})["nothing_left"]
     assert message.startswith("1 task is being labelled by others until ")
 

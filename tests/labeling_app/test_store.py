@@ -151,6 +151,36 @@ def test_a_database_from_before_scores_opens(tmp_path, make_prompt, make_respons
     assert record.rankings == (ranking(prompt.id, [[first.id], [second.id]], id="old"), new)
 
 
+def test_an_older_database_counts_anew_what_is_open_to_everybody(tmp_path):
+    db = Database(tmp_path / "old.db")
+    migrations.apply(db, stop_before="011_open_to_everybody")
+    db.execute("INSERT INTO prompts VALUES (1, 'p', '[]', 'train', 'test', 0)")
+    add = "INSERT INTO tasks (prompt_id, responses, created_at, purpose, open, only_for)"
+    for purpose, wanted, only_for in (
+        ("rank", 2, None),
+        ("compare", 1, None),
+        ("rank", 0, None),
+        ("rank", 1, "lea"),
+        ("repeat", 1, "ann"),
+        ("gold", 1_000_000, None),
+        ("training", 1_000_000, None),
+    ):
+        db.execute(f"{add} VALUES ('p', '[]', 0, ?, ?, ?)", [purpose, wanted, only_for])
+    query = "SELECT value FROM totals WHERE name = 'open'"
+    assert db.execute(query).fetchone() == (6,)
+    db.close()
+    with Store(tmp_path / "old.db") as store:
+        assert (store.counts()["tasks"], store.counts()["open"]) == (7, 2)
+        for change, left in (
+            ("purpose = 'gold' WHERE id = 1", 1),
+            ("only_for = 'ann' WHERE id = 2", 0),
+            ("open = open + 1 WHERE id IN (3, 4, 6)", 1),
+            ("open = 2 WHERE id = 3", 1),
+        ):
+            store.connections.db.execute(f"UPDATE tasks SET {change}")
+            assert store.counts()["open"] == left
+
+
 @pytest.mark.parametrize(
     "statement",
     [
