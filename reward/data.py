@@ -11,6 +11,7 @@ from reward.groups import (
     build_groups,
     build_reference_groups,
     hold_out,
+    num_held_out,
     standardise_scores,
     take_part,
 )
@@ -84,10 +85,7 @@ def read_data(
     wanted = part_of("limit", settings.limit, len(train))
     if wanted < len(train):
         counts["train"]["prompts_beyond_limit"] = len(train) - wanted
-        train = take_part(train, wanted)
-    validation: list[Group] = []
-    if settings.eval_every:
-        train, validation = hold_out(train, settings.held_out_fraction)
+    train, validation = _take_train(settings, train, wanted)
     _require_judgements(settings, len(records), train, held_out)
     if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
         train, validation = standardise_scores(train, validation)
@@ -99,6 +97,22 @@ def read_context(model: str) -> int:
     """How many tokens a model reads at most; no limit where its config names none."""
     config = load_config(model).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
+
+
+def _take_train(
+    settings: RewardSettings, groups: list[Group], wanted: int
+) -> tuple[list[Group], list[Group]]:
+    """Of so many groups, those to train on and those that `--eval-every` sets aside.
+
+    All are split before any is left out: what one limit sets aside, no other trains on.
+    """
+    train, validation, aside = groups, list[Group](), 0
+    if settings.eval_every:
+        train, validation = hold_out(groups, settings.held_out_fraction)
+        aside = num_held_out(wanted, settings.held_out_fraction)
+    if wanted >= len(groups):
+        return train, validation
+    return take_part(train, wanted - aside), take_part(validation, aside)
 
 
 def _require_judgements(

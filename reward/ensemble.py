@@ -23,7 +23,7 @@ from reward.settings import Combine, RewardSettings
 from reward.train import train_reward
 from rlhf.distributed import start
 from rlhf.jsonl import new_folder, write_json
-from rlhf.rundir import RunDir, open_stage, stage_status
+from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
 from rlhf.tokens import load_tokenizer, pad_right
@@ -46,17 +46,21 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     if run.is_done:
         return run.read_report() | {"already_done": True}
-    with stage_status(run):
+    with stage_status(run, settings.notify):
         folders = [run.path / f"member-{number}" for number in range(len(settings.seeds))]
-        reports = [
-            train_reward(replace(settings, seed=seed, seeds=(), out=folder, resume=True), sharding)
+        members = [
+            replace(settings, seed=seed, seeds=(), out=folder, resume=True)
             for seed, folder in zip(settings.seeds, folders, strict=True)
         ]
-        if accelerator.is_main_process:
-            _join(run, folders)
-        accelerator.wait_for_everyone()
+        reports = [train_reward(member, sharding, is_member=True) for member in members]
+        with watching_stage(run, settings.stall_timeout, settings.notify):
+            if accelerator.is_main_process:
+                _join(run, folders)
+            accelerator.wait_for_everyone()
+            pad_id = int(tokenizer.pad_token_id)
+            measured = _measure(folders, accelerator, sharding, data, pad_id)
         report = {
-            **_measure(folders, accelerator, sharding, data, int(tokenizer.pad_token_id)),
+            **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
             "members": {
                 folder.name: {"seed": seed, "accuracy": report["accuracy"]}

@@ -25,16 +25,23 @@ from rlhf.shell import full_state
 
 CLASSIFIER_PREFIX = "classifier."
 REFERENCE_OUTPUTS = "reference outputs in the dataset"
+HELD_OUT = "held-out ranked responses"
+MIN_REFERENCE_OUTPUTS = 32  # they tell a standard deviation to an eighth, one to nothing
 
 
 def measure_scale(
     trainee: Trainee, data: Data, held_out: list[list[float]]
 ) -> tuple[Scale, list[float]]:
-    """The scale, and the normalised rewards of the responses that fixed it."""
-    if data.reference:
+    """The scale, and the normalised rewards of the responses that fixed it.
+
+    Those are reference outputs where the dataset has MIN_REFERENCE_OUTPUTS, else held-out ones.
+    """
+    outputs = sum(len(group.responses) for group in data.reference)
+    if outputs >= MIN_REFERENCE_OUTPUTS:
         source, rows = REFERENCE_OUTPUTS, score_groups(trainee, data.reference)
     else:
-        source, rows = "held-out ranked responses", held_out
+        too_few = f" (too few reference outputs: {outputs})" if outputs else ""
+        source, rows = HELD_OUT + too_few, held_out
     rewards = [value for row in rows for value in row]
     scale = fit_scale(rewards, source)
     return scale, [value * scale.gain + scale.bias for value in rewards]

@@ -182,10 +182,15 @@ def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], lis
 
     Prompts that read the same under several ids stay together, so that none is on both sides.
     """
-    chosen = take_part(groups, max(1, round(len(groups) * fraction)))
+    chosen = take_part(groups, num_held_out(len(groups), fraction))
     prompts = {group.prompt for group in chosen}
     held_out = [group for group in groups if group.prompt in prompts]
     return [group for group in groups if group.prompt not in prompts], held_out
+
+
+def num_held_out(number: int, fraction: float) -> int:
+    """How many of so many prompts are held out: at least one."""
+    return max(1, round(number * fraction))
 
 
 def take_part(groups: Sequence[Group], number: int) -> list[Group]:

@@ -12,6 +12,7 @@ from rlhf.distributed import choose_precision
 from rlhf.errors import ConfigError
 from rlhf.planner import GIB, Item, Plan, Shape, part_of, read_shape, reward_plan
 from rlhf.preflight import room_bytes
+from rlhf.ranks import world_size
 from rlhf.sharding import Sharding
 
 WAYS_OUT = 3
@@ -23,28 +24,43 @@ DIVIDED = {
 
 
 def room_for(settings: RewardSettings) -> int:
-    """Bytes of the checkpoints that are kept, of one more while it is written, and of the model."""
+    """Bytes of the checkpoints that are kept, of one more while it is written, and of the model.
+
+    Evaluations while training keep the best state besides.
+    """
     shape = read_shape(settings.model)
     trained = shape.reward_parameters
     if settings.adapter != "none":
         trained = settings.lora_rank * shape.lora_rows + shape.hidden
-    return room_bytes(trained, shape.reward_parameters, settings.keep_checkpoints)
+    kept = settings.keep_checkpoints + bool(settings.eval_every)
+    return room_bytes(trained, shape.reward_parameters, kept)
 
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
-    """What each process will hold, when the longest sequences come."""
+    """What each process would hold if it divided nothing, when the longest sequences come."""
     together = settings.tensor_parallel
-    alone = max(settings.processes, int(os.environ.get("WORLD_SIZE", "1")))
+    has_buckets = together == 1 and settings.sharding != "fsdp"
     return reward_plan(
         part_of(shape, together),
         tokens=max(settings.tokens_per_batch, settings.max_length),
         length=settings.max_length,
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.gradient_checkpointing,
-        processes=1 if together > 1 else alone,
+        processes=_processes(settings) if has_buckets else 1,
         adapter=settings.adapter,
         lora_rank=settings.lora_rank,
     )
+
+
+def plan_divided(settings: RewardSettings) -> Plan:
+    """What each process will hold, as far as the flags alone say."""
+    sharding = Sharding(settings.sharding, settings.offload)
+    parts = settings.shard_group or _processes(settings)
+    return divide(plan_memory(settings, read_shape(settings.model)), sharding, parts)
+
+
+def _processes(settings: RewardSettings) -> int:
+    return max(settings.processes, world_size())
 
 
 def device_bytes(processes: int) -> float:
@@ -55,8 +71,8 @@ def device_bytes(processes: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / local
 
 
-def divided_peak(plan: Plan, sharding: Sharding, parts: int) -> float:
-    """The least that a device holds when a plan is divided, or waits in main memory.
+def divide(plan: Plan, sharding: Sharding, parts: int) -> Plan:
+    """The least that a process holds when a plan is divided, or waits in main memory.
 
     Args:
         plan: for a process that holds everything.
@@ -64,11 +80,27 @@ def divided_peak(plan: Plan, sharding: Sharding, parts: int) -> float:
         parts: processes that divide it.
     """
     share = 0.0 if sharding.offload else 1 / parts
+    words = "waits in main memory" if sharding.offload else f"divided by {parts}"
 
-    def held(items: Iterable[Item]) -> float:
-        return sum(item.size * (share if is_divided(item, sharding) else 1.0) for item in items)
+    def held(items: Iterable[Item]) -> tuple[Item, ...]:
+        return tuple(
+            replace(item, size=share * item.size, why=f"{item.why}; {words}")
+            if share < 1 and is_divided(item, sharding)
+            else item
+            for item in items
+        )
 
-    return held(plan.resident) + max(held(items) for items in plan.phases.values())
+    gathers = share < 1 and sharding.divides_weights
+    return Plan(
+        plan.title + ", besides what is gathered at the time" * gathers,
+        held(plan.resident),
+        {phase: held(items) for phase, items in plan.phases.items()},
+    )
+
+
+def divided_peak(plan: Plan, sharding: Sharding, parts: int) -> float:
+    """Bytes at the peak of a plan that is divided."""
+    return divide(plan, sharding, parts).peak
 
 
 def is_divided(item: Item, sharding: Sharding) -> bool:
@@ -94,16 +126,20 @@ def require_memory(
         ConfigError: the planned peak is larger; with its parts, and three ways out.
     """
     shape = read_shape(settings.model)
-    plan = plan_memory(settings, shape)
     divided = sharding or Sharding()
-    peak = divided_peak(plan, divided, parts)
-    if peak <= has:
+    plan = divide(plan_memory(settings, shape), divided, parts)
+    if plan.peak <= has:
         return
-    alone = plan_memory(replace(settings, tensor_parallel=1), shape)
-    ways = [*_lighter(settings, shape, has, divided, parts), *_elsewhere(alone, has)]
+    ways = [
+        *_lighter(settings, shape, has, divided, parts),
+        *_over_processes(settings, shape, has),
+        f"a device with {plan.peak / GIB:.1f} GiB or more",
+        "a smaller --model",
+        "a shorter --max-length, with fewer --tokens-per-batch",
+    ]
     listed = "\n".join(f"  {number}. {way}" for number, way in enumerate(ways[:WAYS_OUT], start=1))
     raise ConfigError(
-        f"This training needs {peak / GIB:.1f} GiB in each process, which has "
+        f"This training needs {plan.peak / GIB:.1f} GiB in each process, which has "
         f"{has / GIB:.1f}.\n{plan.text}",
         f"Three ways out:\n{listed}",
     )
@@ -113,9 +149,10 @@ def _lighter(
     settings: RewardSettings, shape: Shape, has: float, sharding: Sharding, parts: int
 ) -> Iterator[str]:
     """Flags under which the same training fits, the least intrusive first."""
-    adapters: list[dict[str, Any]] = [{}, {"adapter": "lora"}]
-    if torch.cuda.is_available():
-        adapters.append({"adapter": "qlora"})
+    adapters: list[dict[str, Any]] = [{}]
+    if not sharding.divides:  # adapters leave little to divide: the settings refuse them
+        names = ("lora", "qlora") if torch.cuda.is_available() else ("lora",)
+        adapters += [{"adapter": name} for name in names if name != settings.adapter]
     for adapter in adapters:
         for saving in (
             {},
@@ -129,20 +166,26 @@ def _lighter(
                 break
 
 
+def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Iterator[str]:
+    """The fewest processes that can divide all weights."""
+    if settings.adapter != "none":
+        return
+    usual = {"sharding": "fsdp", "tensor_parallel": 1, "shard_group": 0, "ddp_comm_hook": "no"}
+    changes: dict[str, Any] = {
+        name: value for name, value in usual.items() if getattr(settings, name) != value
+    }
+    plan = plan_memory(replace(settings, **changes), shape)
+    for parts in PARTS:
+        peak = divided_peak(plan, Sharding("fsdp"), parts)
+        if peak <= has:
+            flags = _flags(changes | {"processes": parts})
+            yield f"{flags}: {peak / GIB:.1f} GiB on each of {parts}"
+            return
+
+
 def _flags(changes: dict[str, Any]) -> str:
     words = (
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in changes.items()
     )
     return " ".join(words)
-
-
-def _elsewhere(plan: Plan, has: float) -> Iterator[str]:
-    for parts in PARTS:
-        peak = divided_peak(plan, Sharding("fsdp"), parts)
-        if peak <= has:
-            yield f"--sharding fsdp --processes {parts}: {peak / GIB:.1f} GiB on each of {parts}"
-            break
-    yield f"a device with {plan.peak / GIB:.0f} GiB or more"
-    yield "a smaller --model"
-    yield "a shorter --max-length, with fewer --tokens-per-batch"

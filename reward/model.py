@@ -1,7 +1,7 @@
 """The module that training and scoring run: rewards of many responses in one forward pass."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -33,6 +33,12 @@ class Inputs:
     reads: Int[Tensor, " N"]
     positions: Int[Tensor, "B T"] | None = None
     layout: Layout | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What a model is fed."""
+        packed = {"position_ids": self.positions, "layout": self.layout} if self.layout else {}
+        return {"input_ids": self.ids, "use_cache": False, **packed}
 
     def to(self, device: torch.device) -> "Inputs":
         """The same inputs on another device."""
@@ -73,10 +79,8 @@ class RewardModule(nn.Module):
 
 def states(model: PreTrainedModel, inputs: Inputs) -> Float[Tensor, "T d"]:
     """What the layers below the head give for every token, rows laid end to end."""
-    packed = {"position_ids": inputs.positions, "layout": inputs.layout} if inputs.layout else {}
     trunk: nn.Module = model.base_model
-    outputs = trunk(input_ids=inputs.ids, use_cache=False, **packed)
-    found: Tensor = outputs.last_hidden_state.flatten(0, 1)
+    found: Tensor = trunk(**inputs.named).last_hidden_state.flatten(0, 1)
     return found
 
 

@@ -22,6 +22,7 @@ from rlhf.adapters import load_reward_model_on
 from rlhf.models import describe_model, load_reward_model, model_folder
 from rlhf.sharding import Sharding, shard_frozen
 from rlhf.tokens import TokenBatch, close, load_tokenizer
+from rlhf.watchdog import beat
 
 TOKENS_PER_BATCH = 4096
 MEMBERS = "member-*"
@@ -75,7 +76,9 @@ class Scorer:
         shape = (len(self._members), len(lengths))
         rewards = torch.zeros(shape, dtype=torch.float32, device=batch.ids.device)
         for part in self._parts(order, lengths, tokens_per_batch):
-            rewards[:, part] = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
+            found = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
+            rewards[:, part] = found.to(rewards.device)
+            beat()
         return rewards
 
     def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:

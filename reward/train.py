@@ -2,7 +2,7 @@
 
 Differs from InstructGPT (arXiv 2203.02155): AdamW with eps 1e-5, linear warm-up and linear decay
 to 0, and the scale of the rewards is fixed at the end, on reference outputs where the dataset has
-them.
+enough of them.
 """
 
 import sys
@@ -63,12 +63,16 @@ class Findings:
         return cls(Accuracy(**before) if before else None, Best(**best) if best else None)
 
 
-def train_reward(settings: RewardSettings, sharding: Sharding | None = None) -> dict[str, Any]:
+def train_reward(
+    settings: RewardSettings, sharding: Sharding | None = None, *, is_member: bool = False
+) -> dict[str, Any]:
     """Run the whole stage and return its report; the report of a finished one is only read.
 
     Args:
         settings: of the stage.
         sharding: where it was chosen already; else the settings say.
+        is_member: of an ensemble, which tells `--notify` itself how it ended. A stall, which ends
+            the process, is told here all the same.
 
     Raises:
         InputError: the rankings, the model or --out cannot be used, or memory will not do.
@@ -96,7 +100,7 @@ def train_reward(settings: RewardSettings, sharding: Sharding | None = None) -> 
     tracked = tracking(accelerator, settings.track, run.path, settings)
     profiled = profiling(accelerator, settings.profile, run.profile)
     watched = watching_stage(run, settings.stall_timeout, url)
-    with stage_status(run, url), watched, tracked, profiled:
+    with stage_status(run, "" if is_member else url), watched, tracked, profiled:
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
         trainee = _build_trainee(settings, accelerator, sharding, pad_id)

@@ -31,7 +31,6 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
-    from reward.memory import plan_memory
-    from rlhf.planner import read_shape
+    from reward.memory import plan_divided
 
-    return plan_memory(settings, read_shape(settings.model)).text
+    return plan_divided(settings).text

@@ -47,6 +47,19 @@ def test_a_limit_and_evaluations_share_what_is_left(rankings, tiny_model):
     assert (len(data.train), len(data.validation)) == (9, 3)
 
 
+def test_what_one_limit_sets_aside_for_evaluations_no_other_trains_on(rankings, tiny_model):
+    limits = ("2", "5", "25%", "50%", "23", "100%")
+    changes = {"eval_every": 1, "held_out_fraction": 0.25}
+    parts = [read(rankings, tiny_model, limit=limit, **changes) for limit in limits]
+    # a quarter of 2, 5, 6, 12, 23 and 24, and at least one
+    assert [len(part.validation) for part in parts] == [1, 1, 2, 3, 6, 6]
+    assert [len(part.train) for part in parts] == [1, 4, 4, 9, 17, 18]
+    for smaller, larger in pairwise(parts):
+        assert ids(smaller.train) <= ids(larger.train)
+        assert ids(smaller.validation) <= ids(larger.validation)
+    assert not ids(parts[-1].train) & ids(parts[-1].validation)
+
+
 def test_a_limit_that_leaves_nothing_to_train_on_is_refused(rankings, tiny_model):
     with pytest.raises(InputError, match="0 to train on, 8 to measure with") as caught:
         read(rankings, tiny_model, limit="1%", eval_every=1)

@@ -1,4 +1,6 @@
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,18 +12,33 @@ from reward.score_file import score_file
 from reward.scoring import combine_members, load_scorer
 from reward.settings import RewardSettings, ScoreSettings
 from rlhf.cli import main
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, GuardError
 from rlhf.jsonl import read_jsonl, write_jsonl
 from rlhf.models import model_fingerprint
 from rlhf.tokens import load_tokenizer, pad_right
+from rlhf.watchdog import read_hearts
 
 from .conftest import build_record, sequences_of
 
+URL = "http://127.0.0.1:9/hook"
 RECORDS = [build_record(n, "test") for n in range(0, 32, 4)]
 
 
 @pytest.fixture(scope="module")
-def ensemble(rankings, tiny_model, tmp_path_factory):
+def told():
+    """Which URLs heard of which run, and what."""
+    heard = []
+
+    def notify(url, run, status, details=""):
+        heard.append((url, run, status, details))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rlhf.rundir.notify", notify)
+        yield heard
+
+
+@pytest.fixture(scope="module")
+def ensemble(rankings, tiny_model, tmp_path_factory, told):
     out = tmp_path_factory.mktemp("runs") / "reward"
     settings = RewardSettings(
         rankings=rankings,
@@ -32,6 +49,7 @@ def ensemble(rankings, tiny_model, tmp_path_factory):
         prompts_per_batch=4,
         learning_rate=1e-3,
         epochs=2,
+        notify=URL,
     )
     return settings, train_ensemble(settings)
 
@@ -72,6 +90,39 @@ def test_the_report_names_every_member(ensemble):
         own = json.loads((settings.out / name / "report.json").read_text())
         assert own["accuracy"] == one["accuracy"]
         assert (settings.out / name / "report.html").is_file()
+
+
+def test_a_url_hears_of_the_run_and_not_of_its_members(ensemble, told):
+    settings, _ = ensemble
+    assert [one for one in told if one[0]] == [(URL, str(settings.out), "done", "")]
+
+
+def test_a_url_hears_once_that_a_member_failed_and_from_the_member_that_it_stalls(
+    ensemble, told, tmp_path, monkeypatch
+):
+    watched = []
+
+    def watching(run, timeout_seconds, url):
+        watched.append((run.path, timeout_seconds, url))
+        return nullcontext()
+
+    def fail(*_):
+        raise GuardError("Loss is not a number", "Lower the learning rate.")
+
+    monkeypatch.setattr("reward.train.watching_stage", watching)
+    monkeypatch.setattr("reward.train._train", fail)
+    out = tmp_path / "reward"
+    before = len(told)
+    with pytest.raises(GuardError):
+        train_ensemble(replace(ensemble[0], out=out, stall_timeout=7))
+    words = "GuardError: Loss is not a number\n  Lower the learning rate."
+    assert [one for one in told[before:] if one[0]] == [(URL, str(out), "failed", words)]
+    assert watched == [(out / "member-0", 7, URL)]
+
+
+def test_joining_and_measuring_are_watched(ensemble):
+    settings, _ = ensemble
+    assert [heart.phase for heart in read_hearts(settings.out / "heartbeat")] == ["starting"]
 
 
 def test_plain_transformers_reads_the_first_member(ensemble, tiny_model):

@@ -1,11 +1,22 @@
+import re
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import GPTJConfig, LlamaConfig
 
-from reward.memory import device_bytes, divided_peak, plan_memory, require_memory, room_for
+from reward.memory import (
+    device_bytes,
+    divided_peak,
+    plan_divided,
+    plan_memory,
+    require_memory,
+    room_for,
+)
 from reward.settings import RewardSettings
+from rlhf.commands.train_reward import memory_plan
 from rlhf.errors import ConfigError
 from rlhf.planner import GIB, read_shape
 from rlhf.sharding import Sharding
@@ -146,3 +157,75 @@ def test_a_llama_of_the_same_size_is_planned_too(tmp_path):
     LlamaConfig(hidden_size=4096, num_hidden_layers=28).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="This training needs"):
         require_memory(settings_for(tmp_path), 10 * GIB)
+
+
+def flags_of(way):
+    """The settings that a way out names."""
+    words = re.findall(r"--([a-z-]+)(?: (\w+))?", way.partition(":")[0])
+    return {
+        name.replace("-", "_"): (int(value) if value.isdigit() else value) if value else True
+        for name, value in words
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "gib", "needs"),
+    [
+        # of 119.3 GiB 21.7 are activations, which nobody divides
+        ({"sharding": "fsdp", "processes": 2}, 40, "70.5"),
+        ({"sharding": "fsdp", "processes": 4, "shard_group": 2}, 40, "70.5"),
+        ({"tensor_parallel": 2, "processes": 2}, 40, ""),
+        ({"ddp_comm_hook": "fp16", "processes": 2}, 40, ""),
+        ({"adapter": "lora"}, 25, ""),
+    ],
+)
+def test_ways_out_name_flags_that_go_together_and_fit(six_billion, changes, gib, needs):
+    settings = settings_for(six_billion, tokens_per_batch=4096, **changes)
+
+    def check(settings):
+        parts = settings.shard_group or settings.processes
+        sharding = Sharding(settings.sharding, tensor_parallel=settings.tensor_parallel)
+        require_memory(settings, gib * GIB, sharding, parts)
+
+    with pytest.raises(ConfigError) as caught:
+        check(settings)
+    assert f"This training needs {needs}" in caught.value.problem
+    ways = [way[5:] for way in caught.value.remedy.splitlines()[1:]]
+    assert len(ways) == 3
+    named = [replace(settings, **flags_of(way)) for way in ways if way.startswith("--")]
+    assert named
+    assert all(one != other for one, other in combinations(named, 2))
+    for changed in named:
+        check(changed)
+
+
+def test_the_dry_run_counts_what_processes_divide(six_billion):
+    shape = read_shape(str(six_billion))
+    held = 4 * (shape.trunk + 4096) / 8  # bytes of an eighth of the weights
+    fsdp = settings_for(six_billion, sharding="fsdp", processes=8)
+    plan = plan_divided(fsdp)
+    assert [item.size for item in plan.resident] == [held, 2 * held]
+    gradients, copies, activations = plan.phases["computing gradients"]
+    assert (gradients.size, copies.size) == (held, 2 * shape.trunk_linear / 8)
+    assert activations == plan_memory(fsdp, shape).phases["computing gradients"][2]
+    assert gradients.why == "float32; divided by 8"
+    in_groups = plan_divided(replace(fsdp, shard_group=4))
+    assert [item.size for item in in_groups.resident] == [2 * held, 4 * held]
+    offloaded = plan_divided(replace(fsdp, offload=True))
+    assert offloaded.peak == activations.size
+    assert offloaded.resident[0].why == "float32, 4 bytes a parameter; waits in main memory"
+    adam_only = plan_divided(replace(fsdp, sharding="zero1"))
+    weights, adam, buckets = (item.size for item in adam_only.resident)
+    assert (weights, adam, buckets) == (8 * held, 2 * held, 8 * held)
+    text = memory_plan(fsdp)  # of the command
+    assert text == plan.text
+    assert text.startswith(
+        "Memory of each process for the reward model, besides what is gathered at the time\n"
+    )
+
+
+def test_a_refusal_shows_the_plan_that_it_refuses(six_billion):
+    settings = settings_for(six_billion, sharding="fsdp", processes=8)
+    with pytest.raises(ConfigError) as caught:
+        require_memory(settings, 1 * GIB, Sharding("fsdp"), 8)
+    assert caught.value.problem.endswith(plan_divided(settings).text)

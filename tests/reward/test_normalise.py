@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from reward import finish
+from reward.data import Data
+from reward.groups import Group
 from reward.normalise import fit_scale, fold_into_head
 from rlhf.errors import GuardError
 
@@ -25,3 +28,27 @@ def test_gain_goes_into_weight_and_bias_of_the_head_only():
     assert folded["score.bias"].tolist() == [3.0]
     assert folded["x"].tolist() == [1.0]
     assert state["score.weight"].tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fitted_on"),
+    [
+        (0, "held-out ranked responses"),
+        (1, "held-out ranked responses (too few reference outputs: 1)"),
+        (31, "held-out ranked responses (too few reference outputs: 31)"),
+        (32, "reference outputs in the dataset"),
+    ],
+)
+def test_few_reference_outputs_set_no_scale(monkeypatch, outputs, fitted_on):
+    reference = [Group(str(number), (5,), ((6,),)) for number in range(outputs)]
+    rewards = [[float(number % 2)] for number in range(outputs)]  # mean 1/2, deviation 1/2
+    monkeypatch.setattr(finish, "score_groups", lambda trainee, groups: rewards)
+    data = Data([], [], [], reference, "test prompts", {})
+    scale, normalised = finish.measure_scale(None, data, [[1.0, 3.0]])  # mean 2, deviation 1
+    assert scale.fitted_on == fitted_on
+    if outputs < 32:
+        assert (scale.gain, scale.bias, scale.responses) == (1.0, -2.0, 2)
+        assert normalised == [-1.0, 1.0]
+    else:
+        assert (scale.gain, scale.bias, scale.responses) == (2.0, -1.0, 32)
+        assert normalised == [-1.0, 1.0] * 16

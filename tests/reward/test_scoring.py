@@ -2,6 +2,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reward.scoring import load_scorer
 from reward.text_scoring import load_text_reward
@@ -62,6 +63,25 @@ def test_scoring_works_under_bf16_autocast(reward_folder):
         rewards = exact(batch)
     assert rewards.dtype == torch.float32
     assert rewards.tolist() == pytest.approx(expected, abs=0.05)
+
+
+def test_rewards_from_a_gpu_come_to_where_their_batch_lies(reward_folder, monkeypatch):
+    scorer = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
+    with FakeTensorMode(allow_non_fake_inputs=True):  # knows devices that are not there
+        from_gpu = torch.zeros((1, 2), device="cuda")
+    monkeypatch.setattr(scorer, "_score", lambda batch: from_gpu)
+    assert scorer(pad_right([[7, 8, 9], [10]], 0)).device == torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_on_the_cpu_are_scored_on_a_gpu(reward_folder):
+    scorer = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
+    batch = pad_right([[7, 8, 9], [10]], 0)
+    rewards = scorer(batch)
+    assert rewards.device == torch.device("cpu")
+    there = scorer(batch.to(torch.device("cuda")))
+    torch.testing.assert_close(there.cpu(), rewards)
 
 
 def test_a_language_model_is_refused(tiny_model):

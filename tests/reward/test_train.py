@@ -85,10 +85,10 @@ def test_held_out_rewards_have_mean_0_and_std_1_after_reload(trained):
     torch.testing.assert_close(logits + plain.config.reward_bias, rewards, atol=1e-5, rtol=0)
 
 
-def test_rewards_are_normalised_on_reference_outputs_where_there_are_some(tiny_model, tmp_path):
+def test_rewards_are_normalised_on_reference_outputs_where_there_are_enough(tiny_model, tmp_path):
     fingerprint = model_fingerprint(str(tiny_model))
     records = []
-    for number in range(12):
+    for number in range(32):
         record = build_record(number, "test" if number < 4 else "train")
         sampled = replace(record.responses[0], model_fingerprint=fingerprint, sampling=Sampling())
         records.append(replace(record, responses=(sampled, *record.responses[1:])))
@@ -96,7 +96,7 @@ def test_rewards_are_normalised_on_reference_outputs_where_there_are_some(tiny_m
     write_ranked(tmp_path / "data", records, {})
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert report["normalisation"]["fitted_on"] == "reference outputs in the dataset"
-    assert report["normalisation"]["responses"] == 12
+    assert report["normalisation"]["responses"] == 32
     scorer = load_scorer(str(tmp_path / "out"), Accelerator(mixed_precision="no"))
     only = [replace(record, responses=record.responses[:1]) for record in records]
     rewards = scorer(pad_right(sequences_of(only, load_tokenizer(str(tiny_model))), 0))
