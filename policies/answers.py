@@ -100,7 +100,8 @@ def sample_rival(
 ) -> Side:
     """Load another model, with a tokenizer of its own, and let it answer the same prompts.
 
-    Its answers are written in the policy's tokens, in which lengths compare and rewards are read.
+    Its answers are written in the policy's tokens, in which lengths compare and rewards are read;
+    the side names that tokenizer.
     """
     path = description["path"]
     tokenizer = load_tokenizer(path)
@@ -125,7 +126,8 @@ def sample_rival(
         ]
         for samples_of, texts in zip(side.samples, side.texts, strict=True)
     ]
-    return Side(description, rewritten, side.texts, sampling)
+    theirs = {**description, "tokenizer": tokenizer_fingerprint(policy_tokenizer)}
+    return Side(theirs, rewritten, side.texts, sampling)
 
 
 def _rewrite(tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str) -> Sample:

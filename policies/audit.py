@@ -7,6 +7,7 @@ so.
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import clamped_log_ratios, forward_kl_k3, reverse_kl_k1, reverse_kl_k3
 from policies.packing import pack_prefixes
 from policies.reference_store import ReferenceRow, ReferenceStore, require_reference_of
+from rlhf.adapters import without_adapters
 from rlhf.models import describe_model, load_causal_lm
 from rlhf.planner import SCORE_BATCH
 from rlhf.tokens import pad_left, pad_right
@@ -32,13 +34,15 @@ def score_responses(
     prompts: Sequence[list[int]],
     responses: Sequence[list[int]],
     temperature: float,
+    batch_size: int = SCORE_BATCH,
 ) -> list[Tensor]:
     """Log-probs of every response token, one tensor per response, in the order given."""
     pad_id = int(tokenizer.pad_token_id)
     order = sorted(range(len(responses)), key=lambda row: len(responses[row]))
     scored: dict[int, Tensor] = {}
-    for first in range(0, len(order), SCORE_BATCH):
-        rows = order[first : first + SCORE_BATCH]
+    size = min(batch_size, SCORE_BATCH)
+    for first in range(0, len(order), size):
+        rows = order[first : first + size]
         sequences = Sequences(
             pad_left([prompts[row] for row in rows], pad_id),
             pad_right([responses[row] for row in rows], pad_id),
@@ -69,16 +73,21 @@ def load_reference_model(
 def audit_reverse_kl(
     accelerator: Accelerator,
     policy: PreTrainedModel,
-    reference: PreTrainedModel,
+    reference: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     samples: Sequence[Sample],
     temperature: float,
+    batch_size: int = SCORE_BATCH,
 ) -> dict[str, Any]:
-    """KL(policy ‖ reference) from the policy's own samples, with both models loaded."""
-    responses = [sample.token_ids for sample in samples]
-    ours = score_responses(accelerator, policy, tokenizer, prompts, responses, temperature)
-    theirs = score_responses(accelerator, reference, tokenizer, prompts, responses, temperature)
+    """KL(policy ‖ reference) from the policy's own samples, with both models loaded.
+
+    A `reference` of None is the policy with its adapters switched off.
+    """
+    asked = (prompts, [sample.token_ids for sample in samples], temperature, batch_size)
+    ours = score_responses(accelerator, policy, tokenizer, *asked)
+    with nullcontext() if reference else without_adapters(policy):
+        theirs = score_responses(accelerator, reference or policy, tokenizer, *asked)
     pairs = list(zip(ours, theirs, strict=True))
     nats = [_sum(reverse_kl_k1, mine, reference_log_probs) for mine, reference_log_probs in pairs]
     return {
@@ -98,14 +107,19 @@ def audit_policy(
     *,
     sampler: Sampler | None = None,
     together: bool = False,
+    is_inside: bool = False,
 ) -> dict[str, Any]:
-    """Both KLs: forward on the stored rows of some prompts, reverse on fresh answers to them."""
+    """Both KLs: forward on the stored rows of some prompts, reverse on fresh answers to them.
+
+    Where the reference `is_inside` the policy, beneath its adapters, no other model is loaded.
+    """
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
     samples = sample_responses(
         accelerator, policy, tokenizer, prompts, store.sampling, batch_size, sampler=sampler
     )
-    reference = load_reference_model(store, accelerator, together=together)
+    reference = None if is_inside else load_reference_model(store, accelerator, together=together)
+    how = "the policy's adapters switched off" if is_inside else "the reference model loaded"
     reverse = audit_reverse_kl(
         accelerator, policy, reference, tokenizer, prompts, samples, temperature
     )
@@ -114,7 +128,7 @@ def audit_policy(
         "forward": measure_forward_kl(accelerator, policy, tokenizer, rows, temperature),
         "reverse": {
             **reverse,
-            "audit": "measured after training with the reference model loaded",
+            "audit": f"measured after training with {how}",
         },
     }
 
@@ -125,6 +139,7 @@ def measure_forward_kl(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[ReferenceRow],
     temperature: float,
+    batch_size: int = SCORE_BATCH,
 ) -> dict[str, Any]:
     """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed.
 
@@ -137,6 +152,7 @@ def measure_forward_kl(
         [row.prompt_ids for row in rows],
         [row.response_ids for row in rows],
         temperature,
+        batch_size,
     )
     pairs = [(mine, torch.tensor(row.log_probs)) for mine, row in zip(ours, rows, strict=True)]
     nats = [_sum(forward_kl_k3, *pair) for pair in pairs]

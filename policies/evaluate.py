@@ -123,7 +123,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
 
 
 def prepare(settings: EvaluateSettings) -> Comparison:
-    """Read and check the inputs, and that the judge answers; no weights are loaded yet.
+    """Read and check the inputs, and the judge before answers are sampled; no weights yet.
 
     Raises:
         InputError: one is missing or unfinished, or belongs to another model; or the judge's server
@@ -143,7 +143,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
             f"The store {settings.reference} has no prompts of the split {settings.split!r}",
             "Import prompts of that split (`rlhf import --split test`), or give --split train.",
         )
-    if settings.judge_endpoint and not RunDir(settings.out).is_done:
+    if settings.judge_endpoint and not RunDir(settings.out).answers.is_file():
         try_judge(Endpoint(url=settings.judge_endpoint, model=settings.judge_model))
     return Comparison(
         settings=settings,
@@ -237,11 +237,16 @@ def judge(
 
 def describe_judges(
     settings: EvaluateSettings, comparison: Comparison
-) -> dict[str, dict[str, str]]:
-    """Kind and name of every judge."""
+) -> dict[str, dict[str, str | bool]]:
+    """Kind and name of every judge, and whether the policy was trained to please the reward."""
     name = comparison.reward["path"]
     kind = "reward model" if is_model(name) else "reward function"
-    judges = {"reward": {"kind": kind, "name": name}}
+    trained = RunDir(Path(settings.policy)).read_stage().get("inputs", {})
+    pleased = {given["hash"] for role, given in trained.items() if role.startswith("reward")}
+    is_objective = comparison.reward["hash"] in pleased
+    judges: dict[str, dict[str, str | bool]] = {
+        "reward": {"kind": kind, "name": name, "is_objective": is_objective}
+    }
     if settings.gold:
         judges["gold"] = {"kind": "signal", "name": settings.gold}
     if settings.judge_endpoint:
@@ -289,7 +294,7 @@ def measure_kls(
     comparison: Comparison,
 ) -> dict[str, Any]:
     """Forward KL from the store; reverse KL of the policy's answers with the reference loaded."""
-    temperature = comparison.store.sampling.temperature
+    how = (comparison.store.sampling.temperature, comparison.settings.batch_size)
     rows = [row for group in comparison.groups for row in group]
     prompts = [
         group[0].prompt_ids
@@ -297,11 +302,9 @@ def measure_kls(
         for _ in part
     ]
     samples = [sample for part in ours.samples for sample in part]
-    forward = measure_forward_kl(accelerator, model, tokenizer, rows, temperature)
+    forward = measure_forward_kl(accelerator, model, tokenizer, rows, *how)
     reference = load_reference_model(comparison.store, accelerator)
-    reverse = audit_reverse_kl(
-        accelerator, model, reference, tokenizer, prompts, samples, temperature
-    )
+    reverse = audit_reverse_kl(accelerator, model, reference, tokenizer, prompts, samples, *how)
     kls = {"forward": forward, "reverse": reverse}
     return {name: {**kl, "sqrt_nats": max(0.0, kl["nats"]) ** 0.5} for name, kl in kls.items()}
 

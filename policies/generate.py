@@ -32,6 +32,7 @@ from rlhf.tokens import TokenBatch, encode_prompt, join, load_tokenizer, pad_lef
 from rlhf.watchdog import beat
 
 PART = 256  # words of the vocabulary that are summed together
+MORE_SEED_STRIDE = 1_000_003
 EMPTY_TEXT = "(no answer)"  # people must see that a model said nothing; the token ids stay exact
 # Token ids and log-probs of each response, from the model, prompts, how to sample, and how many
 # responses may be in work at one time.
@@ -303,7 +304,8 @@ def generate_responses(
     encoded = encode_prompts(
         tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
     )
-    accelerator = start_alone(settings.precision, settings.seed)
+    most = max(have for _, have in todo)  # answers that came from this seed must not come again
+    accelerator = start_alone(settings.precision, settings.seed + MORE_SEED_STRIDE * most)
     # nothing is trained here: weights in the precision they are multiplied in need no casts
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     model = load_causal_lm(settings.model, dtype).to(accelerator.device).eval()

@@ -137,14 +137,14 @@ def load_prompts(path: Path) -> tuple[list[RankedPrompt], str]:
     A prompt that a file has twice counts once.
 
     Raises:
-        InputError: the path does not exist, a line is malformed, or there is no prompt.
+        InputError: the path does not exist, a line is malformed, two prompts have one id, or there
+            is no prompt.
     """
     if path.is_dir():
         records = read_ranked(path)
         content_hash = str(read_manifest(path)["content_hash"])
     else:
-        lines = [_plain_prompt(parse_line(line, place), place) for place, line in read_lines(path)]
-        records = list({record.prompt.id: record for record in lines}.values())
+        records = _plain_prompts(path)
         content_hash = file_hash(path)
     if not records:
         raise InputError(f"{path} holds no prompts", "Import some: rlhf import FILE --db DB")
@@ -176,6 +176,19 @@ def share(
 def writes(accelerator: Accelerator, sharding: Sharding) -> bool:
     """Whether this process writes what it has worked on: one does, of those that work together."""
     return accelerator.is_main_process or not sharding.is_together
+
+
+def _plain_prompts(path: Path) -> list[RankedPrompt]:
+    records: dict[str, RankedPrompt] = {}
+    for place, line in read_lines(path):
+        record = _plain_prompt(parse_line(line, place), place)
+        before = records.setdefault(record.prompt.id, record).prompt
+        if (before.messages, before.split) != (record.prompt.messages, record.prompt.split):
+            raise BadLineError(
+                f"{place}: the prompt {before.id!r} came before with other words or another split",
+                "Give every prompt an id of its own, or none: ids then follow from the words.",
+            )
+    return list(records.values())
 
 
 def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:

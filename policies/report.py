@@ -10,7 +10,8 @@ policy, reference, or rival where another model was compared too:
 
     win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives;
                             optional: length_controlled, with value low high
-    judges.JUDGE            optional: kind (signal, reward model, AI judge, people) and name
+    judges.JUDGE            optional: kind (signal, reward model, AI judge, people) and name;
+                            is_objective where the policy was trained to please it
     rival                   optional: name, win_rate.JUDGE of the policy against it, and votes
     win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
     win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
@@ -24,8 +25,9 @@ policy, reference, or rival where another model was compared too:
     self_bleu.SIDE          optional: how much the answers repeat each other
     scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
     verdicts                optional: asked of the AI judge, and how many are unclear
-    votes                   optional: given, prompts, still_needed of a blind vote by people; the
-                            last counts votes on other prompts, as many on each as there are now
+    votes                   optional: given, prompts, same_answers, still_needed of a blind vote by
+                            people; the last counts votes on other prompts, as many on each as
+                            there are now, and same_answers prompts that nobody was asked about
     seed, inputs            inputs: name → path and hash
     split                   optional: test (default) or train
 """
@@ -145,6 +147,22 @@ def outcome(rate: Mapping[str, Any]) -> Outcome:
     return "worse" if high < 0.5 else "unproven"
 
 
+def is_hacking(rates: Mapping[str, Mapping[str, Any]], judge: str) -> bool:
+    """Whether the reward model sees an improvement where a more trustworthy judge does not.
+
+    Too few votes are no sign: that judge must see harm, or provably less of an improvement.
+
+    Args:
+        rates: win rates by judge.
+        judge: of the verdict.
+    """
+    if judge == "reward" or "reward" not in rates or outcome(rates["reward"]) != "better":
+        return False
+    seen, high = outcome(rates[judge]), rates[judge]["high"]
+    less = high is not None and high < rates["reward"]["low"]
+    return seen == "worse" or (seen == "unproven" and bool(less))
+
+
 def build_content(
     report: Mapping[str, Any],
     samples: Sequence[Exhibit],
@@ -199,6 +217,7 @@ def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> st
         sides=_sides(content),
         rate=content["win_rate"][judge],
         outcomes={name: outcome(rate) for name, rate in content["win_rate"].items()},
+        is_hacking=is_hacking(content["win_rate"], judge),
         pictures=_pictures(content, curves),
         show=lambda *path, form="number": _show(content, path, form),
         winner=_winner,

@@ -83,10 +83,9 @@ def sample_candidates(
     repeated = [ids for ids in encoded for _ in range(settings.k)]
     responses = [sample.token_ids for row in ours.samples for sample in row]
     log_ratio = np.zeros(len(responses))
+    asked = (repeated, responses, store.sampling.temperature, settings.batch_size)
     for sign, one in ((1, model), (-1, load_reference_model(store, accelerator))):
-        scored = score_responses(
-            accelerator, one, tokenizer, repeated, responses, store.sampling.temperature
-        )
+        scored = score_responses(accelerator, one, tokenizer, *asked)
         log_ratio += sign * np.array([float(log_probs.sum()) for log_probs in scored])
     nats = log_ratio.reshape(len(groups), -1).mean(axis=1)
     prompts = [group[0].prompt for group in groups]

@@ -76,6 +76,13 @@ class KLSettings:
         require_range("kl.horizon", self.horizon, 1)
         if self.target is not None:
             require_range("kl.target", self.target, 0.0, above_low=True)
+            if self.source == "none" or self.coefficient == 0:
+                raise ConfigError(
+                    f"--kl.target {self.target:g} steers the coefficient of the KL term, and with "
+                    f"--kl.source {self.source} --kl.coefficient {self.coefficient:g} there is no "
+                    "such term",
+                    "Leave --kl.target out, or use another --kl.source and --kl.coefficient.",
+                )
         require_range("kl.rows_per_episode", self.rows_per_episode, 0.0, 1.0, above_low=True)
 
 

@@ -97,6 +97,7 @@ def _arguments(settings: SFTSettings) -> SFTConfig:
         save_steps=settings.save_every,
         save_total_limit=settings.keep_checkpoints,
         logging_steps=1,
+        logging_nan_inf_filter=False,  # it would tell of another step's loss in its place
         report_to="none",
         disable_tqdm=True,
     )

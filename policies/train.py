@@ -330,6 +330,7 @@ def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
         settings.sample_batch_size,
         sampler=training.sampler,
         together=settings.tensor_parallel > 1,
+        is_inside=bool(settings.lora_rank) and not settings.four_bit_base,  # not in 4 bits
     )
     history = read_metrics(training.run.metrics_file)
     return {

@@ -73,6 +73,8 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
     for other, given in votes.items():
         if given:
             _judge(parts[other], given, pairs[other], content["seed"])
+            same = len(content["samples"]) - len(pairs[other])
+            parts[other]["votes"]["same_answers"] = same
     by_prompt = _shares(votes["reference"])
     for record, sample in zip(read_ranked_file(run.answers), content["samples"], strict=True):
         if record.prompt.id in by_prompt:

@@ -108,15 +108,18 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merged_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merged_weights(
+    model: nn.Module, state: Mapping[str, Tensor], device: str | None = None
+) -> dict[str, Tensor]:
     """A model's state without adapters, W + alpha/rank · B·A in their place, in float32.
 
     Args:
         model: says where adapters are; one without any gives its state back.
         state: all weights by name, gathered from all processes.
+        device: where each goes when it is merged; they stay where they are when not given.
     """
     merged = {
-        name.replace(".base_layer.", "."): value.float()
+        name.replace(".base_layer.", "."): value.to(device).float()
         for name, value in state.items()
         if ".lora_" not in name and ".base_layer.weight" not in name
     }
@@ -126,7 +129,8 @@ def merged_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, T
     for name, part in adapted.items():
         first, second = (state[f"{name}.lora_{x}.{NAME}.weight"].float() for x in "AB")
         product = transpose(second @ first, part.fan_in_fan_out) * part.scaling[NAME]
-        merged[f"{name}.weight"] = _frozen_weight(name, part, state).to(product) + product
+        whole = _frozen_weight(name, part, state).to(product) + product
+        merged[f"{name}.weight"] = whole.to(device)
     return merged
 
 
@@ -147,7 +151,8 @@ def save_merged(
     if not hasattr(model, "peft_config") and whole is None:
         save_model(model, tokenizer, folder)
         return
-    state = merged_weights(model, model.state_dict() if whole is None else whole)
+    # in main memory: beside a training, a device has no room for a second model
+    state = merged_weights(model, model.state_dict() if whole is None else whole, "cpu")
     for name in model.all_tied_weights_keys:
         del state[name]
     plain = empty_causal_lm(model.config)

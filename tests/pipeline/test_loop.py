@@ -101,6 +101,7 @@ def test_the_report_holds_what_is_promised(loop: Loop) -> None:
     assert report["kl"]["forward"]["nats"] >= 0
     assert report["seed"] == 0
     assert set(report["inputs"]) == {"policy", "reward", "reference"}
+    assert report["judges"]["reward"]["is_objective"] is True
     page = (loop.folder / "evaluate" / "report.html").read_text()
     assert "signal" in page
 

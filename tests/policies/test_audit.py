@@ -5,8 +5,11 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
-from policies.audit import estimate, measure_forward_kl, score_responses
+from policies.audit import audit_reverse_kl, estimate, measure_forward_kl, score_responses
+from policies.generate import Sample
 from policies.reference_shards import ReferenceRow
+from rlhf.adapters import add_adapters
+from rlhf.models import load_causal_lm
 from rlhf.records import Message, Prompt
 from rlhf.tokens import load_tokenizer
 
@@ -49,3 +52,19 @@ def test_log_ratios_that_k3_holds_are_counted(tiny_model: Path) -> None:
     assert found["clamped_fraction"] == 1 / 4
     # log r = -10 (held) and -0.5: e^-10 + 10 - 1 and e^-0.5 + 0.5 - 1
     assert found["nats"] == pytest.approx(9.0000454 + 0.1065307, abs=1e-4)
+
+
+def test_beneath_its_adapters_a_policy_holds_the_reference(tiny_model: Path) -> None:
+    """Adapters switched off, it says what the reference says that another copy of it would."""
+    reference = load_causal_lm(str(tiny_model)).eval()
+    policy = load_causal_lm(str(tiny_model)).eval()
+    add_adapters(policy, rank=4, alpha=8, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    for name, value in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value, std=0.3, generator=generator)
+    tokenizer, accelerator = load_tokenizer(str(tiny_model)), Accelerator(mixed_precision="no")
+    said = ([[5, 6], [7]], [Sample([8, 9, 10], False), Sample([11], False)], 0.7)
+    loaded = audit_reverse_kl(accelerator, policy, reference, tokenizer, *said)
+    assert abs(loaded["nats"]) > 0.01
+    assert audit_reverse_kl(accelerator, policy, None, tokenizer, *said) == loaded

@@ -15,6 +15,7 @@ from policies.reference_store import ReferenceStore, open_store
 from rlhf.cli import main
 from rlhf.distributed import run_processes
 from rlhf.fingerprints import file_hash
+from rlhf.jsonl import write_jsonl
 from rlhf.models import new_reward_model, save_model
 from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
@@ -145,6 +146,30 @@ def test_a_prompt_that_the_file_has_twice_counts_once(tiny_model: Path, tmp_path
     file.write_text(file.read_text() * 2)
     assert main(arguments(file, tiny_model, tmp_path / "out")) == 0
     assert len(store_in(tmp_path / "out").rows) == 24
+
+
+@pytest.mark.parametrize(
+    "again", [{"prompt": "Another question?"}, {"prompt": "A question?", "split": "test"}]
+)
+def test_two_prompts_with_one_id_are_refused(
+    tiny_model: Path, tmp_path: Path, capsys, again: dict
+) -> None:
+    """Files that were numbered from 0 each, one behind the other."""
+    rows = [{"id": 0, "prompt": "A question?"}, {"id": 1, "prompt": "More?"}, {"id": 0, **again}]
+    write_jsonl(tmp_path / "prompts.jsonl", rows)
+    assert main(arguments(tmp_path / "prompts.jsonl", tiny_model, tmp_path / "out")) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "prompts.jsonl:3: the prompt '0' came before with other words or another split" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_whose_id_is_null_has_the_id_of_its_words(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    rows = [{"id": None, "prompt": "A question?"}, {"id": None, "prompt": "More?"}]
+    write_jsonl(tmp_path / "prompts.jsonl", rows)
+    assert main(arguments(tmp_path / "prompts.jsonl", tiny_model, tmp_path / "out")) == 0
+    assert len({row.prompt.id for row in store_in(tmp_path / "out").rows}) == 2
 
 
 def test_prompts_and_model_belong_together(tiny_model: Path, tmp_path: Path, capsys) -> None:

@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.report import Exhibit, build_content, headline, outcome, render, write_report
+from policies.report import (
+    Exhibit,
+    build_content,
+    headline,
+    is_hacking,
+    outcome,
+    render,
+    write_report,
+)
 from policies.statistics import judge_wins, spread
 from rlhf.rundir import RunDir
 
@@ -45,7 +53,7 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
             "gold": {**rate, "length_controlled": equal},
         },
         "judges": {
-            "reward": {"kind": "reward model", "name": "runs/demo/reward"},
+            "reward": {"kind": "reward model", "name": "runs/demo/reward", "is_objective": True},
             "gold": {"kind": "signal", "name": "examples.quickstart.sentiment:score"},
         },
         "win_rate_by_source": {"gold": {"travel": {**rate, "n": 7}, "food/~drink": rate}},
@@ -296,7 +304,35 @@ def test_verdict_without_gold_says_that_the_judge_is_the_one_trained_against() -
     text = verdict(report)
     assert "judged by the reward model runs/demo/reward" in text
     assert "trained to please this very judge" in text
-    assert "prompts that it was trained on" in text
+    assert "on 12 training prompts." in text
+    assert "the model that the policy was trained to please" in render(
+        build_content(report, [], [])
+    )
+    del report["judges"]["reward"]["is_objective"]
+    page = render(build_content(report, [], []))
+    assert "trained to please" not in page
+    assert "a model of which answer people would prefer" in page
+
+
+@pytest.mark.parametrize(
+    ("interval", "found", "is_sign"),
+    [
+        ((0.5, 0.3, 0.55), "unproven", True),  # the reward model sees at least .6
+        ((0.5, 0.3, 0.65), "unproven", False),  # too wide to say so
+        ((1.0, None, None), "unproven", False),
+        ((0.3, 0.2, 0.4), "worse", True),
+        ((0.57, 0.53, 0.59), "better", False),
+    ],
+)
+def test_reward_hacking_is_seen_where_a_better_judge_sees_less(interval, found, is_sign) -> None:
+    value, low, high = interval
+    p_value = None if low is None else 0.01 if found != "unproven" else 0.9
+    rates = {
+        "people": {"value": value, "low": low, "high": high, "p_value": p_value},
+        "reward": {"value": 0.7, "low": 0.6, "high": 0.8, "p_value": 0.01},
+    }
+    assert outcome(rates["people"]) == found
+    assert is_hacking(rates, "people") is is_sign
 
 
 def test_a_report_of_the_bare_minimum_renders() -> None:

@@ -11,6 +11,7 @@ from policies.sft_settings import SFTSettings
 from rlhf.cli import main
 from rlhf.errors import ConfigError
 from rlhf.rundir import RunDir
+from rlhf.tokens import load_tokenizer
 
 LINES = [
     {"prompt": "How was the trip?", "completion": "The weather was lovely."},
@@ -39,8 +40,8 @@ def _own_precision():
 
 @pytest.fixture
 def sft(tiny_model, tmp_path, capsys):
-    def run(source, *more: str, out: str = "out") -> dict | str:
-        arguments = ["sft", "--demonstrations", str(source), "--model", str(tiny_model), "--json"]
+    def run(source, *more: str, out: str = "out", model=tiny_model) -> dict | str:
+        arguments = ["sft", "--demonstrations", str(source), "--model", str(model), "--json"]
         arguments += ["--out", str(tmp_path / out), "--batch-size", "2", "--micro-batch-size", "2"]
         code = main([*arguments, "--precision", "fp32", "--learning-rate", "0.01", *more])
         captured = capsys.readouterr()
@@ -132,3 +133,14 @@ def test_dry_run_plans_the_memory(sft, lines, tmp_path):
     assert "Memory of each process for supervised fine-tuning" in result["memory_plan"]
     assert "2 sequences of 2048 tokens" in result["memory_plan"]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(sft, lines, tiny_model, tmp_path):
+    broken = AutoModelForCausalLM.from_pretrained(tiny_model)
+    broken.model.norm.weight.data.fill_(1e38)  # logits beyond float32
+    broken.save_pretrained(tmp_path / "broken")
+    load_tokenizer(str(tiny_model)).save_pretrained(tmp_path / "broken")
+    errors = sft(lines, model=tmp_path / "broken")
+    assert "The loss is not a number at step 1" in errors
+    assert not (tmp_path / "out" / "model").exists()
+    assert RunDir(tmp_path / "out").read_stage()["status"] == "failed"

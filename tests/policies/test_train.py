@@ -148,6 +148,12 @@ def test_advantages_without_a_critic(training: TrainingInputs, tmp_path: Path, k
         (("--samples-per-prompt", "3"), "does not divide into --samples-per-prompt 3"),
         (("--kl.source", "adapter"), "Add --lora-rank 16"),
         (
+            ("--kl.target", "0.01", "--kl.source", "none"),
+            "--kl.target 0.01 steers the coefficient of the KL term, and with --kl.source none "
+            "--kl.coefficient 0.1 there is no such term",
+        ),
+        (("--kl.target", "0.01", "--kl.coefficient", "0"), "with --kl.source reference --kl.coeff"),
+        (
             ("--kl.source", "none", "--guards.max-kl", "0.5"),
             "--guards.max-kl 0.5 with --kl.source none: no step measures a KL Add --kl.audit-every",
         ),
@@ -181,6 +187,7 @@ def test_reverse_kl_is_measured_where_the_reference_is_at_hand(
     assert set(saved.state_dict()) == set(original.state_dict())
     audited = read_report(tmp_path / source)["kl"]["reverse"]
     assert audited["nats"] != 0.0
+    assert audited["audit"] == "measured after training with the policy's adapters switched off"
 
 
 def test_the_true_reverse_kl_is_audited_on_the_way(

@@ -75,12 +75,17 @@ def test_votes_travel_there_and_back(
     rate = result["win_rate"]["people"]
     assert (rate["value"], rate["n"], rate["wins"], rate["losses"]) == (1.0, 3, 3, 0)
     # 3 wins, and one vote more for each side: m = 4/5, s² = 4/25; 7.849 · 0.16 / 0.09 = 13.95
-    assert result["votes"] == {"given": 3, "prompts": 3, "still_needed": 14 - 3}
+    assert result["votes"] == {"given": 3, "prompts": 3, "same_answers": 0, "still_needed": 14 - 3}
     assert result["verdict"] == {"judge": "people", "outcome": "unproven"}
     against = result["rival"]["win_rate"]["people"]
     assert (against["value"], against["n"], against["ties"], against["losses"]) == (0.125, 4, 1, 3)
     # m = 1.5/6, s² = 1.25/6 - 1/16 = 7/48; 7.849 · 0.14583 / 0.0625 = 18.31
-    assert result["rival"]["votes"] == {"given": 4, "prompts": 4, "still_needed": 19 - 4}
+    assert result["rival"]["votes"] == {
+        "given": 4,
+        "prompts": 4,
+        "same_answers": 0,
+        "still_needed": 19 - 4,
+    }
     report = run.read_report()
     assert report["win_rate"]["people"] == rate
     assert report["rival"]["win_rate"]["people"] == against
@@ -139,6 +144,22 @@ def test_votes_against_the_other_model_alone(
     require_numbers_of_report(run.path)
 
 
+def test_prompts_with_the_same_answer_twice_are_told_of(
+    run: RunDir, others: dict[str, list[str]], tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in run.answers.read_text().splitlines()]
+    lines[0]["responses"][3]["text"] = lines[0]["responses"][0]["text"]
+    write_jsonl(run.answers, lines)
+    db = tmp_path / "labels.db"
+    assert evaluate(run, "--to-db", str(db)) == 0
+    vote(db, "ann", dict.fromkeys(others["reference"], 1.0))
+    assert evaluate(run, "--from-db", str(db)) == 0
+    votes = run.read_report()["votes"]
+    assert (votes["prompts"], votes["same_answers"]) == (3, 1)
+    page = " ".join(run.report_html.read_text().split())
+    assert 'To <data value="1" data-path="/votes/same_answers">1</data> more prompts both' in page
+
+
 def test_several_votes_on_a_pair_count_as_one_prompt(
     run: RunDir,
     others: dict[str, list[str]],
@@ -163,7 +184,12 @@ def test_several_votes_on_a_pair_count_as_one_prompt(
     assert evaluate(run, "--from-db", str(db)) == 0
     # shares 1, 1, ½, and one prompt more for each side: m = 7/10, s² = 4/25;
     # 7.849 · 0.16 / 0.04 = 31.40, so 32 prompts, 29 more with two votes on each
-    assert printed(capsys)["votes"] == {"given": 6, "prompts": 3, "still_needed": 58}
+    assert printed(capsys)["votes"] == {
+        "given": 6,
+        "prompts": 3,
+        "same_answers": 0,
+        "still_needed": 58,
+    }
 
 
 def test_without_votes_the_report_stays(
