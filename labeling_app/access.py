@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from labeling_app.auth import is_own_origin, make_cookie, read_cookie
+from labeling_app.auth import host_of, is_own_origin, make_cookie, read_cookie
 from labeling_app.users import User, Users
 
 COOKIE = "rlhf_session"
@@ -114,9 +114,16 @@ class Door:
         if self.hosts and name.strip("[]") not in self.hosts:
             return f"This app does not answer to the name {name!r}."
         origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "")
-        if not is_own_origin(method, host, origin, site):
-            return "Requests from other sites are refused."
-        return ""
+        if is_own_origin(method, host, origin, site):
+            return ""
+        refusal = "Requests from other sites are refused"
+        if site or not host_of(origin):
+            return f"{refusal}."
+        return (
+            f"{refusal}: the page is from {host_of(origin)!r}, and the request is for {host!r}. "
+            "If a proxy stands between them, let it pass the name on "
+            "(nginx: proxy_set_header Host $http_host)."
+        )
 
     async def _sign_in_or_out(self, request: Request, users: Users) -> Response:
         if request.method != "POST":

@@ -71,7 +71,6 @@ function showTask(screen) {
   askToConfirm(false);
   window.scrollTo(0, 0);
   paint(ranking.order.length ? ranking.order[0].card : null);
-  showMoreButtons(items);
   shownAt = performance.now();
 }
 
@@ -88,6 +87,7 @@ function paint(focusCard) {
   for (const card of ranking.left) paintCard(items[card], 0, BETTER, false, ranking.flags.get(card) || [], true);
   find('.rb-left').hidden = !ranking.left.length;
   find('[data-act=all-bad]').setAttribute('aria-pressed', String(ranking.allBad));
+  showMoreButtons(items);
   mark(focusCard);
 }
 
@@ -380,5 +380,11 @@ function onKey(event) {
   return undefined;
 }
 document.addEventListener('keydown', onKey);
+
+function onResize() {
+  if (!element.isConnected) return window.removeEventListener('resize', onResize);
+  return showMoreButtons(items);
+}
+window.addEventListener('resize', onResize);
 
 start();

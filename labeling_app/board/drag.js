@@ -3,8 +3,10 @@
 
 let drag = null;
 const EDGE = 80;
+const SLACK = 5; // pixels: a click or a tap moves less, and moves no card
 
 function dropTarget(y) {
+  if (Math.abs(y + window.scrollY - drag.startY) < SLACK) return null;
   for (const item of element.querySelectorAll('.rb-list .rb-item')) {
     if (item === drag.item) continue;
     const box = item.querySelector('.rb-card').getBoundingClientRect();
@@ -27,8 +29,8 @@ function paintTarget(target) {
 
 function followPointer() {
   if (!drag) return;
-  if (drag.y < EDGE) window.scrollBy(0, -12);
-  else if (drag.y > window.innerHeight - EDGE) window.scrollBy(0, 12);
+  if (drag.target && drag.y < EDGE) window.scrollBy(0, -12);
+  else if (drag.target && drag.y > window.innerHeight - EDGE) window.scrollBy(0, 12);
   drag.item.style.transform = `translateY(${drag.y + window.scrollY - drag.startY}px)`;
   drag.target = dropTarget(drag.y);
   paintTarget(drag.target);

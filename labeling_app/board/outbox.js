@@ -29,10 +29,11 @@ const pause = milliseconds => new Promise(done => {
 async function ask(payload) {
   const request = { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(payload) };
   const answer = await fetch(ROUTE, request).catch(() => null);
-  const told = answer && [200, 400, 413].includes(answer.status) ? await answer.json().catch(() => null) : null;
-  if (told) return told;
-  // The network, a restart or an exception: it counts as not stored yet.
-  const error = answer && answer.status === 401 ? SIGNED_OUT : 'The server does not answer. Your ranking is kept here and sent again.';
+  const told = answer && [200, 400, 403, 413].includes(answer.status) ? await answer.json().catch(() => null) : null;
+  if (told && answer.status !== 403) return told;
+  // The network, a restart, an exception or a shut door (403 says why): it counts as not stored yet.
+  const problem = (told && told.error) || 'The server does not answer.';
+  const error = answer && answer.status === 401 ? SIGNED_OUT : `${problem} Your ranking is kept here and sent again.`;
   return { ok: false, retry: true, error };
 }
 

@@ -42,6 +42,12 @@ def on_screen(page: Page) -> list[tuple[str, str]]:
     ]
 
 
+def wait_for_rest(page: Page) -> None:
+    """Wait until the cards of the last move have come to rest."""
+    moving = "document.querySelector('.rb').getAnimations({subtree: true}).length"
+    page.wait_for_function(f"{moving} === 0")
+
+
 @contextmanager
 def database(path: Path) -> Iterator[Database]:
     db = Database(path)
@@ -100,7 +106,7 @@ def test_drag_buttons_and_keys_move_flag_note_and_leave_out(serve, open_page):
     a, b, c, d = (text for _, text in on_screen(page))
 
     def drag(text: str, target: str, share: float) -> None:
-        page.wait_for_timeout(250)  # until the cards of the last move have come to rest
+        wait_for_rest(page)
         grip = page.locator(f".rb-card:has-text('{text}') .rb-grip").bounding_box()
         box = page.locator(f".rb-card:has-text('{target}')").bounding_box()
         page.mouse.move(grip["x"] + 20, grip["y"] + 20)
@@ -132,6 +138,54 @@ def test_drag_buttons_and_keys_move_flag_note_and_leave_out(serve, open_page):
     assert json.loads(row["strengths"]) == [2]
     assert row["flags"] == [f"unsafe@{d}"]
     assert row["note"] == "a <b>note</b> ${x}"
+
+
+def test_a_click_or_tap_on_a_number_marks_the_card_and_moves_nothing(serve, open_page):
+    app = serve(FOUR)
+    page = open_page(app.url, viewport={"width": 1000, "height": 560}, has_touch=True)
+    wait_for_task(page, "question 0")
+
+    def placed() -> list:
+        pressed = page.locator(".rb-item .rb-strength[aria-pressed=true]:visible")
+        return [tiers_on_screen(page), page.inner_text(".rb-left"), pressed.all_inner_texts()]
+
+    def press_every_number() -> None:
+        for place in range(4):
+            wait_for_rest(page)
+            grip = page.locator(".rb-item .rb-grip").nth(place)
+            for press in (grip.click, grip.tap):
+                page.focus(".rb-note")
+                press()
+                assert grip.evaluate("grip => grip.parentElement === document.activeElement")
+
+    press_every_number()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-confirm:visible")  # nobody has moved anything
+    page.keyboard.press("Escape")
+    page.click(".rb-item:nth-child(2) .rb-strength:has-text('Tie')")
+    page.click(".rb-item:nth-child(3) .rb-strength:has-text('Much')")
+    page.click(".rb-item:nth-child(4) [data-act=leave]")
+    before = placed()
+    assert [len(tier) for tier in before[0]] == [2, 1]
+    assert before[2] == ["Tie", "Much"]
+    press_every_number()
+    assert placed() == before
+
+    # A shaking hand, near the edge where a drag scrolls the page.
+    page.set_viewport_size({"width": 1000, "height": 400})
+    low = page.locator(".rb-grip").nth(1)
+    low.evaluate("grip => window.scrollBy(0, grip.getBoundingClientRect().top - 10)")
+    x, y = low.bounding_box()["x"] + 20, low.bounding_box()["y"] + 20
+    scrolled = page.evaluate("window.scrollY")
+    assert scrolled > 0
+    assert 0 < y < 80
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 3, y + 3)
+    page.wait_for_timeout(200)
+    page.mouse.up()
+    assert page.evaluate("window.scrollY") == scrolled
+    assert placed() == before
 
 
 def test_touch_on_a_phone(serve, open_page):

@@ -1,10 +1,12 @@
-"""The rubric, one's own history, and long responses."""
+"""The rubric, one's own history, long responses, and a dashboard that renews itself."""
 
 import json
 
 import pytest
 from sqlite_utils import Database
 
+from labeling_app.queue import Submission, TaskQueue
+from labeling_app.store import Store
 from tests.browser.conftest import submit_as_shown
 
 pytestmark = pytest.mark.browser
@@ -52,6 +54,66 @@ def test_rubric_history_and_long_responses(serve, open_page, tmp_path):
     shown = json.loads(rows[1]["shown"])
     assert json.loads(rows[1]["tiers"]) == [[shown[1]], [shown[0]]]
     assert len(rows[0]["rubric"]) == 16
+
+
+def test_a_text_that_is_cut_can_be_opened_at_any_width_and_unranked(serve, open_page):
+    app = serve([{"prompt": "question 0", "responses": ["word " * 120, "line\n\n" * 60]}])
+    page = open_page(app.url, viewport={"width": 1000, "height": 800})
+    wait_for(page, "question 0")
+    some, long = (
+        page.locator(".rb-item:has-text('word')"),
+        page.locator(".rb-item:has-text('line')"),
+    )
+    more = some.locator("[data-act=more]")
+    assert more.is_hidden()
+    page.set_viewport_size({"width": 390, "height": 800})  # a phone is turned
+    more.wait_for()
+    page.set_viewport_size({"width": 1000, "height": 800})
+    more.wait_for(state="hidden")
+    some.locator("[data-act=leave]").click()  # fewer lines are shown there
+    more.wait_for()
+    long.locator("[data-act=leave]").click()
+    collapsed = long.bounding_box()["height"]
+    long.locator("[data-act=more]").click()
+    assert long.bounding_box()["height"] > collapsed + 300
+    assert long.locator("[data-act=more]").inner_text() == "Show less"
+    long.locator("[data-act=more]").click()
+    assert long.bounding_box()["height"] < collapsed + 1
+
+
+def test_the_dashboard_renews_itself_where_nobody_is_reading(serve, open_page):
+    app = serve(LINES, "--annotator", "ann")
+    with Store(app.db) as store:
+        queue = TaskQueue(store)
+        task = queue.next_task("ann")
+        queue.submit("ann", Submission(id="1", task_id=task.id, tiers=((0,), (1,))))
+    page = open_page(
+        app.url + "dashboard",
+        before=lambda page: page.clock.install(),
+        viewport={"width": 400, "height": 800},
+    )
+    page.evaluate("Object.defineProperty(document, 'hidden', {get: () => Boolean(window.isAway)})")
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+
+    def stays() -> bool:
+        page.clock.run_for(30_000)
+        page.wait_for_timeout(100)
+        return requests == []
+
+    page.evaluate("window.isAway = true")
+    assert stays()
+    page.evaluate("window.isAway = false")
+    page.focus("main a")
+    assert stays()
+    page.evaluate("document.activeElement.blur(); getSelection().selectAllChildren(document.body)")
+    assert stays()
+    page.evaluate("getSelection().empty()")
+    page.evaluate("document.querySelector('.scroll').scrollLeft = 50")
+    page.evaluate("document.querySelector('main').className = 'stale'")
+    page.clock.run_for(30_000)
+    page.wait_for_selector("main:not(.stale)")
+    assert page.evaluate("document.querySelector('.scroll').scrollLeft") == 50
 
 
 def test_a_training_task_answers_back(serve, open_page):

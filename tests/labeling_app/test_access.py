@@ -84,7 +84,24 @@ def test_other_sites_cannot_post(client):
     assert client.post("/board", headers=evil).status_code == 403
     assert client.post("/anything", headers={"sec-fetch-site": "cross-site"}).status_code == 403
     assert sign_in(client, origin="https://evil.example").status_code == 403
+    for site in ("cross-site", "same-site"):  # a form of another site, whatever else it says
+        own = {"origin": "http://label:7860", "sec-fetch-site": site}
+        assert sign_in(client, **own).status_code == 403
     assert client.post("/anything", headers={"origin": "http://label:7860"}).status_code == 200
+
+
+def test_a_proxy_that_hides_the_name_is_let_through_by_browsers_or_explained(client):
+    origin = {"origin": "https://labels.example"}
+    assert sign_in(client, **origin, **{"sec-fetch-site": "same-origin"}).status_code == 303
+    answer = sign_in(client, **origin)
+    assert answer.status_code == 403
+    assert answer.json()["error"] == (
+        "Requests from other sites are refused: the page is from 'labels.example', and the request "
+        "is for 'label:7860'. If a proxy stands between them, let it pass the name on (nginx: "
+        "proxy_set_header Host $http_host)."
+    )
+    answer = sign_in(client, **origin, **{"sec-fetch-site": "cross-site"})
+    assert answer.json()["error"] == "Requests from other sites are refused."
 
 
 @pytest.mark.parametrize("path", ["/", "/sign-in", "/healthz", "/config"])

@@ -66,12 +66,15 @@ def test_pseudonyms_stay_and_differ():
     [
         ("GET", "https://evil.example", "cross-site", True),
         ("POST", "http://label:7860", "same-origin", True),
+        ("POST", "https://labels.example", "same-origin", True),  # a proxy with its own Host
         ("POST", "http://label:7860", "", True),
         ("POST", "", "", True),  # curl
         ("POST", "https://evil.example", "", False),
         ("POST", "null", "", False),  # a sandboxed frame
         ("POST", "", "cross-site", False),
+        ("POST", "http://label:7860", "cross-site", False),
         ("POST", "http://label:9999", "same-site", False),
+        ("POST", "http://label:7860", "nonsense", False),
         ("DELETE", "https://evil.example", "", False),
     ],
 )
