@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from rlhf.errors import InputError, InterruptedRunError
-from rlhf.jsonl import write_json, write_text_atomically
+from rlhf.jsonl import flush, flush_folder, write_json, write_text_atomically
 from rlhf.sharding import is_zero
 from rlhf.watchdog import beat
 
@@ -73,9 +73,12 @@ def save_checkpoint(
     if accelerator.is_main_process:
         written_by = {"processes": accelerator.num_processes, "format": _format(accelerator)}
         write_json(partial / PROGRESS, {"step": step, **progress, WRITTEN_BY: written_by})
+        flush_folder(partial)
         shutil.rmtree(final_name, ignore_errors=True)
         partial.rename(final_name)
+        flush(folder)
         write_text_atomically(folder / LATEST, lambda stream: stream.write(final_name.name))
+        flush(folder)
         # last is the one just written, also where an abandoned course left later ones
         kept = sorted(folder.glob("step-*"), key=lambda path: (path == final_name, path.name))
         for old in kept[:-keep]:

@@ -7,6 +7,8 @@ recognised stays a bug of ours, with its traceback.
 import errno
 import socket
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from traceback import walk_tb
 
 from rlhf.errors import InputError, InterruptedRunError, LostPeerError, RlhfError
 from rlhf.ranks import rank, world_size
@@ -24,6 +26,13 @@ TIMED_OUT = ("collective operation timeout", "timed out waiting", "wait timeout"
 MISMATCH = ("same model across all ranks", "not to match sizes of the same param")
 NO_KERNEL = ("no kernel image is available", "could not run '", "not implemented for '")
 BROKEN_DEVICE = ("uncorrectable ecc", "illegal memory access", "unspecified launch failure")
+AT_ONCE = (  # settings that say how much is in memory at once
+    "micro_batch_size",
+    "micro_tokens",
+    "sample_batch_size",
+    "tokens_per_batch",
+    "batch_size",
+)
 
 
 def diagnose(error: BaseException) -> RlhfError | None:
@@ -54,10 +63,31 @@ def _first_line(error: BaseException) -> str:
 
 def _out_of_memory(error: BaseException) -> RlhfError:
     return InputError(
-        f"Memory ran out{_here()}: {_first_line(error)}",
-        "Lower --micro-batch-size, --sample-batch-size or --tokens-per-batch (the result stays the "
-        "same), add --gradient-checkpointing, or divide the model: --sharding fsdp, with --offload "
-        "where that is not enough. --dry-run prints what takes how much.",
+        f"Memory ran out{_here()}: {_first_line(error)}", _lighter(_settings_at_hand(error))
+    )
+
+
+def _settings_at_hand(error: BaseException) -> set[str]:
+    """Names of the settings of the command that failed; empty where none was at work."""
+    given = (frame.f_locals.get("settings") for frame, _ in walk_tb(error.__traceback__))
+    return next(({one.name for one in fields(own)} for own in given if is_dataclass(own)), set())
+
+
+def _lighter(names: set[str]) -> str:
+    """What a command with these settings can do with less memory."""
+    if "micro_batch_size" in names:
+        names = names - {"batch_size"}  # that of an optimizer step
+    flags = [f"--{name.replace('_', '-')}" for name in AT_ONCE if name in names]
+    ways = [f"lower {' or '.join(flags)}"] if flags else []
+    if "gradient_checkpointing" in names:
+        ways.append("add --gradient-checkpointing")
+    if "sharding" in names:
+        ways.append("divide the model: --sharding fsdp, with --offload where that is not enough")
+    words = ", or ".join(ways) or "use a smaller model, or a device with more memory"
+    if len(ways) > 1:
+        words += " (--dry-run prints what takes how much)"
+    return f"{words[0].upper()}{words[1:]}" + (
+        "; then run the same command with --resume." if "resume" in names else "."
     )
 
 

@@ -124,8 +124,7 @@ def new_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
     try:
         yield partial
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
+        flush(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -153,13 +152,28 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for file in partial.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
+    flush_folder(partial)
     old = path.with_name(f".{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         path.rename(old)
     partial.rename(path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def flush_folder(path: Path) -> None:
+    """Let the disk write a folder with everything in it now."""
+    for one in (*path.rglob("*"), path):
+        flush(one)
+
+
+def flush(path: Path) -> None:
+    """Let the disk write a file, or the names in a folder, now: lost power leaves them whole."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot flush folders
+            raise
+    finally:
+        os.close(descriptor)

@@ -49,7 +49,7 @@ def check_before_training(
         settings: of the run.
         out: its folder.
         inputs: its inputs with their hashes.
-        room: bytes that it will write.
+        room: bytes that its checkpoints and its result take.
 
     Raises:
         MismatchError: a process has other packages or inputs than the first.
@@ -105,17 +105,26 @@ def room_bytes(trained: int, saved: int, checkpoints: int) -> int:
 
 
 def require_room(out: Path, wanted: int) -> None:
-    """Refuse a disk that will not hold what a run writes.
+    """Refuse a disk that will not hold what a run writes; the checkpoints that it has make room.
+
+    Args:
+        out: its folder.
+        wanted: bytes that it holds in the end, and while a checkpoint is written.
 
     Raises:
         InputError: names both sizes.
     """
+    run = RunDir(out)
+    if run.is_done:
+        return
+    files = [path for path in run.checkpoints.rglob("*") if path.is_file()]
+    wanted -= sum(file.stat().st_size for file in files)
     there = next(folder for folder in (out, *out.resolve().parents) if folder.is_dir())
     free = shutil.disk_usage(there).free
     if free < wanted:
         raise InputError(
             f"{there} has {free / GIB:.1f} GiB free; the checkpoints and the model need about "
-            f"{wanted / GIB:.1f}",
+            f"{wanted / GIB:.1f} more",
             "Free some, keep fewer states (--keep-checkpoints), or give an --out on another disk.",
         )
 

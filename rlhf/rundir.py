@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,8 @@ from rlhf.provenance import all_packages, code_diff, describe_environment
 from rlhf.ranks import is_main_process, is_restart
 from rlhf.watchdog import watching
 
-# What a run may change when it goes on: where it lives, how it is spread, saved and watched.
+# What a run may change when it goes on: where it lives, how it is spread, saved and watched, how
+# much is in memory at once. Samples of other batches are others, as under other processes.
 FREE_TO_CHANGE = (
     "out",
     "resume",
@@ -44,6 +45,10 @@ FREE_TO_CHANGE = (
     "keep_checkpoints",
     "save_every",
     "gradient_checkpointing",
+    "tokens_per_batch",
+    "micro_batch_size",
+    "micro_tokens",
+    "sample_batch_size",
     "judge_endpoint",
     "judge_parallel",
     *(setting.name for setting in fields(ClusterSettings)),
@@ -55,6 +60,8 @@ STAGE_COMMANDS = {
     "ppo": "rlhf ppo",
     "evaluate": "rlhf evaluate",
 }
+
+_locks: dict[Path, ExitStack] = {}  # of the stages that this process works on
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,8 @@ def open_stage(
         resume: go on in an existing folder; one that does not exist yet is created all the same.
 
     Raises:
-        InputError: the folder exists and `resume` is off, or its settings or inputs were others.
+        InputError: the folder exists and `resume` is off, its settings or inputs were others, or
+            another process is at work in it.
     """
     run = RunDir(out)
     if not is_main_process():
@@ -186,8 +194,11 @@ def open_stage(
                 f"{out} already exists ({status})",
                 "Add --resume to go on with it, or choose another --out.",
             )
-        _require_same(run, settings, inputs)
+        _require_same(run, stage, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)
+    is_alone = getattr(settings, "shard", None) is None  # jobs of --shard fill one stage together
+    if is_alone and not run.is_done:
+        _lock(run)
     if not run.is_done:
         text = to_yaml(without_secrets(settings))
         write_text_atomically(run.config_file, lambda stream: stream.write(text))
@@ -235,8 +246,20 @@ def stage_status(
 
 @contextmanager
 def _locked(run: RunDir) -> Iterator[None]:
+    """Keep other processes out of a stage until the block ends."""
+    _lock(run)
+    try:
+        yield
+    finally:
+        _locks.pop(run.path).close()
+
+
+def _lock(run: RunDir) -> None:
     """Keep other processes out of a stage; the system unlocks it when this one ends, however."""
-    with (run.path / ".lock").open("a+", encoding="utf-8") as file:
+    if run.path in _locks:
+        return
+    with ExitStack() as stack:
+        file = stack.enter_context((run.path / ".lock").open("a+", encoding="utf-8"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -250,7 +273,7 @@ def _locked(run: RunDir) -> Iterator[None]:
         file.truncate(0)
         file.write(f"Process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        yield
+        _locks[run.path] = stack.pop_all()
 
 
 @contextmanager
@@ -307,7 +330,9 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
     return run
 
 
-def _require_same(run: RunDir, settings: Any, inputs: dict[str, dict[str, str]]) -> None:
+def _require_same(
+    run: RunDir, stage: str, settings: Any, inputs: dict[str, dict[str, str]]
+) -> None:
     if not run.config_file.is_file():
         raise InputError(
             f"{run.path} exists but holds no run of ours (no config.yaml)",
@@ -315,7 +340,9 @@ def _require_same(run: RunDir, settings: Any, inputs: dict[str, dict[str, str]])
         )
     old = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
     new = to_plain(settings)
-    changed = sorted(k for k in new if k not in FREE_TO_CHANGE and old.get(k) != new[k])
+    # of sft it is the batch of an optimizer step
+    free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")
+    changed = sorted(k for k in new if k not in free and old.get(k) != new[k])
     if changed:
         described = ", ".join(f"{key}: {old.get(key)} → {new[key]}" for key in changed)
         raise InputError(

@@ -24,12 +24,21 @@ from rlhf.jsonl import write_json
 from rlhf.ranks import rank, world_size
 
 GRACE_SECONDS = 2.0
-COLLECTIVES = ("torch/distributed/", "torch/_ops.py", "accelerate/utils/operations.py")
+COLLECTIVES = (
+    "torch/distributed/",
+    "torch/nn/parallel/",
+    "torch/_ops.py",
+    "accelerate/utils/operations.py",
+)
+BACKWARD = ("torch/autograd/graph.py",)  # below it, out of Python's sight, DDP waits for others
 
 
 @dataclass
 class Heart:
-    """What a rank last said: how many beats so far, where it was, and whether it waits."""
+    """What a rank last said: how many beats so far, where it was, and whether it waits.
+
+    In a backward pass it computes, or waits for those of others.
+    """
 
     rank: int
     host: str
@@ -38,6 +47,7 @@ class Heart:
     phase: str = "starting"
     step: int = 0
     waits: bool | None = None
+    in_backward: bool = False
 
 
 class _Watch:
@@ -140,14 +150,14 @@ def _stand_guard(
 def leave_last_words(folder: Path, heart: Heart) -> None:
     """Write this rank's stacks, and whether its main thread waits for others."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    heart.waits = _is_waiting(frame)
+    heart.waits, heart.in_backward = _is_in(COLLECTIVES, frame), _is_in(BACKWARD, frame)
     with _file(folder, heart.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
         faulthandler.dump_traceback(stream, all_threads=True)
     write_json(_file(folder, heart.rank), asdict(heart))
 
 
-def _is_waiting(frame: FrameType | None) -> bool:
-    return frame is not None and any(part in frame.f_code.co_filename for part in COLLECTIVES)
+def _is_in(files: tuple[str, ...], frame: FrameType | None) -> bool:
+    return frame is not None and any(part in frame.f_code.co_filename for part in files)
 
 
 def read_hearts(folder: Path) -> list[Heart]:
@@ -170,12 +180,18 @@ def is_gone(heart: Heart) -> bool:
 
 
 def find_slow(hearts: list[Heart], ranks: int) -> list[int]:
-    """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats."""
+    """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats.
+
+    A backward pass may wait for those of others, so it is busy only where not all are in one; and
+    being busy singles nobody out where all are.
+    """
     known = {heart.rank: heart for heart in hearts}
     silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
-    busy = [heart.rank for heart in hearts if heart.waits is False]
+    busy = [heart.rank for heart in hearts if not (heart.waits or heart.in_backward)]
+    backward = [heart.rank for heart in hearts if heart.in_backward]
     fewest = min((heart.beats for heart in hearts), default=0)
-    return silent or busy or [heart.rank for heart in hearts if heart.beats == fewest]
+    last = [heart.rank for heart in hearts if heart.beats == fewest]
+    return silent or next((some for some in (busy, backward) if 0 < len(some) < ranks), last)
 
 
 def speaker(slow: list[int], ranks: int) -> int:

@@ -1,6 +1,7 @@
 """A killed run goes on and ends as if nothing had happened."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from safetensors.torch import load_file
 
 from policies.reference_store import open_store
+from rlhf.cli import main
+from rlhf.jsonl import write_json, write_jsonl
 from rlhf.metrics import read_metrics
 from rlhf.rundir import RunDir
 from rlhf.watchdog import read_hearts
@@ -107,6 +110,57 @@ def test_a_killed_reference_run_keeps_its_shards_and_loses_no_row(
     assert rows[0] == rows[1]
     assert len(rows[0]) == 24
     assert not any(row.reused for row in rows[0])
+
+
+def stop_after(run: RunDir, step: int) -> None:
+    """Let a finished training be one that was stopped, though its later checkpoints are there."""
+    write_json(run.stage_file, {**run.read_stage(), "status": "interrupted"})
+    latest = run.checkpoints / "latest"
+    if latest.is_file():
+        latest.write_text(f"step-{step:06d}")
+    for late in run.checkpoints.glob("checkpoint-*"):
+        if int(late.name.rpartition("-")[2]) > step:
+            shutil.rmtree(late)
+
+
+@pytest.mark.parametrize(
+    ("stage", "usual", "smaller"),
+    [
+        ("sft", ("--micro-batch-size", "4"), ("--micro-batch-size", "1")),
+        ("reward", ("--tokens-per-batch", "2048"), ("--tokens-per-batch", "64")),
+        ("ppo", ("--micro-batch-size", "16"), ("--micro-batch-size", "1")),
+        ("ppo", ("--micro-tokens", "1024"), ("--micro-tokens", "64")),
+    ],
+)
+def test_smaller_batches_do_not_change_what_a_resumed_training_ends_with(
+    loop: Loop, tmp_path: Path, stage: str, usual: tuple[str, str], smaller: tuple[str, str]
+) -> None:
+    demonstrations = tmp_path / "demonstrations.jsonl"
+    lines = [{"prompt": f"Word {n}?", "completion": "The dog was kind. " * n} for n in range(1, 12)]
+    write_jsonl(demonstrations, lines)
+    run = RunDir(tmp_path / "run")
+    base = ("--model", str(loop.model), "--out", str(run.path), "--precision", "fp32")
+    arguments = {
+        "sft": ["sft", "--demonstrations", str(demonstrations), *base, "--batch-size", "4"],
+        "reward": [
+            *("train-reward", "--rankings", loop.path("rankings"), *base),
+            *("--prompts-per-batch", "4", "--epochs", "2"),
+        ],
+        "ppo": loop.ppo_arguments(run.path),
+    }[stage]
+    arguments += ["--save-every", "1", "--keep-checkpoints", "9"]
+    assert main([*arguments, *usual]) == 0
+    rows = read_metrics(run.metrics_file)
+    assert len(rows) > 3
+    stop_after(run, 2)
+    assert main([*arguments, *smaller, "--resume"]) == 0
+    again = read_metrics(run.metrics_file)
+    assert again[:2] == rows[:2]
+    for row, expected in zip(again, rows, strict=True):
+        row, expected = (
+            {k: v for k, v in one.items() if "seconds" not in k} for one in (row, expected)
+        )
+        assert row == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("processes", ["2"])

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,25 @@ def test_a_lost_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step-000005", encoding="utf-8")
     with pytest.raises(InputError, match="step-000005 is gone or incomplete"):
         load_checkpoint(Loop().accelerator, tmp_path)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_is_the_latest(tmp_path: Path, monkeypatch) -> None:
+    flushed: list[Path] = []
+
+    def flush(descriptor: int, real=os.fsync) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    loop = Loop()
+    loop.steps(1)
+    saved = save_checkpoint(loop.accelerator, tmp_path, 5, {}, keep=1)
+    partial = tmp_path / ".step-000005.partial"
+    whole = [partial, *(partial / path.relative_to(saved) for path in saved.rglob("*"))]
+    assert partial / "rng-0.pt" in whole
+    names = flushed.index(tmp_path)  # where the folder has its name
+    assert set(whole) <= set(flushed[:names])
+    assert [path.name[:8] for path in flushed[names + 1 :]] == [".latest.", tmp_path.name[:8]]
 
 
 KILLED = """

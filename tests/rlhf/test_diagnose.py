@@ -2,11 +2,14 @@ import errno
 import resource
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from rlhf.cli import COMMANDS, main
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, InterruptedRunError, LostPeerError
 
@@ -20,9 +23,9 @@ REPOSITORY = Path(__file__).parents[2]
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
             InputError,
             "Memory ran out: CUDA out of memory. Tried to allocate 2.00 GiB.",
-            "--gradient-checkpointing",
+            "Use a smaller model",
         ),
-        (MemoryError(), InputError, "Memory ran out: MemoryError", "--sharding fsdp"),
+        (MemoryError(), InputError, "Memory ran out: MemoryError", "a device with more memory"),
         (
             OSError(errno.ENOSPC, "No space left on device"),
             InterruptedRunError,
@@ -77,6 +80,55 @@ def test_causes_and_what_helps(error, kind, problem: str, remedy: str, monkeypat
     assert type(found) is kind
     assert found.problem.startswith(problem)
     assert remedy in found.remedy
+
+
+CHECKPOINTED = "or add --gradient-checkpointing"
+DIVIDED = "or divide the model: --sharding fsdp, with --offload where that is not enough"
+PLANNED = "(--dry-run prints what takes how much)"
+RESUMED = "; then run the same command with --resume."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (
+            "train-reward --rankings r --model m --out OUT",
+            f"Lower --tokens-per-batch, {CHECKPOINTED}, {DIVIDED} {PLANNED}{RESUMED}",
+        ),
+        (
+            "ppo --model m --reward r --reference f --out OUT",
+            "Lower --micro-batch-size or --micro-tokens or --sample-batch-size, "
+            f"{CHECKPOINTED}, {DIVIDED} {PLANNED}{RESUMED}",
+        ),
+        (
+            "sft --demonstrations d --model m --out OUT",
+            f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}",
+        ),
+        (
+            "reference --prompts p --model m --out OUT",
+            f"Lower --batch-size, {DIVIDED} {PLANNED}{RESUMED}",
+        ),
+        (
+            "evaluate --policy p --reference f --reward r --out OUT",
+            f"Lower --batch-size{RESUMED}",
+        ),
+        ("round --db d --policy p --reference f --reward r", "Lower --batch-size."),
+        ("generate --db d --model m", "Lower --batch-size."),
+        ("score f --reward r --out OUT", "Lower --tokens-per-batch."),
+        ("chat --policy p --reference f", "Use a smaller model, or a device with more memory."),
+    ],
+)
+def test_memory_is_saved_with_flags_of_the_command_at_hand(
+    arguments: str, remedy: str, monkeypatch, capsys
+) -> None:
+    def run_out_of_memory(settings: Any) -> None:
+        raise MemoryError
+
+    command, *rest = arguments.split()
+    module = import_module(f"rlhf.commands.{COMMANDS[command]}")
+    monkeypatch.setattr(module, "run", run_out_of_memory)
+    assert main([command, *rest]) == 2
+    assert capsys.readouterr().err == f"error Memory ran out: MemoryError\n  {remedy}\n"
 
 
 def test_anything_else_is_a_bug() -> None:

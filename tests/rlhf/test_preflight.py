@@ -1,16 +1,21 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
 
+from reward.memory import room_for
+from reward.settings import RewardSettings
 from rlhf import preflight
 from rlhf.cluster import ClusterSettings
 from rlhf.distributed import run_processes
 from rlhf.errors import InputError
+from rlhf.jsonl import write_json
 from rlhf.rundir import RunDir
 
 DIFFER = """
@@ -52,6 +57,29 @@ def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
     ) as e:
         preflight.require_room(tmp_path / "new" / "out", 2 * free)
     assert e.value.problem.startswith(f"{tmp_path} has ")
+
+
+def test_checkpoints_that_will_be_replaced_need_no_more_room(tmp_path: Path, monkeypatch) -> None:
+    run = RunDir(tmp_path / "out")
+    for folder, size in (("step-000001", 100), ("best/step-000001", 50)):
+        (run.checkpoints / folder).mkdir(parents=True)
+        (run.checkpoints / folder / "state").write_bytes(bytes(size))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=60))
+    preflight.require_room(run.path, 210)
+    with pytest.raises(InputError, match="the checkpoints and the model need about"):
+        preflight.require_room(run.path, 211)
+
+
+def test_a_finished_run_needs_no_room(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json(run.stage_file, {"stage": "ppo", "status": "done"})
+    preflight.require_room(run.path, 2 * shutil.disk_usage(tmp_path).free)
+
+
+def test_the_best_checkpoint_is_one_more_that_is_kept(tiny_model: Path) -> None:
+    settings = RewardSettings(rankings=Path("r"), model=str(tiny_model), out=Path("out"))
+    kept = replace(settings, keep_checkpoints=2)
+    assert room_for(replace(settings, eval_every=5)) == room_for(kept) > room_for(settings)
 
 
 def test_room_by_hand() -> None:

@@ -2,12 +2,17 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from policies.evaluate_settings import EvaluateSettings
+from policies.reference_settings import ReferenceSettings
+from policies.settings import PPOSettings
+from policies.sft_settings import SFTSettings
+from reward.settings import RewardSettings
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json
 from rlhf.rundir import RunDir, open_stage, require_done, stage_status
@@ -24,6 +29,7 @@ class Settings:
     files: tuple[str, ...] = ("a",)
     resume: bool = False
     notify: str = ""
+    shard: str | None = None
 
 
 def open_ppo(
@@ -118,6 +124,8 @@ def test_resume_of_a_folder_that_is_not_there_starts_it(tmp_path: Path) -> None:
 
 def test_a_moved_folder_can_be_resumed(tmp_path: Path) -> None:
     run = open_ppo(tmp_path / "old")
+    with pytest.raises(KeyboardInterrupt), stage_status(run):
+        raise KeyboardInterrupt
     run.path.rename(tmp_path / "new")
     open_ppo(tmp_path / "new", resume=True)
 
@@ -138,6 +146,53 @@ def test_resume_with_other_settings_names_them(tmp_path: Path) -> None:
         f"{run.path} was started with other settings (rate: 3e-06 → 1e-05, steps: 10 → 20)\n"
         "  Resume with the same settings, or choose another --out."
     )
+
+
+SMALLER = [
+    (
+        "sft",
+        SFTSettings(demonstrations=Path("d"), model="m", out=Path("out")),
+        {"micro_batch_size": 1},
+    ),
+    (
+        "reward",
+        RewardSettings(rankings=Path("r"), model="m", out=Path("out")),
+        {"tokens_per_batch": 64},
+    ),
+    (
+        "reference",
+        ReferenceSettings(prompts=Path("p"), model="m", out=Path("out")),
+        {"batch_size": 1},
+    ),
+    (
+        "ppo",
+        PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=Path("out")),
+        {"micro_batch_size": 1, "micro_tokens": 64, "sample_batch_size": 1},
+    ),
+    (
+        "evaluate",
+        EvaluateSettings(policy="p", reward="r", reference=Path("ref"), out=Path("out")),
+        {"batch_size": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("stage", "settings", "smaller"), SMALLER)
+def test_after_memory_ran_out_resume_takes_smaller_batches(
+    tmp_path: Path, stage: str, settings: Any, smaller: dict[str, int]
+) -> None:
+    out = tmp_path / stage
+    open_stage(out, stage, settings, INPUTS, resume=False)
+    run = open_stage(out, stage, replace(settings, **smaller), INPUTS, resume=True)
+    text = run.config_file.read_text(encoding="utf-8")
+    assert all(f"\n{name}: {value}\n" in text for name, value in smaller.items())
+
+
+def test_the_batch_of_an_optimizer_step_stays_as_it_was(tmp_path: Path) -> None:
+    stage, settings, _ = SMALLER[0]
+    open_stage(tmp_path / "sft", stage, settings, INPUTS, resume=False)
+    with pytest.raises(InputError, match=r"with other settings \(batch_size: 16 → 8\)"):
+        open_stage(tmp_path / "sft", stage, replace(settings, batch_size=8), INPUTS, resume=True)
 
 
 def test_resume_with_another_input_names_it(tmp_path: Path) -> None:
@@ -227,6 +282,46 @@ def test_two_jobs_may_begin_at_the_same_moment(tmp_path: Path) -> None:
     assert open_ppo(run.path, resume=True).read_stage()["status"] == "running"
 
 
+def test_a_second_process_leaves_the_record_of_the_running_one(tmp_path: Path) -> None:
+    (tmp_path / "ppo").mkdir()
+    run = RunDir(tmp_path / "ppo")
+    words = [sys.executable, "-c", OPENING, str(run.path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "opened\n"
+        files = (run.config_file, run.stage_file, run.packages_file)
+        before = [file.read_bytes() for file in files]
+        with pytest.raises(InputError) as caught:
+            open_ppo(run.path, resume=True)
+        assert caught.value.problem == (
+            f"Process {process.pid} on {socket.gethostname()} is at work in {run.path}"
+        )
+        assert [file.read_bytes() for file in files] == before
+        process.kill()
+    finish(open_ppo(run.path, resume=True))
+    assert run.is_done
+
+
+def test_jobs_that_fill_one_stage_all_open_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", OPENING, str(tmp_path / "all"), "0/2"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "opened\n"
+        another = Settings(out=tmp_path / "all", shard="1/2")
+        open_stage(tmp_path / "all", "ppo", another, INPUTS, resume=True)
+        process.kill()
+
+
+OPENING = """
+import pathlib, sys, time
+from rlhf.rundir import open_stage
+from tests.rlhf.test_rundir import INPUTS, Settings
+out, *shard = sys.argv[1:]
+settings = Settings(out=pathlib.Path(out), shard=shard[0] if shard else None)
+open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
+print("opened", flush=True)
+time.sleep(60)
+"""
 HOLDING = """
 import pathlib, sys, time
 from rlhf.rundir import RunDir, stage_status

@@ -13,10 +13,14 @@ REPOSITORY = Path(__file__).parents[2]
 HANG = """
 import os, sys, time
 from pathlib import Path
+import torch
 from rlhf.distributed import start, global_sum
 from rlhf.rundir import RunDir, watching_stage
 from rlhf.watchdog import beat
 accelerator = start("fp32", 0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+for _ in range({before}):
+    {meet}
 run = RunDir(Path(sys.argv[1]))
 with watching_stage(run, 3.0):
     for step in (1, 2, 3):
@@ -25,20 +29,30 @@ with watching_stage(run, 3.0):
         beat("updating", step)
         if step == 2 and accelerator.process_index == 1:
             {hang}
-        global_sum(accelerator, 1.0)
+        {meet}
 """
+SLEEP = "time.sleep(300)"
+STOP = "import signal; os.kill(os.getpid(), signal.SIGSTOP)"
+SUM = "global_sum(accelerator, 1.0)"
+BACKWARD = "model(torch.ones(1, 2)).sum().backward()"
 
 
 @pytest.mark.parametrize(
-    "hang", ["time.sleep(300)", "import signal; os.kill(os.getpid(), signal.SIGSTOP)"]
+    ("hang", "meet", "before", "waits_in"),
+    [
+        (SLEEP, SUM, 0, "global_sum"),
+        (STOP, SUM, 0, "global_sum"),
+        (SLEEP, BACKWARD, 0, "_pre_forward"),  # DDP talks before its second pass
+        (SLEEP, BACKWARD, 2, "_engine_run_backward"),  # and averages gradients below Python
+    ],
 )
 def test_the_rank_that_hangs_is_named_within_timeout_and_ten_seconds(
-    tmp_path: Path, hang: str
+    tmp_path: Path, hang: str, meet: str, before: int, waits_in: str
 ) -> None:
     file, run = tmp_path / "program.py", tmp_path / "run"
     run.mkdir()
     (run / "stage.json").write_text('{"stage": "ppo", "status": "running"}', encoding="utf-8")
-    file.write_text(HANG.format(hang=hang), encoding="utf-8")
+    file.write_text(HANG.format(hang=hang, meet=meet, before=before), encoding="utf-8")
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     group = subprocess.Popen(
         [*agent, str(file), str(run)],
@@ -66,7 +80,7 @@ def test_the_rank_that_hangs_is_named_within_timeout_and_ten_seconds(
     _, shown = group.communicate(timeout=60)
     assert f"error {error.splitlines()[0]}" in shown
     assert "exitcode  : 75" in shown
-    assert "global_sum" in (run / "heartbeat" / "rank-00000.stack").read_text()
+    assert waits_in in (run / "heartbeat" / "rank-00000.stack").read_text()
     if "SIGSTOP" not in hang:
         assert "program.py" in (run / "heartbeat" / "rank-00001.stack").read_text()
 
@@ -76,17 +90,27 @@ def hearts(*said: tuple[int, bool | None]) -> list[Heart]:
 
 
 @pytest.mark.parametrize(
-    ("said", "ranks", "slow"),
+    ("said", "backward", "slow"),
     [
-        ([(5, True), (5, False), (5, True)], 3, [1]),  # one is busy while the others wait
-        ([(5, True), (5, None)], 2, [1]),  # one does not even answer
-        ([(5, True)], 2, [1]),  # one never came
-        ([(6, True), (5, True)], 2, [1]),  # all wait: one of them elsewhere
-        ([(5, False)], 1, [0]),
+        ([(5, True), (5, False), (5, True)], [], [1]),  # one is busy while the others wait
+        ([(5, True), (5, None)], [], [1]),  # one does not even answer
+        ([(5, True)], [], [1]),  # one never came
+        ([(6, True), (5, True)], [], [1]),  # all wait: one of them elsewhere
+        ([(6, False), (5, False)], [], [1]),  # all are busy: one of them is behind
+        ([(5, False), (5, False), (5, False)], [0, 2], [1]),  # DDP waits in the backward pass
+        ([(5, True), (5, False), (5, True)], [1], [1]),  # its own, while the others wait
+        ([(5, False), (5, False)], [0, 1], [0, 1]),  # nobody can tell who computes
     ],
 )
-def test_who_is_slow(said, ranks: int, slow: list[int]) -> None:
-    assert find_slow(hearts(*said), ranks) == slow
+def test_who_is_slow(said, backward: list[int], slow: list[int]) -> None:
+    known = hearts(*said)
+    for one in backward:
+        known[one].in_backward = True
+    assert find_slow(known, max(2, len(known))) == slow
+
+
+def test_one_rank_alone_is_the_slow_one() -> None:
+    assert find_slow(hearts((5, False)), 1) == [0]
 
 
 def test_the_first_rank_that_is_not_stuck_speaks() -> None:
