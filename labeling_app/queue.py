@@ -129,7 +129,7 @@ class TaskQueue:
                 return
             prompt_id, shown = _given(db, submission.task_id, annotator)
             ranking = _to_ranking(prompt_id, annotator, submission, shown)
-            old = _live_ranking(db, submission.task_id, annotator)
+            old = _ranking(db, submission.task_id, annotator)
             if old is None or not _same_judgement(old, ranking, submission.strengths):
                 if old is not None:
                     db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [old["id"]])
@@ -199,10 +199,9 @@ class TaskQueue:
             ORDER BY created_at DESC LIMIT 1"""
         with self.connections.write() as db:
             row = db.execute(query, {"me": annotator}).fetchone()
-            if row is None:
-                return False
-            self.reopen(annotator, row[0])
-            return True
+            if row is not None:
+                self.reopen(annotator, row[0])
+            return row is not None
 
     def reopen(self, annotator: str, task_id: int) -> None:
         """Lease a task again to somebody who did or skipped it, with their answer as the draft.
@@ -212,8 +211,7 @@ class TaskQueue:
         """
         with self.connections.write() as db:
             _, shown = _given(db, task_id, annotator)
-            old = _live_ranking(db, task_id, annotator)
-            if old is not None:
+            if old := _ranking(db, task_id, annotator, withdrawn=True):
                 _write_draft(db, task_id, annotator, json.dumps(_as_draft(old, shown)))
             expires_at = time.time() + self.lease_seconds
             _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
@@ -271,7 +269,7 @@ def _first_open(db: Database, annotator: str) -> int | None:
 def _expire_leases(db: Database) -> None:
     query = "SELECT task_id, annotator FROM assignments WHERE state = 'leased' AND expires_at < ?"
     for task_id, annotator in db.execute(query, [time.time()]).fetchall():
-        done = _live_ranking(db, task_id, annotator) is not None
+        done = _ranking(db, task_id, annotator) is not None
         _set_state(db, task_id, annotator, "done" if done else "expired")
 
 
@@ -346,11 +344,13 @@ def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
     yield from db.execute(f"SELECT id, text FROM responses WHERE id IN ({marks})", ids)
 
 
-def _live_ranking(db: Database, task_id: int, annotator: str) -> dict[str, Any] | None:
+def _ranking(
+    db: Database, task_id: int, annotator: str, *, withdrawn: bool = False
+) -> dict[str, Any] | None:
     names = ("id", "tiers", "strengths", "flags", "note")
-    query = f"""SELECT {", ".join(names)} FROM rankings
-                WHERE task_id = ? AND annotator = ? AND live = 1"""
-    row = db.execute(query, [task_id, annotator]).fetchone()
+    query = f"""SELECT {", ".join(names)} FROM rankings WHERE task_id = ? AND annotator = ?
+                AND (live = 1 OR ?) ORDER BY live DESC, created_at DESC LIMIT 1"""
+    row = db.execute(query, [task_id, annotator, withdrawn]).fetchone()
     return dict(zip(names, row, strict=True)) if row else None
 
 

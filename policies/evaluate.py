@@ -241,7 +241,7 @@ def describe_judges(
     """Kind and name of every judge, and whether the policy was trained to please the reward."""
     name = comparison.reward["path"]
     kind = "reward model" if is_model(name) else "reward function"
-    trained = RunDir(Path(settings.policy)).read_stage().get("inputs", {})
+    trained = RunDir(Path(comparison.policy["path"]).parent).read_stage().get("inputs", {})
     pleased = {given["hash"] for role, given in trained.items() if role.startswith("reward")}
     is_objective = comparison.reward["hash"] in pleased
     judges: dict[str, dict[str, str | bool]] = {

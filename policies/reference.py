@@ -186,7 +186,8 @@ def _plain_prompts(path: Path) -> list[RankedPrompt]:
         if (before.messages, before.split) != (record.prompt.messages, record.prompt.split):
             raise BadLineError(
                 f"{place}: the prompt {before.id!r} came before with other words or another split",
-                "Give every prompt an id of its own, or none: ids then follow from the words.",
+                "Give every prompt an id of its own, or none, for it then follows from the words; "
+                "and leave what is to be held out out of the other split.",
             )
     return list(records.values())
 

@@ -39,7 +39,8 @@ def base_log_probs(
         name: the language model that the reward model started from.
         accelerator: device, precision and processes.
         groups: prompts with responses.
-        tokens: in one forward pass, padding included; at most LOGITS_AT_ONCE.
+        tokens: in one forward pass, padding included; at most LOGITS_AT_ONCE. A prompt with all its
+            responses is one pass at least, whatever their tokens.
         pad_id: what to pad with.
         shared: read a prompt once for all its responses, where the model can.
     """

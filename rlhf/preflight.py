@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,9 @@ def require_room(out: Path, wanted: int) -> None:
     run = RunDir(out)
     if run.is_done:
         return
-    files = [path for path in run.checkpoints.rglob("*") if path.is_file()]
-    wanted -= sum(file.stat().st_size for file in files)
+    with suppress(FileNotFoundError):  # somebody else is at work there, as will be said
+        files = [path for path in run.checkpoints.rglob("*") if path.is_file()]
+        wanted -= sum(file.stat().st_size for file in files)
     there = next(folder for folder in (out, *out.resolve().parents) if folder.is_dir())
     free = shutil.disk_usage(there).free
     if free < wanted:

@@ -226,6 +226,9 @@ def test_a_skip_takes_ones_ranking_back(people, store, fill):
     assert people.num_done("ann") == 0
     assert store.counts()["rankings"] == 0
     assert [record.rankings for record in store.ranked_prompts()] == [()]
+    assert people.undo("ann")  # a skip by mistake: what was said is there again, as a draft
+    assert people.next_task("ann").draft["tiers"] == [[0], [1]]
+    people.skip("ann", skip_id="k2", task_id=task.id, reason="too long", note="")
     assert people.next_task("bob").id == task.id
 
 
