@@ -6,7 +6,7 @@ VLLM := .venv-vllm
 MODEL := models/SmolLM2-135M-Instruct
 DB ?= runs/demo/labels.db
 
-.PHONY: install model browser nodes vllm demo label test check test-vllm test-all clean
+.PHONY: install model browser nodes vllm demo few-demo label test check test-vllm test-all clean
 
 install: $(VENV)/.installed
 
@@ -53,9 +53,15 @@ check: model browser
 test-vllm: vllm
 	$(VLLM)/bin/python -m pytest tests/policies/test_vllm.py
 
-test: install # vLLM's packages come while the checks begin
+few-demo: model # the demo with the real model, cut short
+	few=$$(mktemp -d); \
+	awk '/"split": "train"/ && train++ < 12 || /"split": "test"/ && test++ < 6' \
+	    examples/quickstart/prompts.jsonl >$$few/prompts.jsonl; \
+	PROMPTS=$$few/prompts.jsonl RUN=$$few/run STEPS=2 $(MAKE) demo && test -s $$few/run/evaluate/report.html
+
+test: install # vLLM's packages come while the checks begin; what follows takes one core each
 	$(MAKE) --jobs 2 check vllm
-	$(MAKE) test-vllm
+	$(MAKE) --jobs 2 test-vllm few-demo
 
 test-all: model browser nodes test-vllm
 	$(BIN)/pytest
