@@ -57,7 +57,8 @@ few-demo: model # the demo with the real model, cut short
 	few=$$(mktemp -d); \
 	awk '/"split": "train"/ && train++ < 12 || /"split": "test"/ && test++ < 6' \
 	    examples/quickstart/prompts.jsonl >$$few/prompts.jsonl; \
-	PROMPTS=$$few/prompts.jsonl RUN=$$few/run STEPS=2 $(MAKE) demo && test -s $$few/run/evaluate/report.html
+	PATH="$(CURDIR)/$(BIN):$$PATH" PROMPTS=$$few/prompts.jsonl RUN=$$few/run STEPS=2 \
+	    bash examples/quickstart/run.sh && test -s $$few/run/evaluate/report.html
 
 test: install # vLLM's packages come while the checks begin; what follows takes one core each
 	$(MAKE) --jobs 2 check vllm
