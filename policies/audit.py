@@ -2,7 +2,7 @@
 
 The reverse KL of a policy's own samples cannot come from a store; it needs the reference's
 log-probs of fresh samples. Training never loads the reference model; this audit does, and says
-so.
+so, or asks the policy without its adapters, where the reference is beneath them.
 """
 
 import statistics
@@ -80,7 +80,7 @@ def audit_reverse_kl(
     temperature: float,
     batch_size: int = SCORE_BATCH,
 ) -> dict[str, Any]:
-    """KL(policy ‖ reference) from the policy's own samples, with both models loaded.
+    """KL(policy ‖ reference) from the policy's own samples.
 
     A `reference` of None is the policy with its adapters switched off.
     """

@@ -16,6 +16,7 @@ class JudgeServer(ThreadingHTTPServer):
         self.calls: list[dict] = []
         self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
         self.unclear = False
+        self.is_first_better = lambda first, second: "biased" in first or len(first) > len(second)
         self.absent_to = ""  # questions with these words find nobody there …
         self.absent_after = 0  # … once so many others were answered
         self.answered = 0
@@ -50,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(status, "busy")
             return
         first, second = ANSWERS.search(body["messages"][0]["content"]).groups()
-        verdict = "A" if "biased" in first or len(first) > len(second) else "B"
+        verdict = "A" if server.is_first_better(first, second) else "B"
         text = "I cannot say." if server.unclear else f"[[A]]? No: so.\n[[{verdict}]]"
         answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""Wrong types, and what only the database can tell: named by file and line, and skippable."""
+"""Lines that cannot be used, also by what only the database can tell: named by file and line."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from labeling_app.formats import Defaults, read_entry
 from labeling_app.store import Store
 from rlhf.cli import main
 from rlhf.records import RankedPrompt
-from tests.labeling_app.test_import import PREFERENCES, run_json, write
+from tests.labeling_app.test_import import ASK, BAD, GOOD, PREFERENCES, run_json, write
 
 
 def exported(text: str, *, response: dict | None = None, **ranking: object) -> dict:
@@ -38,14 +38,81 @@ WRONG_TYPES = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_TYPES)
-def test_a_field_of_a_wrong_type_in_an_exported_line_is_named(name, tmp_path, capsys):
-    line, problem = WRONG_TYPES[name]
+BAD_LINES = {
+    "not JSON": ('{"prompt": ', "not valid JSON"),
+    "not an object": ("[1]", "expected a JSON object"),
+    "misspelt prompt": ({"promt": "Hi?"}, "Unknown key 'promt'"),
+    "misspelt split": ({"prompt": "Hi?", "splitt": "test"}, "Unknown key 'splitt'"),
+    "misspelt responses": ({"prompt": "Hi?", "reponses": ["a"]}, "Unknown key 'reponses'"),
+    "no known field": ({"question": "Hi?"}, "No known format has the fields ['question']"),
+    "empty prompt": ({"prompt": "  "}, "user turn of a prompt is empty"),
+    "prompt of a wrong type": ({"prompt": 3}, "prompt must be text, found 3"),
+    "empty response": ({"prompt": "a", "responses": ["b", " "]}, "Response 1 is empty"),
+    "ends with an answer": ({"messages": [ASK, *GOOD]}, "must end with a user turn"),
+    "position too high": ({"prompt": "a", "responses": ["b"], "tiers": [[1]]}, "name position 1"),
+    "position twice": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [0, 1]]},
+        "a response in two tiers",
+    ),
+    "a score too few": (
+        {"prompt": "a", "responses": ["b", "c"], "scores": [1]},
+        "scores must hold a finite number for each of the 2 responses, found [1]",
+    ),
+    "a score that is none": (
+        {"prompt": "a", "responses": ["b", "c"], "scores": [1, None]},
+        "scores must hold a finite number for each of the 2 responses, found [1, None]",
+    ),
+    "scores against the tiers": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "scores": [1, 2]},
+        "has score 1 in a tier above score 2",
+    ),
+    "unknown split": ({"prompt": "a", "split": "dev"}, "Unknown split 'dev'"),
+    "unknown kind": ({"prompt": "a", "kind": "robot"}, "Unknown kind of annotator 'robot'"),
+    "unknown verdict": (
+        {"prompt": "a", "responses": ["b", "c"], "pairs": [[0, 1, "maybe"]]},
+        "pairs must hold",
+    ),
+    "pairs of a wrong type": (
+        {"prompt": "a", "responses": ["b", "c"], "pairs": 5},
+        "pairs must hold [i, j, first|second|tie], found 5",
+    ),
+    "a pair of one response": (
+        {"prompt": "a", "responses": ["b", "c"], "pairs": [[0, 0, "tie"]]},
+        "pairs must hold [i, j, first|second|tie], found [0, 0, 'tie']",
+    ),
+    "responses of a wrong type": (
+        {"prompt": "a", "responses": 5},
+        "responses must be a list, found 5",
+    ),
+    "strengths of a wrong type": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "strengths": 2},
+        "strengths must be a list, found 2",
+    ),
+    "a strength that is a list": (
+        {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "strengths": [[1]]},
+        "has strengths [[1]]",
+    ),
+    "a score beyond all numbers": (
+        {"instruction": "a", "completions": [{"response": "b", "overall_score": 10**400}] * 2},
+        "overall_score is not a number",
+    ),
+    "two conversations": (
+        {"chosen": [ASK, *GOOD], "rejected": [{"role": "user", "content": "Oh?"}, *BAD]},
+        "not two answers to one conversation",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES | WRONG_TYPES)
+def test_a_bad_line_is_named_and_nothing_is_stored(name, tmp_path, capsys):
+    line, problem = (BAD_LINES | WRONG_TYPES)[name]
     path = write(tmp_path / "in.jsonl", [{"prompt": "fine"}, line])
     assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
     message = capsys.readouterr().err
     assert f"{path}:2: " in message
     assert problem in message
+    assert "--on-error skip" in message
+    assert not (tmp_path / "new.db").exists()
 
 
 ULTRAFEEDBACK = PREFERENCES["UltraFeedback"]

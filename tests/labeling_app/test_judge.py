@@ -11,7 +11,7 @@ from labeling_app.queue import Submission, TaskQueue
 from rlhf.cli import main
 from rlhf.judge import Endpoint
 from rlhf.records import Ranking
-from tests.judge_server import ANSWERS, JudgeServer
+from tests.judge_server import JudgeServer
 
 
 @pytest.fixture
@@ -183,13 +183,10 @@ BEATS = {
 
 
 def test_pairs_that_fit_no_order_stay_when_another_response_comes(
-    store, make_prompt, make_responses, monkeypatch
+    store, server, make_prompt, make_responses
 ):
-    def play(endpoint: Endpoint, request: list[dict[str, str]]) -> str:
-        first, second = ANSWERS.search(request[0]["content"]).groups()
-        return "[[A]]" if second in BEATS[first] else "[[B]]"
-
-    monkeypatch.setattr("labeling_app.judging.complete", play)
+    server.is_first_better = lambda first, second: second in BEATS[first]
+    endpoint = Endpoint(url=server.url, model="m")
     prompt = make_prompt("Best?")
     store.add_prompts([prompt])
     circle = [[["rock"], ["scissors"]], [["paper"], ["rock"]], [["scissors"], ["paper"]]]
@@ -199,7 +196,7 @@ def test_pairs_that_fit_no_order_stay_when_another_response_comes(
         (["rock", "paper", "scissors", "well"], circle + of_the_well),
     ):
         store.add_responses(make_responses(prompt, texts))
-        annotate_with_judge(store, Endpoint(url="", model="m"), name="j", rubric="", parallel=1)
+        annotate_with_judge(store, endpoint, name="j", rubric="", parallel=1)
         assert sorted(tiers(store)) == sorted(expected)
         assert store.counts()["rankings"] == len(expected)
 
