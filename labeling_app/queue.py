@@ -211,7 +211,8 @@ class TaskQueue:
         """
         with self.connections.write() as db:
             _, shown = _given(db, task_id, annotator)
-            if old := _ranking(db, task_id, annotator, withdrawn=True):
+            old = _ranking(db, task_id, annotator) or _ranking(db, task_id, annotator, live=0)
+            if old:
                 _write_draft(db, task_id, annotator, json.dumps(_as_draft(old, shown)))
             expires_at = time.time() + self.lease_seconds
             _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
@@ -344,13 +345,12 @@ def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
     yield from db.execute(f"SELECT id, text FROM responses WHERE id IN ({marks})", ids)
 
 
-def _ranking(
-    db: Database, task_id: int, annotator: str, *, withdrawn: bool = False
-) -> dict[str, Any] | None:
+def _ranking(db: Database, task_id: int, annotator: str, live: int = 1) -> dict[str, Any] | None:
+    """The last ranking of a task by one annotator that is live, or that is not."""
     names = ("id", "tiers", "strengths", "flags", "note")
-    query = f"""SELECT {", ".join(names)} FROM rankings WHERE task_id = ? AND annotator = ?
-                AND (live = 1 OR ?) ORDER BY live DESC, created_at DESC LIMIT 1"""
-    row = db.execute(query, [task_id, annotator, withdrawn]).fetchone()
+    query = f"""SELECT {", ".join(names)} FROM rankings
+                WHERE annotator = ? AND live = ? AND task_id = ? ORDER BY seq DESC LIMIT 1"""
+    row = db.execute(query, [annotator, live, task_id]).fetchone()
     return dict(zip(names, row, strict=True)) if row else None
 
 
