@@ -9,7 +9,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from policies.generate import (
     EMPTY_TEXT,
@@ -19,6 +19,7 @@ from policies.generate import (
     encode_prompts,
     sample_responses,
 )
+from policies.loading import in_memory
 from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.sides import split_by_side
 from rlhf.metrics import progress
@@ -67,7 +68,6 @@ def stored_answers(groups: Sequence[tuple[ReferenceRow, ...]], store: ReferenceS
 
 def sample_answers(
     accelerator: Accelerator,
-    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     description: dict[str, str],
     prompts: Sequence[list[int]],
@@ -76,10 +76,11 @@ def sample_answers(
     samples: int,
     batch_size: int,
 ) -> Side:
-    """Sample `samples` answers to every prompt, given as token ids."""
+    """Load a model and let it give `samples` answers to every prompt, given as token ids."""
     repeated = [ids for ids in prompts for _ in range(samples)]
+    model = load_causal_lm(description["path"]).to(accelerator.device)
     set_seed(sampling.seed)
-    with progress("answers", total=len(repeated)) as bar:
+    with in_memory(model), progress("answers", total=len(repeated)) as bar:
         flat = sample_responses(
             accelerator, model, tokenizer, repeated, sampling, batch_size, bar.advance
         )
@@ -106,10 +107,8 @@ def sample_rival(
     path = description["path"]
     tokenizer = load_tokenizer(path)
     encoded = encode_prompts(tokenizer, load_config(path), prompts, sampling.max_new_tokens)
-    model = load_causal_lm(path).to(accelerator.device)
     side = sample_answers(
         accelerator,
-        model,
         tokenizer,
         description,
         encoded,

@@ -16,12 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.generate import Sample, Sampler, sample_responses
+from policies.loading import load_reference_model
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import clamped_log_ratios, forward_kl_k3, reverse_kl_k1, reverse_kl_k3
-from policies.packing import pack_prefixes
-from policies.reference_store import ReferenceRow, ReferenceStore, require_reference_of
+from policies.reference_store import ReferenceRow, ReferenceStore
 from rlhf.adapters import without_adapters
-from rlhf.models import describe_model, load_causal_lm
 from rlhf.planner import SCORE_BATCH
 from rlhf.tokens import pad_left, pad_right
 
@@ -54,22 +53,6 @@ def score_responses(
     return [scored[row] for row in range(len(responses))]
 
 
-def load_reference_model(
-    store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
-) -> PreTrainedModel:
-    """Load the model that made a store, for an audit; `together` all processes hold one.
-
-    Raises:
-        InputError: the model is not where the manifest says, or has changed.
-    """
-    path = store.manifest["model"]["path"]
-    require_reference_of(store, describe_model(path))
-    model: PreTrainedModel = load_causal_lm(path, together=together).to(accelerator.device)
-    pack_prefixes(model)
-    model.eval()
-    return model
-
-
 def audit_reverse_kl(
     accelerator: Accelerator,
     policy: PreTrainedModel,
@@ -88,12 +71,25 @@ def audit_reverse_kl(
     ours = score_responses(accelerator, policy, tokenizer, *asked)
     with nullcontext() if reference else without_adapters(policy):
         theirs = score_responses(accelerator, reference or policy, tokenizer, *asked)
+    return estimate_reverse_kl(prompts, ours, theirs)
+
+
+def estimate_reverse_kl(
+    prompts: Sequence[list[int]], ours: Sequence[Tensor], theirs: Sequence[Tensor]
+) -> dict[str, Any]:
+    """KL(policy ‖ reference) from both models' log-probs of the policy's own samples.
+
+    Args:
+        prompts: of each sample; a prompt's samples share an error, see `estimate`.
+        ours: the policy's log-probs, a tensor of tokens for each sample.
+        theirs: the reference's.
+    """
     pairs = list(zip(ours, theirs, strict=True))
-    nats = [_sum(reverse_kl_k1, mine, reference_log_probs) for mine, reference_log_probs in pairs]
+    nats = [_sum(reverse_kl_k1, *pair) for pair in pairs]
     return {
         **estimate(nats, [len(mine) for mine in ours], [str(ids) for ids in prompts]),
         "estimator": "k1",
-        "k3_nats": statistics.fmean(_sum(reverse_kl_k3, mine, other) for mine, other in pairs),
+        "k3_nats": statistics.fmean(_sum(reverse_kl_k3, *pair) for pair in pairs),
     }
 
 

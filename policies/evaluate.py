@@ -16,7 +16,7 @@ import numpy as np
 from accelerate import Accelerator
 from jaxtyping import Float
 from numpy import ndarray
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from policies.answers import (
     Side,
@@ -26,9 +26,10 @@ from policies.answers import (
     sample_rival,
     stored_answers,
 )
-from policies.audit import audit_reverse_kl, load_reference_model, measure_forward_kl
+from policies.audit import estimate_reverse_kl, measure_forward_kl, score_responses
 from policies.evaluate_settings import EvaluateSettings
 from policies.judges import AIJudge, score_with_reward, score_with_signal, try_judge
+from policies.loading import in_memory, load_reference_model
 from policies.reference_store import ReferenceRow, ReferenceStore, open_store
 from policies.report import Exhibit, headline, write_report
 from policies.reward_sources import describe_rewards, is_model, load_reward
@@ -98,9 +99,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         return headline(run.read_report())
     with stage_status(run):
         tokenizer = load_tokenizer(comparison.policy["path"])
-        model = load_causal_lm(comparison.policy["path"]).to(accelerator.device)
-        model.eval()
-        sides = answer(accelerator, model, tokenizer, comparison, run.answers)
+        sides = answer(accelerator, tokenizer, comparison, run.answers)
         scores = score(accelerator, tokenizer, sides, comparison)
         wins = {
             name: judge(sides, name, scores, comparison, run) for name in sides if name != "policy"
@@ -109,7 +108,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
             "judges": describe_judges(settings, comparison),
             **count_verdicts(wins),
             **summarise(sides, scores, wins, comparison),
-            "kl": measure_kls(accelerator, model, tokenizer, sides["policy"], comparison),
+            "kl": measure_kls(accelerator, tokenizer, sides["policy"], comparison),
             "seed": settings.seed,
             "split": settings.split,
             "samples_per_prompt": settings.samples,
@@ -172,7 +171,6 @@ def read_rubric(path: Path | None) -> str:
 
 def answer(
     accelerator: Accelerator,
-    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     comparison: Comparison,
     file: Path,
@@ -189,9 +187,7 @@ def answer(
     how = {"samples": settings.samples, "batch_size": settings.batch_size}
     sampling = replace(comparison.store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in comparison.groups]
-    policy = sample_answers(
-        accelerator, model, tokenizer, comparison.policy, encoded, sampling, **how
-    )
+    policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, **how)
     sides = stored | {"policy": policy}
     if comparison.rival:
         sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
@@ -288,23 +284,27 @@ def summarise(
 
 def measure_kls(
     accelerator: Accelerator,
-    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ours: Side,
     comparison: Comparison,
 ) -> dict[str, Any]:
     """Forward KL from the store; reverse KL of the policy's answers with the reference loaded."""
-    how = (comparison.store.sampling.temperature, comparison.settings.batch_size)
+    store, policy = comparison.store, comparison.policy["path"]
+    how = (store.sampling.temperature, comparison.settings.batch_size)
     rows = [row for group in comparison.groups for row in group]
     prompts = [
         group[0].prompt_ids
         for group, part in zip(comparison.groups, ours.samples, strict=True)
         for _ in part
     ]
-    samples = [sample for part in ours.samples for sample in part]
-    forward = measure_forward_kl(accelerator, model, tokenizer, rows, *how)
-    reference = load_reference_model(comparison.store, accelerator)
-    reverse = audit_reverse_kl(accelerator, model, reference, tokenizer, prompts, samples, *how)
+    responses = [sample.token_ids for part in ours.samples for sample in part]
+    with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
+        forward = measure_forward_kl(accelerator, model, tokenizer, rows, *how)
+        asked = (tokenizer, prompts, responses, *how)
+        log_probs = score_responses(accelerator, model, *asked)
+    with in_memory(load_reference_model(store, accelerator)) as reference:
+        reference_log_probs = score_responses(accelerator, reference, *asked)
+    reverse = estimate_reverse_kl(prompts, log_probs, reference_log_probs)
     kls = {"forward": forward, "reverse": reverse}
     return {name: {**kl, "sqrt_nats": max(0.0, kl["nats"]) ** 0.5} for name, kl in kls.items()}
 

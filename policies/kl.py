@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policies.actor_critic import PolicyAndCritic
-from policies.audit import load_reference_model
+from policies.loading import load_reference_model
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import reverse_kl_k1, reverse_kl_k3
 from policies.reference_store import ReferenceStore

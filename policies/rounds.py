@@ -13,8 +13,9 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from policies.answers import sample_answers, stored_answers
-from policies.audit import load_reference_model, score_responses
+from policies.audit import score_responses
 from policies.judges import score_with_reward
+from policies.loading import in_memory, load_reference_model
 from policies.reference_store import open_store
 from policies.reward_sources import describe_rewards, load_reward
 from policies.round_settings import RoundSettings
@@ -71,23 +72,26 @@ def sample_candidates(
         )
     accelerator = start_alone(settings.precision, settings.seed)
     tokenizer = load_tokenizer(policy["path"])
-    model = load_causal_lm(policy["path"]).to(accelerator.device)
     sampling = replace(store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in groups]
     how = {"samples": settings.k, "batch_size": settings.batch_size}
-    ours = sample_answers(accelerator, model, tokenizer, policy, encoded, sampling, **how)
+    ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, **how)
+    repeated = [ids for ids in encoded for _ in range(settings.k)]
+    responses = [sample.token_ids for row in ours.samples for sample in row]
+    asked = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)
+    with in_memory(load_causal_lm(policy["path"]).to(accelerator.device)) as model:
+        log_probs = score_responses(accelerator, model, *asked)
+    with in_memory(load_reference_model(store, accelerator)) as reference:
+        reference_log_probs = score_responses(accelerator, reference, *asked)
+    log_ratios = [
+        float(mine.sum()) - float(other.sum())
+        for mine, other in zip(log_probs, reference_log_probs, strict=True)
+    ]
+    nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
     reward = load_reward([settings.reward], accelerator)
     sides = {"policy": ours, "reference": stored_answers(groups, store)}
     rows = [group[0] for group in groups]
     rewards = score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))
-    repeated = [ids for ids in encoded for _ in range(settings.k)]
-    responses = [sample.token_ids for row in ours.samples for sample in row]
-    log_ratio = np.zeros(len(responses))
-    asked = (repeated, responses, store.sampling.temperature, settings.batch_size)
-    for sign, one in ((1, model), (-1, load_reference_model(store, accelerator))):
-        scored = score_responses(accelerator, one, tokenizer, *asked)
-        log_ratio += sign * np.array([float(log_probs.sum()) for log_probs in scored])
-    nats = log_ratio.reshape(len(groups), -1).mean(axis=1)
     prompts = [group[0].prompt for group in groups]
     originals = sides["reference"].responses(prompts)
     news = ours.responses(prompts)

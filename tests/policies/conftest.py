@@ -1,9 +1,11 @@
 """What an evaluation needs, at the smallest size: a store, a reward model, two policies."""
 
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.cli import main
 from rlhf.models import new_reward_model, save_model
@@ -59,3 +61,29 @@ def done(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
         against = ["--against", inputs.path("rival")]
         assert main(inputs.arguments(out, *judge, *against)) == 0
     return RunDir(out)
+
+
+@pytest.fixture
+def already_loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For every model that is loaded, how many loaded before it still have weights in memory."""
+    models: list[weakref.ref] = []
+    counts: list[int] = []
+
+    def has_weights(model: weakref.ref) -> bool:
+        found = model()
+        return found is not None and not all(one.is_meta for one in found.parameters())
+
+    def watch(kind: type) -> None:
+        load = kind.from_pretrained
+
+        def watched(*args, **kwargs):
+            counts.append(sum(map(has_weights, models)))
+            model = load(*args, **kwargs)
+            models.append(weakref.ref(model))
+            return model
+
+        monkeypatch.setattr(kind, "from_pretrained", watched)
+
+    watch(AutoModelForCausalLM)
+    watch(AutoModelForSequenceClassification)
+    return counts

@@ -180,6 +180,14 @@ def test_a_judge_that_is_not_there_is_noticed_before_anything_is_sampled(
     assert not (tmp_path / "out").exists()
 
 
+def test_one_model_at_a_time_is_in_memory(
+    evaluate: Evaluate, inputs: Inputs, already_loaded: list[int], tmp_path: Path
+) -> None:
+    code, _, errors = evaluate(tmp_path / "out", "--against", inputs.path("rival"))
+    assert code == 0, errors
+    assert already_loaded == [0] * 5  # two that answer, the reward, two for the KLs
+
+
 def test_an_unclear_judge_counts_for_nothing(evaluate: Evaluate, tmp_path: Path) -> None:
     with JudgeServer() as server:
         server.unclear = True

@@ -72,13 +72,14 @@ def entropy(responses: list[Response]) -> float:
 
 
 def test_the_farthest_and_the_least_certain_prompts_come_first(
-    inputs: Inputs, tmp_path: Path
+    inputs: Inputs, already_loaded: list[int], tmp_path: Path
 ) -> None:
     Store(tmp_path / "labels.db").close()
     command = ["round", "--db", str(tmp_path / "labels.db"), "--policy", inputs.path("policy")]
     command += ["--reference", inputs.path("reference"), "--reward", f"signal:{SIGNAL}"]
     assert main([*command, "--random-share", "0.1"]) == 2
     assert main([*command, "--pick", "8", "--precision", "fp32"]) == 0
+    assert already_loaded == [0] * 3  # one model at a time is in memory
     original, policy = (
         AutoModelForCausalLM.from_pretrained(inputs.path(name)) for name in ("original", "policy")
     )
