@@ -1,9 +1,11 @@
 """Ranked datasets for the reward tests: sunny words beat rainy ones."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.ranked import write_ranked
@@ -59,3 +61,14 @@ def sequences_of(
         for record in records
         for response in record.responses
     ]
+
+
+@pytest.fixture
+def broken_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with a norm that is not a number."""
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    state = load_file(broken / "model.safetensors")
+    state["model.norm.weight"] *= float("nan")
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    return broken

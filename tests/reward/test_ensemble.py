@@ -1,5 +1,4 @@
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,30 +14,24 @@ from rlhf.cli import main
 from rlhf.errors import ConfigError, GuardError
 from rlhf.jsonl import read_jsonl, write_jsonl
 from rlhf.models import model_fingerprint
+from rlhf.rundir import watching_stage
 from rlhf.tokens import load_tokenizer, pad_right
 from rlhf.watchdog import read_hearts
+from tests.listener import Listener
 
 from .conftest import build_record, sequences_of
 
-URL = "http://127.0.0.1:9/hook"
 RECORDS = [build_record(n, "test") for n in range(0, 32, 4)]
 
 
 @pytest.fixture(scope="module")
-def told():
-    """Which URLs heard of which run, and what."""
-    heard = []
-
-    def notify(url, run, status, details=""):
-        heard.append((url, run, status, details))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rlhf.rundir.notify", notify)
-        yield heard
+def listener():
+    with Listener() as listening:
+        yield listening
 
 
 @pytest.fixture(scope="module")
-def ensemble(rankings, tiny_model, tmp_path_factory, told):
+def ensemble(rankings, tiny_model, tmp_path_factory, listener):
     out = tmp_path_factory.mktemp("runs") / "reward"
     settings = RewardSettings(
         rankings=rankings,
@@ -49,7 +42,7 @@ def ensemble(rankings, tiny_model, tmp_path_factory, told):
         prompts_per_batch=4,
         learning_rate=1e-3,
         epochs=2,
-        notify=URL,
+        notify=listener.url,
     )
     return settings, train_ensemble(settings)
 
@@ -92,32 +85,33 @@ def test_the_report_names_every_member(ensemble):
         assert (settings.out / name / "report.html").is_file()
 
 
-def test_a_url_hears_of_the_run_and_not_of_its_members(ensemble, told):
+def test_a_url_hears_of_the_run_and_not_of_its_members(ensemble, listener):
     settings, _ = ensemble
-    assert [one for one in told if one[0]] == [(URL, str(settings.out), "done", "")]
+    assert [(one["run"], one["status"]) for one in listener.heard if one["status"] == "done"] == [
+        (str(settings.out), "done")
+    ]
 
 
 def test_a_url_hears_once_that_a_member_failed_and_from_the_member_that_it_stalls(
-    ensemble, told, tmp_path, monkeypatch
+    ensemble, broken_model, listener, tmp_path, monkeypatch
 ):
     watched = []
 
     def watching(run, timeout_seconds, url):
         watched.append((run.path, timeout_seconds, url))
-        return nullcontext()
-
-    def fail(*_):
-        raise GuardError("Loss is not a number", "Lower the learning rate.")
+        return watching_stage(run, timeout_seconds, url)
 
     monkeypatch.setattr("reward.train.watching_stage", watching)
-    monkeypatch.setattr("reward.train._train", fail)
     out = tmp_path / "reward"
-    before = len(told)
+    before = len(listener.heard)
+    failing = replace(ensemble[0], model=str(broken_model), out=out, stall_timeout=70)
     with pytest.raises(GuardError):
-        train_ensemble(replace(ensemble[0], out=out, stall_timeout=7))
-    words = "GuardError: Loss is not a number\n  Lower the learning rate."
-    assert [one for one in told[before:] if one[0]] == [(URL, str(out), "failed", words)]
-    assert watched == [(out / "member-0", 7, URL)]
+        train_ensemble(failing)
+    [message] = listener.heard[before:]
+    assert message["text"].startswith(
+        f"{out}: failed\nGuardError: Loss or gradient is not a number"
+    )
+    assert watched == [(out / "member-0", 70, listener.url)]
 
 
 def test_joining_and_measuring_are_watched(ensemble):

@@ -1,10 +1,14 @@
 import pytest
 import torch
+from accelerate import Accelerator
+from torch import nn
 
-from reward import finish
 from reward.data import Data
+from reward.finish import measure_scale
 from reward.groups import Group
 from reward.normalise import fit_scale, fold_into_head
+from reward.objective import Objective
+from reward.step import Trainee
 from rlhf.errors import GuardError
 
 
@@ -39,12 +43,20 @@ def test_gain_goes_into_weight_and_bias_of_the_head_only():
         (32, "reference outputs in the dataset"),
     ],
 )
-def test_few_reference_outputs_set_no_scale(monkeypatch, outputs, fitted_on):
-    reference = [Group(str(number), (5,), ((6,),)) for number in range(outputs)]
-    rewards = [[float(number % 2)] for number in range(outputs)]  # mean 1/2, deviation 1/2
-    monkeypatch.setattr(finish, "score_groups", lambda trainee, groups: rewards)
+def test_few_reference_outputs_set_no_scale(outputs, fitted_on):
+    class LastToken(nn.Module):
+        """Its reward is the last token."""
+
+        def forward(self, inputs):
+            return inputs.ids.flatten()[inputs.reads].float()
+
+    accelerator = Accelerator(mixed_precision="no")
+    unused = torch.optim.SGD([torch.zeros(1)])
+    trainee = Trainee(accelerator, LastToken(), unused, 0, 2048, Objective(), shared=False)
+    # rewards 0 and 1 in turn: mean 1/2, deviation 1/2
+    reference = [Group(str(number), (5,), ((number % 2,),)) for number in range(outputs)]
     data = Data([], [], [], reference, "test prompts", {})
-    scale, normalised = finish.measure_scale(None, data, [[1.0, 3.0]])  # mean 2, deviation 1
+    scale, normalised = measure_scale(trainee, data, [[1.0, 3.0]])  # mean 2, deviation 1
     assert scale.fitted_on == fitted_on
     if outputs < 32:
         assert (scale.gain, scale.bias, scale.responses) == (1.0, -2.0, 2)

@@ -1,5 +1,5 @@
 import errno
-import resource
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.cli import COMMANDS, main
+from rlhf.cli import COMMANDS
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, InterruptedRunError, LostPeerError
+from tests.pipeline.loop import SHORT, write_prompts
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -89,46 +90,36 @@ RESUMED = "; then run the same command with --resume."
 
 
 @pytest.mark.parametrize(
-    ("arguments", "remedy"),
+    ("command", "remedy"),
     [
         (
-            "train-reward --rankings r --model m --out OUT",
+            "train-reward",
             f"Lower --tokens-per-batch, {CHECKPOINTED}, {DIVIDED} {PLANNED}{RESUMED}",
         ),
         (
-            "ppo --model m --reward r --reference f --out OUT",
+            "ppo",
             "Lower --micro-batch-size or --micro-tokens or --sample-batch-size, "
             f"{CHECKPOINTED}, {DIVIDED} {PLANNED}{RESUMED}",
         ),
-        (
-            "sft --demonstrations d --model m --out OUT",
-            f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}",
-        ),
-        (
-            "reference --prompts p --model m --out OUT",
-            f"Lower --batch-size, {DIVIDED} {PLANNED}{RESUMED}",
-        ),
-        (
-            "evaluate --policy p --reference f --reward r --out OUT",
-            f"Lower --batch-size{RESUMED}",
-        ),
-        ("round --db d --policy p --reference f --reward r", "Lower --batch-size."),
-        ("generate --db d --model m", "Lower --batch-size."),
-        ("score f --reward r --out OUT", "Lower --tokens-per-batch."),
-        ("chat --policy p --reference f", "Use a smaller model, or a device with more memory."),
+        ("sft", f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}"),
+        ("reference", f"Lower --batch-size, {DIVIDED} {PLANNED}{RESUMED}"),
+        ("evaluate", f"Lower --batch-size{RESUMED}"),
+        ("round", "Lower --batch-size."),
+        ("generate", "Lower --batch-size."),
+        ("score", "Lower --tokens-per-batch."),
+        ("chat", "Use a smaller model, or a device with more memory."),
     ],
 )
-def test_memory_is_saved_with_flags_of_the_command_at_hand(
-    arguments: str, remedy: str, monkeypatch, capsys
-) -> None:
+def test_memory_is_saved_with_flags_of_the_command_at_hand(command: str, remedy: str) -> None:
     def run_out_of_memory(settings: Any) -> None:
         raise MemoryError
 
-    command, *rest = arguments.split()
-    module = import_module(f"rlhf.commands.{COMMANDS[command]}")
-    monkeypatch.setattr(module, "run", run_out_of_memory)
-    assert main([command, *rest]) == 2
-    assert capsys.readouterr().err == f"error Memory ran out: MemoryError\n  {remedy}\n"
+    kind = import_module(f"rlhf.commands.{COMMANDS[command]}").Settings
+    with pytest.raises(MemoryError) as caught:
+        run_out_of_memory(object.__new__(kind))
+    found = diagnose(caught.value)
+    assert found is not None
+    assert found.remedy == remedy
 
 
 def test_anything_else_is_a_bug() -> None:
@@ -152,21 +143,31 @@ def test_the_rank_is_named_in_a_group(monkeypatch) -> None:
 
 SMALL = """
 import resource, sys
+from pathlib import Path
 from rlhf.cli import main
-code = main(["plan", "--help"])  # everything that is imported is there
-import torch
-resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
-import rlhf.commands.plan as plan
-plan.run = lambda settings: torch.empty(2**34)
-sys.exit(main(["plan", "--model", "m"]))
+
+arguments = sys.argv[1:]
+assert main([*arguments, "--out", "first"]) == 0  # everything that is imported is there
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+room = pages * resource.getpagesize() + 2**26
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+sys.exit(main([*arguments, "--out", "second", "--batch-size", "4096", "--samples", "4096"]))
 """
 
 
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_AS"), reason="needs Linux")
-def test_memory_that_really_runs_out_is_one_message() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_memory_that_really_runs_out_is_one_message(tiny_model: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    arguments = ["reference", "--prompts", prompts, "--model", tiny_model, *SHORT]
     done = subprocess.run(
-        [sys.executable, "-c", SMALL], capture_output=True, text=True, check=False, cwd=REPOSITORY
+        [sys.executable, "-c", SMALL, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error Memory ran out: ")
+    assert "\nerror Memory ran out: " in done.stderr
+    assert "Lower --batch-size" in done.stderr
     assert "Traceback" not in done.stderr

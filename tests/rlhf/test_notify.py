@@ -1,9 +1,5 @@
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,36 +7,17 @@ from rlhf.cluster import ClusterSettings
 from rlhf.errors import ConfigError, GuardError, InterruptedRunError
 from rlhf.notify import notify
 from rlhf.rundir import RunDir, stage_status
-
-
-class Listener(BaseHTTPRequestHandler):
-    heard: list[dict[str, Any]]
-
-    def do_POST(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        assert self.headers["Content-Type"] == "application/json"
-        self.heard.append(json.loads(content))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
+from tests.listener import Listener
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    heard: list[dict[str, Any]] = []
-    handler = type("Handler", (Listener,), {"heard": heard})
-    with HTTPServer(("127.0.0.1", 0), handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{listening.server_port}/hook", heard
-        listening.shutdown()
-        thread.join()
+def listener() -> Iterator[Listener]:
+    with Listener() as listening:
+        yield listening
 
 
-def test_a_stage_tells_how_it_ended(server, tmp_path: Path) -> None:
-    url, heard = server
+def test_a_stage_tells_how_it_ended(listener: Listener, tmp_path: Path) -> None:
+    url, heard = listener.url, listener.heard
     run = RunDir(tmp_path)
     with stage_status(run, url):
         pass
@@ -55,8 +32,8 @@ def test_a_stage_tells_how_it_ended(server, tmp_path: Path) -> None:
     )
 
 
-def test_other_processes_are_silent(server, tmp_path: Path, monkeypatch) -> None:
-    url, heard = server
+def test_other_processes_are_silent(listener: Listener, tmp_path: Path, monkeypatch) -> None:
+    url, heard = listener.url, listener.heard
     monkeypatch.setenv("RANK", "1")
     with stage_status(RunDir(tmp_path), url):
         pass
