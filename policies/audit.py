@@ -7,7 +7,7 @@ so, or asks the policy without its adapters, where the reference is beneath them
 
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.generate import Sample, Sampler, sample_responses
-from policies.loading import load_reference_model
+from policies.generate import Sampler, sample_responses
+from policies.loading import in_memory, load_reference_model
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import clamped_log_ratios, forward_kl_k3, reverse_kl_k1, reverse_kl_k3
 from policies.reference_store import ReferenceRow, ReferenceStore
@@ -53,27 +53,6 @@ def score_responses(
     return [scored[row] for row in range(len(responses))]
 
 
-def audit_reverse_kl(
-    accelerator: Accelerator,
-    policy: PreTrainedModel,
-    reference: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
-    samples: Sequence[Sample],
-    temperature: float,
-    batch_size: int = SCORE_BATCH,
-) -> dict[str, Any]:
-    """KL(policy ‖ reference) from the policy's own samples.
-
-    A `reference` of None is the policy with its adapters switched off.
-    """
-    asked = (prompts, [sample.token_ids for sample in samples], temperature, batch_size)
-    ours = score_responses(accelerator, policy, tokenizer, *asked)
-    with nullcontext() if reference else without_adapters(policy):
-        theirs = score_responses(accelerator, reference or policy, tokenizer, *asked)
-    return estimate_reverse_kl(prompts, ours, theirs)
-
-
 def estimate_reverse_kl(
     prompts: Sequence[list[int]], ours: Sequence[Tensor], theirs: Sequence[Tensor]
 ) -> dict[str, Any]:
@@ -93,7 +72,26 @@ def estimate_reverse_kl(
     }
 
 
-def audit_policy(
+@dataclass(frozen=True)
+class Heard:
+    """What a policy answered, and how likely it finds that and the stored outputs.
+
+    Attributes:
+        prompts: token ids, one list for each answer.
+        responses: the answers.
+        log_probs: the policy's, a tensor of tokens for each answer.
+        reference_log_probs: the reference's, where it lies beneath the policy's adapters.
+        forward: the forward KL on the stored outputs.
+    """
+
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    log_probs: list[Tensor]
+    reference_log_probs: list[Tensor] | None
+    forward: dict[str, Any]
+
+
+def hear_policy(
     accelerator: Accelerator,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -102,28 +100,49 @@ def audit_policy(
     batch_size: int,
     *,
     sampler: Sampler | None = None,
-    together: bool = False,
     is_inside: bool = False,
-) -> dict[str, Any]:
-    """Both KLs: forward on the stored rows of some prompts, reverse on fresh answers to them.
+) -> Heard:
+    """Fresh answers to some prompts and all that only the policy can say for an audit.
 
-    Where the reference `is_inside` the policy, beneath its adapters, no other model is loaded.
+    Where the reference `is_inside` the policy, beneath its adapters, it is asked too.
     """
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
     samples = sample_responses(
         accelerator, policy, tokenizer, prompts, store.sampling, batch_size, sampler=sampler
     )
-    reference = None if is_inside else load_reference_model(store, accelerator, together=together)
-    how = "the policy's adapters switched off" if is_inside else "the reference model loaded"
-    reverse = audit_reverse_kl(
-        accelerator, policy, reference, tokenizer, prompts, samples, temperature
-    )
+    responses = [sample.token_ids for sample in samples]
+    asked = (tokenizer, prompts, responses, temperature)
+    log_probs = score_responses(accelerator, policy, *asked)
+    reference_log_probs = None
+    if is_inside:
+        with without_adapters(policy):
+            reference_log_probs = score_responses(accelerator, policy, *asked)
     rows = [row for group in groups for row in group]
+    forward = measure_forward_kl(accelerator, policy, tokenizer, rows, temperature)
+    return Heard(prompts, responses, log_probs, reference_log_probs, forward)
+
+
+def audit_policy(
+    accelerator: Accelerator,
+    heard: Heard,
+    tokenizer: PreTrainedTokenizerBase,
+    store: ReferenceStore,
+    *,
+    together: bool = False,
+) -> dict[str, Any]:
+    """Both KLs; the reference model is loaded where the policy does not hold it."""
+    theirs = heard.reference_log_probs
+    how = "the policy's adapters switched off"
+    if theirs is None:
+        how = "the reference model loaded"
+        asked = (tokenizer, heard.prompts, heard.responses, store.sampling.temperature)
+        with in_memory(load_reference_model(store, accelerator, together=together)) as reference:
+            theirs = score_responses(accelerator, reference, *asked)
     return {
-        "forward": measure_forward_kl(accelerator, policy, tokenizer, rows, temperature),
+        "forward": heard.forward,
         "reverse": {
-            **reverse,
+            **estimate_reverse_kl(heard.prompts, heard.log_probs, theirs),
             "audit": f"measured after training with {how}",
         },
     }

@@ -17,7 +17,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from policies.actor_critic import PolicyAndCritic
-from policies.audit import audit_policy, measure_forward_kl
+from policies.audit import Heard, audit_policy, hear_policy, measure_forward_kl
 from policies.critic import fit_critic
 from policies.episodes import choose_prompts, choose_reference_rows, deal
 from policies.guards import normal_of, watch
@@ -113,17 +113,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         if done == 0:
             facts["critic_fit"] = before_training(training)
         train_loop(training, done, facts)
-        with training.gathered() as plain:
-            together = sharding.is_together
-            whole = full_state(accelerator, plain.policy) if together else None
-            if accelerator.is_main_process:
-                save_merged(plain.policy, training.tokenizer, run.policy, whole)
-            if together or accelerator.is_main_process:
-                found = report(training, plain.policy)
-            if accelerator.is_main_process:
-                kept = {"critic_fit": facts["critic_fit"], "frozen_bytes": training.frozen_bytes}
-                write_json(run.report_json, {**found, **kept})
-            accelerator.wait_for_everyone()
+        finish(training, facts)
     return run.read_report()
 
 
@@ -316,12 +306,30 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
     return rates
 
 
-def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
-    """Audit both KLs on held-out prompts (else on training prompts) and sum up the run."""
+def finish(training: Training, facts: dict[str, Any]) -> None:
+    """Save the policy, audit it and write the report."""
+    accelerator, run = training.accelerator, training.run
+    together = training.settings.tensor_parallel > 1
+    with training.gathered() as plain:
+        whole = full_state(accelerator, plain.policy) if together else None
+        if accelerator.is_main_process:
+            save_merged(plain.policy, training.tokenizer, run.policy, whole)
+        if together or accelerator.is_main_process:
+            heard = hear(training, plain.policy)
+    if together or accelerator.is_main_process:
+        found = report(training, heard)
+    if accelerator.is_main_process:
+        kept = {"critic_fit": facts["critic_fit"], "frozen_bytes": training.frozen_bytes}
+        write_json(run.report_json, {**found, **kept})
+    accelerator.wait_for_everyone()
+
+
+def hear(training: Training, policy: PreTrainedModel) -> Heard:
+    """Let the trained policy answer held-out prompts (else training prompts) for the audit."""
     store, settings = training.store, training.settings
     groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
     set_seed(settings.seed)
-    kl = audit_policy(
+    return hear_policy(
         training.accelerator,
         policy,
         training.tokenizer,
@@ -329,8 +337,19 @@ def report(training: Training, policy: PreTrainedModel) -> dict[str, Any]:
         groups,
         settings.sample_batch_size,
         sampler=training.sampler,
-        together=settings.tensor_parallel > 1,
         is_inside=bool(settings.lora_rank) and not settings.four_bit_base,  # not in 4 bits
+    )
+
+
+def report(training: Training, heard: Heard) -> dict[str, Any]:
+    """Audit both KLs and sum up the run; gathered weights are gone when a reference comes."""
+    settings = training.settings
+    kl = audit_policy(
+        training.accelerator,
+        heard,
+        training.tokenizer,
+        training.store,
+        together=settings.tensor_parallel > 1,
     )
     history = read_metrics(training.run.metrics_file)
     return {

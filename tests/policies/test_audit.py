@@ -5,10 +5,9 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
-from policies.audit import audit_reverse_kl, estimate, measure_forward_kl, score_responses
-from policies.generate import Sample
+from policies.audit import estimate, estimate_reverse_kl, measure_forward_kl, score_responses
 from policies.reference_shards import ReferenceRow
-from rlhf.adapters import add_adapters
+from rlhf.adapters import add_adapters, without_adapters
 from rlhf.models import load_causal_lm
 from rlhf.records import Message, Prompt
 from rlhf.tokens import load_tokenizer
@@ -63,8 +62,11 @@ def test_beneath_its_adapters_a_policy_holds_the_reference(tiny_model: Path) -> 
     for name, value in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(value, std=0.3, generator=generator)
-    tokenizer, accelerator = load_tokenizer(str(tiny_model)), Accelerator(mixed_precision="no")
-    said = ([[5, 6], [7]], [Sample([8, 9, 10], False), Sample([11], False)], 0.7)
-    loaded = audit_reverse_kl(accelerator, policy, reference, tokenizer, *said)
-    assert abs(loaded["nats"]) > 0.01
-    assert audit_reverse_kl(accelerator, policy, None, tokenizer, *said) == loaded
+    accelerator, prompts = Accelerator(mixed_precision="no"), [[5, 6], [7]]
+    asked = (load_tokenizer(str(tiny_model)), prompts, [[8, 9, 10], [11]], 0.7)
+    ours = score_responses(accelerator, policy, *asked)
+    theirs = score_responses(accelerator, reference, *asked)
+    with without_adapters(policy):
+        beneath = score_responses(accelerator, policy, *asked)
+    assert abs(estimate_reverse_kl(prompts, ours, theirs)["nats"]) > 0.01
+    assert [one.tolist() for one in beneath] == [one.tolist() for one in theirs]
