@@ -3,7 +3,7 @@
     policy          all weights, or LoRA adapters beside frozen ones
     critic          a model of its own, trained whole or its head alone; a head on the policy; none
     reward models   frozen
-    reference       in memory with `--kl.source resident` only
+    reference       in memory with `--kl.source resident`; while it audits, with `--kl.audit-every`
     --share-base    one frozen model under policy, critic and reward models, which are adapters
 
 `--sharding` over N processes: the optimizer is divided (zero1), and gradients (zero2), and weights
@@ -44,6 +44,7 @@ class Roles:
         share_base: one frozen model under all roles.
         four_bits: it is held in 4 bits.
         resident: the original model stays in memory.
+        audited: it is loaded now and then, beside what sampling holds.
         vllm: so does vLLM, with a copy of the policy.
         reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
     """
@@ -54,6 +55,7 @@ class Roles:
     share_base: bool = False
     four_bits: bool = False
     resident: bool = False
+    audited: bool = False
     vllm: bool = False
     reward_ranks: tuple[int, ...] = ()
 
@@ -158,6 +160,7 @@ def ppo_plan(
             "sampling": _sampling(
                 shape, reward, sample_batch, prompt, new, roles, spread, bf16=bf16
             ),
+            **_auditing(shape, reward, episodes, new, roles, spread, bf16=bf16),
             "computing gradients": updating,
             "stepping": _stepping(trained, spread),
         },
@@ -242,10 +245,39 @@ def _sampling(
         sampling: tuple[Item, ...] = (Item("merged weights", merged, "float32, for vLLM"),)
     else:
         sampling = sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices)
-    if spread.strategy in ("fsdp", "zero3"):
-        held = FP32 * (shape.parameters + (reward.trunk if roles.critic.startswith("own") else 0))
-        return (Item("whole weights", held, "of policy and critic, gathered"), *sampling)
-    return sampling
+    return (*_gathered(shape, reward, roles, spread), *sampling)
+
+
+def _gathered(shape: Shape, reward: Shape, roles: Roles, spread: Spread) -> tuple[Item, ...]:
+    """What is divided, whole again."""
+    if spread.strategy not in ("fsdp", "zero3"):
+        return ()
+    held = FP32 * (shape.parameters + (reward.trunk if roles.critic.startswith("own") else 0))
+    return (Item("whole weights", held, "of policy and critic, gathered"),)
+
+
+def _auditing(
+    shape: Shape,
+    reward: Shape,
+    rows: int,
+    new: int,
+    roles: Roles,
+    spread: Spread,
+    *,
+    bf16: bool,
+) -> dict[str, tuple[Item, ...]]:
+    """The phase in which the original model reads the samples of a step, where there is one."""
+    if not roles.audited:
+        return {}
+    weights = Item("audited reference: weights", float(FP32 * shape.parameters), "float32")
+    logits = scored_logits_bytes(shape, rows * new, bf16=bf16)
+    return {
+        "auditing": (
+            *_gathered(shape, reward, roles, spread),
+            weights,
+            Item("logits", logits, f"{rows} × {new} positions"),
+        )
+    }
 
 
 def _stepping(trained: int, spread: Spread) -> tuple[Item, ...]:

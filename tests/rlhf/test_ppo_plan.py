@@ -131,3 +131,13 @@ def test_what_four_processes_divide() -> None:
 def test_weights_are_whole_while_sampling() -> None:
     spread = Spread("fsdp", 4, 4)
     assert sizes(ppo(spread=spread), "sampling")["whole weights"] == 4 * (POLICY + SHAPE.trunk)
+
+
+def test_an_audit_on_the_way_holds_the_reference_beside_whole_weights() -> None:
+    assert "auditing" not in ppo().phases
+    plan = ppo(roles=Roles(critic="none", audited=True), spread=Spread("fsdp", 4, 4))
+    assert {item.what: item.size for item in plan.phases["auditing"]} == {
+        "whole weights": 4 * POLICY,
+        "audited reference: weights": 4 * POLICY,
+        "logits": (2 + 2 * 4) * 100 * 2 * 5,  # two episodes, float32 chunks
+    }
