@@ -6,6 +6,8 @@ Every pair of answers is asked about in both orders; when the two verdicts disag
 import json
 import re
 from dataclasses import dataclass
+from http.client import BAD_REQUEST
+from urllib.error import HTTPError
 
 from rlhf.chat_completions import open_completion
 from rlhf.errors import InputError
@@ -13,6 +15,7 @@ from rlhf.retries import ask_patiently
 
 API_KEY = "RLHF_JUDGE_API_KEY"
 MAX_TOKENS = 512
+MAX_THINKING_TOKENS = 8192
 INSTRUCTION = (
     "Two assistants answered the same request. Judge which answer serves the person better. Length "
     "and the order of the answers must not count. Reason in at most three sentences, then end with "
@@ -85,13 +88,17 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
 
 
 def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
-    body = {
-        "model": endpoint.model,
-        "messages": messages,
-        "temperature": 0,
-        "max_tokens": MAX_TOKENS,
-        "stream": False,
-    }
+    """Ask greedily and for little; where that is refused, as models are asked that think first."""
+    try:
+        return _send(endpoint, messages, temperature=0, max_tokens=MAX_TOKENS)
+    except HTTPError as error:
+        if error.code != BAD_REQUEST:
+            raise
+    return _send(endpoint, messages, max_completion_tokens=MAX_THINKING_TOKENS)
+
+
+def _send(endpoint: Endpoint, messages: list[dict[str, str]], **settings: int) -> bytes:
+    body = {"model": endpoint.model, "messages": messages, "stream": False, **settings}
     with open_completion(
         endpoint.url, body, key_variable=API_KEY, timeout_seconds=endpoint.timeout_seconds
     ) as answer:

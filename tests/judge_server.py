@@ -16,6 +16,7 @@ class JudgeServer(ThreadingHTTPServer):
         self.calls: list[dict] = []
         self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
         self.unclear = False
+        self.thinks = False  # as models whose servers know no max_tokens and no temperature
         self.is_first_better = lambda first, second: "biased" in first or len(first) > len(second)
         self.absent_to = ""  # questions with these words find nobody there …
         self.absent_after = 0  # … once so many others were answered
@@ -47,6 +48,8 @@ class Handler(BaseHTTPRequestHandler):
             while server.answered < server.absent_after:
                 server.pause.wait(0.01)  # tests take time.sleep away
             status = 503
+        if server.thinks and {"max_tokens", "temperature"} & set(body):
+            status = 400
         if status:
             self.send_error(status, "busy")
             return

@@ -1,6 +1,12 @@
 """What a judge's words mean; the asking itself is tested through `rlhf annotate` and `evaluate`."""
 
+import pytest
+
 from rlhf import judge
+from rlhf.errors import InputError
+from tests.judge_server import JudgeServer
+
+SETTINGS = ("temperature", "max_tokens", "max_completion_tokens")
 
 
 def test_verdicts():
@@ -12,3 +18,27 @@ def test_verdicts():
     assert judge.combine("first", "first") == "tie"  # A both times: drawn to the place
     assert judge.combine("tie", "second") == "tie"
     assert judge.combine("unclear", "first") is None
+
+
+def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_think():
+    with JudgeServer() as server:
+        server.thinks = True
+        request = judge.build_request("Which?", "a long answer", "short", rubric="")
+        answer = judge.complete(judge.Endpoint(url=server.url, model="m"), request)
+    assert judge.read_verdict(answer) == "first"
+    asked = [{key: call.get(key) for key in SETTINGS} for call in server.calls]
+    assert asked == [
+        {"temperature": 0, "max_tokens": 512, "max_completion_tokens": None},
+        {"temperature": None, "max_tokens": None, "max_completion_tokens": 8192},
+    ]
+
+
+def test_what_is_wrong_with_the_request_itself_is_told():
+    with JudgeServer() as server:
+        server.failures = [400, 400]
+        with pytest.raises(InputError, match=r"refused the request \(status 400\)"):
+            judge.complete(
+                judge.Endpoint(url=server.url, model="m"),
+                judge.build_request("Which?", "one", "two", rubric=""),
+            )
+    assert len(server.calls) == 2
