@@ -179,6 +179,7 @@ function toggleMore(card) {
   if (more.hidden) return;
   const open = text.classList.toggle('open');
   more.textContent = open ? 'Show less' : 'Show all';
+  more.setAttribute('aria-label', `${more.textContent} of ${letterOf(card)}`);
 }
 
 function placeMarked(card, number) {

@@ -77,6 +77,7 @@ def test_a_text_that_is_cut_can_be_opened_at_any_width_and_unranked(serve, open_
     long.locator("[data-act=more]").click()
     assert long.bounding_box()["height"] > collapsed + 300
     assert long.locator("[data-act=more]").inner_text() == "Show less"
+    assert long.get_by_role("button", name="Show less of").is_visible()
     long.locator("[data-act=more]").click()
     assert long.bounding_box()["height"] < collapsed + 1
 
