@@ -100,11 +100,11 @@ def hear_policy(
     batch_size: int,
     *,
     sampler: Sampler | None = None,
-    is_inside: bool = False,
+    holds_reference: bool = False,
 ) -> Heard:
     """Fresh answers to some prompts and all that only the policy can say for an audit.
 
-    Where the reference `is_inside` the policy, beneath its adapters, it is asked too.
+    Where the policy `holds_reference`, beneath its adapters, that is asked too.
     """
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
@@ -115,7 +115,7 @@ def hear_policy(
     asked = (tokenizer, prompts, responses, temperature)
     log_probs = score_responses(accelerator, policy, *asked)
     reference_log_probs = None
-    if is_inside:
+    if holds_reference:
         with without_adapters(policy):
             reference_log_probs = score_responses(accelerator, policy, *asked)
     rows = [row for group in groups for row in group]

@@ -118,9 +118,14 @@ def audit(
     micro_batch_size: int,
     *,
     together: bool = False,
+    holds_reference: bool = False,
 ) -> dict[str, float]:
-    """The true reverse KL of a step's samples; the reference is loaded for it, and let go."""
-    score = reference_policy("resident", store, accelerator, together=together)
+    """The true reverse KL of a step's samples; the reference is loaded for it, and let go.
+
+    Where the policy `holds_reference`, beneath its adapters, that is asked instead.
+    """
+    source = "adapter" if holds_reference else "resident"
+    score = reference_policy(source, store, accelerator, together=together)
     assert score is not None
     found = measure_reference(accelerator, model, score, sequences, micro_batch_size)
     mask = sequences.responses.mask

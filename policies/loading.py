@@ -24,7 +24,7 @@ def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 def load_reference_model(
     store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
 ) -> PreTrainedModel:
-    """Load the model that made a store, for an audit; `together` all processes hold one.
+    """Load the model that made a store, frozen, to be asked; `together` all processes hold one.
 
     Raises:
         InputError: the model is not where the manifest says, or has changed.
@@ -33,5 +33,6 @@ def load_reference_model(
     require_reference_of(store, describe_model(path))
     model: PreTrainedModel = load_causal_lm(path, together=together).to(accelerator.device)
     pack_prefixes(model)
+    model.requires_grad_(False)  # autocast would keep a copy of every weight
     model.eval()
     return model

@@ -52,7 +52,7 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
         share_base=settings.share_base,
         four_bits=settings.four_bit_base,
         resident=settings.kl.source == "resident",
-        audited=settings.kl.source in ("reference", "none") and settings.kl.audit_every > 0,
+        audited=settings.kl.audit_every > 0,
         vllm=settings.engine == "vllm",
         reward_ranks=tuple(adapter_rank(name) or settings.lora_rank for name in models),
     )

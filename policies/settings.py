@@ -64,8 +64,8 @@ class KLSettings:
     horizon: int = 10_000
     """Responses in which the controller may change the coefficient by a fifth."""
     audit_every: int = 0
-    """Steps between audits of the true reverse KL, for which the original model is loaded; 0 is
-    only after training. `adapter` and `resident` measure it in every step."""
+    """Steps between audits of the true reverse KL, for which the original model is loaded unless it
+    lies beneath adapters; 0 is only after training. `adapter` and `resident` measure every step."""
     rows_per_episode: float = 0.5
     """Stored rows in the KL term for each prompt of a step, at most 1; several
     --samples-per-prompt share them."""
@@ -321,6 +321,11 @@ class PPOSettings(ClusterSettings):
                 "--kl.source adapter switches the policy's adapter off, and there is none",
                 "Add --lora-rank 16, or use --kl.source resident.",
             )
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether the policy is the original model when its adapters are switched off."""
+        return self.lora_rank > 0 and not self.four_bit_base  # which is not the model in 4 bits
 
     @property
     def has_critic(self) -> bool:

@@ -281,6 +281,7 @@ def measure_kl(
             rollout.old_log_probs,
             settings.micro_batch_size,
             together=settings.tensor_parallel > 1,
+            holds_reference=settings.holds_reference,
         )
     if kl.target is None:
         return found
@@ -337,7 +338,7 @@ def hear(training: Training, policy: PreTrainedModel) -> Heard:
         groups,
         settings.sample_batch_size,
         sampler=training.sampler,
-        is_inside=bool(settings.lora_rank) and not settings.four_bit_base,  # not in 4 bits
+        holds_reference=settings.holds_reference,
     )
 
 

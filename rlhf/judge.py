@@ -5,8 +5,9 @@ Every pair of answers is asked about in both orders; when the two verdicts disag
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import BAD_REQUEST
+from io import BytesIO
 from urllib.error import HTTPError
 
 from rlhf.chat_completions import open_completion
@@ -16,6 +17,7 @@ from rlhf.retries import ask_patiently
 API_KEY = "RLHF_JUDGE_API_KEY"
 MAX_TOKENS = 512
 MAX_THINKING_TOKENS = 8192
+THINKING_TIME = 5  # times as long until an answer is given up
 INSTRUCTION = (
     "Two assistants answered the same request. Judge which answer serves the person better. Length "
     "and the order of the answers must not count. Reason in at most three sentences, then end with "
@@ -89,15 +91,21 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
 
 def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
     """Ask greedily and for little; where that is refused, as models are asked that think first."""
+    plain: dict[str, int] = {"temperature": 0, "max_tokens": MAX_TOKENS}
     try:
-        return _send(endpoint, messages, temperature=0, max_tokens=MAX_TOKENS)
+        return _send(endpoint, messages, plain)
     except HTTPError as error:
-        if error.code != BAD_REQUEST:
-            raise
-    return _send(endpoint, messages, max_completion_tokens=MAX_THINKING_TOKENS)
+        with error:
+            text = error.read()
+        if error.code != BAD_REQUEST or not any(name.encode() in text for name in plain):
+            raise HTTPError(
+                error.url, error.code, error.msg, error.headers, BytesIO(text)
+            ) from None
+    patient = replace(endpoint, timeout_seconds=THINKING_TIME * endpoint.timeout_seconds)
+    return _send(patient, messages, {"max_completion_tokens": MAX_THINKING_TOKENS})
 
 
-def _send(endpoint: Endpoint, messages: list[dict[str, str]], **settings: int) -> bytes:
+def _send(endpoint: Endpoint, messages: list[dict[str, str]], settings: dict[str, int]) -> bytes:
     body = {"model": endpoint.model, "messages": messages, "stream": False, **settings}
     with open_completion(
         endpoint.url, body, key_variable=API_KEY, timeout_seconds=endpoint.timeout_seconds

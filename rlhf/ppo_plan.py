@@ -3,7 +3,8 @@
     policy          all weights, or LoRA adapters beside frozen ones
     critic          a model of its own, trained whole or its head alone; a head on the policy; none
     reward models   frozen
-    reference       in memory with `--kl.source resident`; while it audits, with `--kl.audit-every`
+    reference       in memory with `--kl.source resident`; loaded for audits where it does not lie
+                    beneath the policy's adapters
     --share-base    one frozen model under policy, critic and reward models, which are adapters
 
 `--sharding` over N processes: the optimizer is divided (zero1), and gradients (zero2), and weights
@@ -19,6 +20,7 @@ from rlhf.planner import (
     BF16,
     FP32,
     NF4,
+    SCORE_BATCH,
     Item,
     Plan,
     Shape,
@@ -44,7 +46,7 @@ class Roles:
         share_base: one frozen model under all roles.
         four_bits: it is held in 4 bits.
         resident: the original model stays in memory.
-        audited: it is loaded now and then, beside what sampling holds.
+        audited: it is loaded on the way, too, beside what sampling gathers.
         vllm: so does vLLM, with a copy of the policy.
         reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
     """
@@ -160,7 +162,7 @@ def ppo_plan(
             "sampling": _sampling(
                 shape, reward, sample_batch, prompt, new, roles, spread, bf16=bf16
             ),
-            **_auditing(shape, reward, episodes, new, roles, spread, bf16=bf16),
+            **_auditing(shape, reward, sample_batch, new, roles, spread, bf16=bf16),
             "computing gradients": updating,
             "stepping": _stepping(trained, spread),
         },
@@ -259,22 +261,22 @@ def _gathered(shape: Shape, reward: Shape, roles: Roles, spread: Spread) -> tupl
 def _auditing(
     shape: Shape,
     reward: Shape,
-    rows: int,
+    batch: int,
     new: int,
     roles: Roles,
     spread: Spread,
     *,
     bf16: bool,
 ) -> dict[str, tuple[Item, ...]]:
-    """The phase in which the original model reads the samples of a step, where there is one."""
-    if not roles.audited:
+    """The phase in which the original model is loaded and reads samples, where there is one."""
+    if roles.lora_rank and not roles.four_bits:
         return {}
-    weights = Item("audited reference: weights", float(FP32 * shape.parameters), "float32")
+    rows = max(batch, SCORE_BATCH) if roles.audited else SCORE_BATCH
     logits = scored_logits_bytes(shape, rows * new, bf16=bf16)
     return {
         "auditing": (
-            *_gathered(shape, reward, roles, spread),
-            weights,
+            *(_gathered(shape, reward, roles, spread) if roles.audited else ()),
+            Item("loaded reference: weights", float(FP32 * shape.parameters), "float32"),
             Item("logits", logits, f"{rows} × {new} positions"),
         )
     }

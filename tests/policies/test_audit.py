@@ -5,12 +5,20 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
-from policies.audit import estimate, estimate_reverse_kl, measure_forward_kl, score_responses
+from policies.audit import (
+    audit_policy,
+    estimate,
+    hear_policy,
+    measure_forward_kl,
+    score_responses,
+)
 from policies.reference_shards import ReferenceRow
-from rlhf.adapters import add_adapters, without_adapters
+from policies.reference_store import open_store
+from rlhf.adapters import add_adapters
 from rlhf.models import load_causal_lm
 from rlhf.records import Message, Prompt
 from rlhf.tokens import load_tokenizer
+from tests.policies.conftest import Inputs
 
 
 def test_the_error_is_that_of_the_prompts() -> None:
@@ -53,20 +61,33 @@ def test_log_ratios_that_k3_holds_are_counted(tiny_model: Path) -> None:
     assert found["nats"] == pytest.approx(9.0000454 + 0.1065307, abs=1e-4)
 
 
-def test_beneath_its_adapters_a_policy_holds_the_reference(tiny_model: Path) -> None:
-    """Adapters switched off, it says what the reference says that another copy of it would."""
-    reference = load_causal_lm(str(tiny_model)).eval()
-    policy = load_causal_lm(str(tiny_model)).eval()
+def test_beneath_its_adapters_a_policy_holds_the_reference(inputs: Inputs) -> None:
+    """Adapters switched off, it says what the reference says that is loaded beside it."""
+    store = open_store(Path(inputs.path("reference"), "outputs"))
+    policy = load_causal_lm(inputs.path("original")).eval()
     add_adapters(policy, rank=4, alpha=8, seed=0)
     generator = torch.Generator().manual_seed(1)
     for name, value in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(value, std=0.3, generator=generator)
-    accelerator, prompts = Accelerator(mixed_precision="no"), [[5, 6], [7]]
-    asked = (load_tokenizer(str(tiny_model)), prompts, [[8, 9, 10], [11]], 0.7)
-    ours = score_responses(accelerator, policy, *asked)
-    theirs = score_responses(accelerator, reference, *asked)
-    with without_adapters(policy):
-        beneath = score_responses(accelerator, policy, *asked)
-    assert abs(estimate_reverse_kl(prompts, ours, theirs)["nats"]) > 0.01
-    assert [one.tolist() for one in beneath] == [one.tolist() for one in theirs]
+    tokenizer, accelerator = (
+        load_tokenizer(inputs.path("original")),
+        Accelerator(mixed_precision="no"),
+    )
+    groups = store.by_prompt("test")
+    kls = []
+    for holds_reference in (True, False):
+        torch.manual_seed(0)
+        heard = hear_policy(
+            accelerator, policy, tokenizer, store, groups, 2, holds_reference=holds_reference
+        )
+        assert (heard.reference_log_probs is not None) is holds_reference
+        kls.append(audit_policy(accelerator, heard, tokenizer, store))
+    how = [kl["reverse"].pop("audit") for kl in kls]
+    assert [words.split(" with ")[1] for words in how] == [
+        "the policy's adapters switched off",
+        "the reference model loaded",
+    ]
+    nats = [kl["reverse"]["nats"] for kl in kls]
+    assert nats[0] == pytest.approx(nats[1], rel=1e-4)  # loaded, it packs what prompts share
+    assert abs(nats[0]) > 0.01

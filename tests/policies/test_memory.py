@@ -47,8 +47,8 @@ def test_each_role_has_its_lines(settings: PPOSettings) -> None:
     assert "20 × " in lines(advantages="rloo", samples_per_prompt=2)  # a row for every other prompt
     assert "reference model: weights" in lines(kl=KLSettings(source="resident"))
     assert "reference model: weights" not in lines()
-    assert "auditing" in lines(kl=KLSettings(audit_every=10))
-    assert "auditing" not in lines()
+    assert "loaded reference" in lines()
+    assert "loaded reference" not in lines(lora_rank=4)
     assert "policy: frozen weights" in lines(lora_rank=4)
     assert "policy: stepped weights" in lines(sharding="zero2", processes=2)
 

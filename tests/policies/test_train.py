@@ -190,13 +190,16 @@ def test_reverse_kl_is_measured_where_the_reference_is_at_hand(
     assert audited["audit"] == "measured after training with the policy's adapters switched off"
 
 
+@pytest.mark.parametrize("adapters", [(), ("--lora-rank", "4")])
 def test_the_true_reverse_kl_is_audited_on_the_way(
-    training: TrainingInputs, tmp_path: Path
+    training: TrainingInputs, tmp_path: Path, adapters: tuple[str, ...], already_loaded: list[int]
 ) -> None:
     """An audit of the samples of a step says what a resident reference would have said of them."""
-    fast = ("--learning-rate", "3e-2", "--kl.coefficient", "0")
+    fast = (*adapters, "--learning-rate", "3e-2", "--kl.coefficient", "0")
     audits = ("--kl.audit-every", "2")
     assert training.ppo(tmp_path / "audited", *fast, *audits, steps=4) == 0
+    # policy, critic and reward model; loaded for audits is what no adapters lie over
+    assert len(already_loaded) == 3 + (0 if adapters else 2 + 1)
     assert training.ppo(tmp_path / "resident", *fast, "--kl.source", "resident", steps=4) == 0
     rows, known = metrics_of(tmp_path / "audited"), metrics_of(tmp_path / "resident")
     for estimator in ("k1", "k3"):

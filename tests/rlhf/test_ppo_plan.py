@@ -133,11 +133,17 @@ def test_weights_are_whole_while_sampling() -> None:
     assert sizes(ppo(spread=spread), "sampling")["whole weights"] == 4 * (POLICY + SHAPE.trunk)
 
 
-def test_an_audit_on_the_way_holds_the_reference_beside_whole_weights() -> None:
-    assert "auditing" not in ppo().phases
-    plan = ppo(roles=Roles(critic="none", audited=True), spread=Spread("fsdp", 4, 4))
-    assert {item.what: item.size for item in plan.phases["auditing"]} == {
-        "whole weights": 4 * POLICY,
-        "audited reference: weights": 4 * POLICY,
-        "logits": (2 + 2 * 4) * 100 * 2 * 5,  # two episodes, float32 chunks
+def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
+    assert "auditing" not in ppo(roles=Roles(lora_rank=2, audited=True)).phases
+    assert "auditing" in ppo(roles=Roles(lora_rank=2, share_base=True, four_bits=True)).phases
+    at_the_end = {
+        "loaded reference: weights": 4 * POLICY,
+        "logits": (2 + 2 * 4) * 100 * 32 * 5,  # float32 chunks
     }
+    for audited, rows in ((False, {}), (True, {"whole weights": 4 * POLICY})):
+        roles = Roles(critic="none", audited=audited)
+        plan = ppo(roles=roles, spread=Spread("fsdp", 4, 4))
+        found = {item.what: item.size for item in plan.phases["auditing"]}
+        assert found == rows | at_the_end
+    larger = ppo(roles=Roles(audited=True), sample_batch=64).phases["auditing"]
+    assert larger[-1].size == 2 * at_the_end["logits"]
