@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from policies.reference_store import open_store
 from policies.reward_sources import reward_models
-from policies.settings import PPOSettings
+from policies.settings import KLSettings, PPOSettings
 from rlhf.adapters import adapter_rank
 from rlhf.distributed import choose_precision
 from rlhf.planner import GIB, Plan, part_of, read_shape
@@ -25,8 +25,9 @@ def plan_memory(settings: PPOSettings) -> str:
     critic, roles = _roles(settings)
     text = _plan(settings, critic, roles).text
     if settings.share_base:
-        apart = _plan(settings, critic, replace(roles, share_base=False)).peak / GIB
-        text += f"\nWithout --share-base the peak is {apart:.4g} GiB."
+        apart = replace(roles, share_base=False, four_bits=False)
+        peak = _plan(settings, critic, apart).peak / GIB
+        text += f"\nWithout --share-base the peak is {peak:.4g} GiB."
     return text
 
 
@@ -52,11 +53,16 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
         share_base=settings.share_base,
         four_bits=settings.four_bit_base,
         resident=settings.kl.source == "resident",
-        audited=settings.kl.audit_every > 0,
+        audited_rows=settings.micro_batch_size if _audits_on_the_way(settings.kl) else 0,
         vllm=settings.engine == "vllm",
         reward_ranks=tuple(adapter_rank(name) or settings.lora_rank for name in models),
     )
     return models[0] if models else settings.model, roles
+
+
+def _audits_on_the_way(kl: KLSettings) -> bool:
+    """Whether steps load the original model; other sources measure the reverse KL without."""
+    return kl.audit_every > 0 and kl.source in ("reference", "none")
 
 
 def _critic(settings: PPOSettings) -> Critic:

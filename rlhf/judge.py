@@ -97,12 +97,14 @@ def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
     except HTTPError as error:
         with error:
             text = error.read()
+        refusal = HTTPError(error.url, error.code, error.msg, error.headers, BytesIO(text))
         if error.code != BAD_REQUEST or not any(name.encode() in text for name in plain):
-            raise HTTPError(
-                error.url, error.code, error.msg, error.headers, BytesIO(text)
-            ) from None
+            raise refusal from None
     patient = replace(endpoint, timeout_seconds=THINKING_TIME * endpoint.timeout_seconds)
-    return _send(patient, messages, {"max_completion_tokens": MAX_THINKING_TOKENS})
+    try:
+        return _send(patient, messages, {"max_completion_tokens": MAX_THINKING_TOKENS})
+    except HTTPError as error:
+        raise (refusal if error.code == BAD_REQUEST else error) from None
 
 
 def _send(endpoint: Endpoint, messages: list[dict[str, str]], settings: dict[str, int]) -> bytes:

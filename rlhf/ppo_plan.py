@@ -46,7 +46,7 @@ class Roles:
         share_base: one frozen model under all roles.
         four_bits: it is held in 4 bits.
         resident: the original model stays in memory.
-        audited: it is loaded on the way, too, beside what sampling gathers.
+        audited_rows: that it reads at once where it is loaded on the way, too; 0 where it is not.
         vllm: so does vLLM, with a copy of the policy.
         reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
     """
@@ -57,7 +57,7 @@ class Roles:
     share_base: bool = False
     four_bits: bool = False
     resident: bool = False
-    audited: bool = False
+    audited_rows: int = 0
     vllm: bool = False
     reward_ranks: tuple[int, ...] = ()
 
@@ -162,7 +162,7 @@ def ppo_plan(
             "sampling": _sampling(
                 shape, reward, sample_batch, prompt, new, roles, spread, bf16=bf16
             ),
-            **_auditing(shape, reward, sample_batch, new, roles, spread, bf16=bf16),
+            **_auditing(shape, reward, new, roles, spread, bf16=bf16),
             "computing gradients": updating,
             "stepping": _stepping(trained, spread),
         },
@@ -259,27 +259,27 @@ def _gathered(shape: Shape, reward: Shape, roles: Roles, spread: Spread) -> tupl
 
 
 def _auditing(
-    shape: Shape,
-    reward: Shape,
-    batch: int,
-    new: int,
-    roles: Roles,
-    spread: Spread,
-    *,
-    bf16: bool,
+    shape: Shape, reward: Shape, new: int, roles: Roles, spread: Spread, *, bf16: bool
 ) -> dict[str, tuple[Item, ...]]:
-    """The phase in which the original model is loaded and reads samples, where there is one."""
+    """The phases that measure KLs: the policy reads answers, and so does the original model.
+
+    It is loaded after training, when nothing is gathered any more, and on the way beside it.
+    """
+
+    def logits(rows: int) -> Item:
+        size = scored_logits_bytes(shape, rows * new, bf16=bf16)
+        return Item("logits", size, f"{rows} × {new} positions")
+
+    gathered = _gathered(shape, reward, roles, spread)
+    matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
+    phases = {"measuring the KL": (*gathered, *matrices, logits(SCORE_BATCH))}
     if roles.lora_rank and not roles.four_bits:
-        return {}
-    rows = max(batch, SCORE_BATCH) if roles.audited else SCORE_BATCH
-    logits = scored_logits_bytes(shape, rows * new, bf16=bf16)
-    return {
-        "auditing": (
-            *(_gathered(shape, reward, roles, spread) if roles.audited else ()),
-            Item("loaded reference: weights", float(FP32 * shape.parameters), "float32"),
-            Item("logits", logits, f"{rows} × {new} positions"),
-        )
-    }
+        return phases  # the original model lies beneath the adapters
+    loaded = Item("loaded reference: weights", float(FP32 * shape.parameters), "float32")
+    phases["auditing"] = (loaded, logits(SCORE_BATCH))
+    if roles.audited_rows:
+        phases["auditing on the way"] = (*gathered, loaded, logits(roles.audited_rows))
+    return phases
 
 
 def _stepping(trained: int, spread: Spread) -> tuple[Item, ...]:

@@ -16,7 +16,8 @@ class JudgeServer(ThreadingHTTPServer):
         self.calls: list[dict] = []
         self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
         self.unclear = False
-        self.thinks = False  # as models for which servers take no max_tokens
+        self.refuses = ""  # a setting that is not for this model, which thinks first …
+        self.thinking_seconds = 0.0  # … so long, where it may
         self.is_first_better = lambda first, second: "biased" in first or len(first) > len(second)
         self.absent_to = ""  # questions with these words find nobody there …
         self.absent_after = 0  # … once so many others were answered
@@ -48,9 +49,11 @@ class Handler(BaseHTTPRequestHandler):
             while server.answered < server.absent_after:
                 server.pause.wait(0.01)  # tests take time.sleep away
             status = 503
-        if server.thinks and "max_tokens" in body:
-            self.send_error(400, "Unsupported parameter", "Not with this model: 'max_tokens'.")
+        if server.refuses in body:
+            self.send_error(400, "Bad request", f"Not with this model: {server.refuses}.")
             return
+        if "max_completion_tokens" in body:
+            server.pause.wait(server.thinking_seconds)
         if status:
             self.send_error(status, "busy")
             return

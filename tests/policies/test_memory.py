@@ -49,6 +49,8 @@ def test_each_role_has_its_lines(settings: PPOSettings) -> None:
     assert "reference model: weights" not in lines()
     assert "loaded reference" in lines()
     assert "loaded reference" not in lines(lora_rank=4)
+    assert "while auditing on the way" in lines(kl=KLSettings(audit_every=10))
+    assert "on the way" not in lines(kl=KLSettings(source="resident", audit_every=10))
     assert "policy: frozen weights" in lines(lora_rank=4)
     assert "policy: stepped weights" in lines(sharding="zero2", processes=2)
 
@@ -85,14 +87,34 @@ def test_every_member_of_an_ensemble_is_counted(
     assert "3 of them" in plan_memory(replace(settings, reward=(ensemble, *settings.reward)))
 
 
+def peak_apart(shared: str) -> float:
+    return float(re.search(r"Without --share-base the peak is ([\d.]+) GiB", shared)[1])
+
+
+def peak(plan: str) -> float:
+    return float(re.search(r"peak +([\d.]+)", plan)[1])
+
+
 def test_a_shared_base_is_compared_with_separate_models(settings: PPOSettings) -> None:
     shared = plan_memory(replace(settings, lora_rank=4, share_base=True))
     apart = plan_memory(replace(settings, lora_rank=4))
     assert "shared base: weights" in shared
-    peaks = [float(re.search(r"peak +([\d.]+)", text)[1]) for text in (shared, apart)]
-    said = float(re.search(r"Without --share-base the peak is ([\d.]+) GiB", shared)[1])
-    assert said == pytest.approx(peaks[1], rel=0.01)
-    assert peaks[0] < peaks[1]
+    assert peak_apart(shared) == pytest.approx(peak(apart), rel=0.01)
+    assert peak(shared) < peak(apart)
+
+
+def test_four_bits_are_compared_with_whole_models(settings: PPOSettings) -> None:
+    apart = replace(
+        settings,
+        model=str(LARGE),
+        reward=("signal:tests.pipeline.signals:count_vowels",),
+        advantages="rloo",
+        samples_per_prompt=2,
+        lora_rank=4,
+        kl=KLSettings(source="adapter"),
+    )
+    shared = plan_memory(replace(apart, share_base=True, four_bit_base=True))
+    assert peak_apart(shared) == pytest.approx(peak(plan_memory(apart)), rel=0.01)
 
 
 def test_adapters_of_reward_models_have_the_rank_they_were_trained_with(

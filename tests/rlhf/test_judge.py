@@ -20,12 +20,15 @@ def test_verdicts():
     assert judge.combine("unclear", "first") is None
 
 
-def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_think():
+QUESTION = judge.build_request("Which?", "a long answer", "short", rubric="")
+
+
+@pytest.mark.parametrize("setting", ["max_tokens", "temperature"])
+def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_think(setting):
     with JudgeServer() as server:
-        server.thinks = True
-        request = judge.build_request("Which?", "a long answer", "short", rubric="")
-        answer = judge.complete(judge.Endpoint(url=server.url, model="m"), request)
-    assert judge.read_verdict(answer) == "first"
+        server.refuses, server.thinking_seconds = setting, 0.6
+        endpoint = judge.Endpoint(url=server.url, model="m", timeout_seconds=0.5)
+        assert judge.read_verdict(judge.complete(endpoint, QUESTION)) == "first"
     asked = [{key: call.get(key) for key in SETTINGS} for call in server.calls]
     assert asked == [
         {"temperature": 0, "max_tokens": 512, "max_completion_tokens": None},
@@ -35,10 +38,7 @@ def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_
 
 def test_what_is_wrong_with_the_request_itself_is_told():
     with JudgeServer() as server:
-        server.failures = [400]
-        with pytest.raises(InputError, match=r"refused the request \(status 400\)"):
-            judge.complete(
-                judge.Endpoint(url=server.url, model="m"),
-                judge.build_request("Which?", "one", "two", rubric=""),
-            )
+        server.refuses = "messages"
+        with pytest.raises(InputError, match=r"\(status 400\)"):
+            judge.complete(judge.Endpoint(url=server.url, model="m"), QUESTION)
     assert len(server.calls) == 1

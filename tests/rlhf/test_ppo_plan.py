@@ -133,17 +133,22 @@ def test_weights_are_whole_while_sampling() -> None:
     assert sizes(ppo(spread=spread), "sampling")["whole weights"] == 4 * (POLICY + SHAPE.trunk)
 
 
+def added(plan: Plan, phase: str) -> dict[str, float]:
+    return {item.what: item.size for item in plan.phases[phase]}
+
+
 def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
-    assert "auditing" not in ppo(roles=Roles(lora_rank=2, audited=True)).phases
+    beneath = ppo(roles=Roles(lora_rank=2, audited_rows=3)).phases
+    assert not {"auditing", "auditing on the way"} & set(beneath)
     assert "auditing" in ppo(roles=Roles(lora_rank=2, share_base=True, four_bits=True)).phases
-    at_the_end = {
-        "loaded reference: weights": 4 * POLICY,
-        "logits": (2 + 2 * 4) * 100 * 32 * 5,  # float32 chunks
+    position = (2 + 2 * 4) * 100 * 5  # a row's logits in bf16, and float32 chunks
+    whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
+    plan = ppo(roles=Roles(critic="none", audited_rows=3), spread=Spread("fsdp", 4, 4))
+    assert added(plan, "auditing") == {**loaded, "logits": 32 * position}
+    assert added(plan, "auditing on the way") == {**whole, **loaded, "logits": 3 * position}
+    assert added(plan, "measuring the KL") == {
+        **whole,
+        "bf16 copies of the matrices": 2 * (2 * LAYER + 800),
+        "logits": 32 * position,
     }
-    for audited, rows in ((False, {}), (True, {"whole weights": 4 * POLICY})):
-        roles = Roles(critic="none", audited=audited)
-        plan = ppo(roles=roles, spread=Spread("fsdp", 4, 4))
-        found = {item.what: item.size for item in plan.phases["auditing"]}
-        assert found == rows | at_the_end
-    larger = ppo(roles=Roles(audited=True), sample_batch=64).phases["auditing"]
-    assert larger[-1].size == 2 * at_the_end["logits"]
+    assert "auditing on the way" not in ppo().phases
