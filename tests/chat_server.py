@@ -2,16 +2,20 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.local_server import LocalServer
 
 
-class ChatServer(ThreadingHTTPServer):
+class ChatServer(LocalServer):
     """Answers with `answers` in turn, word by word; `gate` holds answers back after a few words."""
+
+    path = "/v1"
 
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.calls: list[dict] = []
         self.answers = ["one two three", "four **five** six"]
         self.failures: list[str] = []  # a status, "silent", "cut", "error" or "foreign"
@@ -22,23 +26,12 @@ class ChatServer(ThreadingHTTPServer):
         self.gate.set()
         self.lock = threading.Lock()
 
-    def __enter__(self) -> "ChatServer":
-        self.thread = threading.Thread(target=self.serve_forever)
-        self.thread.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.gate.set()
-        self.shutdown()
-        self.server_close()
-        self.thread.join()
+        super().__exit__()
 
     def handle_error(self, *_: object) -> None:
         """A client that has gone away is none of ours."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
 
 
 class Handler(BaseHTTPRequestHandler):

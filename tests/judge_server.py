@@ -3,16 +3,20 @@
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.local_server import LocalServer
 
 ANSWERS = re.compile(r"# Answer of assistant A\n(.*)\n\n# Answer of assistant B\n(.*)$", re.DOTALL)
 
 
-class JudgeServer(ThreadingHTTPServer):
+class JudgeServer(LocalServer):
     """Speaks chat completions; the longer answer wins, and "biased" texts always win as A."""
 
+    path = "/v1"
+
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.calls: list[dict] = []
         self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
         self.unclear = False
@@ -23,20 +27,6 @@ class JudgeServer(ThreadingHTTPServer):
         self.absent_after = 0  # … once so many others were answered
         self.answered = 0
         self.pause = threading.Event()
-
-    def __enter__(self) -> "JudgeServer":
-        self.thread = threading.Thread(target=self.serve_forever)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self.thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,30 +1,19 @@
 """What `--notify` tells, heard behind a real HTTP server."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.local_server import LocalServer
 
 
-class Listener(ThreadingHTTPServer):
+class Listener(LocalServer):
     """Keeps in `heard` what is posted to `url`."""
 
+    path = "/hook"
+
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.heard: list[dict[str, str]] = []
-
-    def __enter__(self) -> "Listener":
-        self.thread = threading.Thread(target=self.serve_forever)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self.thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/hook"
 
 
 class Handler(BaseHTTPRequestHandler):

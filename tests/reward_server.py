@@ -4,32 +4,19 @@ import json
 import os
 import socket
 import struct
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.local_server import LocalServer
 
 
-class RewardServer(ThreadingHTTPServer):
+class RewardServer(LocalServer):
     """Every response is worth its length, unless `answer` says otherwise."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.requests: list[list[dict]] = []
         self.answer: dict | None = None
         self.failures: list[str] = []  # a status, or a connection that is closed, reset or cut
-
-    def __enter__(self) -> "RewardServer":
-        self.thread = threading.Thread(target=self.serve_forever)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self.thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/"
 
 
 class Handler(BaseHTTPRequestHandler):
