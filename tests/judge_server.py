@@ -20,7 +20,7 @@ class JudgeServer(LocalServer):
         self.calls: list[dict] = []
         self.failures: list[int] = []  # statuses to answer with, 0 is a good answer
         self.unclear = False
-        self.refuses = ""  # a setting that is not for this model, which thinks first …
+        self.refuses: set[str] = set()  # settings not for this model, which thinks first …
         self.thinking_seconds = 0.0  # … so long, where it may
         self.is_first_better = lambda first, second: "biased" in first or len(first) > len(second)
         self.absent_to = ""  # questions with these words find nobody there …
@@ -39,8 +39,8 @@ class Handler(BaseHTTPRequestHandler):
             while server.answered < server.absent_after:
                 server.pause.wait(0.01)  # tests take time.sleep away
             status = 503
-        if server.refuses in body:
-            self.send_error(400, "Bad request", f"Not with this model: {server.refuses}.")
+        if refused := server.refuses & set(body):
+            self.send_error(400, f"Not here: {sorted(refused)}")
             return
         if "max_completion_tokens" in body:
             server.pause.wait(server.thinking_seconds)

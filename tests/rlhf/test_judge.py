@@ -1,5 +1,7 @@
 """What a judge's words mean; the asking itself is tested through `rlhf annotate` and `evaluate`."""
 
+import re
+
 import pytest
 
 from rlhf import judge
@@ -26,7 +28,7 @@ QUESTION = judge.build_request("Which?", "a long answer", "short", rubric="")
 @pytest.mark.parametrize("setting", ["max_tokens", "temperature"])
 def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_think(setting):
     with JudgeServer() as server:
-        server.refuses, server.thinking_seconds = setting, 0.6
+        server.refuses, server.thinking_seconds = {setting}, 0.6
         endpoint = judge.Endpoint(url=server.url, model="m", timeout_seconds=0.5)
         assert judge.read_verdict(judge.complete(endpoint, QUESTION)) == "first"
     asked = [{key: call.get(key) for key in SETTINGS} for call in server.calls]
@@ -36,9 +38,14 @@ def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_
     ]
 
 
-def test_what_is_wrong_with_the_request_itself_is_told():
+@pytest.mark.parametrize(
+    ("refused", "calls", "told"),
+    [({"messages"}, 1, "messages"), ({"max_tokens", "max_completion_tokens"}, 2, "max_tokens")],
+)
+def test_what_the_server_said_first_is_told(refused, calls, told):
     with JudgeServer() as server:
-        server.refuses = "messages"
-        with pytest.raises(InputError, match=r"\(status 400\)"):
+        server.refuses = refused
+        with pytest.raises(InputError, match=r"\(status 400\)") as caught:
             judge.complete(judge.Endpoint(url=server.url, model="m"), QUESTION)
-    assert len(server.calls) == 1
+    assert len(server.calls) == calls
+    assert re.findall("max_tokens|messages|max_completion", caught.value.problem) == [told]
