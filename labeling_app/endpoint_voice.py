@@ -2,17 +2,18 @@
 
 import json
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.request import Request
 
 from rlhf.chat_completions import key_header, open_completion
 from rlhf.errors import InputError
 from rlhf.records import Prompt, Response, Sampling
+from rlhf.urls import open_url
 
 API_KEY = "RLHF_LIVE_API_KEY"
 EMPTY_TEXT = "(no answer)"
@@ -139,9 +140,9 @@ def served_model(url: str) -> str:
         InputError: it cannot be asked, or serves several.
     """
     address = url.rstrip("/") + "/models"
-    request = urllib.request.Request(address, headers=key_header(API_KEY))
+    request = Request(address, headers=key_header(API_KEY))
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with open_url(request, timeout_seconds=10) as answer:
             names = [str(model["id"]) for model in json.loads(answer.read())["data"]]
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise InputError(

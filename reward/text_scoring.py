@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 import torch
 from accelerate import Accelerator
@@ -25,6 +25,7 @@ from rlhf.records import Prompt, Response
 from rlhf.retries import ask_patiently
 from rlhf.signals import load_signal
 from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, tokenizer_fingerprint
+from rlhf.urls import open_url
 
 Answers = tuple[Prompt, tuple[Response, ...]]
 TextReward = Callable[[Sequence[Answers]], list[list[float]]]
@@ -117,7 +118,7 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
     request = Request(address, body, {"Content-Type": "application/json"})
 
     def ask() -> bytes:
-        with urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+        with open_url(request, timeout_seconds=TIMEOUT_SECONDS) as answer:
             content: bytes = answer.read()
         return content
 

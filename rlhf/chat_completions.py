@@ -2,9 +2,11 @@
 
 import json
 import os
-import urllib.request
 from http.client import HTTPResponse
 from typing import Any
+from urllib.request import Request
+
+from rlhf.urls import open_url
 
 
 def open_completion(
@@ -19,13 +21,12 @@ def open_completion(
         timeout_seconds: of silence.
 
     Raises:
-        HTTPError, URLError, TimeoutError, ConnectionError, HTTPException: as urllib does.
+        HTTPError, URLError, TimeoutError, ConnectionError, HTTPException: as `open_url`.
     """
     headers = {"Content-Type": "application/json", **key_header(key_variable)}
     address = url.rstrip("/") + "/chat/completions"
-    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-    opened: HTTPResponse = urllib.request.urlopen(request, timeout=timeout_seconds)
-    return opened
+    request = Request(address, json.dumps(body).encode(), headers)
+    return open_url(request, timeout_seconds=timeout_seconds)
 
 
 def key_header(variable: str) -> dict[str, str]:

@@ -221,9 +221,12 @@ def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested values with dotted names; the objects of a list are numbered from 1."""
     rows: list[tuple[str, Any]] = []
     for key, item in value.items():
         name = f"{prefix}{key}"
+        if isinstance(item, list) and item and all(isinstance(one, dict) for one in item):
+            item = {str(number): one for number, one in enumerate(item, start=1)}
         rows += _flat(item, f"{name}.") if isinstance(item, dict) else [(name, item)]
     return rows
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import time
 import zlib
@@ -16,6 +17,7 @@ from uuid import uuid4
 from rlhf.errors import InputError
 
 JsonObject = dict[str, Any]
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 ABANDONED_SECONDS = 3600  # since the last write; several jobs may be writing the same file now
 
 
@@ -27,7 +29,8 @@ def parse_line(text: str, place: str) -> JsonObject:
     """Parse one line as a JSON object.
 
     Raises:
-        BadLineError: the line is not JSON, or not an object; `place` (file:line) leads the message.
+        BadLineError: the line is not JSON, or not an object, or has half a character in its text;
+            `place` (file:line) leads the message.
     """
     try:
         value = json.loads(text.rstrip())
@@ -41,7 +44,20 @@ def parse_line(text: str, place: str) -> JsonObject:
             f"{place}: expected a JSON object, found {type(value).__name__}: {text.strip()[:80]!r}",
             'Write one object per line, for example {"prompt": "Hello"}.',
         )
+    if ESCAPED_SURROGATE.search(text):
+        _require_whole_characters(value, place)
     return value
+
+
+def _require_whole_characters(value: JsonObject, place: str) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise BadLineError(
+            f"{place}: {half} is half a character (a surrogate without its other half)",
+            "Mend or delete the line; text that was cut between the two halves has such an end.",
+        ) from None
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import dataclass, replace
 from http.client import BAD_REQUEST
-from io import BytesIO
 from urllib.error import HTTPError
 
 from rlhf.chat_completions import open_completion
@@ -95,11 +94,10 @@ def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
     try:
         return _send(endpoint, messages, plain)
     except HTTPError as error:
-        with error:
-            text = error.read()
-        refusal = HTTPError(error.url, error.code, error.msg, error.headers, BytesIO(text))
-        if error.code != BAD_REQUEST or not any(name.encode() in text for name in plain):
-            raise refusal from None
+        words, refusal = error.read(), error
+        refusal.seek(0)
+        if error.code != BAD_REQUEST or not any(name.encode() in words for name in plain):
+            raise
     patient = replace(endpoint, timeout_seconds=THINKING_TIME * endpoint.timeout_seconds)
     try:
         return _send(patient, messages, {"max_completion_tokens": MAX_THINKING_TOKENS})

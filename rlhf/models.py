@@ -10,7 +10,7 @@ from pathlib import Path
 from ssl import SSLError
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
@@ -35,6 +35,7 @@ from rlhf.model_card import model_card
 from rlhf.ranks import world_size
 from rlhf.rundir import RunDir, require_done
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
+from rlhf.urls import open_url
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
@@ -87,7 +88,7 @@ def _require_hub(name: str) -> None:
     if on_disk or constants.is_offline_mode():
         return
     try:
-        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_SECONDS).close()
+        open_url(Request(constants.ENDPOINT, method="HEAD"), timeout_seconds=HUB_SECONDS).close()
     except HTTPError:
         return  # it has answered
     except OSError as error:

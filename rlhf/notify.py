@@ -2,9 +2,11 @@
 
 import json
 import sys
-import urllib.request
 from http.client import HTTPException
 from urllib.parse import urlsplit
+from urllib.request import Request
+
+from rlhf.urls import open_url
 
 TIMEOUT_SECONDS = 10
 
@@ -22,10 +24,9 @@ def notify(url: str, run: str, status: str, details: str = "") -> None:
         return
     text = f"{run}: {status}" + (f"\n{details}" if details else "")
     content = json.dumps({"text": text, "run": run, "status": status}).encode()
-    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
-            pass
+        request = Request(url, content, {"Content-Type": "application/json"})
+        open_url(request, timeout_seconds=TIMEOUT_SECONDS).close()
     except (OSError, HTTPException, ValueError) as error:
         host = urlsplit(url).hostname  # the rest of the address is the key to the chat
         sys.stderr.write(f"--notify: {host} does not answer ({error})\n")

@@ -41,6 +41,7 @@ WRONG_TYPES = {
 BAD_LINES = {
     "not JSON": ('{"prompt": ', "not valid JSON"),
     "not an object": ("[1]", "expected a JSON object"),
+    "half a character": (r'{"prompt": "cut \ud83d"}', r"\ud83d is half a character"),
     "misspelt prompt": ({"promt": "Hi?"}, "Unknown key 'promt'"),
     "misspelt split": ({"prompt": "Hi?", "splitt": "test"}, "Unknown key 'splitt'"),
     "misspelt responses": ({"prompt": "Hi?", "reponses": ["a"]}, "Unknown key 'reponses'"),

@@ -18,6 +18,14 @@ from rlhf import __version__, cli
 from rlhf.config import require_range
 from rlhf.errors import GuardError, InputError, InterruptedRunError, RlhfError
 
+RESULT = {
+    "steps": 3,
+    "kl": {"nats": 0.12345678},
+    "text": "grüß",
+    "of": [{"model": "a"}, {"model": "b"}],
+    "skipped": [],
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Brake:
@@ -75,7 +83,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Settings]]:
             seen.append(settings)
             if fail is not None:
                 raise fail
-            return {"steps": settings.steps, "kl": {"nats": 0.12345678}, "text": "grüß"}
+            return RESULT | {"steps": settings.steps}
 
         monkeypatch.setitem(sys.modules, "rlhf.commands.generate", _command(run, plan))
         monkeypatch.setitem(cli.COMMANDS, "probe", "generate")
@@ -197,7 +205,7 @@ def test_json_is_one_object_on_the_last_line_of_stdout(probe, capsys) -> None:
     assert cli.main(["probe", "--model", "m", "--json"]) == 0
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    assert json.loads(out) == {"steps": 3, "kl": {"nats": 0.12345678}, "text": "grüß"}
+    assert json.loads(out) == RESULT
 
 
 def test_only_the_main_process_of_a_group_prints_the_result(probe, monkeypatch, capsys) -> None:
@@ -211,7 +219,14 @@ def test_people_see_a_table_with_nested_names(probe, capsys) -> None:
     probe()
     assert cli.main(["probe", "--model", "m"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [["steps", "3"], ["kl.nats", "0.1235"], ["text", "grüß"]]
+    assert lines == [
+        ["steps", "3"],
+        ["kl.nats", "0.1235"],
+        ["text", "grüß"],
+        ["of.1.model", "a"],
+        ["of.2.model", "b"],
+        ["skipped", "[]"],
+    ]
 
 
 @pytest.mark.parametrize(

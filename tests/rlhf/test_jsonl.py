@@ -33,6 +33,12 @@ def test_blank_lines_are_passed_over_and_lines_keep_their_numbers(tmp_path: Path
     assert [place for place, _ in read_lines(file)] == [f"{file}:2", f"{file}:4"]
 
 
+def test_a_character_escaped_in_two_halves_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(r'{"a": "\ud83c\udf0a"}', encoding="utf-8")
+    assert list(read_jsonl(file)) == [{"a": "🌊"}]
+
+
 def test_a_gz_file_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
     packed = tmp_path / "a.jsonl.gz"
     with gzip.open(packed, "wt", encoding="utf-8") as stream:
@@ -48,6 +54,10 @@ def test_a_gz_file_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
         ('{"a": 1', "2: not valid JSON (Expecting ',' delimiter at column 8): '{\"a\": 1'"),
         ("[1, 2]", "2: expected a JSON object, found list: '[1, 2]'"),
         ("3", "2: expected a JSON object, found int: '3'"),
+        (
+            r'{"a": {"b": ["\ud83d\ude00 and \uD83d"]}}',
+            r"2: \ud83d is half a character (a surrogate without its other half)",
+        ),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, words: str) -> None:
@@ -56,7 +66,7 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, words
     with pytest.raises(BadLineError) as caught:
         list(read_jsonl(file))
     assert caught.value.problem == f"{file}:{words}"
-    assert "one" in caught.value.remedy
+    assert "line" in caught.value.remedy
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
