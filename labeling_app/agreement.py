@@ -14,7 +14,8 @@ import numpy as np
 from scipy.stats import kendalltau
 
 Tiers = Sequence[Sequence[str]]
-Interval = tuple[float, float, float]
+Interval = tuple[float, float | None, float | None]
+MIN_VALUES = 5  # that of `rlhf.intervals`, for the same reason
 
 
 def ranks(tiers: Tiers) -> dict[str, int]:
@@ -75,10 +76,15 @@ def ordinal_alpha(units: Sequence[Sequence[int]]) -> float | None:
 def mean_interval(
     values: Sequence[float], *, samples: int = 1000, seed: int = 0
 ) -> Interval | None:
-    """The mean with its 95 % bootstrap interval, resampling values; None when there are none."""
+    """The mean with its 95 % bootstrap interval, resampling values; None when there are none.
+
+    Of fewer than `MIN_VALUES` values there is a mean and no interval.
+    """
     if not values:
         return None
     array = np.asarray(values)
+    if len(array) < MIN_VALUES:
+        return float(array.mean()), None, None
     picks = np.random.default_rng(seed).integers(len(array), size=(samples, len(array)))
     low, high = np.quantile(array[picks].mean(axis=1), [0.025, 0.975])
     return float(array.mean()), float(low), float(high)

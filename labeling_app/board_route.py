@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from labeling_app.access import USER
-from labeling_app.bodies import BodyError, read_json
+from labeling_app.bodies import BodyError, read_json, require_sender
 from labeling_app.gathering import Gatherer
 from labeling_app.session import Asked, Board, refusal
 from labeling_app.users import User
@@ -32,6 +32,7 @@ def add_board_route(app: Starlette, board: Board, *, has_live: bool) -> None:
         may_lead = sender.role != "annotator"
         try:
             payload = await read_json(request, MAX_BODY_BYTES)
+            require_sender(payload, sender.name)
         except BodyError as error:
             return JSONResponse(refusal(error.problem), status_code=error.status)
         screen = await gatherer.answer(Asked(sender.name, payload, may_lead))

@@ -40,3 +40,14 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BodyError(400, f"The body is a JSON {type(value).__name__}, not an object.")
     return value
+
+
+def require_sender(payload: dict[str, Any], name: str) -> None:
+    """Take out whose page sent this; positions on it mean nothing in the order of somebody else.
+
+    Raises:
+        BodyError: it is the page of another person than the one who is signed in.
+    """
+    page = payload.pop("annotator", name)
+    if page != name:
+        raise BodyError(403, f"This page is {page}'s, and {name} is signed in now: reload it.")

@@ -47,12 +47,14 @@ def make_check(
     purpose: Purpose,
     explanation: str,
 ) -> bool:
-    """Turn the task of a prompt into a gold or training task with a known answer.
+    """Make a gold or training task of the responses in its known answer.
 
-    Returns whether it was made; it is not where it is there already.
+    It takes the place of the prompt's ordinary task. Returns whether it was made; it is not where
+    it is there already.
 
     Raises:
-        InputError: somebody has seen the task, or the prompt has another check.
+        InputError: somebody has seen the prompt, a round or an evaluation has chosen it, or it
+            has another check.
     """
     answer = json.dumps(tiers)
     with connections.write() as db:
@@ -65,14 +67,27 @@ def make_check(
             _refuse_check(purpose, "the prompt has one with another answer")
         if there:
             _refuse_check(purpose, f"the prompt has a {next(iter(there))} task")
+        query = """SELECT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id),
+                       purpose <> 'rank' OR reason LIKE 'round %'
+                   FROM tasks t WHERE prompt_id = ?"""
+        tasks = db.execute(query, [prompt_id]).fetchall()
+        if any(is_seen for is_seen, _ in tasks):
+            _refuse_check(purpose, "somebody has seen this prompt")
+        if any(is_chosen for _, is_chosen in tasks):
+            _refuse_check(purpose, "a round or an evaluation has chosen this prompt")
+        responses = json.dumps([response for tier in tiers for response in tier])
+        values = [responses, purpose, answer, explanation, EVERYBODY, EVERYBODY]
         cursor = db.execute(
-            "UPDATE tasks SET purpose = ?, answer = ?, reason = ?, overlap = ?, open = ?"
-            " WHERE prompt_id = ? AND purpose = 'rank' AND NOT EXISTS"
-            " (SELECT 1 FROM assignments a WHERE a.task_id = tasks.id)",
-            [purpose, answer, explanation, EVERYBODY, EVERYBODY, prompt_id],
+            "UPDATE tasks SET responses = ?, purpose = ?, answer = ?, reason = ?, overlap = ?,"
+            " open = ? WHERE prompt_id = ? AND purpose = 'rank'",
+            [*values, prompt_id],
         )
         if not cursor.rowcount:
-            _refuse_check(purpose, "somebody has seen this prompt")
+            db.execute(
+                "INSERT INTO tasks (responses, purpose, answer, reason, overlap, open, prompt_id,"
+                " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [*values, prompt_id, time.time()],
+            )
         return True
 
 

@@ -20,6 +20,7 @@ def render(quality: Quality) -> str:
     """The dashboard of some numbers."""
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
     environment.filters["interval"] = _interval
+    environment.filters["coefficient"] = _coefficient
     environment.filters["percent"] = _percent
     return environment.get_template("dashboard.html").render(quality=quality)
 
@@ -32,4 +33,13 @@ def _interval(value: Interval | None) -> str:
     if value is None:
         return "–"
     mean, low, high = value
-    return f"{100 * mean:.0f}\u00a0% ({100 * low:.0f}–{100 * high:.0f})"
+    if low is None or high is None:
+        return _percent(mean)
+    return f"{_percent(mean)} ({100 * low:.0f}–{100 * high:.0f})"
+
+
+def _coefficient(value: Interval | None) -> str:
+    if value is None:
+        return "–"
+    mean, low, high = value
+    return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} ({low:.2f}–{high:.2f})"

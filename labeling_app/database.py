@@ -17,9 +17,10 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from labeling_app.migrations import migrations
+from rlhf.diagnose import diagnose
 from rlhf.errors import InputError
 
-BUSY_TIMEOUT_SECONDS = 10.0
+BUSY_TIMEOUT_SECONDS = 60.0  # a large import is one transaction
 
 
 class Connections:
@@ -29,7 +30,8 @@ class Connections:
         path: the database file; created with its folder when it does not exist.
 
     Raises:
-        InputError: the file is not a SQLite database.
+        InputError: the file is not a SQLite database, or cannot be made.
+        InterruptedRunError: another program is writing to it for longer than a minute.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,13 +39,16 @@ class Connections:
         self._local = threading.local()
         self._open: weakref.WeakSet[Database] = weakref.WeakSet()
         self._write_lock = threading.RLock()
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             _choose_wal(self.db)
-            with self.write() as db:
-                migrations.apply(db)
-        except sqlite3.DatabaseError as error:
+            if migrations.pending(self.db):  # or readers would wait for whoever writes
+                with self.write() as db:
+                    migrations.apply(db)
+        except (sqlite3.DatabaseError, OSError) as error:
             self.close()
+            if busy := diagnose(error):
+                raise busy from None
             raise InputError(
                 f"{path} cannot be used as a label database ({error})",
                 "Give --db the path of a database made by `rlhf import`, or of a new file.",

@@ -21,6 +21,10 @@ KEPT = "Try again; your prompt is kept."
 MAX_ERROR_BYTES = 300
 
 
+class BrokenOffError(Exception):
+    """The server ended its answer before it was whole; the message is the server's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EndpointVoice:
     """A model of a server.
@@ -73,8 +77,9 @@ class EndpointVoice:
         try:
             with self._open(prompt, seed) as answer:
                 yield from _pieces(answer)
+        # The server's words often name the model: they are for whoever started this, not for
+        # annotators.
         except HTTPError as error:
-            # its words often name the model: they are for whoever started this, not for annotators
             words = error.read(MAX_ERROR_BYTES).decode(errors="replace")
             sys.stderr.write(f"{self.model}: {error.code} {words}\n")
             raise InputError(
@@ -87,9 +92,13 @@ class EndpointVoice:
         except (URLError, ConnectionError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise InputError(f"The model server cannot be reached ({reason})", KEPT) from None
+        except BrokenOffError as error:
+            sys.stderr.write(f"{self.model} broke off: {error}\n")
+            raise InputError("The model server broke off in mid-answer", KEPT) from None
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            sys.stderr.write(f"{self.model} answers in another protocol: {error!r}\n")
             raise InputError(
-                f"The model server does not speak the chat completions protocol ({error!r})",
+                "The model server does not speak the chat completions protocol",
                 "Tell whoever started it: --endpoint must end in /v1.",
             ) from None
 
@@ -124,13 +133,13 @@ def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
             continue
         event = json.loads(data)
         if "error" in event:
-            raise InputError(f"The model server broke off: {event['error']}", KEPT)
+            raise BrokenOffError(event["error"])
         for choice in event["choices"]:
             ending = choice.get("finish_reason") or ""
             ended = ended or bool(ending)
             yield choice.get("delta", {}).get("content") or "", ending
     if not ended:
-        raise InputError("The model server broke off in mid-answer", KEPT)
+        raise BrokenOffError("the stream ended without an ending")
 
 
 def served_model(url: str) -> str:

@@ -86,7 +86,7 @@ def store_entries(store: Store, files: Sequence[File], report: Report) -> None:
 
 def _store_entry(store: Store, place: str, entry: Entry, report: Report) -> None:
     new_prompts = store.add_prompts([entry.prompt])
-    new_responses = store.add_responses(entry.responses)
+    new_responses = store.add_responses(entry.responses, queue=entry.check is None)
     if entry.check is None:
         report.new_rankings += store.add_rankings(entry.rankings)
     else:
@@ -188,6 +188,12 @@ def _folder_rows(path: Path) -> Iterator[tuple[str, dict[str, Any], Split | None
         ) from None
     parts = loaded if isinstance(loaded, DatasetDict) else {"": loaded}
     for split, rows in parts.items():
+        if split and split not in SPLIT_NAMES:
+            raise InputError(
+                f"{path} has a split {split!r}; only train and test say what they are for",
+                f"Save that part alone, load_from_disk(…)[{split!r}].save_to_disk(FOLDER), and "
+                "import FOLDER with --split train or --split test.",
+            )
         for number, row in enumerate(rows, start=1):
             yield f"{path}:{split or 'row'}:{number}", _without_nulls(row), SPLIT_NAMES.get(split)
 

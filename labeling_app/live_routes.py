@@ -10,7 +10,7 @@ from anyio.to_thread import run_sync
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
-from labeling_app.bodies import BodyError, read_json
+from labeling_app.bodies import BodyError, read_json, require_sender
 from labeling_app.live import Answering, Live
 
 PAGE = Path(__file__).parent / "live_page"
@@ -48,6 +48,7 @@ def add_live_routes(app: FastAPI, live: Live, name_of: Callable[[Request], str])
     async def operation(request: Request) -> JSONResponse:
         try:
             payload = await read_json(request, MAX_BODY_BYTES)
+            require_sender(payload, name_of(request))
         except BodyError as error:
             refusal = {"ok": False, "error": error.problem, "retry": False}
             return JSONResponse(refusal, status_code=error.status)

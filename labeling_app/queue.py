@@ -16,13 +16,13 @@ from sqlite_utils import Database
 
 from labeling_app.checks import CheckRates, choose_check
 from labeling_app.database import Connections
+from labeling_app.drafts import drop_draft, ranking_as_draft, read_draft, write_draft
 from labeling_app.overlap import ask_another
 from labeling_app.store import Store, ensure_annotator, insert_ranking
 from rlhf.errors import InputError
 from rlhf.records import Ranking
 
 LEASE_SECONDS = 15 * 60.0
-MAX_DRAFT_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class TaskQueue:
         """Store a ranking; sending the same one again changes nothing, so a browser may retry.
 
         A second, different ranking of the same task by the same annotator takes the first one's
-        place; the first stays in the database.
+        place and adds to its time; the first stays in the database.
 
         Raises:
             InputError: the task was never shown to this annotator, or the positions do not fit it.
@@ -139,18 +139,30 @@ class TaskQueue:
                     task_id=submission.task_id,
                     strengths=json.dumps(submission.strengths),
                     shown=json.dumps(shown),
-                    duration_ms=submission.duration_ms,
+                    duration_ms=submission.duration_ms + (old["duration_ms"] or 0 if old else 0),
                     rubric=submission.rubric,
                     supersedes=old["id"] if old else None,
                 )
-            _finish(db, submission.task_id, annotator, "done")
+            _set_state(db, submission.task_id, annotator, "done")
+            drop_draft(db, submission.task_id, annotator)
             ask_another(db, submission.task_id)
 
-    def skip(self, annotator: str, *, skip_id: str, task_id: int, reason: str, note: str) -> None:
+    def skip(
+        self,
+        annotator: str,
+        *,
+        skip_id: str,
+        task_id: int,
+        reason: str,
+        note: str,
+        state: dict[str, Any] | None = None,
+    ) -> None:
         """Put a task aside for this annotator; others still get it. A ranking of it is taken back.
 
+        The work on it, `state` or else the draft that is there, is kept for an undo.
+
         Raises:
-            InputError: the task was never shown to this annotator.
+            InputError: the task was never shown to this annotator, or the draft is too large.
         """
         with self.connections.write() as db:
             _given(db, task_id, annotator)
@@ -159,7 +171,9 @@ class TaskQueue:
                 [skip_id, task_id, annotator, reason, note, time.time()],
             )
             if cursor.rowcount:
-                _finish(db, task_id, annotator, "skipped")
+                _set_state(db, task_id, annotator, "skipped")
+                if state:
+                    write_draft(db, task_id, annotator, state)
                 db.execute(
                     "UPDATE rankings SET live = 0 WHERE task_id = ? AND annotator = ? AND live = 1",
                     [task_id, annotator],
@@ -171,20 +185,17 @@ class TaskQueue:
         Raises:
             InputError: the draft is too large.
         """
-        text = json.dumps(state, ensure_ascii=False)
-        if len(text) > MAX_DRAFT_CHARACTERS:
-            raise InputError(f"The draft has {len(text)} characters", "Shorten the note.")
-        now = time.time()
         with self.connections.write() as db:
             state_now = _state(db, task_id, annotator)
             # A draft that arrives after its submission is late, not new work.
             if state_now not in ("leased", "expired"):
                 return
-            _write_draft(db, task_id, annotator, text)
-            _set_state(db, task_id, annotator, "leased", expires_at=now + self.lease_seconds)
+            write_draft(db, task_id, annotator, state)
+            expires_at = time.time() + self.lease_seconds
+            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
 
     def undo(self, annotator: str) -> bool:
-        """Open this annotator's last submission or skip again, with what it said as the draft.
+        """Open this annotator's last submission or skip again, with the work on it as the draft.
 
         The ranking stays live until another takes its place: an undo that is never finished loses
         nothing. Returns False when there is nothing to undo.
@@ -204,7 +215,7 @@ class TaskQueue:
             return row is not None
 
     def reopen(self, annotator: str, task_id: int) -> None:
-        """Lease a task again to somebody who did or skipped it, with their answer as the draft.
+        """Lease a task again to somebody who did or skipped it, with their work as the draft.
 
         Raises:
             InputError: the task was never shown to this annotator.
@@ -212,8 +223,8 @@ class TaskQueue:
         with self.connections.write() as db:
             _, shown = _given(db, task_id, annotator)
             old = _ranking(db, task_id, annotator) or _ranking(db, task_id, annotator, live=0)
-            if old:
-                _write_draft(db, task_id, annotator, json.dumps(_as_draft(old, shown)))
+            if old and read_draft(db, task_id, annotator) is None:
+                write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
             expires_at = time.time() + self.lease_seconds
             _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
 
@@ -296,17 +307,6 @@ def _set_state(
         db.execute("UPDATE tasks SET open = open + ? WHERE id = ?", [change, task_id])
 
 
-def _finish(db: Database, task_id: int, annotator: str, state: str) -> None:
-    _set_state(db, task_id, annotator, state)
-    db.execute("DELETE FROM drafts WHERE task_id = ? AND annotator = ?", [task_id, annotator])
-
-
-def _write_draft(db: Database, task_id: int, annotator: str, text: str) -> None:
-    db.execute(
-        "INSERT OR REPLACE INTO drafts VALUES (?, ?, ?, ?)", [task_id, annotator, text, time.time()]
-    )
-
-
 def _given(db: Database, task_id: int, annotator: str) -> tuple[str, list[str]]:
     """The prompt of a task, and its responses in the order this annotator was shown."""
     query = """SELECT t.prompt_id, a.shown FROM assignments a JOIN tasks t ON t.id = a.task_id
@@ -320,13 +320,11 @@ def _given(db: Database, task_id: int, annotator: str) -> tuple[str, list[str]]:
 
 
 def _load_task(db: Database, task_id: int, annotator: str) -> Task:
-    query = """SELECT p.messages, t.purpose, t.decides, a.shown, d.state
+    query = """SELECT p.messages, t.purpose, t.decides, a.shown
                FROM assignments a JOIN tasks t ON t.id = a.task_id
                JOIN prompts p ON p.id = t.prompt_id
-               LEFT JOIN drafts d ON d.task_id = a.task_id AND d.annotator = a.annotator
                WHERE a.task_id = ? AND a.annotator = ?"""
-    found = db.execute(query, [task_id, annotator]).fetchone()
-    messages, purpose, decides, order, draft = found
+    messages, purpose, decides, order = db.execute(query, [task_id, annotator]).fetchone()
     shown = json.loads(order)
     texts = dict(_texts(db, shown))
     return Task(
@@ -334,7 +332,7 @@ def _load_task(db: Database, task_id: int, annotator: str) -> Task:
         messages=json.loads(messages),
         shown=tuple(shown),
         texts=tuple(texts[response_id] for response_id in shown),
-        draft=json.loads(draft) if draft else None,
+        draft=read_draft(db, task_id, annotator),
         purpose=purpose,
         decides=decides,
     )
@@ -347,7 +345,7 @@ def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
 
 def _ranking(db: Database, task_id: int, annotator: str, live: int = 1) -> dict[str, Any] | None:
     """The last ranking of a task by one annotator that is live, or that is not."""
-    names = ("id", "tiers", "strengths", "flags", "note")
+    names = ("id", "tiers", "strengths", "flags", "note", "duration_ms")
     query = f"""SELECT {", ".join(names)} FROM rankings
                 WHERE annotator = ? AND live = ? AND task_id = ? ORDER BY seq DESC LIMIT 1"""
     row = db.execute(query, [annotator, live, task_id]).fetchone()
@@ -386,15 +384,3 @@ def _same_judgement(old: dict[str, Any], new: Ranking, strengths: tuple[int, ...
         and json.loads(old["flags"]) == list(new.flags)
         and bool(old["note"] == new.note)
     )
-
-
-def _as_draft(row: dict[str, Any], shown: list[str]) -> dict[str, Any]:
-    """A stored ranking in the board's own terms: positions in the order shown."""
-    flags = [flag.partition("@") for flag in json.loads(row["flags"])]
-    return {
-        "tiers": [[shown.index(i) for i in tier] for tier in json.loads(row["tiers"])],
-        "strengths": json.loads(row["strengths"]),
-        "flags": [name for name, at, _ in flags if not at],
-        "response_flags": [[shown.index(i), name] for name, at, i in flags if at],
-        "note": row["note"],
-    }

@@ -19,6 +19,7 @@ from labeling_app.queue import TaskQueue
 from labeling_app.session import Board
 from labeling_app.store import Store
 from labeling_app.users import User, Users
+from rlhf.config import read_text
 from rlhf.errors import InputError
 
 SHUTDOWN_SECONDS = 5  # somebody may be watching a long answer
@@ -65,7 +66,11 @@ def serve(
             set_another_below(store.connections, another_below)
         began = time.time()
         board = Board(
-            store, queue, has_sign_in=local is None, rubric=_read_rubric(rubric), flags=flags
+            store,
+            queue,
+            has_sign_in=local is None,
+            rubric=read_text(rubric, "--rubric"),
+            flags=flags,
         )
         live = Live(
             store, voices, num_responses=live_responses, has_sign_in=local is None, note=note
@@ -112,17 +117,6 @@ def _run(
         log_level="warning",
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-
-
-def _read_rubric(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"The rubric {path} cannot be read ({error})", "Give --rubric a markdown file."
-        ) from None
 
 
 def _require_fitting_access(host: str, annotator: str | None, local: str | None, db: Path) -> None:

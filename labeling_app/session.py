@@ -142,6 +142,7 @@ class Board:
             task_id=int(payload["task_id"]),
             reason=_text(payload, "reason", 200),
             note=_text(payload, "note", MAX_NOTE_CHARACTERS),
+            state=dict(payload.get("state") or {}),
         )
 
     def _undo(self, annotator: str, payload: Payload) -> None:

@@ -41,6 +41,7 @@ from policies.summary import (
     win_rates,
     win_rates_within,
 )
+from rlhf.config import read_text
 from rlhf.distributed import start_alone
 from rlhf.errors import InputError
 from rlhf.jsonl import write_jsonl
@@ -130,7 +131,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
         InterruptedRunError: nobody answers there.
     """
     gold = load_signal(settings.gold) if settings.gold else None
-    rubric = read_rubric(settings.judge_rubric)
+    rubric = read_text(settings.judge_rubric, "--judge-rubric")
     store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
     policy = describe_model(policy_folder(settings.policy))
     reward = describe_rewards([settings.reward], policy)["reward"]
@@ -154,19 +155,6 @@ def prepare(settings: EvaluateSettings) -> Comparison:
         gold=gold,
         rubric=rubric,
     )
-
-
-def read_rubric(path: Path | None) -> str:
-    """The text that a judge model judges by; empty when there is none.
-
-    Raises:
-        InputError: there is no such file.
-    """
-    if path is None:
-        return ""
-    if not path.is_file():
-        raise InputError(f"No such rubric: {path}", "Give --judge-rubric a text file.")
-    return path.read_text(encoding="utf-8")
 
 
 def answer(

@@ -6,6 +6,7 @@ from http.client import HTTPResponse
 from typing import Any
 from urllib.request import Request
 
+from rlhf.errors import InputError
 from rlhf.urls import open_url
 
 
@@ -21,6 +22,7 @@ def open_completion(
         timeout_seconds: of silence.
 
     Raises:
+        InputError: the key fits no header.
         HTTPError, URLError, TimeoutError, ConnectionError, HTTPException: as `open_url`.
     """
     headers = {"Content-Type": "application/json", **key_header(key_variable)}
@@ -30,6 +32,15 @@ def open_completion(
 
 
 def key_header(variable: str) -> dict[str, str]:
-    """The header with the key in an environment variable; nothing where there is none."""
-    key = os.environ.get(variable)
+    """The header with the key in an environment variable; nothing where there is none.
+
+    Raises:
+        InputError: the key fits no header; the message does not show it.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise InputError(
+            f"The key in {variable} has characters that no HTTP header takes",
+            "Set it to the key alone: one line, without quotation marks or comments.",
+        )
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -24,6 +24,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from cyclopts.config import Dict
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlhf import __version__
 from rlhf.config import load_settings, to_plain, to_yaml
@@ -215,7 +216,8 @@ def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
     elif result:
         table = Table(show_header=False, box=None, pad_edge=False)
         for key, value in _flat(result):
-            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+            # Text, not str: what looks like markup in somebody's data is data.
+            table.add_row(key, Text(f"{value:.4g}" if isinstance(value, float) else str(value)))
         Console(highlight=False).print(table)
     sys.stdout.flush()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, InputError
 
 
 def load_settings(files: Sequence[Path]) -> dict[str, Any]:
@@ -93,6 +93,23 @@ def require_range(
     upper = "" if high == float("inf") else f" and at most {high:g}"
     flag = "--" + name.replace("_", "-")
     raise ConfigError(f"{flag} is {value:g}", f"Give a value of {lower}{upper}.")
+
+
+def read_text(path: Path | None, flag: str) -> str:
+    """The text of a file that `flag` names; empty where it names none.
+
+    Raises:
+        InputError: the file cannot be read as text.
+    """
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(
+            f"{flag} {path} cannot be read: {reason}", f"Give {flag} a text file."
+        ) from None
 
 
 def part_of(name: str, part: str, whole: int) -> int:

@@ -26,6 +26,7 @@ TIMED_OUT = ("collective operation timeout", "timed out waiting", "wait timeout"
 MISMATCH = ("same model across all ranks", "not to match sizes of the same param")
 NO_KERNEL = ("no kernel image is available", "could not run '", "not implemented for '")
 BROKEN_DEVICE = ("uncorrectable ecc", "illegal memory access", "unspecified launch failure")
+BUSY_DATABASE = ("database is locked",)
 AT_ONCE = (  # settings that say how much is in memory at once
     "micro_batch_size",
     "micro_tokens",
@@ -137,6 +138,13 @@ def _broken_device(error: BaseException) -> RlhfError:
     )
 
 
+def _busy_database(error: BaseException) -> RlhfError:
+    return InterruptedRunError(
+        f"Another program has been writing to the database for a long time: {_first_line(error)}",
+        "Wait until it is done, a large import perhaps; then run the same command again.",
+    )
+
+
 RULES: tuple[tuple[str, tuple[str, ...], Callable[[BaseException], RlhfError]], ...] = (
     ("OutOfMemoryError", OUT_OF_MEMORY, _out_of_memory),
     ("MemoryError", (), _out_of_memory),
@@ -146,5 +154,6 @@ RULES: tuple[tuple[str, tuple[str, ...], Callable[[BaseException], RlhfError]], 
     ("DistBackendError", (), _lost_peer),
     ("", MISMATCH, _mismatch),
     ("", BROKEN_DEVICE, _broken_device),
+    ("", BUSY_DATABASE, _busy_database),
     ("", NO_KERNEL, _no_kernel),
 )

@@ -71,7 +71,7 @@ function showTask(screen) {
   askToConfirm(false);
   window.scrollTo(0, 0);
   paint(ranking.order.length ? ranking.order[0].card : null);
-  shownAt = performance.now();
+  shownAt = performance.now() - ((draft && draft.spent_ms) || 0);
 }
 
 function paint(focusCard) {
@@ -110,9 +110,12 @@ function changed(card, message) {
   keepDraft();
 }
 
+const spentMs = () => Math.round(performance.now() - shownAt);
+const draftState = () => ({ ...toState(ranking), touched: ranking.touched, at: Date.now(), spent_ms: spentMs() });
+
 function keepDraft() {
   askToConfirm(false);
-  const id = task.id, state = { ...toState(ranking), touched: ranking.touched, at: Date.now() };
+  const { id } = task, state = draftState();
   writeStorage(`draft:${id}`, state);
   saved('Saving the draft …');
   clearTimeout(draftTimer);
@@ -208,7 +211,7 @@ async function send(payload) {
     complain('');
     writeStorage(`draft:${id}`, null);
     if (isDecision) return location.assign('/dashboard#differ');
-    durations.push(performance.now() - shownAt);
+    durations.push(spentMs());
     show(answer);
     say(payload.op === 'submit' ? 'Saved' : 'Skipped');
     if (answer.feedback) showFeedback(answer.feedback);
@@ -239,7 +242,7 @@ function submit() {
   if (!task || busy) return undefined;
   if (!ranking.order.length) return complain('Rank at least one response, or skip the task.');
   if (!ranking.touched && !ranking.allBad && !isAsked) return askToConfirm(true);
-  return send({ op: 'submit', ...toState(ranking), rubric, duration_ms: Math.round(performance.now() - shownAt) });
+  return send({ op: 'submit', ...toState(ranking), rubric, duration_ms: spentMs() });
 }
 
 async function undo() {
@@ -298,7 +301,7 @@ const actions = {
   'history': showHistory,
   'open': target => openPast(Number(target.dataset.task)),
   'close': target => target.closest('dialog').close(),
-  'reason': target => { find('.rb-skip').close(); send({ op: 'skip', reason: target.dataset.value }); },
+  'reason': target => { find('.rb-skip').close(); send({ op: 'skip', reason: target.dataset.value, state: draftState() }); },
   'all-bad': () => toggleAllBad(),
   'up': target => moveTo(cardOf(target), indexOf(ranking, cardOf(target)) - 1),
   'down': target => moveTo(cardOf(target), indexOf(ranking, cardOf(target)) + 1),

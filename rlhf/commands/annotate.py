@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reward.settings import Precision
-from rlhf.config import require_range
-from rlhf.errors import ConfigError, InputError
+from rlhf.config import read_text, require_range
+from rlhf.errors import ConfigError
 
 SIGNAL = "signal:"
 JUDGE = "judge"
@@ -86,7 +86,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.annotator == JUDGE:
         name = f"judge:{settings.model}"
         endpoint = Endpoint(url=settings.endpoint, model=settings.model)
-        rubric = _read(settings.rubric)
+        rubric = read_text(settings.rubric, "--rubric")
         with Store(settings.db, must_exist=True) as store:
             found = annotate_with_judge(
                 store, endpoint, name=name, rubric=rubric, parallel=settings.parallel
@@ -114,11 +114,3 @@ def _prioritise(settings: Settings) -> dict[str, Any]:
             most=settings.most,
             seed=settings.seed,
         )
-
-
-def _read(path: Path | None) -> str:
-    if path is None:
-        return ""
-    if not path.is_file():
-        raise InputError(f"No such rubric: {path}", "Give --rubric a text file.")
-    return path.read_text(encoding="utf-8")

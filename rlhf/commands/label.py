@@ -101,7 +101,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _voices(settings: Settings) -> list[Any]:
     """The models of live mode, loaded; none without --model and --endpoint."""
-    from labeling_app.endpoint_voice import EndpointVoice, served_model
+    from labeling_app.endpoint_voice import API_KEY, EndpointVoice, served_model
+    from rlhf.chat_completions import key_header
     from rlhf.records import Sampling
 
     sampling = Sampling(
@@ -111,6 +112,7 @@ def _voices(settings: Settings) -> list[Any]:
         max_new_tokens=settings.max_new_tokens,
     )
     if settings.endpoint:
+        key_header(API_KEY)  # a key that cannot be sent is for whoever starts this to see
         names = settings.model or (served_model(settings.endpoint),)
         return [EndpointVoice(url=settings.endpoint, model=m, sampling=sampling) for m in names]
     if not settings.model:

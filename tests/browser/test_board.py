@@ -288,6 +288,23 @@ def test_a_draft_survives_a_reload_and_undo_brings_an_answer_back(serve, open_pa
         assert [row["reason"] for row in db["skips"].rows] == ["Too long"]
 
 
+def test_undo_of_a_skip_brings_the_work_back(serve, open_page):
+    page = open_page(serve(FOUR).url)
+    wait_for_task(page, "question 0")
+    for key in ("2", "1", "2", "4"):
+        page.keyboard.press(key)
+    page.fill(".rb-note", "hm")
+    before = tiers_on_screen(page)
+    page.keyboard.press("Escape")
+    page.keyboard.press("s")
+    page.keyboard.press("1")  # meant as a place, taken as a reason
+    wait_for_task(page, "question 1")
+    page.keyboard.press("u")
+    wait_for_task(page, "question 0")
+    assert tiers_on_screen(page) == before
+    assert page.input_value(".rb-note") == "hm"
+
+
 def test_a_server_that_dies_during_a_submit_loses_nothing(serve, open_page):
     app = serve(FOUR)
     page = open_page(app.url)

@@ -153,6 +153,29 @@ def test_a_ranking_made_while_signed_out_is_sent_after_signing_in_again(served, 
     page.wait_for_selector(".rb-progress:has-text('1 done')")
 
 
+def test_a_page_stores_nothing_under_the_name_of_who_signed_in_after(served, open_page):
+    page = open_page(served.url)
+    sign_in(page, "<b>ann")
+    page.wait_for_selector(".rb-list .rb-card")
+    other = page.context.new_page()  # the same browser, and so the same cookie
+    other.goto(served.url)
+    other.click("text=Sign out")
+    sign_in(other, "bob")
+    other.wait_for_selector(".rb-list .rb-card")
+    submit_as_shown(page)
+    page.wait_for_selector('.rb-error:has-text("This page is <b>ann\'s, and bob is signed in")')
+    page.reload()
+    page.wait_for_selector(".rb-who:has-text('bob')")
+    with Store(served.db) as store:
+        assert store.counts()["rankings"] == 0
+    page.click("text=Sign out")
+    sign_in(page, "<b>ann")
+    page.wait_for_selector(".rb-progress:has-text('1 done')")
+    with Store(served.db) as store:
+        names = [r.annotator for record in store.ranked_prompts() for r in record.rankings]
+    assert names == ["<b>ann"]
+
+
 def test_the_dashboard_is_for_leads(served, open_page, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("long enough\n"))
     arguments = ["users", "add", "lea", "--role", "lead", "--password-stdin"]

@@ -3,6 +3,7 @@
 import pytest
 
 from labeling_app.agreement import (
+    MIN_VALUES,
     longer_wins,
     mean_interval,
     ordinal_alpha,
@@ -11,6 +12,7 @@ from labeling_app.agreement import (
     tau_b,
     top_share_by_position,
 )
+from rlhf.intervals import MIN_PROMPTS
 
 
 def test_ranks():
@@ -70,7 +72,9 @@ def test_alpha_by_hand():
 
 def test_intervals():
     assert mean_interval([]) is None
-    assert mean_interval([1.0, 1.0]) == (1.0, 1.0, 1.0)
+    assert mean_interval([1.0, 0.5, 1.0, 1.0]) == (0.875, None, None)  # too few to resample
+    assert mean_interval([1.0] * 5) == (1.0, 1.0, 1.0)
+    assert MIN_VALUES == MIN_PROMPTS == 5
     mean, low, high = mean_interval([0.0, 1.0] * 200)
     # The mean of 400 coin flips has standard error 0.025: 0.5 ± 0.049.
     assert mean == 0.5

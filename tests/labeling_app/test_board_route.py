@@ -9,18 +9,20 @@ from starlette.testclient import TestClient
 
 from labeling_app.access import Door, user_of_cookie
 from labeling_app.board_route import add_board_route
+from labeling_app.overlap import set_overlap
 from labeling_app.session import Board
 from labeling_app.users import User, Users
 from tests.labeling_app.conftest import run_async
 
 PASSWORD = "long enough"
+USERS = {"ann": "annotator", "lea": "lead"}
 
 
 @pytest.fixture
 def app(store, queue) -> Door:
     users = Users(store)
-    users.add("ann", "annotator", PASSWORD)
-    users.add("lea", "lead", PASSWORD)
+    for name, role in USERS.items():
+        users.add(name, role, PASSWORD)
     inner = Starlette()
     add_board_route(inner, Board(store, queue), has_live=True)
     find = user_of_cookie(users, store.secret)
@@ -41,6 +43,20 @@ def test_a_screen_says_what_its_reader_may(app, fill):
         assert (screen["may_lead"], screen["has_live"]) == (may_lead, True)
     answer = client_of(app, "ann").post("/board", json={"op": "decide", "task_id": 1}).json()
     assert answer["error"] == "Decisions are for leads."
+
+
+def test_the_page_of_one_person_does_nothing_under_the_name_of_another(app, store, queue, fill):
+    fill(1, 3)
+    set_overlap(store.connections, 2)
+    screens = {n: client_of(app, n).post("/board", json={"op": "next"}).json() for n in USERS}
+    submit = {"op": "submit", "id": "s1", "task_id": screens["ann"]["task"]["id"]}
+    submit |= {"tiers": [[0], [1], [2]], "annotator": "ann"}
+    answer = client_of(app, "lea").post("/board", json=submit)
+    assert answer.status_code == 403
+    assert answer.json()["error"] == "This page is ann's, and lea is signed in now: reload it."
+    assert store.counts()["rankings"] == 0
+    assert client_of(app, "ann").post("/board", json=submit).json()["ok"]
+    assert store.counts()["rankings"] == 1
 
 
 def test_what_is_no_json_object_or_too_large_is_refused(app):

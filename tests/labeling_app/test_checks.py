@@ -145,6 +145,38 @@ def test_an_import_counts_its_checks_and_says_which_it_did_not_make(
     ]
 
 
+def test_a_check_shows_the_responses_of_its_answer_alone(imported, queue, import_lines):
+    more = {**GOLD, "prompt": "plain 3", "responses": ["fine", "poor"]}
+    assert import_lines(more)["new_checks"] == 1
+    query = "SELECT responses, purpose FROM tasks JOIN prompts p ON p.id = prompt_id WHERE messages"
+    [task] = imported.connections.db.query(f"{query} LIKE '%plain 3%'")
+    [prompt] = [prompt for prompt in imported.prompts() if prompt.text == "plain 3"]
+    texts = {response.id: response.text for response in imported.responses(prompt.id)}
+    assert sorted(texts.values()) == ["bad", "fine", "good", "poor"]
+    assert [texts[id_] for id_ in json.loads(task["responses"])] == ["fine", "poor"]
+    assert task["purpose"] == "gold"
+
+
+def test_new_responses_make_no_check_of_a_prompt_that_somebody_has_seen(
+    imported, queue, import_lines
+):
+    queue.add_annotator("ann")
+    rank(queue, "ann", queue.next_task("ann"), "good")  # training
+    assert prompt_of(queue.next_task("ann")) == "plain 0"
+    before = imported.counts()["tasks"]
+    report = import_lines({**GOLD, "responses": ["fine", "poor"]})
+    assert (report["new_checks"], report["checks_not_made"]) == (0, 1)
+    assert "somebody has seen this prompt" in report["first_not_made"][0]
+    assert imported.counts()["tasks"] == before
+
+
+def test_a_prompt_that_a_round_has_chosen_becomes_no_check(imported, import_lines):
+    imported.connections.db.execute("UPDATE tasks SET reason = 'round 1: by chance'")
+    report = import_lines(GOLD)
+    assert report["checks_not_made"] == 1
+    assert "a round or an evaluation has chosen this prompt" in report["first_not_made"][0]
+
+
 def test_what_is_a_check_gets_no_new_responses_and_no_task_for_them(imported, make_responses):
     checks = {p.text for p, _ in imported.prompts_lacking_responses(1, "a model")}
     assert checks == {f"plain {n}" for n in range(30)}

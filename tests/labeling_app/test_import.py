@@ -234,6 +234,17 @@ def test_containers(container, tmp_path, capsys):
         assert [p.split for p in store.prompts()] == expected
 
 
+def test_a_split_whose_purpose_is_unknown_is_not_taken_for_training(tmp_path, capsys):
+    rows = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    DatasetDict(train=rows, test_prefs=rows).save_to_disk(tmp_path / "parts")
+    db = tmp_path / "new.db"
+    assert main(["import", str(tmp_path / "parts"), "--db", str(db)]) == 2
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "parts has a split 'test_prefs'; only train and test say what they are for" in errors
+    assert "--split train or --split test" in errors
+    assert not db.exists()
+
+
 def test_wrong_files_are_refused(tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.jsonl").touch()

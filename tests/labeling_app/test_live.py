@@ -250,7 +250,7 @@ def test_a_restart_finds_the_last_question(live, store, server):
         ("503", "The model server refused the question (status 503)"),
         ("silent", "The model server said nothing for 0.5 seconds. Try again; your prompt is kept"),
         ("cut", "The model server broke off in mid-answer"),
-        ("error", "out of memory"),
+        ("error", "The model server broke off in mid-answer"),
         ("foreign", "does not speak the chat completions protocol"),
     ],
 )

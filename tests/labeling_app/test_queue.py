@@ -232,6 +232,36 @@ def test_a_skip_takes_ones_ranking_back(people, store, fill):
     assert people.next_task("bob").id == task.id
 
 
+def test_a_skip_keeps_the_work_for_an_undo(people, fill):
+    fill(1, 3)
+    task = people.next_task("ann")
+    people.save_draft("ann", task.id, {"tiers": [[0], [1], [2]], "note": "saved"})
+    people.skip("ann", skip_id="k1", task_id=task.id, reason="too long", note="")
+    assert people.next_task("ann") is None  # the kept draft brings nothing back by itself
+    assert people.undo("ann")
+    assert people.next_task("ann").draft["note"] == "saved"
+    newer = {"tiers": [[2], [1, 0]], "note": "not saved before the skip"}
+    people.skip("ann", skip_id="k2", task_id=task.id, reason="too long", note="", state=newer)
+    people.undo("ann")
+    assert people.next_task("ann").draft == newer
+    people.submit("ann", submission(task, [[1], [0], [2]]))
+    people.undo("ann")
+    assert people.next_task("ann").draft["tiers"] == [[1], [0], [2]]
+    newest = {"tiers": [[0], [1], [2]], "note": "second thoughts"}
+    people.skip("ann", skip_id="k3", task_id=task.id, reason="too long", note="", state=newest)
+    people.undo("ann")
+    assert people.next_task("ann").draft == newest
+
+
+def test_a_corrected_ranking_counts_the_time_of_both_passes(people, fill):
+    fill(1, 2)
+    task = people.next_task("ann")
+    people.submit("ann", submission(task, [[0], [1]], duration_ms=90_000))
+    people.undo("ann")
+    people.submit("ann", submission(task, [[1], [0]], id="s2", duration_ms=4_000))
+    assert [row["duration_ms"] for row in stored(people)] == [90_000, 94_000]
+
+
 def test_a_skip_from_another_tab_counts_once(people, store, fill):
     fill(1, 2)
     task = people.next_task("ann")

@@ -3,7 +3,9 @@
 import json
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
+from sqlite3 import OperationalError
 
 import pytest
 from sqlite_utils import Database
@@ -11,7 +13,8 @@ from sqlite_utils import Database
 from labeling_app.migrations import migrations
 from labeling_app.rounds import queue_round
 from labeling_app.store import Store
-from rlhf.errors import InputError
+from rlhf.diagnose import diagnose
+from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records import Ranking, Response, Sampling
 
 HOSTILE = [
@@ -319,6 +322,33 @@ def test_opening_waits_for_somebody_else_who_opens_the_new_file(tmp_path: Path):
     timer.join()
     other.close()
     assert mode == "wal"
+
+
+def test_readers_open_what_another_program_writes_for_a_long_time(store, monkeypatch):
+    monkeypatch.setattr("labeling_app.database.BUSY_TIMEOUT_SECONDS", 0.1)
+    with store.connections.write(), Store(store.connections.path) as other:
+        assert other.counts()["prompts"] == 0
+        with pytest.raises(OperationalError) as caught:
+            other.add_rubric("Be kind.")
+    told = diagnose(caught.value)
+    assert isinstance(told, InterruptedRunError)
+    assert "Another program has been writing to the database for a long time" in told.problem
+    assert "run the same command again" in told.remedy
+
+
+def test_a_new_file_that_another_program_keeps_to_itself_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("labeling_app.database.BUSY_TIMEOUT_SECONDS", 0.1)
+    with closing(sqlite3.connect(tmp_path / "new.db")) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(InterruptedRunError, match="Another program has been writing"):
+            Store(tmp_path / "new.db")
+
+
+def test_a_database_inside_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be used as a label database"):
+        Store(tmp_path / "file" / "labels.db")
 
 
 def test_a_migration_that_fails_leaves_no_trace(tmp_path: Path, monkeypatch):

@@ -230,7 +230,7 @@ def test_a_rival_with_another_tokenizer_answers_in_its_own_and_is_read_in_ours(
                 "--judge-rubric",
                 "none.md",
             ],
-            "No such rubric: none.md",
+            "--judge-rubric none.md cannot be read: No such file or directory",
         ),
     ],
 )

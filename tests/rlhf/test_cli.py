@@ -21,7 +21,7 @@ from rlhf.errors import GuardError, InputError, InterruptedRunError, RlhfError
 RESULT = {
     "steps": 3,
     "kl": {"nats": 0.12345678},
-    "text": "grüß",
+    "text": "grüß [/INST] [b]",
     "of": [{"model": "a"}, {"model": "b"}],
     "skipped": [],
 }
@@ -222,7 +222,7 @@ def test_people_see_a_table_with_nested_names(probe, capsys) -> None:
     assert lines == [
         ["steps", "3"],
         ["kl.nats", "0.1235"],
-        ["text", "grüß"],
+        ["text", "grüß", "[/INST]", "[b]"],
         ["of.1.model", "a"],
         ["of.2.model", "b"],
         ["skipped", "[]"],

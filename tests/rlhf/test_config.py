@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlhf.config import load_settings, part_of, require_range, to_plain, to_yaml
-from rlhf.errors import ConfigError
+from rlhf.config import load_settings, part_of, read_text, require_range, to_plain, to_yaml
+from rlhf.errors import ConfigError, InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +105,25 @@ def test_a_part_is_a_count_or_a_percentage_rounded_up(part: str, number: int) ->
 def test_what_is_no_part_is_refused(part: str) -> None:
     with pytest.raises(ConfigError, match=f"--some-limit is '{part}'\n  Give a number such as"):
         part_of("some_limit", part, 250)
+
+
+def test_text_from_a_file_that_a_flag_names(tmp_path: Path) -> None:
+    (tmp_path / "good.md").write_text("Be kind. ✓", encoding="utf-8")
+    assert read_text(tmp_path / "good.md", "--rubric") == "Be kind. ✓"
+    assert read_text(None, "--rubric") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("latin.md", "it is not UTF-8 text"),
+        ("none.md", "No such file or directory"),
+        ("folder", "Is a directory"),
+    ],
+)
+def test_text_that_cannot_be_read(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError) as caught:
+        read_text(tmp_path / name, "--rubric")
+    assert caught.value.problem == f"--rubric {tmp_path / name} cannot be read: {reason}"
