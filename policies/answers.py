@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerBase
 
 from policies.generate import (
@@ -22,6 +21,7 @@ from policies.generate import (
 from policies.loading import in_memory
 from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.sides import split_by_side
+from rlhf.distributed import seed_all
 from rlhf.metrics import progress
 from rlhf.models import load_causal_lm, load_config
 from rlhf.ranked import read_ranked_file
@@ -79,7 +79,7 @@ def sample_answers(
     """Load a model and let it give `samples` answers to every prompt, given as token ids."""
     repeated = [ids for ids in prompts for _ in range(samples)]
     model = load_causal_lm(description["path"]).to(accelerator.device)
-    set_seed(sampling.seed)
+    seed_all(sampling.seed)
     with in_memory(model), progress("answers", total=len(repeated)) as bar:
         flat = sample_responses(
             accelerator, model, tokenizer, repeated, sampling, batch_size, bar.advance

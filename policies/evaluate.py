@@ -29,8 +29,8 @@ from policies.answers import (
 from policies.audit import estimate_reverse_kl, measure_forward_kl, score_responses
 from policies.evaluate_settings import EvaluateSettings
 from policies.judges import AIJudge, score_with_reward, score_with_signal, try_judge
-from policies.loading import in_memory, load_reference_model
-from policies.reference_store import ReferenceRow, ReferenceStore, open_store
+from policies.loading import in_memory, load_reference_model, open_store_and_find_model
+from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.report import Exhibit, headline, write_report
 from policies.reward_sources import describe_rewards, is_model, load_reward
 from policies.statistics import compare
@@ -132,8 +132,9 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     """
     gold = load_signal(settings.gold) if settings.gold else None
     rubric = read_text(settings.judge_rubric, "--judge-rubric")
-    store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
     policy = describe_model(policy_folder(settings.policy))
+    outputs = require_done(settings.reference, "reference", "outputs").outputs
+    store = open_store_and_find_model(outputs, policy["path"])
     reward = describe_rewards([settings.reward], policy)["reward"]
     require_same_tokenizer(store.manifest["model"], policy)
     rival = settings.against and describe_model(policy_folder(settings.against))

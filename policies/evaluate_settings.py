@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from policies.settings import Precision
-from rlhf.config import require_range
+from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
 
 
@@ -48,6 +48,7 @@ class EvaluateSettings:
 
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
         require_range("batch_size", self.batch_size, 1)
         require_range("judge_parallel", self.judge_parallel, 1, 64)
         wants_judge = bool(self.judge_endpoint or self.judge_model or self.judge_rubric)

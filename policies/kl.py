@@ -22,12 +22,10 @@ from policies.loading import load_reference_model
 from policies.log_probs import Sequences, log_probs_of, response_logits
 from policies.losses import reverse_kl_k1, reverse_kl_k3
 from policies.reference_store import ReferenceStore
-from policies.settings import KLSettings
+from policies.settings import MAX_RELATIVE_ERROR, KLSettings
 from rlhf.adapters import without_adapters
 from rlhf.distributed import global_sum
 from rlhf.errors import InputError
-
-MAX_RELATIVE_ERROR = 0.2
 
 ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
 

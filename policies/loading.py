@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel
 
 from policies.packing import pack_prefixes
-from policies.reference_store import ReferenceStore, require_reference_of
+from policies.reference_store import ReferenceStore, open_store, require_reference_of
+from rlhf.errors import InputError
 from rlhf.models import describe_model, load_causal_lm
+from rlhf.rundir import RunDir
 
 
 @contextmanager
@@ -21,17 +25,42 @@ def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         nn.Module.to(model, "meta")
 
 
+def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
+    """Open a store whose model will be asked, and say now where that cannot be found.
+
+    It is sought where the manifest says, and where the training of `policy`, a folder of weights,
+    took it from.
+
+    Raises:
+        InputError: it is in neither place; or the store cannot be used.
+    """
+    store = open_store(folder)
+    trained = RunDir(Path(policy).parent).read_stage().get("inputs", {})
+    places = [store.model, *([trained["model"]["path"]] if "model" in trained else [])]
+    problems = []
+    for place in places:
+        try:
+            require_reference_of(store, describe_model(place))
+        except InputError as error:
+            problems.append(error.problem)
+        else:
+            return replace(store, model=place)
+    raise InputError(
+        f"The model that made the reference outputs in {folder} is not to be found: {problems[0]}",
+        f"Bring it back to {store.model}, or a link to it: the reverse KL is measured with it.",
+    )
+
+
 def load_reference_model(
     store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
 ) -> PreTrainedModel:
     """Load the model that made a store, frozen, to be asked; `together` all processes hold one.
 
     Raises:
-        InputError: the model is not where the manifest says, or has changed.
+        InputError: the model is not where the store says, or has changed.
     """
-    path = store.manifest["model"]["path"]
-    require_reference_of(store, describe_model(path))
-    model: PreTrainedModel = load_causal_lm(path, together=together).to(accelerator.device)
+    require_reference_of(store, describe_model(store.model))
+    model: PreTrainedModel = load_causal_lm(store.model, together=together).to(accelerator.device)
     pack_prefixes(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight
     model.eval()

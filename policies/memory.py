@@ -1,7 +1,9 @@
 """What a PPO run will hold in the memory of each process, before anything is loaded."""
 
+import math
 from dataclasses import replace
 
+from policies.pretraining import pieces_per_step
 from policies.reference_store import open_store
 from policies.reward_sources import reward_models
 from policies.settings import KLSettings, PPOSettings
@@ -96,11 +98,23 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         prompt=prompt,
         new=new,
         rollout=rollout,
+        texts=_texts(settings, processes),
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.gradient_checkpointing,
         roles=roles,
         spread=Spread(settings.sharding, processes, parts, settings.offload),
     )
+
+
+def _texts(settings: PPOSettings, processes: int) -> tuple[int, int]:
+    """Pretraining texts in one pass, and the tokens of each."""
+    if settings.ptx_data is None:
+        return 0, 0
+    length, rows = settings.ptx_length, settings.micro_batch_size
+    if settings.micro_tokens:
+        rows = max(1, settings.micro_tokens // length)
+    pieces = pieces_per_step(settings, processes)
+    return min(rows, math.ceil(pieces / settings.minibatches)), length
 
 
 def _lengths(settings: PPOSettings) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 from numpy import ndarray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,7 +31,7 @@ from policies.reference_shards import ReferenceRow, TopTokens, shard_name, write
 from policies.reference_summary import write_manifest
 from policies.reward_sources import Reward, describe_rewards, load_reward
 from policies.settings import Precision
-from rlhf.distributed import from_main, global_max, start
+from rlhf.distributed import from_main, global_max, seed_all, start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
 from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
@@ -45,7 +44,7 @@ from rlhf.models import (
 from rlhf.planner import SCORE_BATCH
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
-from rlhf.rundir import open_stage, stage_status, watching_stage
+from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, shard_frozen
 from rlhf.sharding_choice import choose_sharding
 from rlhf.shell import Shell
@@ -88,8 +87,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     if from_main(run.is_done):
         return run.read_report()
     shards = cut_into_shards(records, settings.prompts_per_shard)
-    hearts = run.heartbeat if settings.shard is None else run.heartbeat / f"job-{settings.part[0]}"
-    watched = watching_stage(run, settings.stall_timeout, heartbeat=hearts)
+    watched = watching_stage(run, settings.stall_timeout, heartbeat=heartbeat_of(run, settings))
     with (
         stage_status(run, is_complete=run.report_json.is_file, alone=settings.shard is None),
         watched,
@@ -121,6 +119,11 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
             write_json(run.report_json, {**manifest, "shards": len(shards), "seconds": seconds})
         accelerator.wait_for_everyone()
     return run.read_report()
+
+
+def heartbeat_of(run: RunDir, settings: ReferenceSettings) -> Path:
+    """Where the ranks of this job, one of those that fill a store, say how they get on."""
+    return run.heartbeat if settings.shard is None else run.heartbeat / f"job-{settings.part[0]}"
 
 
 def _require_vocabulary(settings: ReferenceSettings, tokens: int) -> None:
@@ -263,7 +266,7 @@ class _ShardWriter:
                 if turn >= len(missing):
                     self._take_part(shards[name][0].prompt)
                     continue
-                set_seed(self.settings.seed + SHARD_SEED_STRIDE * places[name])
+                seed_all(self.settings.seed + SHARD_SEED_STRIDE * places[name])
                 rows = self._rows(shards[name], bar.advance)
                 if writes(self.accelerator, self.sharding):
                     write_shard(folder / name, rows, reward)

@@ -5,13 +5,16 @@ manifest stops naming them; every shard changes in one moment; the manifest name
 when all shards have them. A killed run goes on with the shards that still lack them.
 """
 
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from policies.reference import share, writes
+from policies.reference import heartbeat_of, share, writes
 from policies.reference_settings import ReferenceSettings
 from policies.reference_shards import (
     describe_shard,
@@ -22,16 +25,17 @@ from policies.reference_shards import (
     with_rewards,
     write_table,
 )
-from policies.reference_store import MANIFEST, read_manifest
+from policies.reference_store import MANIFEST, ReferenceRow, read_manifest
 from policies.reward_sources import Reward, describe_rewards, is_model, load_reward
 from rlhf.distributed import from_main, start
-from rlhf.errors import InputError
+from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json
 from rlhf.metrics import progress
 from rlhf.rundir import RunDir, require_done
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
 from rlhf.tokens import load_tokenizer
+from rlhf.watchdog import watching
 
 
 def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
@@ -59,8 +63,11 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     reward = load_reward([settings.reward], accelerator, sharding=sharding)
     names = share(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}
-    _score_shards(accelerator, sharding, reward, tokenizer, run.outputs, mine)
-    accelerator.wait_for_everyone()
+    # the stage is done, and stays so whatever becomes of its rewards
+    with watching(heartbeat_of(run, settings), settings.stall_timeout, _say):
+        scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
+        scorer.score(run.outputs, mine)
+        accelerator.wait_for_everyone()
     names = list(manifest["shards"])
     scored = from_main([n for n in names if reward_of(run.outputs / n) == description["hash"]])
     if len(scored) < len(names):
@@ -72,33 +79,43 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     return run.read_report()
 
 
-def _score_shards(
-    accelerator: Accelerator,
-    sharding: Sharding,
-    reward: Reward,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    shards: dict[str, dict[str, Any]],
-) -> None:
-    """Give this process's shards the rewards that they lack."""
-    for name, expected in shards.items():
-        require_unchanged(folder / name, expected, scored=False)
-    wanted = reward.description["hash"]
-    lacking = [name for name in shards if reward_of(folder / name) != wanted]
-    if sharding.is_together:
-        lacking = from_main(lacking)
-    total, left = (sum(shards[name]["rows"] for name in some) for some in (shards, lacking))
-    spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]
-    with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
-        for turn, name in enumerate(sharding.in_step(accelerator, lacking, spare)):
-            table = read_table(folder / name)
-            if turn >= len(lacking):  # others have files left, and this process has their weights
-                reward.of_rows(rows_of(table)[:1], tokenizer, accelerator.device)
-                continue
-            rewards = reward.of_rows(rows_of(table), tokenizer, accelerator.device)
-            if writes(accelerator, sharding):
-                write_table(folder / name, with_rewards(table, rewards), wanted)
-            bar.advance(shards[name]["rows"])
+def _say(error: InterruptedRunError) -> None:
+    sys.stderr.write(f"error {error}\n")
+    sys.stderr.flush()
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    accelerator: Accelerator
+    sharding: Sharding
+    reward: Reward
+    tokenizer: PreTrainedTokenizerBase
+    batch_size: int
+
+    def score(self, folder: Path, shards: dict[str, dict[str, Any]]) -> None:
+        """Give this process's shards the rewards that they lack."""
+        for name, expected in shards.items():
+            require_unchanged(folder / name, expected, scored=False)
+        wanted = self.reward.description["hash"]
+        lacking = [name for name in shards if reward_of(folder / name) != wanted]
+        if self.sharding.is_together:
+            lacking = from_main(lacking)
+        total, left = (sum(shards[name]["rows"] for name in some) for some in (shards, lacking))
+        spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]
+        with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
+            for turn, name in enumerate(self.sharding.in_step(self.accelerator, lacking, spare)):
+                table = read_table(folder / name)
+                if turn >= len(lacking):  # others have files left, and their weights are here
+                    self._rewards(rows_of(table)[:1])
+                    continue
+                rewards = self._rewards(rows_of(table))
+                if writes(self.accelerator, self.sharding):
+                    write_table(folder / name, with_rewards(table, rewards), wanted)
+                bar.advance(shards[name]["rows"])
+
+    def _rewards(self, rows: Sequence[ReferenceRow]) -> list[float]:
+        device = self.accelerator.device
+        return self.reward.of_rows(rows, self.tokenizer, device, self.batch_size)
 
 
 def _require_replacing(

@@ -1,13 +1,22 @@
 """The settings of `rlhf reference`; torch-free, so that `--help` is quick."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from policies.settings import Precision, require_sampling
 from rlhf.cluster import GroupSettings
-from rlhf.config import require_range
+from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
+
+SAMPLING = (
+    "samples",
+    "temperature",
+    "max_new_tokens",
+    "reuse",
+    "store_top_k",
+    "prompts_per_shard",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +72,7 @@ class ReferenceSettings(GroupSettings):
                 "Use --sharding fsdp or zero3, or leave --offload out.",
             )
         require_range("samples", self.samples, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
         require_sampling(self.temperature, 1.0, 0, self.max_new_tokens)
         require_range("batch_size", self.batch_size, 1)
         require_range("prompts_per_shard", self.prompts_per_shard, 1)
@@ -80,6 +90,21 @@ class ReferenceSettings(GroupSettings):
                 "rlhf reference needs --prompts and --model",
                 "Give both; or, for outputs that --out already holds, --reward R or --inspect.",
             )
+
+        if self.model is None:
+            self._refuse_sampling()
+
+    def _refuse_sampling(self) -> None:
+        """Of stored outputs: what says how to sample them says nothing."""
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name in SAMPLING and value != setting.default:
+                raise ConfigError(
+                    f"--{setting.name.replace('_', '-')} is {value} for outputs that --out already "
+                    "holds",
+                    "Leave it out; or give --prompts and --model, and another --out, to make "
+                    "others.",
+                )
 
     @property
     def part(self) -> tuple[int, int]:

@@ -151,10 +151,11 @@ class StoredPrompts(Sequence[tuple[ReferenceRow, ...]]):
 
 @dataclass(frozen=True)
 class ReferenceStore:
-    """All reference outputs, in their folder, and their manifest."""
+    """All reference outputs, in their folder, their manifest, and where their model is now."""
 
     folder: Path
     manifest: dict[str, Any]
+    model: str
 
     @property
     def sampling(self) -> Sampling:
@@ -207,14 +208,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def open_store(folder: Path) -> ReferenceStore:
+def open_store(folder: Path, model: str | None = None) -> ReferenceStore:
     """Open a store; its rows are read, and checked, when they are wanted.
+
+    Args:
+        folder: of the store.
+        model: where the model that made it is; where the manifest says, unless given.
 
     Raises:
         InputError: the manifest does not allow it, or a shard is missing or, among the first ones,
             was changed since the store was written.
     """
-    store = ReferenceStore(folder, read_manifest(folder))
+    manifest = read_manifest(folder)
+    store = ReferenceStore(folder, manifest, model or manifest["model"]["path"])
     present = {path.name for path in folder.iterdir()}
     for number, name in enumerate(store.manifest["shards"]):
         if number < SHARDS_CHECKED_AT_OPENING or name not in present:

@@ -21,6 +21,7 @@ from rlhf.ranks import is_main_process
 from rlhf.records import Prompt, Response
 from rlhf.sharding import Sharding
 from rlhf.tokens import TokenBatch, pad_right
+from rlhf.watchdog import beat
 
 ROWS_PER_BATCH = 32
 
@@ -70,13 +71,18 @@ class Reward:
         return grouped
 
     def of_rows(
-        self, rows: Sequence[ReferenceRow], tokenizer: PreTrainedTokenizerBase, device: torch.device
+        self,
+        rows: Sequence[ReferenceRow],
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        batch_size: int = ROWS_PER_BATCH,
     ) -> list[float]:
         """The reward of stored reference outputs, in the order given."""
         pad_id = int(tokenizer.pad_token_id)
         rewards = [0.0] * len(rows)
-        for first in self.in_step(range(0, len(rows), ROWS_PER_BATCH)):
-            part = rows[first : first + ROWS_PER_BATCH]
+        for first in self.in_step(range(0, len(rows), batch_size)):
+            beat()
+            part = rows[first : first + batch_size]
             batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
             told = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
             rewards[first : first + len(part)] = told.tolist()

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from policies.settings import Precision
-from rlhf.config import require_range
+from rlhf.config import MAX_SEED, require_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class RoundSettings:
 
     def __post_init__(self) -> None:
         require_range("pick", self.pick, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
         require_range("k", self.k, 1)
         require_range("random_share", self.random_share, 0.2, 1.0)
         require_range("batch_size", self.batch_size, 1)

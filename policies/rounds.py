@@ -15,8 +15,7 @@ from numpy import ndarray
 from policies.answers import sample_answers, stored_answers
 from policies.audit import score_responses
 from policies.judges import score_with_reward
-from policies.loading import in_memory, load_reference_model
-from policies.reference_store import open_store
+from policies.loading import in_memory, load_reference_model, open_store_and_find_model
 from policies.reward_sources import describe_rewards, load_reward
 from policies.round_settings import RoundSettings
 from rlhf.distributed import start_alone
@@ -56,8 +55,9 @@ def sample_candidates(
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.
     """
-    store = open_store(require_done(settings.reference, "reference", "outputs").outputs)
     policy = describe_model(policy_folder(settings.policy))
+    outputs = require_done(settings.reference, "reference", "outputs").outputs
+    store = open_store_and_find_model(outputs, policy["path"])
     inputs = {
         "policy": policy,
         **describe_rewards([settings.reward], policy),

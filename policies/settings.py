@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import require_range
+from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
 
 Precision = Literal["auto", "bf16", "fp32"]
 Engine = Literal["generate", "continuous", "vllm"]
+MAX_RELATIVE_ERROR = 0.2  # of the KL, as the controller of its coefficient takes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class GenerateSettings:
         require_range("k", self.k, 1)
         require_sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
         require_range("batch_size", self.batch_size, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,15 +245,11 @@ class PPOSettings(ClusterSettings):
         require_range("ptx_coefficient", self.ptx_coefficient, 0.0)
         require_range("ptx_length", self.ptx_length, 2)
         require_range("ptx_per_episode", self.ptx_per_episode, 0.0, above_low=True)
+        require_range("seed", self.seed, 0, MAX_SEED)
         require_range("gamma", self.gamma, 0.0, 1.0)
         require_range("gae_lambda", self.gae_lambda, 0.0, 1.0)
         self._require_group()
-        if self.guards.max_kl and self.kl.source == "none" and not self.kl.audit_every:
-            raise ConfigError(
-                f"--guards.max-kl {self.guards.max_kl:g} with --kl.source none: no step measures a "
-                "KL",
-                "Add --kl.audit-every 10, use another --kl.source, or leave --guards.max-kl out.",
-            )
+        self._require_kl()
         if self.engine == "vllm" and find_spec("vllm") is None:
             raise ConfigError(
                 "--engine vllm needs the package vllm, which is not installed",
@@ -269,6 +267,21 @@ class PPOSettings(ClusterSettings):
                 f"--episodes-per-step {self.episodes_per_step} does not divide into "
                 f"--minibatches {self.minibatches}",
                 "Make the first a multiple of the second.",
+            )
+
+    def _require_kl(self) -> None:
+        shortest = MAX_RELATIVE_ERROR * self.episodes_per_step
+        if self.kl.target is not None and self.kl.horizon <= shortest:
+            raise ConfigError(
+                f"--kl.horizon is {self.kl.horizon}: the {self.episodes_per_step} responses of one "
+                "step could turn the coefficient negative",
+                f"Give more than {shortest:g}; 10000 is usual.",
+            )
+        if self.guards.max_kl and self.kl.source == "none" and not self.kl.audit_every:
+            raise ConfigError(
+                f"--guards.max-kl {self.guards.max_kl:g} with --kl.source none: no step measures a "
+                "KL",
+                "Add --kl.audit-every 10, use another --kl.source, or leave --guards.max-kl out.",
             )
 
     def _require_group(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policies.settings import Precision
-from rlhf.config import require_range
+from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
 
 
@@ -49,6 +49,7 @@ class SFTSettings:
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
         require_range("epochs", self.epochs, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
         require_range("batch_size", self.batch_size, 1)
         require_range("micro_batch_size", self.micro_batch_size, 1)
         require_range("learning_rate", self.learning_rate, 0, 1, above_low=True)

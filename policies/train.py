@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from policies.actor_critic import PolicyAndCritic
@@ -35,7 +34,7 @@ from policies.shared_base import require_shared_base
 from policies.update import KL_ESTIMATORS, reference_batch, update
 from rlhf.adapters import save_merged
 from rlhf.checkpoint import Saver, load_checkpoint, newest_checkpoint
-from rlhf.distributed import RANK_SEED_STRIDE, start
+from rlhf.distributed import RANK_SEED_STRIDE, seed_all, start
 from rlhf.errors import ConfigError
 from rlhf.jsonl import write_json
 from rlhf.metrics import append_metrics, forget_metrics_after, progress, read_metrics
@@ -73,7 +72,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         GuardError: a step-0 invariant does not hold, or a loss is not a number.
     """
     reference = require_done(settings.reference, "reference", "outputs")
-    store = open_store(reference.outputs)
+    store = open_store(reference.outputs, settings.model)
     model = describe_model(settings.model)
     require_reference_of(store, model)
     require_top_k(store, settings.kl)
@@ -90,7 +89,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         )
     accelerator = start(settings.precision, settings.seed)
     if sharding.is_together:
-        set_seed(settings.seed)  # all processes sample the same
+        seed_all(settings.seed)  # all processes sample the same
     _require_even_split(settings, accelerator.num_processes // settings.tensor_parallel)
     check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "ppo", settings, inputs, resume=settings.resume)
@@ -182,9 +181,9 @@ def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
             shown = "" if measured is None else f"  kl {measured:.3f}"
             bar.show(f"reward {row['reward/mean']:+.2f}{shown}")
             bar.advance()
-            if step < settings.steps:
-                doubtful = settings.guards.patience and facts["guard_counts"]
-                saver.after_step(step, facts, is_good=not doubtful)
+            doubtful = settings.guards.patience and facts["guard_counts"]
+            is_last = step == settings.steps
+            saver.after_step(step, facts, is_good=not doubtful, is_last=is_last)
 
 
 def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:
@@ -329,7 +328,7 @@ def hear(training: Training, policy: PreTrainedModel) -> Heard:
     """Let the trained policy answer held-out prompts (else training prompts) for the audit."""
     store, settings = training.store, training.settings
     groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
-    set_seed(settings.seed)
+    seed_all(settings.seed)
     return hear_policy(
         training.accelerator,
         policy,

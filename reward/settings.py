@@ -1,6 +1,6 @@
 """The settings of `rlhf train-reward`; nothing here imports torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import Parameter, Token
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import part_of, require_range
+from rlhf.config import MAX_SEED, part_of, require_range
 from rlhf.errors import ConfigError
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -22,6 +22,17 @@ Combine = Literal["mean", "min"]
 def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     """Numbers with commas between them, from a flag or a settings file."""
     return tuple(int(word) for token in tokens for word in token.value.split(","))
+
+
+def _read_weights(kind: Any, tokens: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Numbers by name; a name may have dots, at which the command line takes it apart."""
+    weights: dict[str, float] = {}
+    for name, value in tokens.items():
+        if isinstance(value, Mapping):
+            weights |= _read_weights(kind, value, f"{prefix}{name}.")
+        else:
+            weights[prefix + name] = float(value[0].value)
+    return weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +77,9 @@ class RewardSettings(ClusterSettings):
     """Reward difference that bradley_terry asks for, per step of a ranking's strength."""
     centring: float = 0.0
     """Weight of a penalty on the squared sum of a pair's rewards; 0.01 keeps them near 0."""
-    annotator_weights: dict[str, float] = field(default_factory=dict)
+    annotator_weights: Annotated[dict[str, float], Parameter(converter=_read_weights)] = field(
+        default_factory=dict
+    )
     """How much an annotator counts, for example --annotator-weights.ann 0.5; others count 1."""
     limit: str = "100%"
     """Train on so many of the train prompts, or on a part: 500, 1%; fewer are always among more."""
@@ -99,6 +112,8 @@ class RewardSettings(ClusterSettings):
         require_range("learning_rate", self.learning_rate, 0, 1, above_low=True)
         require_range("warmup_fraction", self.warmup_fraction, 0, 1)
         require_range("max_length", self.max_length, 2)
+        for seed in (self.seed, *self.seeds):
+            require_range("seed", seed, 0, MAX_SEED)
         require_range("margin", self.margin, 0)
         part_of("limit", self.limit, 1)
         require_range("held_out_fraction", self.held_out_fraction, 0, 0.5, above_low=True)

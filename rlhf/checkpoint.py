@@ -270,10 +270,14 @@ class Saver:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def after_step(self, step: int, progress: dict[str, Any], *, is_good: bool = True) -> None:
+    def after_step(
+        self, step: int, progress: dict[str, Any], *, is_good: bool = True, is_last: bool = False
+    ) -> None:
         """Save where it is time; all ranks call this after every step.
 
-        A step that is not good waits for the next one that is, unless the process must stop.
+        A step that is not good waits for the next one that is, unless the process must stop. The
+        last step of a training long enough to be saved on its way is saved, too: what follows it
+        may fail.
 
         Raises:
             InterruptedRunError: a process was asked to stop; the state is saved.
@@ -286,7 +290,8 @@ class Saver:
         )
         stop, late = self._accelerator.reduce(wishes, reduction="sum").tolist()
         on_time = self._every_steps and step % self._every_steps == 0
-        self._is_due = bool(self._is_due or late or on_time)
+        ended = is_last and 0 < self._every_steps < step
+        self._is_due = bool(self._is_due or late or on_time or ended)
         if stop or (self._is_due and is_good):
             path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)
             self._saved_at, self._is_due = time.monotonic(), False

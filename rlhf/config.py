@@ -10,6 +10,8 @@ import yaml
 
 from rlhf.errors import ConfigError, InputError
 
+MAX_SEED = 2**32 - 1  # NumPy's
+
 
 def load_settings(files: Sequence[Path]) -> dict[str, Any]:
     """Merge YAML files left to right; a later file wins key by key, nested groups included.

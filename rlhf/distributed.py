@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from rlhf.config import MAX_SEED
 from rlhf.errors import (
     ConfigError,
     GuardError,
@@ -160,8 +161,13 @@ def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
         mixed_precision=choose_precision(precision),
         kwargs_handlers=[parallel, InitProcessGroupKwargs(timeout=PATIENCE)],
     )
-    set_seed(seed + RANK_SEED_STRIDE * accelerator.process_index)
+    seed_all(seed + RANK_SEED_STRIDE * accelerator.process_index)
     return accelerator
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator; NumPy takes 32 bits, so that seeds 2³² apart are the same."""
+    set_seed(seed % (MAX_SEED + 1))
 
 
 def start_alone(precision: str, seed: int) -> Accelerator:

@@ -122,6 +122,7 @@ def ppo_plan(
     new: int,
     bf16: bool,
     rollout: int = 0,
+    texts: tuple[int, int] = (0, 0),
     processes: int = 1,
     checkpointing: bool = False,
     roles: Roles | None = None,
@@ -139,6 +140,7 @@ def ppo_plan(
         new: tokens of the longest responses.
         bf16: autocast.
         rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
+        texts: pretraining texts in one forward and backward pass, and the tokens of each.
         processes: in the group, where `spread` does not say.
         checkpointing: activations are computed again in the backward pass.
         roles: what has weights of its own; by default policy, critic and one reward model.
@@ -148,13 +150,18 @@ def ppo_plan(
     engine = _engine(shape, sample_batch, prompt + new, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
-    updating = (
+    learning = (
         Item("gradients", spread.gradients(FP32 * trained), "float32"),
         *copies(_multiplied(shape, reward, roles), bf16=bf16),
+    )
+    updating = (
+        *learning,
         *_policy_pass(shape, episodes + reference_rows, prompt, new, bf16, checkpointing),
         *_critic_pass(reward, roles, episodes, prompt + new, bf16, checkpointing),
         *_kept(reward, roles, rollout, new),
     )
+    rows, length = texts
+    read = _policy_pass(shape, rows, 1, length - 1, bf16, checkpointing) if rows else ()
     return Plan(
         f"Memory of each process for PPO, with prompts of {prompt} tokens",
         (*_frozen(shape, reward, roles, spread, bf16=bf16), *engine, *_trained(counts, spread)),
@@ -164,6 +171,7 @@ def ppo_plan(
             ),
             **_auditing(shape, reward, new, roles, spread, bf16=bf16),
             "computing gradients": updating,
+            **({"computing gradients of texts": (*learning, *read)} if read else {}),
             "stepping": _stepping(trained, spread),
         },
     )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
+from traceback import extract_tb
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, RlhfError
 
 Signal = Callable[[str, str], float]
 
@@ -22,7 +23,7 @@ def load_signal(name: str) -> Signal:
     `signal:` may stand before it, as where functions are told from models by it.
 
     Raises:
-        InputError: no colon in the name, no such module, or no such function in it.
+        InputError: no colon in the name, no such module, an error in it, or no such function.
     """
     module_name, colon, function_name = name.removeprefix("signal:").partition(":")
     if not colon or not module_name or not function_name:
@@ -40,6 +41,10 @@ def load_signal(name: str) -> Signal:
             f"Cannot import {module_name} ({error})",
             "Run from the folder that holds it, or install the package it needs.",
         ) from error
+    except Exception as error:
+        raise InputError(
+            f"{module_name} cannot be imported: {_what_and_where(error)}", "Mend the module."
+        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(
@@ -48,7 +53,16 @@ def load_signal(name: str) -> Signal:
         )
 
     def signal(prompt: str, response: str) -> float:
-        value = function(prompt, response)
+        try:
+            value = function(prompt, response)
+        except RlhfError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"{name} failed on the response {response[:60]!r} to {prompt[:60]!r}: "
+                f"{_what_and_where(error)}",
+                "It must return a finite number for every text; mend the function and run again.",
+            ) from error
         if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
             raise InputError(
                 f"{name} returned {value!r} for the response {response[:60]!r} to {prompt[:60]!r}",
@@ -57,3 +71,10 @@ def load_signal(name: str) -> Signal:
         return float(value)
 
     return signal
+
+
+def _what_and_where(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"  # which says where
+    place = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"

@@ -2,8 +2,9 @@
 
 Every rank counts its beats in heartbeat/rank-00000.json. When a rank has not beaten for the
 timeout, a thread beside it writes its stacks to heartbeat/rank-00000.stack and whether it only
-waits for others. A few seconds later all ranks have done so, or are too stuck to: those that do not
-wait are the slow ones. PyTorch's own timeouts name a collective; this names a rank and a phase.
+waits for others; one that waits for ranks which do beat has patience. A few seconds later all ranks
+have done so, or are too stuck to: those that do not wait are the slow ones. PyTorch's own timeouts
+name a collective; this names a rank and a phase.
 """
 
 import faulthandler
@@ -128,8 +129,13 @@ def _stand_guard(
     on_stall: Callable[[InterruptedRunError], None],
     ended: threading.Event,
 ) -> None:
+    guard = _Guard(folder, timeout_seconds)
     while not ended.wait(min(1.0, timeout_seconds / 10)):
-        if time.monotonic() - _watch.beaten_at > timeout_seconds:
+        try:
+            stalled = guard.sees_a_stall()
+        except OSError:  # the folder is away or full: only this heart can be heard
+            stalled = time.monotonic() - _watch.beaten_at > timeout_seconds
+        if stalled:
             break
     else:
         return
@@ -145,6 +151,40 @@ def _stand_guard(
             time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
     finally:  # also when the disk is full, or this rank would be stuck for good
         os._exit(InterruptedRunError.exit_code)
+
+
+class _Guard:
+    """What the guard of one rank has seen, of its own heart and, once that is silent, of all."""
+
+    def __init__(self, folder: Path, timeout_seconds: float) -> None:
+        self.folder = folder
+        self.timeout = timeout_seconds
+        self.published_at = time.monotonic()
+        self.beats: int | None = None  # of all ranks, when last looked at
+        self.moved_at = 0.0
+
+    def sees_a_stall(self) -> bool:
+        now, heart = time.monotonic(), _watch.heart
+        if now - self.published_at >= self.timeout / 10:
+            write_json(_file(self.folder, heart.rank), asdict(heart))
+            self.published_at = now
+        silence = now - _watch.beaten_at
+        if silence < self.timeout / 2:
+            self.beats = None
+            return False
+        hearts = [one for one in read_hearts(self.folder) if one.rank < world_size()]
+        if any(one.waits is not None and not is_gone(one) for one in hearts):
+            return True  # another has left its last words and wants to hear this rank's
+        beats = sum(one.beats for one in hearts)
+        if self.beats not in (None, beats):
+            self.moved_at = now
+        self.beats = beats
+        waited = now - max(self.moved_at, _watch.beaten_at)
+        return silence > self.timeout and (waited > self.timeout or not _waits())
+
+
+def _waits() -> bool:
+    return _is_in(COLLECTIVES, sys._current_frames().get(threading.main_thread().ident or 0))
 
 
 def leave_last_words(folder: Path, heart: Heart) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reward.settings import Precision
-from rlhf.config import read_text, require_range
+from rlhf.config import MAX_SEED, read_text, require_range
 from rlhf.errors import ConfigError
 
 SIGNAL = "signal:"
@@ -52,6 +52,7 @@ class Settings:
         require_range("parallel", self.parallel, 1, 64)
         require_range("random_share", self.random_share, 0.2, 1)
         require_range("most", self.most, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
         require_range("tokens_per_batch", self.tokens_per_batch, 1)
         if self.prioritise:
             if self.annotator or not self.reward:

@@ -4,11 +4,14 @@ import json
 import time
 
 import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 
 from labeling_app import live as live_module
 from labeling_app.endpoint_voice import EndpointVoice
 from labeling_app.exporting import export
 from labeling_app.live import Live
+from labeling_app.live_routes import add_live_routes
 from labeling_app.live_store import find_turn
 from rlhf.jsonl import read_jsonl
 from rlhf.records import Sampling
@@ -328,3 +331,16 @@ def test_notes_come_with_the_first_vote_and_are_made_once(live, store, server):
     assert vote(live, "pick", "v2", choice=1)["turn"]["notes"] == voted["notes"]
     assert live.answer("ann", {"op": "state"})["turn"]["notes"] == voted["notes"]
     assert calls == [texts]
+
+
+def test_the_page_of_one_person_asks_nothing_under_the_name_of_another(live):
+    app = FastAPI()
+    add_live_routes(app, live, lambda request: "bob")
+    browser = TestClient(app)
+    ask = {"op": "ask", "id": "t1", "text": "Hi?", "annotator": "ann"}
+    answer = browser.post("/live", json=ask)
+    assert (answer.status_code, answer.json()["ok"]) == (403, False)
+    assert answer.json()["error"] == "This page is ann's, and bob is signed in now: reload it."
+    assert live.question("bob", "t1") is None
+    assert browser.post("/live", json={**ask, "annotator": "bob"}).json()["ok"]
+    wait_until_over(live, "bob")

@@ -55,6 +55,14 @@ def test_each_role_has_its_lines(settings: PPOSettings) -> None:
     assert "policy: stepped weights" in lines(sharding="zero2", processes=2)
 
 
+def test_pretraining_texts_are_planned(settings: PPOSettings, tmp_path: Path) -> None:
+    texts = replace(settings, ptx_data=tmp_path / "texts.txt", ptx_length=300)
+    assert " 16 × 300 tokens" in plan_memory(texts)  # --micro-batch-size
+    assert " 3 × 300 tokens" in plan_memory(replace(texts, micro_tokens=1000))
+    few = replace(texts, episodes_per_step=8, ptx_per_episode=0.5)
+    assert " 4 × 300 tokens" in plan_memory(few)  # as many as a step has
+
+
 def test_models_held_together_are_planned_by_their_parts(settings: PPOSettings) -> None:
     large = replace(
         settings, model=str(LARGE), reward=("signal:tests.pipeline.signals:count_vowels",)

@@ -1,7 +1,10 @@
 """Rewards for stored outputs: in place, whole or not at all, and never another's by mistake."""
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from policies.reference_shards import read_table, reward_of
 from policies.reference_store import open_store
 from rlhf.cli import main
 from rlhf.rundir import RunDir
+from tests.conftest import REPOSITORY
 from tests.pipeline.loop import run_process
 from tests.pipeline.signals import count_vowels
 from tests.policies.training import TrainingInputs
@@ -71,6 +75,40 @@ def test_a_reward_model_gives_what_it_gives_when_the_store_is_made(
     assert rewards_in(out) == pytest.approx(expected, abs=1e-5)
     training_reward = open_store(training.reference / "outputs").manifest["reward"]
     assert open_store(out / "outputs").manifest["reward"] == training_reward
+
+
+def test_what_says_how_to_sample_has_no_meaning_for_stored_outputs(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert add(out, VOWELS, "--samples", "4") == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "--samples is 4 for outputs that --out already holds" in words
+    assert "to make others" in words
+    assert add(out, VOWELS, "--batch-size", "1") == 0
+    assert rewards_in(out) == [
+        count_vowels("", row.text) for row in open_store(out / "outputs").rows
+    ]
+
+
+def test_a_reward_that_hangs_is_told_and_leaves_a_store(out: Path) -> None:
+    (out / "slow_signals.py").write_text(
+        "import time\n\ndef sleep(prompt, response):\n    time.sleep(300)\n"
+    )
+    command = [sys.executable, "-m", "rlhf.cli", *arguments(out, "signal:slow_signals:sleep")]
+    ended = subprocess.run(
+        [*command, "--stall-timeout", "3"],
+        cwd=out,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 75
+    assert "No progress for 3 seconds: rank 0" in ended.stderr
+    assert RunDir(out).is_done
+    assert set(rewards_in(out)) == {None}
+    assert add(out, VOWELS) == 0
 
 
 def test_another_reward_is_refused_unless_it_is_asked_for(

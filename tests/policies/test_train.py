@@ -1,5 +1,7 @@
 """`rlhf ppo` on the tiny model, through the command line."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,12 @@ import yaml
 from safetensors.torch import load_file
 
 from policies.critic import new_critic
-from policies.reference_store import open_store
+from policies.reference_store import MANIFEST, open_store
 from policies.reward_sources import load_reward
 from policies.settings import PPOSettings
 from rlhf.cli import main
 from rlhf.distributed import start
-from rlhf.jsonl import write_jsonl
+from rlhf.jsonl import write_json, write_jsonl
 from rlhf.models import load_causal_lm
 from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
@@ -153,6 +155,7 @@ def test_advantages_without_a_critic(training: TrainingInputs, tmp_path: Path, k
             "--kl.coefficient 0.1 there is no such term",
         ),
         (("--kl.target", "0.01", "--kl.coefficient", "0"), "with --kl.source reference --kl.coeff"),
+        (("--seed", "-1"), "--seed is -1 Give a value of at least 0"),
         (
             ("--kl.source", "none", "--guards.max-kl", "0.5"),
             "--guards.max-kl 0.5 with --kl.source none: no step measures a KL Add --kl.audit-every",
@@ -168,6 +171,46 @@ def test_settings_that_do_not_fit_are_refused(
 ) -> None:
     assert training.ppo(tmp_path / "x", *options) == 2
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_fails_after_the_last_step_trains_nothing_again(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    out = tmp_path / "ppo"
+    assert training.ppo(out, "--save-every", "2", steps=3) == 0
+    whole, trained = read_report(out), (out / "metrics.jsonl").read_bytes()
+    (out / "report.json").unlink()
+    stage = RunDir(out).read_stage()
+    write_json(out / "stage.json", {**stage, "status": "failed"})
+    assert training.ppo(out, "--save-every", "2", "--resume", steps=3) == 0
+    assert (out / "metrics.jsonl").read_bytes() == trained
+    assert read_report(out) == whole
+
+
+def test_the_model_may_be_elsewhere_than_where_the_store_was_made(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = replace(training, reference=tmp_path / "reference", model=tmp_path / "model")
+    moved.model.symlink_to(training.model)
+    shutil.copytree(training.reference, moved.reference)
+    manifest = json.loads((moved.reference / "outputs" / MANIFEST).read_text())
+    manifest["model"]["path"] = "gone/model"
+    write_json(moved.reference / "outputs" / MANIFEST, manifest)
+    assert moved.ppo(tmp_path / "ppo", "--kl.audit-every", "1") == 0
+    evaluation = ["evaluate", "--reward", str(moved.reward), "--reference", str(moved.reference)]
+    evaluation += ["--precision", "fp32"]
+    policy, out = ["--policy", str(tmp_path / "ppo")], tmp_path / "evaluate"
+    assert main([*evaluation, *policy, "--out", str(out)]) == 0
+    audited = read_report(tmp_path / "ppo")["kl"]["reverse"]
+    assert set(audited) >= set(read_report(out)["kl"]["reverse"]) - {"sqrt_nats"}
+    capsys.readouterr()
+    strange = ["--policy", str(training.model), "--out", str(tmp_path / "strange")]
+    assert main([*evaluation, *strange]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert f"The model that made the reference outputs in {moved.reference / 'outputs'}" in words
+    assert "is not to be found: Cannot read the model gone/model" in words
+    assert "Bring it back to gone/model, or a link to it" in words
+    assert not (tmp_path / "strange").exists()
 
 
 @pytest.mark.parametrize("source", ["adapter", "resident"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig
@@ -18,6 +19,7 @@ from reward.finish import require_same_weights
 from reward.scoring import load_scorer
 from reward.settings import RewardSettings
 from reward.train import anneal, train_reward
+from rlhf.cli import main
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.fingerprints import file_hash
 from rlhf.metrics import read_metrics
@@ -28,6 +30,8 @@ from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer, pad_right
 
 from .conftest import build_record, sequences_of
+
+SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
 
 
 def settings_for(rankings, tiny_model, out, **changes):
@@ -254,6 +258,8 @@ def test_broken_weights_stop_the_run_with_the_step(rankings, broken_model, tmp_p
         ({"too_long": "ignore"}, "--too-long is 'ignore'"),
         ({"loss": "dpo"}, "--loss is 'dpo'"),
         ({"loss": "plackett_luce", "margin": 1}, "--margin 1 has no meaning for --loss"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"seeds": (0, 2**32)}, "--seed is 4.29497e\\+09"),
         ({"annotator_weights": {"ann": -1}}, "--annotator-weights.ann is -1"),
         ({"held_out_fraction": 0.9}, "--held-out-fraction is 0.9"),
     ],
@@ -261,6 +267,21 @@ def test_broken_weights_stop_the_run_with_the_step(rankings, broken_model, tmp_p
 def test_settings_out_of_range_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
         settings_for(Path("r"), "m", Path("o"), **changes)
+
+
+@pytest.mark.parametrize("by", ["flag", "file"])
+def test_annotators_whose_names_have_dots_can_be_weighed(tmp_path, capsys, by):
+    weights = {"signal:tests.pipeline.signals:count_vowels": 0.5, "judge:gpt-4.1": 0.25, "ann": 2.0}
+    flags = [word for n, w in weights.items() for word in (f"--annotator-weights.{n}", str(w))]
+    file = tmp_path / "weights.yaml"
+    file.write_text(yaml.safe_dump({"annotator_weights": weights}))
+    given = flags if by == "flag" else ["--config", str(file)]
+    start = ["train-reward", "--rankings", "r", "--model", str(SIX_BILLION), "--out", "o"]
+    start.append("--dry-run")
+    assert main([*start, *given]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["annotator_weights"] == weights
+    assert main([*start, "--annotator-weights.ann", "much"]) == 2
+    assert "much" in capsys.readouterr().err
 
 
 def test_learning_rate_rises_then_falls_to_0():

@@ -34,6 +34,17 @@ def test_three_models_and_no_reference() -> None:
     assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
 
 
+def test_pretraining_texts_pass_through_the_policy_alone() -> None:
+    phase = "computing gradients of texts"
+    found = sizes(ppo(texts=(4, 16)), phase)
+    expected = 4 * 16 * 3 * layer_bytes(SHAPE, 16, bf16=True, padded=True)
+    assert found["policy: activations"] == expected
+    assert found["logits"] == (2 * 2 + 2 * 4) * 100 * 4 * 15
+    assert "critic: activations" not in found
+    assert found["gradients"] == updating()["gradients"]
+    assert phase not in ppo().phases
+
+
 def test_vllm_holds_a_copy_of_the_policy_and_pages_for_every_response_and_one_more() -> None:
     plan = ppo(roles=Roles(vllm=True))
     found = sizes(plan, "sampling")

@@ -3,8 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.errors import InputError
+from rlhf.errors import GuardError, InputError
 from rlhf.signals import load_signal
+
+FAILING = """from rlhf.errors import GuardError
+
+def mean_length(prompt, response):
+    words = response.split()
+    return sum(map(len, words)) / len(words)
+
+def stop(prompt, response):
+    raise GuardError("Enough", "Rest.")
+"""
 
 
 @pytest.fixture
@@ -12,6 +22,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with a module of signals; import state is put back afterwards."""
     text = "LIMIT = 3\n\ndef words(prompt, response):\n    return float(len(response.split()))\n"
     (tmp_path / "my_signals.py").write_text(text, encoding="utf-8")
+    (tmp_path / "typing_error.py").write_text("def words(:\n", encoding="utf-8")
+    (tmp_path / "failing_signals.py").write_text(FAILING, encoding="utf-8")
     (tmp_path / "broken_signals.py").write_text("import no_such_package\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -46,3 +58,22 @@ def test_names_that_lead_nowhere(name: str, problem: str) -> None:
         load_signal(name)
     assert caught.value.problem == problem
     assert caught.value.remedy
+
+
+def test_an_error_of_the_function_is_told_with_its_place_and_text(here: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_signal("failing_signals:mean_length")("Why?", " ")
+    assert caught.value.problem == (
+        "failing_signals:mean_length failed on the response ' ' to 'Why?': ZeroDivisionError: "
+        f"division by zero ({here / 'failing_signals.py'}, line 5)"
+    )
+    with pytest.raises(GuardError, match="Enough"):  # an error that is told already
+        load_signal("failing_signals:stop")("Why?", " ")
+
+
+def test_an_error_in_the_module_is_told(here: Path) -> None:
+    with pytest.raises(InputError, match=r"typing_error cannot be imported: SyntaxError: .*line 1"):
+        load_signal("typing_error:words")
+    (here / "late.py").write_text("LIMIT = 1 / 0\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"ZeroDivisionError: .*late\.py, line 1\)"):
+        load_signal("late:words")

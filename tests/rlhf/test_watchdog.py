@@ -85,6 +85,48 @@ def test_the_rank_that_hangs_is_named_within_timeout_and_ten_seconds(
         assert "program.py" in (run / "heartbeat" / "rank-00001.stack").read_text()
 
 
+PATIENT = """
+import os, sys, time
+from pathlib import Path
+from rlhf.distributed import start
+from rlhf.rundir import RunDir, watching_stage
+from rlhf.watchdog import beat
+accelerator = start("fp32", 0)
+with watching_stage(RunDir(Path(sys.argv[1])), 3.0):
+    if accelerator.process_index == 0:
+        for _ in range(90):
+            time.sleep(0.1)
+            beat("working")
+        {then}
+    accelerator.wait_for_everyone()
+accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("then", ["", SLEEP])
+def test_who_waits_for_a_rank_that_works_has_patience_until_that_one_stops(
+    tmp_path: Path, then: str
+) -> None:
+    file, run = tmp_path / "program.py", tmp_path / "run"
+    run.mkdir()
+    (run / "stage.json").write_text('{"stage": "reference", "status": "running"}', encoding="utf-8")
+    file.write_text(PATIENT.format(then=then), encoding="utf-8")
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*agent, str(file), str(run)],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+    )
+    stage = json.loads((run / "stage.json").read_text())
+    assert (stage["status"], ended.returncode) == (("interrupted", 1) if then else ("running", 0))
+    if then:
+        assert stage["error"].startswith("No progress for 3 seconds: rank 0 (")
+        assert "is stuck in 'working'" in stage["error"]
+
+
 def hearts(*said: tuple[int, bool | None]) -> list[Heart]:
     return [Heart(n, "host", 10 + n, beats, "p", 1, waits) for n, (beats, waits) in enumerate(said)]
 
