@@ -125,4 +125,5 @@ def test_checkpoints_may_be_minutes_apart(loop: Loop, tmp_path: Path) -> None:
     assert sorted(path.name for path in (out / "checkpoints").glob("step-*")) == [
         "step-000001",
         "step-000002",
+        "step-000003",
     ]
