@@ -17,6 +17,7 @@ from sqlite_utils import Database
 from labeling_app.agreement import Interval, mean_interval, pair_agreement
 from labeling_app.database import Connections
 from rlhf.errors import InputError
+from rlhf.records import Ranking
 
 Purpose = Literal["gold", "training"]
 EVERYBODY = 1_000_000
@@ -42,26 +43,32 @@ class Feedback:
 
 def make_check(
     connections: Connections,
-    prompt_id: str,
-    tiers: Sequence[Sequence[str]],
+    answer: Ranking,
+    responses: Sequence[str],
     purpose: Purpose,
     explanation: str,
 ) -> bool:
-    """Make a gold or training task of the responses in its known answer.
+    """Make a gold or training task, in the place of the prompt's ordinary one.
 
-    It takes the place of the prompt's ordinary task. Returns whether it was made; it is not where
-    it is there already.
+    Returns whether it was made; it is not where it is there already.
+
+    Args:
+        connections: the database.
+        answer: the known one, of some or all of the responses.
+        responses: the ids of what is shown.
+        purpose: which of the two it is.
+        explanation: what a training task says afterwards.
 
     Raises:
         InputError: somebody has seen the prompt, a round or an evaluation has chosen it, or it
             has another check.
     """
-    answer = json.dumps(tiers)
+    prompt_id, known = answer.prompt_id, json.dumps(answer.tiers)
     with connections.write() as db:
         query = """SELECT purpose, answer FROM tasks
                    WHERE prompt_id = ? AND purpose IN ('gold', 'training')"""
         there = dict(db.execute(query, [prompt_id]).fetchall())
-        if there.get(purpose) == answer:
+        if there.get(purpose) == known:
             return False
         if purpose in there:
             _refuse_check(purpose, "the prompt has one with another answer")
@@ -75,8 +82,7 @@ def make_check(
             _refuse_check(purpose, "somebody has seen this prompt")
         if any(is_chosen for _, is_chosen in tasks):
             _refuse_check(purpose, "a round or an evaluation has chosen this prompt")
-        responses = json.dumps([response for tier in tiers for response in tier])
-        values = [responses, purpose, answer, explanation, EVERYBODY, EVERYBODY]
+        values = [json.dumps(responses), purpose, known, explanation, EVERYBODY, EVERYBODY]
         cursor = db.execute(
             "UPDATE tasks SET responses = ?, purpose = ?, answer = ?, reason = ?, overlap = ?,"
             " open = ? WHERE prompt_id = ? AND purpose = 'rank'",

@@ -151,11 +151,12 @@ def _check(
     purpose = value.get("purpose")
     if purpose is None:
         return None
-    if purpose not in ("gold", "training") or len(responses) < 2 or len(rankings) != 1:
+    num_ranked = sum(len(tier) for ranking in rankings for tier in ranking.tiers)
+    if purpose not in ("gold", "training") or num_ranked < 2 or len(rankings) != 1:
         raise InputError(
             f"A line with purpose {purpose!r}, {len(responses)} responses and {len(rankings)} "
-            "rankings is no check",
-            'Give "purpose": "gold" or "training", two or more responses, and their "tiers".',
+            f"rankings, of {num_ranked} of them, is no check",
+            'Give "purpose": "gold" or "training", responses, and "tiers" of two or more of them.',
         )
     known: Purpose = purpose
     return known

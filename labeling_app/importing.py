@@ -98,9 +98,11 @@ def _store_entry(store: Store, place: str, entry: Entry, report: Report) -> None
 
 def _store_check(store: Store, place: str, entry: Entry, purpose: Purpose, report: Report) -> None:
     [answer] = entry.rankings
-    known = answer.tiers, purpose, entry.explanation
+    shown = [response.id for response in entry.responses]
     try:
-        report.new_checks += make_check(store.connections, entry.prompt.id, *known)
+        report.new_checks += make_check(
+            store.connections, answer, shown, purpose, entry.explanation
+        )
     except InputError as error:
         report.checks_not_made += 1
         if len(report.first_not_made) < SHOWN_ERRORS:

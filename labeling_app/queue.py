@@ -223,7 +223,8 @@ class TaskQueue:
         with self.connections.write() as db:
             _, shown = _given(db, task_id, annotator)
             old = _ranking(db, task_id, annotator) or _ranking(db, task_id, annotator, live=0)
-            if old and read_draft(db, task_id, annotator) is None:
+            stands = _state(db, task_id, annotator) == "done"  # against what was begun and left
+            if old and (stands or read_draft(db, task_id, annotator) is None):
                 write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
             expires_at = time.time() + self.lease_seconds
             _set_state(db, task_id, annotator, "leased", expires_at=expires_at)

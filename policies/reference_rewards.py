@@ -31,6 +31,7 @@ from rlhf.distributed import from_main, start
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json
 from rlhf.metrics import progress
+from rlhf.planner import SCORE_BATCH
 from rlhf.rundir import RunDir, require_done
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
@@ -115,7 +116,8 @@ class _Scorer:
 
     def _rewards(self, rows: Sequence[ReferenceRow]) -> list[float]:
         device = self.accelerator.device
-        return self.reward.of_rows(rows, self.tokenizer, device, self.batch_size)
+        size = min(self.batch_size, SCORE_BATCH)
+        return self.reward.of_rows(rows, self.tokenizer, device, size)
 
 
 def _require_replacing(

@@ -91,7 +91,7 @@ class ReferenceSettings(GroupSettings):
                 "Give both; or, for outputs that --out already holds, --reward R or --inspect.",
             )
 
-        if self.model is None:
+        if self.model is None and not self.inspect:
             self._refuse_sampling()
 
     def _refuse_sampling(self) -> None:
@@ -102,8 +102,8 @@ class ReferenceSettings(GroupSettings):
                 raise ConfigError(
                     f"--{setting.name.replace('_', '-')} is {value} for outputs that --out already "
                     "holds",
-                    "Leave it out; or give --prompts and --model, and another --out, to make "
-                    "others.",
+                    "Leave it out, also of --config files; or give --prompts and --model, and "
+                    "another --out, to make others.",
                 )
 
     @property

@@ -17,13 +17,12 @@ from reward.settings import Combine
 from reward.text_scoring import SIGNAL, load_text_reward, require_numbers
 from rlhf.distributed import from_main
 from rlhf.models import describe_model, model_folder, require_same_tokenizer
+from rlhf.planner import SCORE_BATCH
 from rlhf.ranks import is_main_process
 from rlhf.records import Prompt, Response
 from rlhf.sharding import Sharding
 from rlhf.tokens import TokenBatch, pad_right
 from rlhf.watchdog import beat
-
-ROWS_PER_BATCH = 32
 
 Source = Callable[[Sequence[Prompt], Sequence[str], TokenBatch], Float[Tensor, " B"]]
 
@@ -75,7 +74,7 @@ class Reward:
         rows: Sequence[ReferenceRow],
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
-        batch_size: int = ROWS_PER_BATCH,
+        batch_size: int = SCORE_BATCH,
     ) -> list[float]:
         """The reward of stored reference outputs, in the order given."""
         pad_id = int(tokenizer.pad_token_id)

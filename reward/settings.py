@@ -1,6 +1,8 @@
 """The settings of `rlhf train-reward`; nothing here imports torch."""
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -24,15 +26,43 @@ def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     return tuple(int(word) for token in tokens for word in token.value.split(","))
 
 
-def _read_weights(kind: Any, tokens: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Numbers by name; a name may have dots, at which the command line takes it apart."""
-    weights: dict[str, float] = {}
+def _read_weights(kind: Any, tokens: Any) -> dict[str, float]:
+    """Numbers by name, each after a flag of its own, or all as one JSON object.
+
+    A name may have dots, at which the command line takes it apart.
+    """
+    words = _join_names(tokens) if isinstance(tokens, Mapping) else _read_object(tokens[0].value)
+    return {name: _read_weight(name, word) for name, word in words.items()}
+
+
+def _join_names(tokens: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    words: dict[str, Any] = {}
     for name, value in tokens.items():
         if isinstance(value, Mapping):
-            weights |= _read_weights(kind, value, f"{prefix}{name}.")
+            words |= _join_names(value, f"{prefix}{name}.")
         else:
-            weights[prefix + name] = float(value[0].value)
-    return weights
+            words[prefix + name] = value[0].value
+    return words
+
+
+def _read_object(word: str) -> dict[str, Any]:
+    with suppress(ValueError):
+        value = json.loads(word)
+        if isinstance(value, dict):
+            return value
+    raise ConfigError(
+        f"--annotator-weights is {word!r}",
+        "Name the annotator: --annotator-weights.NAME 0.5.",
+    )
+
+
+def _read_weight(name: str, word: Any) -> float:
+    try:
+        return float(word)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"--annotator-weights.{name} is {word!r}", "Give a number of at least 0."
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +142,9 @@ class RewardSettings(ClusterSettings):
         require_range("learning_rate", self.learning_rate, 0, 1, above_low=True)
         require_range("warmup_fraction", self.warmup_fraction, 0, 1)
         require_range("max_length", self.max_length, 2)
-        for seed in (self.seed, *self.seeds):
-            require_range("seed", seed, 0, MAX_SEED)
+        require_range("seed", self.seed, 0, MAX_SEED)
+        for seed in self.seeds:
+            require_range("seeds", seed, 0, MAX_SEED)
         require_range("margin", self.margin, 0)
         part_of("limit", self.limit, 1)
         require_range("held_out_fraction", self.held_out_fraction, 0, 0.5, above_low=True)

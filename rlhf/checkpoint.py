@@ -290,8 +290,9 @@ class Saver:
         )
         stop, late = self._accelerator.reduce(wishes, reduction="sum").tolist()
         on_time = self._every_steps and step % self._every_steps == 0
-        ended = is_last and 0 < self._every_steps < step
-        self._is_due = bool(self._is_due or late or on_time or ended)
+        if is_last:
+            on_time = 0 < self._every_steps < step
+        self._is_due = bool(self._is_due or late or on_time)
         if stop or (self._is_due and is_good):
             path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)
             self._saved_at, self._is_due = time.monotonic(), False

@@ -91,10 +91,14 @@ def require_range(
     """
     if low <= value <= high and not (above_low and value == low):
         return
-    lower = f"more than {low:g}" if above_low else f"at least {low:g}"
-    upper = "" if high == float("inf") else f" and at most {high:g}"
+    lower = f"more than {_digits(low)}" if above_low else f"at least {_digits(low)}"
+    upper = "" if high == float("inf") else f" and at most {_digits(high)}"
     flag = "--" + name.replace("_", "-")
-    raise ConfigError(f"{flag} is {value:g}", f"Give a value of {lower}{upper}.")
+    raise ConfigError(f"{flag} is {_digits(value)}", f"Give a value of {lower}{upper}.")
+
+
+def _digits(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def read_text(path: Path | None, flag: str) -> str:

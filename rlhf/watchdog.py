@@ -25,6 +25,7 @@ from rlhf.jsonl import write_json
 from rlhf.ranks import rank, world_size
 
 GRACE_SECONDS = 2.0
+LATE_SHARE = 0.7  # of the timeout: what ranks see of each other is up to a fifth of it old
 COLLECTIVES = (
     "torch/distributed/",
     "torch/nn/parallel/",
@@ -134,14 +135,17 @@ def _stand_guard(
         try:
             stalled = guard.sees_a_stall()
         except OSError:  # the folder is away or full: only this heart can be heard
-            stalled = time.monotonic() - _watch.beaten_at > timeout_seconds
+            stalled = guard.silence() > timeout_seconds
         if stalled:
             break
     else:
         return
+    goes_on = False
     try:
         leave_last_words(folder, _watch.heart)
-        time.sleep(GRACE_SECONDS)
+        goes_on = ended.wait(GRACE_SECONDS)
+        if goes_on:
+            return
         # an earlier attempt may have had more ranks
         hearts = [heart for heart in read_hearts(folder) if heart.rank < world_size()]
         slow = find_slow(hearts, world_size())
@@ -150,37 +154,44 @@ def _stand_guard(
         else:
             time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
     finally:  # also when the disk is full, or this rank would be stuck for good
-        os._exit(InterruptedRunError.exit_code)
+        if not goes_on:
+            os._exit(InterruptedRunError.exit_code)
 
 
 class _Guard:
-    """What the guard of one rank has seen, of its own heart and, once that is silent, of all."""
+    """What the guard of one rank knows: of its own heart, and now and then of all."""
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
         self.folder = folder
         self.timeout = timeout_seconds
-        self.published_at = time.monotonic()
-        self.beats: int | None = None  # of all ranks, when last looked at
-        self.moved_at = 0.0
+        self.looked_at = time.monotonic()
+        self.beats: int | None = None  # of the other ranks, when last looked at
+        self.excused_at = 0.0  # when last seen to wait for others that got on
+
+    def silence(self) -> float:
+        """Seconds for which this rank has neither beaten nor been excused."""
+        return time.monotonic() - max(_watch.beaten_at, self.excused_at)
 
     def sees_a_stall(self) -> bool:
-        now, heart = time.monotonic(), _watch.heart
-        if now - self.published_at >= self.timeout / 10:
-            write_json(_file(self.folder, heart.rank), asdict(heart))
-            self.published_at = now
-        silence = now - _watch.beaten_at
-        if silence < self.timeout / 2:
-            self.beats = None
-            return False
-        hearts = [one for one in read_hearts(self.folder) if one.rank < world_size()]
-        if any(one.waits is not None and not is_gone(one) for one in hearts):
-            return True  # another has left its last words and wants to hear this rank's
-        beats = sum(one.beats for one in hearts)
-        if self.beats not in (None, beats):
-            self.moved_at = now
-        self.beats = beats
-        waited = now - max(self.moved_at, _watch.beaten_at)
-        return silence > self.timeout and (waited > self.timeout or not _waits())
+        """Whether this rank has been silent for too long, or nearly and others have found so."""
+        if time.monotonic() - self.looked_at >= self.timeout / 10:
+            self._look_around()
+        silence = self.silence()
+        nearly = LATE_SHARE * self.timeout < silence
+        return silence > self.timeout or (
+            nearly and any(one.waits is not None and not is_gone(one) for one in self._others())
+        )
+
+    def _look_around(self) -> None:
+        write_json(_file(self.folder, _watch.heart.rank), asdict(_watch.heart))
+        beats = sum(one.beats for one in self._others())
+        if self.beats not in (None, beats) and _waits():
+            self.excused_at = time.monotonic()
+        self.beats, self.looked_at = beats, time.monotonic()
+
+    def _others(self) -> list[Heart]:
+        own = _watch.heart.rank
+        return [h for h in read_hearts(self.folder) if h.rank < world_size() and h.rank != own]
 
 
 def _waits() -> bool:

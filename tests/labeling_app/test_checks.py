@@ -100,10 +100,12 @@ def test_a_check_without_an_answer_is_a_bad_line(tmp_path, capsys):
     path.write_text(json.dumps({"prompt": "a", "responses": ["b", "c"], "purpose": "gold"}))
     assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
     assert "is no check" in capsys.readouterr().err
-    alone = {"prompt": "a", "responses": ["b"], "tiers": [[0]], "purpose": "gold"}
-    path.write_text(json.dumps(alone))
-    assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
-    assert "is no check" in capsys.readouterr().err
+    for responses in (["b"], ["b", "c"]):
+        alone = {"prompt": "a", "responses": responses, "tiers": [[0]], "purpose": "gold"}
+        path.write_text(json.dumps(alone))
+        assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
+        words = " ".join(capsys.readouterr().err.split())
+        assert f"{len(responses)} responses and 1 rankings, of 1 of them, is no check" in words
 
 
 GOLD = {"prompt": "plain 0", "responses": ["good", "bad"], "tiers": [[0], [1]], "purpose": "gold"}
@@ -145,15 +147,15 @@ def test_an_import_counts_its_checks_and_says_which_it_did_not_make(
     ]
 
 
-def test_a_check_shows_the_responses_of_its_answer_alone(imported, queue, import_lines):
-    more = {**GOLD, "prompt": "plain 3", "responses": ["fine", "poor"]}
+def test_a_check_shows_the_responses_of_its_line_alone(imported, queue, import_lines):
+    more = {**GOLD, "prompt": "plain 3", "responses": ["fine", "poor", "who knows"]}
     assert import_lines(more)["new_checks"] == 1
     query = "SELECT responses, purpose FROM tasks JOIN prompts p ON p.id = prompt_id WHERE messages"
     [task] = imported.connections.db.query(f"{query} LIKE '%plain 3%'")
     [prompt] = [prompt for prompt in imported.prompts() if prompt.text == "plain 3"]
     texts = {response.id: response.text for response in imported.responses(prompt.id)}
-    assert sorted(texts.values()) == ["bad", "fine", "good", "poor"]
-    assert [texts[id_] for id_ in json.loads(task["responses"])] == ["fine", "poor"]
+    assert sorted(texts.values()) == ["bad", "fine", "good", "poor", "who knows"]
+    assert [texts[id_] for id_ in json.loads(task["responses"])] == more["responses"]
     assert task["purpose"] == "gold"
 
 

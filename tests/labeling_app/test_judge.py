@@ -122,12 +122,13 @@ def test_calibration_against_people_and_gold(store, judge, make_prompt, make_res
         store.add_responses([longer, shorter])
         order = (longer, shorter) if prompt.text != "differs" else (shorter, longer)
         known = tuple((response.id,) for response in order)
+        ranking = Ranking(
+            id=prompt.id, prompt_id=prompt.id, annotator="ann", kind="human", tiers=known
+        )
         if prompt.text == "golden":
-            make_check(store.connections, prompt.id, known, "gold", "")
+            shown = [response.id for response in order]
+            make_check(store.connections, ranking, shown, "gold", "")
         else:
-            ranking = Ranking(
-                id=prompt.id, prompt_id=prompt.id, annotator="ann", kind="human", tiers=known
-            )
             store.add_rankings([ranking])
     found = judge()["calibration"]
     assert (found["people"]["value"], found["people"]["n"]) == (0.5, 2)

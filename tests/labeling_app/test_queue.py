@@ -253,6 +253,19 @@ def test_a_skip_keeps_the_work_for_an_undo(people, fill):
     assert people.next_task("ann").draft == newest
 
 
+def test_a_correction_that_was_left_gives_way_to_the_ranking_that_stands(people, fill):
+    fill(1, 2)
+    task = people.next_task("ann")
+    people.submit("ann", submission(task, [[0], [1]]))
+    people.undo("ann")
+    people.save_draft("ann", task.id, {"tiers": [[1], [0]], "note": "half"})
+    people.connections.db.execute("UPDATE assignments SET expires_at = 1")
+    assert people.next_task("ann") is None
+    people.reopen("ann", task.id)
+    draft = people.next_task("ann").draft
+    assert (draft["tiers"], draft["note"]) == ([[0], [1]], "")
+
+
 def test_a_corrected_ranking_counts_the_time_of_both_passes(people, fill):
     fill(1, 2)
     task = people.next_task("ann")

@@ -185,6 +185,8 @@ def test_what_fails_after_the_last_step_trains_nothing_again(
     assert training.ppo(out, "--save-every", "2", "--resume", steps=3) == 0
     assert (out / "metrics.jsonl").read_bytes() == trained
     assert read_report(out) == whole
+    assert training.ppo(tmp_path / "short", "--save-every", "2", steps=2) == 0
+    assert not (tmp_path / "short" / "checkpoints").exists()
 
 
 def test_the_model_may_be_elsewhere_than_where_the_store_was_made(

@@ -99,6 +99,8 @@ with watching_stage(RunDir(Path(sys.argv[1])), 3.0):
             beat("working")
         {then}
     accelerator.wait_for_everyone()
+    time.sleep(1.5)  # work without a beat, of ranks that waited for longer than the timeout
+print("ended well")
 accelerator.end_training()
 """
 
@@ -114,7 +116,7 @@ def test_who_waits_for_a_rank_that_works_has_patience_until_that_one_stops(
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
         [*agent, str(file), str(run)],
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=180,
         check=False,
@@ -122,6 +124,7 @@ def test_who_waits_for_a_rank_that_works_has_patience_until_that_one_stops(
     )
     stage = json.loads((run / "stage.json").read_text())
     assert (stage["status"], ended.returncode) == (("interrupted", 1) if then else ("running", 0))
+    assert ended.stdout.count("ended well") == (0 if then else 2)
     if then:
         assert stage["error"].startswith("No progress for 3 seconds: rank 0 (")
         assert "is stuck in 'working'" in stage["error"]
