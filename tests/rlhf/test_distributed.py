@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -184,3 +185,11 @@ def test_one_processs_work_is_not_repeated_by_a_group(monkeypatch: pytest.Monkey
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes were started"):
         distributed.start_alone("fp32", seed=0)
+
+
+def test_seeds_beyond_32_bits_come_round() -> None:
+    drawn = []
+    for seed in (5, 2**32 + 5, 4295 * 1_000_003):  # the last: of the 4295th shard of a store
+        distributed.seed_all(seed)
+        drawn.append((torch.rand(()).item(), float(np.random.rand())))
+    assert drawn[0] == drawn[1] != drawn[2]
