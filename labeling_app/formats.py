@@ -154,8 +154,8 @@ def _check(
     num_ranked = sum(len(tier) for ranking in rankings for tier in ranking.tiers)
     if purpose not in ("gold", "training") or num_ranked < 2 or len(rankings) != 1:
         raise InputError(
-            f"A line with purpose {purpose!r}, {len(responses)} responses and {len(rankings)} "
-            f"rankings, of {num_ranked} of them, is no check",
+            f"A line with purpose {purpose!r} whose tiers name {num_ranked} of {len(responses)} "
+            "responses is no check",
             'Give "purpose": "gold" or "training", responses, and "tiers" of two or more of them.',
         )
     known: Purpose = purpose

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -44,7 +43,7 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
         except InputError as error:
             problems.append(error.problem)
         else:
-            return replace(store, model=place)
+            return store if place == store.model else open_store(folder, place)
     raise InputError(
         f"The model that made the reference outputs in {folder} is not to be found: {problems[0]}",
         f"Bring it back to {store.model}, or a link to it: the reverse KL is measured with it.",

@@ -90,7 +90,6 @@ class ReferenceSettings(GroupSettings):
                 "rlhf reference needs --prompts and --model",
                 "Give both; or, for outputs that --out already holds, --reward R or --inspect.",
             )
-
         if self.model is None and not self.inspect:
             self._refuse_sampling()
 

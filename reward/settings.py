@@ -1,7 +1,7 @@
 """The settings of `rlhf train-reward`; nothing here imports torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import Parameter, Token
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import MAX_SEED, part_of, require_range
+from rlhf.config import MAX_SEED, flatten, part_of, require_range
 from rlhf.errors import ConfigError
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -31,18 +31,11 @@ def _read_weights(kind: Any, tokens: Any) -> dict[str, float]:
 
     A name may have dots, at which the command line takes it apart.
     """
-    words = _join_names(tokens) if isinstance(tokens, Mapping) else _read_object(tokens[0].value)
+    if isinstance(tokens, dict):
+        words = {name: given[0].value for name, given in flatten(tokens).items()}
+    else:
+        words = _read_object(tokens[0].value)
     return {name: _read_weight(name, word) for name, word in words.items()}
-
-
-def _join_names(tokens: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    words: dict[str, Any] = {}
-    for name, value in tokens.items():
-        if isinstance(value, Mapping):
-            words |= _join_names(value, f"{prefix}{name}.")
-        else:
-            words[prefix + name] = value[0].value
-    return words
 
 
 def _read_object(word: str) -> dict[str, Any]:

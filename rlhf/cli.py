@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf import __version__
-from rlhf.config import load_settings, to_plain, to_yaml
+from rlhf.config import flatten, load_settings, to_plain, to_yaml
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.ranks import is_main_process, leave, world_size
@@ -215,21 +215,21 @@ def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
         sys.stdout.write(text + "\n")
     elif result:
         table = Table(show_header=False, box=None, pad_edge=False)
-        for key, value in _flat(result):
+        for key, value in _rows(result).items():
             # Text, not str: what looks like markup in somebody's data is data.
             table.add_row(key, Text(f"{value:.4g}" if isinstance(value, float) else str(value)))
         Console(highlight=False).print(table)
     sys.stdout.flush()
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _rows(result: dict[str, Any]) -> dict[str, Any]:
     """Nested values with dotted names; the objects of a list are numbered from 1."""
-    rows: list[tuple[str, Any]] = []
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(item, list) and item and all(isinstance(one, dict) for one in item):
-            item = {str(number): one for number, one in enumerate(item, start=1)}
-        rows += _flat(item, f"{name}.") if isinstance(item, dict) else [(name, item)]
+    rows: dict[str, Any] = {}
+    for name, value in flatten(result).items():
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            rows |= _rows({f"{name}.{number}": one for number, one in enumerate(value, start=1)})
+        else:
+            rows[name] = value
     return rows
 
 

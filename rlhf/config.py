@@ -71,6 +71,15 @@ def without_secrets(settings: Any) -> Any:
     return replace(settings, notify="") if getattr(settings, "notify", "") else settings
 
 
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested groups as dotted names: {"kl": {"nats": 1}} becomes {"kl.nats": 1}."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        nested = isinstance(item, dict)
+        flat |= flatten(item, f"{prefix}{key}.") if nested else {f"{prefix}{key}": item}
+    return flat
+
+
 def to_yaml(settings: Any) -> str:
     """Settings as the text of a YAML file that `--config` reads back."""
     return yaml.safe_dump(to_plain(settings), sort_keys=False, allow_unicode=True)

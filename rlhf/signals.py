@@ -6,15 +6,18 @@ number, higher is better. The current folder is importable, as with `python -m`.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
 from traceback import extract_tb
 
+from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, RlhfError
 
 Signal = Callable[[str, str], float]
+NUMBERS_ONLY = "It must return a finite number for every text; mend the function and run again."
 
 
 def load_signal(name: str) -> Signal:
@@ -34,17 +37,14 @@ def load_signal(name: str) -> Signal:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"Cannot import {module_name} ({error})",
-            "Run from the folder that holds it, or install the package it needs.",
-        ) from error
-    except Exception as error:
-        raise InputError(
-            f"{module_name} cannot be imported: {_what_and_where(error)}", "Mend the module."
-        ) from error
+    with _users_code(f"{module_name} cannot be imported", "Mend the module."):
+        try:
+            module = import_module(module_name)
+        except ImportError as error:
+            raise InputError(
+                f"Cannot import {module_name} ({error})",
+                "Run from the folder that holds it, or install the package it needs.",
+            ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(
@@ -53,24 +53,29 @@ def load_signal(name: str) -> Signal:
         )
 
     def signal(prompt: str, response: str) -> float:
-        try:
+        at = f"for the response {response[:60]!r} to {prompt[:60]!r}"
+        with _users_code(f"{name} failed {at}", NUMBERS_ONLY):
             value = function(prompt, response)
-        except RlhfError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"{name} failed on the response {response[:60]!r} to {prompt[:60]!r}: "
-                f"{_what_and_where(error)}",
-                "It must return a finite number for every text; mend the function and run again.",
-            ) from error
         if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-            raise InputError(
-                f"{name} returned {value!r} for the response {response[:60]!r} to {prompt[:60]!r}",
-                "It must return a finite number for every text; mend the function and run again.",
-            )
+            raise InputError(f"{name} returned {value!r} {at}", NUMBERS_ONLY)
         return float(value)
 
     return signal
+
+
+@contextmanager
+def _users_code(failure: str, remedy: str) -> Iterator[None]:
+    """Around code that is not ours: its errors are the user's, but for those that are told already.
+
+    Raises:
+        InputError: what failed, and in which line.
+    """
+    try:
+        yield
+    except Exception as error:  # of any kind
+        if isinstance(error, RlhfError) or diagnose(error):
+            raise
+        raise InputError(f"{failure}: {_what_and_where(error)}", remedy) from error
 
 
 def _what_and_where(error: Exception) -> str:

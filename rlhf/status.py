@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from rlhf.config import flatten
 from rlhf.errors import InputError
 from rlhf.intervals import in_words
 from rlhf.metrics import read_metrics
@@ -124,15 +125,6 @@ def sparklines(curves: list[list[float]]) -> list[str]:
         "".join(BARS[round((v - low) * scale)] if math.isfinite(v) else "!" for v in curve)
         for curve in curves
     ]
-
-
-def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested groups as dotted names: {"kl": {"nats": 1}} becomes {"kl.nats": 1}."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        nested = isinstance(item, dict)
-        flat |= flatten(item, f"{prefix}{key}.") if nested else {f"{prefix}{key}": item}
-    return flat
 
 
 def differing_settings(runs: dict[str, Run]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from accelerate.tracking import filter_trackers
 from accelerate.utils import patch_environment
 
 from rlhf.cluster import Tracker
-from rlhf.config import to_plain, without_secrets
+from rlhf.config import flatten, to_plain, without_secrets
 from rlhf.errors import ConfigError
 
 
@@ -58,13 +58,8 @@ def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any)
             accelerator.trackers.clear()
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Nested settings as dotted names, with values that every tracker takes."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            plain = isinstance(value, bool | int | float | str)
-            found[f"{prefix}{key}"] = value if plain else str(value)
-    return found
+    plain = bool | int | float | str
+    found = flatten(values).items()
+    return {name: value if isinstance(value, plain) else str(value) for name, value in found}

@@ -105,7 +105,7 @@ def test_a_check_without_an_answer_is_a_bad_line(tmp_path, capsys):
         path.write_text(json.dumps(alone))
         assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
         words = " ".join(capsys.readouterr().err.split())
-        assert f"{len(responses)} responses and 1 rankings, of 1 of them, is no check" in words
+        assert f"whose tiers name 1 of {len(responses)} responses is no check" in words
 
 
 GOLD = {"prompt": "plain 0", "responses": ["good", "bad"], "tiers": [[0], [1]], "purpose": "gold"}

@@ -14,6 +14,9 @@ def mean_length(prompt, response):
 
 def stop(prompt, response):
     raise GuardError("Enough", "Rest.")
+
+def large(prompt, response):
+    return bytearray(10**18)
 """
 
 
@@ -64,11 +67,13 @@ def test_an_error_of_the_function_is_told_with_its_place_and_text(here: Path) ->
     with pytest.raises(InputError) as caught:
         load_signal("failing_signals:mean_length")("Why?", " ")
     assert caught.value.problem == (
-        "failing_signals:mean_length failed on the response ' ' to 'Why?': ZeroDivisionError: "
+        "failing_signals:mean_length failed for the response ' ' to 'Why?': ZeroDivisionError: "
         f"division by zero ({here / 'failing_signals.py'}, line 5)"
     )
     with pytest.raises(GuardError, match="Enough"):  # an error that is told already
         load_signal("failing_signals:stop")("Why?", " ")
+    with pytest.raises(MemoryError):  # which the command diagnoses
+        load_signal("failing_signals:large")("Why?", " ")
 
 
 def test_an_error_in_the_module_is_told(here: Path) -> None:
