@@ -103,7 +103,8 @@ class RewardSettings(ClusterSettings):
     annotator_weights: Annotated[dict[str, float], Parameter(converter=_read_weights)] = field(
         default_factory=dict
     )
-    """How much an annotator counts, for example --annotator-weights.ann 0.5; others count 1."""
+    """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
+    0.5; others count 1, and 0 leaves one out."""
     limit: str = "100%"
     """Train on so many of the train prompts, or on a part: 500, 1%; fewer are always among more."""
     held_out_fraction: float = 0.1
