@@ -15,9 +15,11 @@ import torch
 from accelerate import Accelerator
 
 from reward.accuracy import pair_accuracy
+from reward.annotators import weigh_annotators
 from reward.data import Data, describe_inputs, read_data
 from reward.finish import plain_accuracy
 from reward.groups import Group
+from reward.objective import Objective
 from reward.scoring import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
 from reward.train import train_reward
@@ -62,6 +64,9 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         report = {
             **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
+            "annotators": weigh_annotators(
+                Objective.of(settings), data.train, settings.annotator_weights
+            ),
             "members": {
                 folder.name: {"seed": seed, "accuracy": report["accuracy"]}
                 for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)

@@ -8,11 +8,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from reward.accuracy import Accuracy
+from reward.annotators import weigh_annotators
 from reward.data import Data
 from reward.evaluation import Best
 from reward.health import Verdict, measure_health, worst
 from reward.health_page import write_page
 from reward.normalise import Scale, fit_scale, fold_into_head
+from reward.objective import Objective
+from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups
 from rlhf.adapters import merged_weights, save_adapters
 from rlhf.errors import GuardError
@@ -95,8 +98,10 @@ def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
     return asdict(accuracy) if accuracy else None
 
 
-def describe_run(data: Data, run: RunDir, scale: Scale, best: Best | None) -> dict[str, Any]:
-    """What the report says of data, loss, the choice of weights, scale and time."""
+def describe_run(
+    settings: RewardSettings, data: Data, run: RunDir, scale: Scale, best: Best | None
+) -> dict[str, Any]:
+    """What the report says of data, annotators, loss, the choice of weights, scale and time."""
     rows = read_metrics(run.metrics_file)
     return {
         "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
@@ -108,6 +113,9 @@ def describe_run(data: Data, run: RunDir, scale: Scale, best: Best | None) -> di
         "best": best and {"step": best.step, "loss": best.loss, "prompts": len(data.validation)},
         "normalisation": asdict(scale),
         "counts": data.counts,
+        "annotators": weigh_annotators(
+            Objective.of(settings), data.train, settings.annotator_weights
+        ),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),
     }
 

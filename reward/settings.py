@@ -103,7 +103,8 @@ class RewardSettings(ClusterSettings):
     annotator_weights: Annotated[dict[str, float], Parameter(converter=_read_weights)] = field(
         default_factory=dict
     )
-    """How much an annotator counts, for example --annotator-weights.ann 0.5; others count 1."""
+    """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
+    0.5; others count 1, and 0 leaves one out."""
     thumbs_weight: float = 1.0
     """How much the thumbs on a prompt count beside the pairs of a prompt, which count 1."""
     all_bad_weight: float = 1.0

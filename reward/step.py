@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from reward.accuracy import count_right
 from reward.batches import lay_out, plan_step
 from reward.groups import Group
-from reward.objective import Objective, sum_of_losses
+from reward.objective import Objective, sum_of_losses, total_weight
 from rlhf.distributed import global_sum
 from rlhf.metrics import progress
 from rlhf.sharding import accumulating, backward, clip_gradients
@@ -53,6 +53,7 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     """
     accelerator, module = trainee.accelerator, trainee.module
     passes = my_passes(trainee, groups)
+    weight = total_weight(trainee.objective, groups)
     totals = torch.zeros(3, dtype=torch.float64)  # loss, right, pairs
     module.train()
     for number, part in enumerate(passes):
@@ -60,8 +61,8 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
         with accumulating(accelerator, module, last=last):
             rewards = forward(trainee, part)
             loss = sum_of_losses(trainee.objective, part, rewards)
-            # Gradients are averaged over processes: divide the sum by the global count / processes.
-            backward(accelerator, module, loss * (trainee.shares / len(groups)))
+            # Gradients are averaged over processes: divide by the whole batch's weight / processes.
+            backward(accelerator, module, loss * (trainee.shares / weight))
         totals += _tally(part, rewards, loss)
     beat("stepping")
     for parameters in trainee.optimizer.param_groups:
@@ -72,7 +73,7 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     summed = global_sum(accelerator, totals) / trainee.tensor_parallel
     loss_sum, right, pairs = summed.tolist()
     return {
-        "loss": loss_sum / len(groups),
+        "loss": loss_sum / weight,
         "accuracy": right / max(pairs, 1),
         "grad_norm": norm,
     }

@@ -112,7 +112,7 @@ def train_reward(
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
-            **describe_run(data, run, scale, findings.best),
+            **describe_run(settings, data, run, scale, findings.best),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -162,7 +162,7 @@ def _build_trainee(
         optimizer=stepper,
         pad_id=pad_id,
         tokens_per_batch=settings.tokens_per_batch,
-        objective=Objective(settings.loss, settings.margin, settings.centring),
+        objective=Objective.of(settings),
         shared=settings.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
     )
