@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from reward.accuracy import accuracy_of_counts, how_right
+from reward.accuracy import accuracy_of_counts, how_right, pair_accuracy
 from reward.data import Data
+from reward.finish import plain_accuracy
 from reward.groups import Group, Pointwise
 from reward.normalise import Scale
 from reward.settings import RewardSettings
@@ -17,6 +18,7 @@ from reward.thresholds import Thresholds
 
 OTHER_SOURCES = "all others"
 Chosen = Callable[[Pointwise], bool]
+Threshold = Callable[[Pointwise], float]
 
 
 def describe_thumbs(
@@ -52,21 +54,26 @@ def describe_thumbs(
         "weight": 1.0,
         "train": {"all": sum(len(group.pairs) for group in data.train)},
         "held_out": {"all": sum(len(group.pairs) for group in data.held_out)},
+        "accuracy": plain_accuracy(pair_accuracy(data.held_out, rewards)),
     }
     weights = {"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight}
     kinds = {
-        kind: {"weight": weight, **row(lambda one, kind=kind: one.kind == kind)}
+        kind: {"weight": weight, **row(_by(lambda one: one.kind, kind))}
         for kind, weight in weights.items()
     }
     sources = {
         source or OTHER_SOURCES: {
             "threshold": scale.gain * value + scale.bias,
             "fitted": thresholds.is_fitted(source),
-            **row(lambda one, source=source: thresholds.source(one.annotator) == source),
+            **row(_by(lambda one: thresholds.source(one.annotator), source)),
         }
         for source, value in thresholds.values.items()
     }
     return {"judgements": {"pairs": pairs, **kinds}, "thresholds": sources}
+
+
+def _by(name: Callable[[Pointwise], str], wanted: str) -> Chosen:
+    return lambda one: name(one) == wanted
 
 
 def count(groups: Sequence[Group], chosen: Chosen) -> dict[str, int]:
@@ -78,7 +85,7 @@ def count(groups: Sequence[Group], chosen: Chosen) -> dict[str, int]:
 def pointwise_accuracy(
     groups: Sequence[Group],
     rewards: Sequence[Sequence[float]],
-    threshold: Callable[[Pointwise], float],
+    threshold: Threshold,
     chosen: Chosen = lambda one: True,
 ) -> dict[str, Any] | None:
     """Share of pointwise judgements on the right side of their threshold; None without any.
@@ -102,9 +109,7 @@ def pointwise_accuracy(
     return {**found, "judgements": number, "commoner": max(good, number - good) / number}
 
 
-def combine_thresholds(
-    reports: Sequence[Mapping[str, Any]],
-) -> Callable[[Pointwise], float] | None:
+def combine_thresholds(reports: Sequence[Mapping[str, Any]]) -> Threshold | None:
     """The thresholds of an ensemble that scores by the mean: the means of its members'.
 
     None where the members have no thumbs.
