@@ -50,10 +50,12 @@ def forward_kl_k3(
     """KL(reference ‖ policy) on the reference's own responses: Σ r − 1 − log r, r = π_θ/π_ref.
 
     Never negative, unbiased, with an unbiased gradient that is 0 at π_θ = π_ref. log r is clamped
-    to ±10: one token that the policy likes e^10 times better must not own the gradient. (k3:
-    Schulman 2020, "Approximating KL divergence", with the roles of the two models exchanged.)
+    from above, to 10: one token that the policy likes e^10 times better must not dominate the
+    gradient. It is not clamped from below: as log r → −∞ the slope tends to −1, which pulls
+    tokens back that the policy has abandoned. (k3: Schulman 2020, "Approximating KL divergence",
+    with the roles of the two models exchanged.)
     """
-    log_ratio = (log_probs - reference_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = (log_probs - reference_log_probs).clamp(max=MAX_LOG_RATIO)
     return ((torch.exp(log_ratio) - 1 - log_ratio) * response_mask).sum()
 
 
@@ -88,14 +90,22 @@ def forward_kl_top_k(
     return ((kept + rest * (rest / policy_rest).log()) * response_mask).sum()
 
 
-def clamped_log_ratios(
+def clamped_tokens(
     log_probs: Float[Tensor, "B R"],
     reference_log_probs: Float[Tensor, "B R"],
     response_mask: Bool[Tensor, "B R"],
 ) -> Float[Tensor, ""]:
-    """At how many real tokens k3 and the token-level reverse KL clamp log r."""
-    beyond = (log_probs - reference_log_probs).abs() > MAX_LOG_RATIO
-    return (beyond & response_mask).sum().float()
+    """Number of real tokens with log r > 10, which k3 and the token-level reverse KL clamp."""
+    return (((log_probs - reference_log_probs) > MAX_LOG_RATIO) & response_mask).sum().float()
+
+
+def abandoned_tokens(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """Number of real tokens with log r < −10, which the policy has all but abandoned; no clamp."""
+    return (((log_probs - reference_log_probs) < -MAX_LOG_RATIO) & response_mask).sum().float()
 
 
 def token_reverse_kl(
@@ -106,9 +116,10 @@ def token_reverse_kl(
     """KL(policy ‖ reference) of the next token on the reference's prefixes: Σ r log r − r + 1.
 
     Never negative and unbiased for each token; the prefixes stay the reference's, so it is not the
-    KL of whole responses. log r is clamped to ±10.
+    KL of whole responses. log r is clamped from above, to 10; from below the term tends to 1 and
+    its gradient, r log r, to 0.
     """
-    log_ratio = (log_probs - reference_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = (log_probs - reference_log_probs).clamp(max=MAX_LOG_RATIO)
     ratio = torch.exp(log_ratio)
     return ((ratio * log_ratio - ratio + 1) * response_mask).sum()
 

@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from policies.actor_critic import PolicyAndCritic
 from policies.log_probs import Sequences
 from policies.losses import (
+    abandoned_tokens,
     approximate_kl,
-    clamped_log_ratios,
+    clamped_tokens,
     clipped_tokens,
     forward_kl_k1,
     forward_kl_k3,
@@ -45,7 +46,7 @@ KL_ESTIMATORS = {
     "token_reverse": ("kl/token_reverse_per_token", token_reverse_kl),
 }
 CLAMPING = ("k3", "token_reverse")  # the estimators whose log-ratios have a limit
-LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "clamped", "ptx")
+LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "clamped", "abandoned", "ptx")
 COUNTS = ("tokens", "reference_tokens", "ptx_tokens")
 
 
@@ -188,6 +189,7 @@ def _means(
         means[name] = total["forward_kl"] / total["reference_tokens"]
         if settings.kl.estimator in CLAMPING:
             means["kl/clamped_fraction"] = total["clamped"] / total["reference_tokens"]
+        means["kl/abandoned_fraction"] = total["abandoned"] / total["reference_tokens"]
     if total["ptx_tokens"]:
         means["loss/ptx"] = total["ptx"] / total["ptx_tokens"]
     return means | {
@@ -344,7 +346,8 @@ def _losses(
         ),
         approximate_kl(mine.detach(), old, mask),
         clipped_tokens(mine.detach(), old, mask, settings.clip_range),
-        clamped_log_ratios(stored.detach(), fit_row(references.log_probs), row_mask),
+        clamped_tokens(stored.detach(), fit_row(references.log_probs), row_mask),
+        abandoned_tokens(stored.detach(), fit_row(references.log_probs), row_mask),
         torch.zeros_like(value),
     ]
 

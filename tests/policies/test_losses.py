@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -81,10 +83,52 @@ def test_one_runaway_token_is_clamped() -> None:
     assert loss.item() == pytest.approx(np.exp(10) - 11, rel=1e-5)
 
 
-def test_clamped_log_ratios_are_counted_at_real_tokens_in_both_directions() -> None:
-    policy, reference = rows([-1.0, -12.0, 0.0], [-11.5, 0.0, 0.0]), rows([-11.0] * 3, [-1.0] * 3)
-    assert losses.clamped_log_ratios(policy, reference, MASK).item() == 1.0  # −10.5; +10 is not
-    assert losses.clamped_log_ratios(-policy, -reference, MASK).item() == 1.0
+@pytest.mark.parametrize("log_ratio", [-5.0, -20.0, -100.0])
+def test_an_abandoned_token_keeps_its_pull(log_ratio: float) -> None:
+    """d/dx (e^x − 1 − x) = e^x − 1, and d/dx (x e^x − e^x + 1) = x e^x, however small x is."""
+    mask, reference = torch.ones(1, 1, dtype=torch.bool), torch.full((1, 1), -2.0).double()
+    for loss, slope in (
+        (losses.forward_kl_k3, np.exp(log_ratio) - 1),
+        (losses.token_reverse_kl, log_ratio * np.exp(log_ratio)),
+    ):
+        policy = (reference + log_ratio).requires_grad_()
+        loss(policy, reference, mask).backward()
+        assert policy.grad is not None
+        assert policy.grad.item() == pytest.approx(slope, rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [losses.forward_kl_k3, losses.token_reverse_kl])
+def test_a_token_with_a_clamped_log_ratio_has_no_gradient(loss: Any) -> None:
+    policy = torch.tensor([[10.5]], requires_grad=True)
+    loss(policy, torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)).backward()
+    assert policy.grad is not None
+    assert policy.grad.item() == 0.0
+
+
+def test_the_forward_kl_brings_an_abandoned_arm_back() -> None:
+    """A bandit whose policy gives one of four arms e^−20: its probability returns to a quarter.
+
+    With log r clamped from below, too, the dead arm has no gradient, and the three others, which
+    share what it has lost, balance: nothing moves.
+    """
+    reference = torch.full((4,), 0.25, dtype=torch.float64).log()
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    logits = torch.tensor([-20.0, 0.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([logits], lr=1.0)
+    for _ in range(200):
+        optimizer.zero_grad()
+        log_probs = logits.log_softmax(0)
+        (losses.forward_kl_k3(log_probs[:, None], reference[:, None], mask) / 4).backward()
+        optimizer.step()
+    np.testing.assert_allclose(logits.detach().softmax(0).numpy(), [0.25] * 4, atol=1e-6)
+
+
+def test_clamped_and_abandoned_tokens_are_counted_apart_at_real_tokens() -> None:
+    # log r = 10 (neither), 11, 99 at padding | −10.5, and padding
+    policy, reference = rows([0.0, 1.0, 99.0], [-11.5, 0.0, 0.0]), rows([-10.0] * 3, [-1.0] * 3)
+    assert losses.clamped_tokens(policy, reference, MASK).item() == 1.0
+    assert losses.abandoned_tokens(policy, reference, MASK).item() == 1.0
+    assert losses.clamped_tokens(-policy, -reference, MASK).item() == 1.0
 
 
 def test_reverse_kl_estimators_by_hand() -> None:
