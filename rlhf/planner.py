@@ -226,14 +226,14 @@ def logits_bytes(shape: Shape, tokens: int) -> float:
 def scored_logits_bytes(
     shape: Shape, positions: int, *, bf16: bool, gradients: bool = False
 ) -> float:
-    """Logits of which only log-probs are wanted: V numbers a position, in the model's precision.
+    """Logits of which only log-probs are wanted: V float32 numbers a position.
 
-    The backward pass adds their gradients, in the same precision. Work on them is in float32, on a
-    chunk of the vocabulary at a time, of which there are two copies.
+    The backward pass adds their gradients, and with bf16 a rounded copy of those. Work on them goes
+    a chunk of the vocabulary at a time, of which there are two copies.
     """
-    size = BF16 if bf16 else FP32
+    size = FP32 + gradients * (FP32 + (BF16 if bf16 else 0))
     chunk = 2 * FP32 * min(VOCABULARY_CHUNK, shape.vocabulary)
-    return float(((1 + gradients) * size * shape.vocabulary + chunk) * positions)
+    return float((size * shape.vocabulary + chunk) * positions)
 
 
 def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
