@@ -27,17 +27,19 @@ def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
     Changes nothing where the projection runs in float32 already, and for output modules that are
     not plain linear layers, such as 4-bit ones. Without gradients the weights are cast once.
     """
-    output: Any = model.get_output_embeddings()  # type: ignore[operator]
-    if type(output) is not nn.Linear:
+    found = model.get_output_embeddings()  # type: ignore[operator]
+    if type(found) is not nn.Linear:
         yield
         return
+    output: Any = found  # mypy lets nobody assign to a method
     plain, before = output.forward, vars(output).get("forward")
     held: list[Tensor] = []
 
     def project(hidden: Tensor) -> Tensor:
         dtype = _factor_dtype(hidden, output.weight)
         if dtype == torch.float32:
-            return plain(hidden)
+            unchanged: Tensor = plain(hidden)
+            return unchanged
         with torch.autocast(hidden.device.type, enabled=False):
             weight = held[0] if held else output.weight.to(dtype)
             if not held and not torch.is_grad_enabled():
