@@ -73,6 +73,7 @@ def build_rollout(rows: list[int]) -> Rollout:
     scores = torch.zeros(len(rows))
     return Rollout(
         sequences.rows(torch.tensor(rows)),
+        mask[rows],
         torch.ones(len(rows), dtype=torch.bool),
         *(scores, scores, scores),
         old_log_probs=noise(0.05, -5.9),
