@@ -13,7 +13,6 @@ from rlhf.errors import ConfigError
 
 Precision = Literal["auto", "bf16", "fp32"]
 Engine = Literal["generate", "continuous", "vllm"]
-SamplerCorrection = Literal["none", "token", "sequence"]
 MAX_RELATIVE_ERROR = 0.2  # of the KL, as the controller of its coefficient takes it
 
 
@@ -228,10 +227,11 @@ class PPOSettings(ClusterSettings):
     """`generate`: transformers' plain sampling. `continuous`: its continuous batching, in which
     responses that end make room for others, with CUDA graphs on a GPU. `vllm`: vLLM, where it is
     installed, with a copy of the policy's weights."""
-    sampler_correction: Literal["auto"] | SamplerCorrection = "auto"
+    sampler_correction: Literal["auto", "none", "token", "sequence"] = "auto"
     """`token`: weight each token's policy loss by π/μ, its probability under the trained policy
     over the sampler's, at most --sampler-cap. `sequence`: also leave out responses whose geometric
-    mean of π/μ is beyond the cap or its inverse. `auto`: `token`, with --engine generate `none`."""
+    mean of π/μ is beyond the cap or its inverse. `auto`: `none` with --engine generate, else
+    `token`."""
     sampler_cap: float = 2.0
     """Largest importance weight of --sampler-correction."""
     save_every: int = 25
@@ -362,7 +362,7 @@ class PPOSettings(ClusterSettings):
         return self.lora_rank > 0 and not self.four_bit_base  # which is not the model in 4 bits
 
     @property
-    def corrects_sampler(self) -> SamplerCorrection:
+    def corrects_sampler(self) -> Literal["none", "token", "sequence"]:
         """What --sampler-correction comes to."""
         if self.sampler_correction != "auto":
             return self.sampler_correction
