@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def load_settings(files: Sequence[Path]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for file in files:
-        merged = _merge(merged, _load(file))
+        merged = merge(merged, _load(file))
     return merged
 
 
@@ -45,11 +45,12 @@ def _load(file: Path) -> dict[str, Any]:
     return value
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Both mappings in one; where both have a key, `over` wins, key by key in nested mappings."""
     merged = dict(base)
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merge(merged[key], value)
+            merged[key] = merge(merged[key], value)
         else:
             merged[key] = value
     return merged
@@ -64,6 +65,15 @@ def to_plain(settings: Any) -> Any:
     if isinstance(settings, tuple | list):
         return [to_plain(item) for item in settings]
     return settings
+
+
+def defaults_of(settings: Any) -> dict[str, Any]:
+    """The plain value of every setting of a dataclass that has a default."""
+    found = {f.name: f.default for f in fields(settings) if f.default is not MISSING}
+    made = {
+        f.name: f.default_factory() for f in fields(settings) if f.default_factory is not MISSING
+    }
+    return {name: to_plain(value) for name, value in (found | made).items()}
 
 
 def without_secrets(settings: Any) -> Any:

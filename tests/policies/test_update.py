@@ -52,6 +52,7 @@ def build_rollout() -> Rollout:
     finished = torch.tensor([True, True, False, True])
     return Rollout(
         sequences=sequences,
+        loss_mask=mask,
         finished=finished,
         scores=scores,
         centered=scores,
