@@ -25,7 +25,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Trainee:
-    """A prepared module with its optimizer and the numbers that every step needs."""
+    """A prepared module with its optimizer and the numbers that every step needs.
+
+    `bias` is what a reward model that the training goes on from adds to its head's outputs.
+    """
 
     accelerator: Accelerator
     module: nn.Module
@@ -35,6 +38,7 @@ class Trainee:
     objective: Objective
     shared: bool
     tensor_parallel: int = 1
+    bias: float = 0.0
 
     @property
     def shares(self) -> int:
@@ -80,7 +84,7 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
 
 
 def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
-    """Head outputs for all responses of all groups, on every process; prompt ids must differ."""
+    """Rewards of all responses of all groups, on every process; prompt ids must differ."""
     passes = my_passes(trainee, groups)
     found: list[tuple[str, list[float]]] = []
     trainee.module.eval()
@@ -112,7 +116,7 @@ def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
     """Rewards of all responses of some groups, in order."""
     inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
     rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
-    return rewards
+    return rewards + trainee.bias
 
 
 def _tally(groups: Sequence[Group], rewards: Tensor, loss: Tensor) -> Tensor:

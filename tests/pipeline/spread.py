@@ -275,6 +275,7 @@ def main(folder: str, out: Path, strategies: list[str]) -> None:
         found[name] = {
             "ppo": ppo(accelerator, folder, strategy, out.with_suffix(f".{strategy}")),
             "reward": reward(accelerator, folder, strategy),
+            "trained_head": reward(accelerator, judge, strategy),
             "scores": scores(accelerator, judge, strategy),
         }
     if accelerator.is_main_process:
