@@ -187,9 +187,11 @@ def _require_one_label(name: str, config: PreTrainedConfig, remedy: str) -> None
 
 def _exact_head(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """A classifier's class that loads its head in float32, also beside a trunk in bf16."""
-    plain = type(_empty(AutoModelForSequenceClassification, config))
+    plain = type(_empty(AutoModelForSequenceClassification, _plain(config)))
     exact = {*(plain._keep_in_fp32_modules_strict or ()), rf"^{HEAD}\."}
-    return type(plain.__name__, (plain,), {"_keep_in_fp32_modules_strict": exact})
+    # transformers asks the module of a class what its attention can do
+    said = {"_keep_in_fp32_modules_strict": exact, "__module__": plain.__module__}
+    return type(plain.__name__, (plain,), said)
 
 
 def start_head(head: nn.Linear, seed: int) -> None:
