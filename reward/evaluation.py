@@ -8,7 +8,7 @@ import torch
 
 from reward.accuracy import count_right
 from reward.groups import Group
-from reward.objective import sum_of_losses
+from reward.objective import sum_of_losses, total_weight
 from reward.step import Trainee, score_groups
 
 
@@ -36,7 +36,8 @@ def evaluate(trainee: Trainee, groups: Sequence[Group]) -> dict[str, float]:
     """Loss, as in training, and accuracy of some groups, on every process."""
     rewards = score_groups(trainee, groups)
     flat = torch.tensor([value for row in rewards for value in row])
-    loss = float(sum_of_losses(trainee.objective, groups, flat)) / len(groups)
+    objective = trainee.objective
+    loss = float(sum_of_losses(objective, groups, flat)) / total_weight(objective, groups)
     counts = [count_right(group, row) for group, row in zip(groups, rewards, strict=True)]
     right, pairs = (sum(column) for column in zip(*counts, strict=True))
     return {"validation_loss": loss, "validation_accuracy": right / max(pairs, 1)}

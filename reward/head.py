@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reward.groups import Group
 from reward.model import RewardModule
-from reward.objective import Objective, sum_of_losses
+from reward.objective import Objective, sum_of_losses, total_weight
 from reward.step import Trainee, forward, my_passes
 from rlhf.metrics import progress
 from rlhf.models import reward_head
@@ -51,17 +51,18 @@ def minimise(
     objective: Objective,
     penalty: float,
 ) -> Float[Tensor, " d"]:
-    """argmin_w mean loss over groups of the rewards `features @ w`, plus penalty · |w|².
+    """argmin_w mean loss over groups, by weight, of the rewards `features @ w`, + penalty · |w|².
 
     Convex for every objective, so L-BFGS from 0 finds it; in float64, the same on every process.
     """
     inputs = features.double()
+    total = total_weight(objective, groups)
     weight = torch.zeros(inputs.shape[1], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight], max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
 
     def loss() -> float:
         optimizer.zero_grad()
-        value = sum_of_losses(objective, groups, inputs @ weight) / len(groups)
+        value = sum_of_losses(objective, groups, inputs @ weight) / total
         value = value + penalty * weight.square().sum()
         value.backward()
         return float(value.detach())

@@ -90,15 +90,17 @@ def regression(
 def sum_of_prompt_means(
     losses: Float[Tensor, " J"], weights: Float[Tensor, " J"], prompt: Int[Tensor, " J"]
 ) -> Float[Tensor, ""]:
-    """Add up, over prompts, the weighted mean loss of its judgements: a prompt counts once.
+    """Add up, over prompts, the mean of its judgements' weighted losses.
 
-    Σ_x (Σ_j w_j·l_j / Σ_j w_j), j over the judgements of prompt x. Divide by the number of prompts
-    of the whole batch, over all forward passes and processes, for arXiv 2203.02155, equation 1.
+    Σ_x (Σ_j w_j·l_j) / n_x, j over the n_x judgements of prompt x: with weights of 1 a prompt
+    counts once, however many judgements it has. Divide by Σ_x (Σ_j w_j) / n_x of the whole batch,
+    over all forward passes and processes, which is then the number of prompts: arXiv 2203.02155,
+    equation 1. Weights do not cancel where all judgements of a prompt have the same one.
 
     Args:
         losses: loss of each judgement.
-        weights: weight of each judgement, not all 0 within a prompt.
+        weights: weight of each judgement.
         prompt: number of the prompt that each judgement belongs to.
     """
-    totals = weights.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, weights)
-    return (losses * weights / totals[prompt]).sum()
+    counts = weights.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, torch.ones_like(weights))
+    return (losses * weights / counts[prompt]).sum()

@@ -18,7 +18,7 @@ from reward.losses import (
     regression,
     sum_of_prompt_means,
 )
-from reward.settings import Loss
+from reward.settings import Loss, RewardSettings
 
 Judgement = TypeVar("Judgement", Pair, TieredRanking)
 
@@ -30,6 +30,15 @@ class Objective:
     loss: Loss = "bradley_terry"
     margin: float = 0.0
     centring: float = 0.0
+
+    @classmethod
+    def of(cls, settings: RewardSettings) -> "Objective":
+        """What these settings minimise."""
+        return cls(settings.loss, settings.margin, settings.centring)
+
+    def judgements(self, group: Group) -> Sequence[Pair | TieredRanking]:
+        """What the loss counts in a group: its pairs, or its rankings."""
+        return group.pairs if self.loss == "bradley_terry" else group.rankings
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,10 @@ class RankingTensors:
 def sum_of_losses(
     objective: Objective, groups: Sequence[Group], rewards: Float[Tensor, " N"]
 ) -> Float[Tensor, ""]:
-    """Add up the loss of every prompt; rewards in the order of groups and their responses."""
+    """Add up the loss of every prompt; rewards in the order of groups and their responses.
+
+    Divided by `total_weight` of the whole batch it is what a step minimises.
+    """
     if not groups:
         return rewards.sum()  # 0, but the backward pass needs it
     pairs = to_pair_tensors(groups, rewards.device)
@@ -85,6 +97,16 @@ def sum_of_losses(
             squares, pairs.weight, pairs.prompt
         )
     return total
+
+
+def total_weight(objective: Objective, groups: Sequence[Group]) -> float:
+    """What `sum_of_losses` of a whole batch is divided by: Σ_x (Σ_j w_j) / n_x.
+
+    That is the number of prompts where all weights are 1. Every process knows the whole batch, so
+    all agree on it.
+    """
+    judged = (objective.judgements(group) for group in groups)
+    return math.fsum(math.fsum(one.weight for one in found) / len(found) for found in judged)
 
 
 def to_pair_tensors(groups: Sequence[Group], device: torch.device) -> PairTensors:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from reward.accuracy import count_right
 from reward.batches import lay_out, plan_step
 from reward.groups import Group
-from reward.objective import Objective, sum_of_losses
+from reward.objective import Objective, sum_of_losses, total_weight
 from rlhf.distributed import global_sum
 from rlhf.metrics import progress
 from rlhf.sharding import accumulating, backward, clip_gradients
@@ -25,7 +25,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Trainee:
-    """A prepared module with its optimizer and the numbers that every step needs."""
+    """A prepared module with its optimizer and the numbers that every step needs.
+
+    `bias` is what a reward model that the training goes on from adds to its head's outputs.
+    """
 
     accelerator: Accelerator
     module: nn.Module
@@ -35,6 +38,7 @@ class Trainee:
     objective: Objective
     shared: bool
     tensor_parallel: int = 1
+    bias: float = 0.0
 
     @property
     def shares(self) -> int:
@@ -53,6 +57,7 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     """
     accelerator, module = trainee.accelerator, trainee.module
     passes = my_passes(trainee, groups)
+    weight = total_weight(trainee.objective, groups)
     totals = torch.zeros(3, dtype=torch.float64)  # loss, right, pairs
     module.train()
     for number, part in enumerate(passes):
@@ -60,8 +65,8 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
         with accumulating(accelerator, module, last=last):
             rewards = forward(trainee, part)
             loss = sum_of_losses(trainee.objective, part, rewards)
-            # Gradients are averaged over processes: divide the sum by the global count / processes.
-            backward(accelerator, module, loss * (trainee.shares / len(groups)))
+            # Gradients are averaged over processes: divide by the whole batch's weight / processes.
+            backward(accelerator, module, loss * (trainee.shares / weight))
         totals += _tally(part, rewards, loss)
     beat("stepping")
     for parameters in trainee.optimizer.param_groups:
@@ -72,14 +77,14 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     summed = global_sum(accelerator, totals) / trainee.tensor_parallel
     loss_sum, right, pairs = summed.tolist()
     return {
-        "loss": loss_sum / len(groups),
+        "loss": loss_sum / weight,
         "accuracy": right / max(pairs, 1),
         "grad_norm": norm,
     }
 
 
 def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
-    """Head outputs for all responses of all groups, on every process; prompt ids must differ."""
+    """Rewards of all responses of all groups, on every process; prompt ids must differ."""
     passes = my_passes(trainee, groups)
     found: list[tuple[str, list[float]]] = []
     trainee.module.eval()
@@ -111,7 +116,7 @@ def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
     """Rewards of all responses of some groups, in order."""
     inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
     rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
-    return rewards
+    return rewards + trainee.bias
 
 
 def _tally(groups: Sequence[Group], rewards: Tensor, loss: Tensor) -> Tensor:

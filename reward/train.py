@@ -26,6 +26,7 @@ from reward.health import collect_verdicts
 from reward.memory import device_bytes, require_memory, room_for
 from reward.model import RewardModule
 from reward.objective import Objective
+from reward.origin import reference_fingerprint, resolve_model
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups, take_step
@@ -34,7 +35,7 @@ from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint
 from rlhf.distributed import start
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
-from rlhf.models import new_reward_model
+from rlhf.models import is_reward_model, new_reward_model
 from rlhf.preflight import check_before_training, require_shared
 from rlhf.profiling import profiling
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
@@ -79,13 +80,14 @@ def train_reward(
         GuardError: the loss is not a number, or the trained model tells no two responses apart.
     """
     began = time.monotonic()
+    settings = resolve_model(settings)
     sharding = sharding or choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
     inputs = describe_inputs(settings)
     tokenizer = load_tokenizer(settings.model)
-    data = read_data(settings, tokenizer, inputs["model"]["hash"])
+    data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
@@ -96,11 +98,10 @@ def train_reward(
             "already_done": True
         }
 
-    url = settings.notify
     tracked = tracking(accelerator, settings.track, run.path, settings)
     profiled = profiling(accelerator, settings.profile, run.profile)
-    watched = watching_stage(run, settings.stall_timeout, url)
-    with stage_status(run, "" if is_member else url), watched, tracked, profiled:
+    watched = watching_stage(run, settings.stall_timeout, settings.notify)
+    with stage_status(run, "" if is_member else settings.notify), watched, tracked, profiled:
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
         trainee = _build_trainee(settings, accelerator, sharding, pad_id)
@@ -112,7 +113,7 @@ def train_reward(
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
-            **describe_run(data, run, scale, findings.best),
+            **describe_run(settings, data, run, scale, findings.best),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -130,9 +131,10 @@ def _ask_base_model(
 ) -> Accuracy | None:
     """How often the response that the base model finds likelier is the preferred one.
 
-    None where no process can be trusted to hold the base model whole.
+    None where no process can be trusted to hold the base model whole, or where it is a reward
+    model, which finds nothing likely.
     """
-    if sharding.divides or settings.adapter == "qlora":
+    if sharding.divides or settings.adapter == "qlora" or is_reward_model(settings.model):
         return None
     tokens = settings.tokens_per_batch
     likelier = base_log_probs(
@@ -144,7 +146,7 @@ def _ask_base_model(
 def _build_trainee(
     settings: RewardSettings, accelerator: Accelerator, sharding: Sharding, pad_id: int
 ) -> Trainee:
-    """The model with its new head and its optimizer, ready for `take_step`."""
+    """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
     if settings.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
@@ -162,16 +164,17 @@ def _build_trainee(
         optimizer=stepper,
         pad_id=pad_id,
         tokens_per_batch=settings.tokens_per_batch,
-        objective=Objective(settings.loss, settings.margin, settings.centring),
+        objective=Objective.of(settings),
         shared=settings.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
+        bias=float(getattr(classifier.config, "reward_bias", 0.0)),
     )
 
 
 def _load_classifier(
     settings: RewardSettings, accelerator: Accelerator, pad_id: int
 ) -> PreTrainedModel:
-    """A model with a new head; frozen weights are held as they are multiplied, under adapters."""
+    """A model with a head; frozen weights are held as they are multiplied, under adapters."""
     if settings.adapter == "none":
         together = settings.tensor_parallel > 1
         return new_reward_model(settings.model, pad_id, settings.seed, together=together)

@@ -27,10 +27,9 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenize
 
 from rlhf.errors import ConfigError, InputError
 from rlhf.jsonl import new_folder, write_json
-from rlhf.models import empty_causal_lm, load_config, put_head_on, reward_head, save_model
+from rlhf.models import HEAD, empty_causal_lm, load_config, put_head_on, reward_head, save_model
 
 NAME = "default"
-HEAD = "score"
 WHOLE = (HEAD, "lm_head", "embed_out")  # of a model in 4 bits: its head or output matrix
 FOLDER = "adapter"
 BASE = "base.json"

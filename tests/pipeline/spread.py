@@ -43,6 +43,7 @@ from rlhf.shell import Shell, full_state
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
+WEIGHTS = [1.0, 0.1, 0.5, 2.0]  # of the prompts' annotators
 RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26], [27, 28, 29, 30, 31, 2]]
 SETTINGS = PPOSettings(
     model="m",
@@ -258,8 +259,8 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
     trainee = Trainee(accelerator, model, stepper, 0, 16, Objective(), shared=False)
     responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
     groups = [
-        Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a"),))
-        for number, prompt in enumerate(PROMPTS)
+        Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a", weight),))
+        for number, (prompt, weight) in enumerate(zip(PROMPTS, WEIGHTS, strict=True))
     ]
     return {"rows": [take_step(trainee, groups, RATE) for _ in range(STEPS)]}
 
@@ -284,6 +285,7 @@ def main(folder: str, out: Path, strategies: list[str]) -> None:
         found[name] = {
             "ppo": ppo(accelerator, folder, strategy, out.with_suffix(f".{strategy}")),
             "reward": reward(accelerator, folder, strategy),
+            "trained_head": reward(accelerator, judge, strategy),
             "scores": scores(accelerator, judge, strategy),
         }
     if accelerator.is_main_process:
