@@ -14,7 +14,6 @@ from urllib.request import Request
 
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -28,6 +27,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.attention import use_products
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
 from rlhf.jsonl import new_folder
@@ -36,11 +36,13 @@ from rlhf.ranks import world_size
 from rlhf.rundir import RunDir, require_done
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
 from rlhf.urls import open_url
+from rlhf.weights import load_weights
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
 HUB_SECONDS = 10
 CLASSIFIER = "ForSequenceClassification"
+FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
 SUMMED_AGAIN = "replicated_with_grad_allreduce"
 
 
@@ -48,7 +50,7 @@ def load_config(name: str) -> PreTrainedConfig:
     """Read a model's config with every dropout at zero: sampling is the only randomness we want.
 
     Raises:
-        InputError: `name` is neither a model folder nor a model on the hub.
+        InputError: there is no such model folder, nor one on the hub, or its config is broken.
     """
     looks_local = (
         name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir()
@@ -64,14 +66,9 @@ def load_config(name: str) -> PreTrainedConfig:
             "HuggingFaceTB/SmolLM2-135M-Instruct. A function of your own is "
             "signal:package.module:function.",
         )
-    try:
-        _require_hub(name)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"Cannot read the model {name} ({str(error).splitlines()[0]})",
-            "Check the name and the connection, or download the model and give its folder.",
-        ) from None
+    _require_hub(name)
+    with as_input_error(f"Cannot read the model {name}", FETCH_AGAIN):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
     for key, value in vars(config).items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)
@@ -96,7 +93,7 @@ def _require_hub(name: str) -> None:
             return  # its library may know certificates that Python does not
         raise InputError(
             f"{name} is no folder here, and the hub does not answer ({constants.ENDPOINT})",
-            "Check the name and the connection, or download the model and give its folder.",
+            FETCH_AGAIN,
         ) from None
 
 
@@ -140,8 +137,8 @@ def load_causal_lm(
         trained: they will train it.
 
     Raises:
-        InputError: there is no such model, it has no weights, it is a reward model, or nobody has
-            said how to divide it.
+        InputError: there is no such model, its weights are not whole, it is a reward model, or
+            nobody has said how to divide it.
     """
     config = load_config(name)
     if together and trained:
@@ -183,7 +180,7 @@ def new_reward_model(
     if together:
         _require_trainable(name, config)
     kind = AutoModelForSequenceClassification
-    model = _load(kind, name, config, dtype, quantization, together=together)
+    model = _load(kind, name, config, dtype, quantization, together=together, new_head=True)
     start_head(reward_head(model).float(), seed)
     return model
 
@@ -222,7 +219,9 @@ def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = kind.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     return model
 
 
@@ -249,8 +248,8 @@ def load_reward_model(name: str, *, together: bool = False) -> PreTrainedModel:
     """Load a trained reward model; `together` as in `load_causal_lm`.
 
     Raises:
-        InputError: there is no such model, it has not exactly one output, or nobody has said how to
-            divide it.
+        InputError: there is no such model, its weights are not whole, it has not exactly one
+            output, or nobody has said how to divide it.
     """
     config = load_config(name)
     if not _architecture(config).endswith(CLASSIFIER) or config.num_labels != 1:
@@ -282,6 +281,7 @@ def _load(
     quantization: QuantizationConfigMixin | None = None,
     *,
     together: bool = False,
+    new_head: bool = False,
 ) -> PreTrainedModel:
     parts: dict[str, Any] = {}
     if together:
@@ -299,15 +299,8 @@ def _load(
                 f"Use a number of processes that divides {heads}.",
             )
         parts["distributed_config"] = DistributedConfig(tp_plan="auto")
-    try:
-        model: PreTrainedModel = kind.from_pretrained(
-            name, config=config, dtype=dtype, quantization_config=quantization, **parts
-        )
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"Cannot load the weights of {name} ({str(error).splitlines()[0]})",
-            "Copy or download the model again: its folder must hold whole *.safetensors files.",
-        ) from None
+    parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
+    model = load_weights(kind, name, new_head=new_head, **parts)
     use_products(model)
     return model
 
@@ -355,13 +348,19 @@ def describe_model(name: str) -> dict[str, str]:
     """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
 
     Raises:
-        InputError: there is no such model, or no tokenizer beside it.
+        InputError: there is no such model, or no tokenizer of its own beside it.
     """
-    load_config(name)
+    config, tokenizer = load_config(name).get_text_config(), load_tokenizer(name)
+    rows = getattr(config, "vocab_size", None) or 0
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"The tokenizer of {name} knows {tokenizer.vocab_size} tokens, its model only {rows}",
+            "Copy or download the model again: the tokenizer is another model's.",
+        )
     return {
         "path": name,
         "hash": model_fingerprint(name),
-        "tokenizer": tokenizer_fingerprint(load_tokenizer(name)),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
     }
 
 
