@@ -75,6 +75,8 @@ def _reason(error: Exception) -> str:
     """A library's error in a few words; one word alone, as a KeyError's, is told with its type."""
     if "trust_remote_code" in str(error):
         return "it needs code of its own, which is never run"
+    if "Weights only load failed" in str(error):  # what follows tells how to load it all the same
+        return "it holds something else than tensors and numbers"
     words = _first_line(error)
     return words if " " in words else f"{type(error).__name__}: {words}"
 
