@@ -8,7 +8,6 @@ keeps them beside its weights too, in peft's form, for whoever has the frozen we
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.diagnose import as_input_error
+from rlhf.documents import read_document
 from rlhf.errors import ConfigError, InputError
 from rlhf.jsonl import new_folder, write_json
 from rlhf.models import empty_causal_lm, load_config, put_head_on, reward_head, save_model
@@ -233,7 +233,7 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
     )
     if not path.is_file():
         raise InputError(f"{folder} keeps no adapter to put on a shared base", remedy)
-    trained_on = json.loads(path.read_text(encoding="utf-8"))
+    trained_on = read_document(path, {"hash": str, "path": str})
     if trained_on["hash"] != base["hash"]:
         raise InputError(
             f"The adapter of {folder} belongs beside {trained_on['path']} ({trained_on['hash']}), "
@@ -254,7 +254,7 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
 def adapter_rank(folder: str) -> int | None:
     """The rank of the adapters that a reward model keeps; None where it keeps none."""
     path = Path(folder) / FOLDER / CONFIG
-    return int(json.loads(path.read_text(encoding="utf-8"))["r"]) if path.is_file() else None
+    return int(read_document(path, {"r": int})["r"]) if path.is_file() else None
 
 
 def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:
