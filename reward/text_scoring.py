@@ -25,7 +25,7 @@ from rlhf.records import Prompt, Response
 from rlhf.retries import ask_patiently
 from rlhf.signals import load_signal
 from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, tokenizer_fingerprint
-from rlhf.urls import open_url
+from rlhf.urls import open_url, read_answer
 
 Answers = tuple[Prompt, tuple[Response, ...]]
 TextReward = Callable[[Sequence[Answers]], list[list[float]]]
@@ -120,8 +120,7 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
 
     def ask() -> bytes:
         with open_url(request, timeout_seconds=TIMEOUT_SECONDS) as answer:
-            content: bytes = answer.read()
-        return content
+            return read_answer(answer)
 
     content = ask_patiently(
         ask,
