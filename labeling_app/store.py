@@ -264,9 +264,11 @@ def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
 def ranking_from_row(row: Row) -> Ranking:
     """A ranking from its row joined with its annotator's kind and what its task decides.
 
-    The board lets people leave some strengths open; a `Ranking` has them all or none.
+    The board lets people leave some strengths open; a `Ranking` has them all or none. Imports once
+    took in flags that are no text, which say nothing.
     """
     strengths = json.loads(row["strengths"])
+    flags = (flag for flag in json.loads(row["flags"]) if isinstance(flag, str))
     return Ranking(
         id=row["id"],
         prompt_id=row["prompt_id"],
@@ -275,7 +277,7 @@ def ranking_from_row(row: Row) -> Ranking:
         tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
         strengths=tuple(strengths) if all(strengths) else (),
         scores=tuple(json.loads(row["scores"])),
-        flags=(*json.loads(row["flags"]), *([ADJUDICATED] if row["decides"] else [])),
+        flags=(*flags, *([ADJUDICATED] if row["decides"] else [])),
         note=row["note"],
     )
 

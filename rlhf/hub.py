@@ -23,7 +23,8 @@ def require_hub(name: str) -> None:
     if on_disk or constants.is_offline_mode():
         return
     try:
-        open_url(Request(constants.ENDPOINT, method="HEAD"), timeout_seconds=HUB_SECONDS).close()
+        with open_url(Request(constants.ENDPOINT, method="HEAD"), timeout_seconds=HUB_SECONDS):
+            return
     except HTTPError:
         return  # it has answered
     except OSError as error:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -23,6 +22,7 @@ from transformers import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.attention import use_products
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
 from rlhf.hub import require_hub
@@ -31,9 +31,11 @@ from rlhf.model_card import model_card
 from rlhf.rundir import RunDir, require_done
 from rlhf.together import dividing_options, require_trainable_parts
 from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
+from rlhf.weights import load_weights
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
+FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 CLASSIFIER = "ForSequenceClassification"
 HEAD = "score"
@@ -43,7 +45,7 @@ def load_config(name: str) -> PreTrainedConfig:
     """Read a model's config with every dropout at zero: sampling is the only randomness we want.
 
     Raises:
-        InputError: `name` is neither a model folder nor a model on the hub.
+        InputError: there is no such model folder, nor one on the hub, or its config is broken.
     """
     looks_local = (
         name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir()
@@ -59,14 +61,9 @@ def load_config(name: str) -> PreTrainedConfig:
             "HuggingFaceTB/SmolLM2-135M-Instruct. A function of your own is "
             "signal:package.module:function.",
         )
-    try:
-        require_hub(name)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"Cannot read the model {name} ({str(error).splitlines()[0]})",
-            "Check the name and the connection, or download the model and give its folder.",
-        ) from None
+    require_hub(name)
+    with as_input_error(f"Cannot read the model {name}", FETCH_AGAIN):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
     for key, value in vars(config).items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)
@@ -113,8 +110,8 @@ def load_causal_lm(
         trained: they will train it.
 
     Raises:
-        InputError: there is no such model, it has no weights, it is a reward model, or nobody has
-            said how to divide it.
+        InputError: there is no such model, its weights are not whole, it is a reward model, or
+            nobody has said how to divide it.
     """
     config = load_config(name)
     if together and trained:
@@ -151,15 +148,17 @@ def new_reward_model(
             the head is whole.
 
     Raises:
-        InputError: there is no such model, it is a classifier with another number of labels or
-            without the weights of its head, or it cannot be divided so.
+        InputError: there is no such model, its weights are not whole, it is a classifier with
+            another number of labels, or it cannot be divided so.
     """
     is_trained = is_reward_model(name)
     config = _classifier_config(name, pad_token_id)
     if together:
         require_trainable_parts(name, config)
     kind = _exact_head(config) if is_trained else AutoModelForSequenceClassification
-    model = _load(kind, name, config, dtype, quantization, together=together)
+    model = _load(
+        kind, name, config, dtype, quantization, together=together, new_head=not is_trained
+    )
     if not is_trained:
         start_head(reward_head(model).float(), seed)
     return model
@@ -228,7 +227,9 @@ def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = kind.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     return model
 
 
@@ -255,8 +256,8 @@ def load_reward_model(name: str, *, together: bool = False) -> PreTrainedModel:
     """Load a trained reward model; `together` as in `load_causal_lm`.
 
     Raises:
-        InputError: there is no such model, it has not exactly one output, or nobody has said how to
-            divide it.
+        InputError: there is no such model, its weights are not whole, it has not exactly one
+            output, or nobody has said how to divide it.
     """
     config = load_config(name)
     _require_one_label(
@@ -286,30 +287,12 @@ def _load(
     quantization: QuantizationConfigMixin | None = None,
     *,
     together: bool = False,
+    new_head: bool = False,
 ) -> PreTrainedModel:
     parts = dividing_options(name, config) if together else {}
-    model: PreTrainedModel
-    try:
-        model, found = kind.from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            quantization_config=quantization,
-            output_loading_info=True,
-            **parts,
-        )
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"Cannot load the weights of {name} ({str(error).splitlines()[0]})",
-            "Copy or download the model again: its folder must hold whole *.safetensors files.",
-        ) from None
+    parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
+    model = load_weights(kind, name, new_head=new_head, **parts)
     use_products(model)
-    lost = [key for key in found["missing_keys"] if key.startswith(f"{HEAD}.")]
-    if lost and _architecture(config).endswith(CLASSIFIER):
-        raise InputError(
-            f"{name} has no weights for its head ({', '.join(lost)})",
-            "Save it again with its head, or train one from its language model: rlhf train-reward",
-        )
     return model
 
 
@@ -340,13 +323,19 @@ def describe_model(name: str) -> dict[str, str]:
     """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
 
     Raises:
-        InputError: there is no such model, or no tokenizer beside it.
+        InputError: there is no such model, or no tokenizer of its own beside it.
     """
-    load_config(name)
+    config, tokenizer = load_config(name).get_text_config(), load_tokenizer(name)
+    rows = getattr(config, "vocab_size", None) or 0
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"The tokenizer of {name} knows {tokenizer.vocab_size} tokens, its model only {rows}",
+            "Copy or download the model again: the tokenizer is another model's.",
+        )
     return {
         "path": name,
         "hash": model_fingerprint(name),
-        "tokenizer": tokenizer_fingerprint(load_tokenizer(name)),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
     }
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from rlhf.errors import InputError
+from rlhf.diagnose import as_input_error
 from rlhf.models import load_config
 
 GIB = 2**30
@@ -103,14 +103,10 @@ def read_shape(model: str) -> Shape:
         InputError: there is no such model, or it is no language model.
     """
     config = load_config(model)
-    try:
-        with torch.device("meta"):
-            network: Any = AutoModelForCausalLM.from_config(config)
-    except ValueError:
-        raise InputError(
-            f"{model} is no language model ({type(config).__name__})",
-            "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin.",
-        ) from None
+    decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin."
+    problem = f"{model} is no language model ({type(config).__name__})"
+    with as_input_error(problem, decoder), torch.device("meta"):
+        network: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     text: Any = config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
