@@ -13,17 +13,17 @@ def weigh_annotators(
     """For every annotator the `weight`, the number of `judgements`, and their `share` of all.
 
     The share is Σ w_j / n_x over her judgements j, where prompt x has n_x judgements of all
-    annotators, divided by the same sum over everybody's.
+    annotators (pairs or rankings, and pointwise ones, counted apart), divided by the same sum over
+    everybody's.
 
     Args:
-        objective: says what a judgement is: a pair, or a ranking.
+        objective: says what a judgement is: a pair or a ranking, or a pointwise one.
         groups: of the training.
         weights: those that were given; who has none counts 1, and who has 0 is in no group.
     """
     judgements = Counter[str]()
     sums: dict[str, float] = defaultdict(float)
-    for group in groups:
-        found = objective.judgements(group)
+    for found in (found for group in groups for found in objective.judgements(group)):
         for one in found:
             judgements[one.annotator] += 1
             sums[one.annotator] += one.weight / len(found)

@@ -23,6 +23,7 @@ from reward.objective import Objective
 from reward.origin import describe_origin, reference_fingerprint, resolve_model
 from reward.scoring import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
+from reward.thumb_report import Threshold, combine_thresholds, pointwise_accuracy
 from reward.train import train_reward
 from rlhf.distributed import start
 from rlhf.jsonl import new_folder, write_json
@@ -59,12 +60,13 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
             for seed, folder in zip(settings.seeds, folders, strict=True)
         ]
         reports = [train_reward(member, sharding, is_member=True) for member in members]
+        threshold = combine_thresholds(reports)
         with watching_stage(run, settings.stall_timeout, settings.notify):
             if accelerator.is_main_process:
                 _join(run, folders)
             accelerator.wait_for_everyone()
             pad_id = int(tokenizer.pad_token_id)
-            measured = _measure(folders, accelerator, sharding, data, pad_id)
+            measured = _measure(folders, accelerator, sharding, data, pad_id, threshold)
         report = {
             **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
@@ -100,24 +102,30 @@ def _link(source: str, target: str) -> None:
 
 
 def _measure(
-    folders: list[Path], accelerator: Accelerator, sharding: Sharding, data: Data, pad_id: int
+    folders: list[Path],
+    accelerator: Accelerator,
+    sharding: Sharding,
+    data: Data,
+    pad_id: int,
+    threshold: Threshold | None,
 ) -> dict[str, Any]:
     """Accuracy on held-out preferences for every way to combine, and how far members differ.
 
-    One member at a time is in memory, as in training.
+    One member at a time is in memory, as in training. With thresholds of thumbs, which belong to
+    the mean of the members, also its accuracy on thumbs.
     """
     sequences = [group.prompt + one for group in data.held_out for one in group.responses]
     batch = pad_right(sequences, pad_id)
     each = torch.cat(
         [load_scorer(str(one), accelerator, sharding=sharding).each(batch) for one in folders]
     )
-    found = {
-        how: pair_accuracy(
-            data.held_out, _by_group(data.held_out, combine_members(each, how).tolist())
-        )
+    rows = {
+        how: _by_group(data.held_out, combine_members(each, how).tolist())
         for how in get_args(Combine)
     }
-    return {
+    found = {how: pair_accuracy(data.held_out, rows[how]) for how in rows}
+    thumbs = threshold and pointwise_accuracy(data.held_out, rows["mean"], threshold)
+    return ({"accuracy_on_thumbs": thumbs} if threshold else {}) | {
         "accuracy": plain_accuracy(found["mean"]),
         "accuracy_of_the_worst_case": plain_accuracy(found["min"]),
         "disagreement": float(each.std(dim=0).mean()),

@@ -2,7 +2,7 @@
 
 Differs from InstructGPT (arXiv 2203.02155): ties count as half a win each way, and every judgement
 may carry a margin and a weight. Letters, over all prompts of a batch: P pairs, M rankings of up to
-K responses, J judgements (pairs or rankings).
+K responses, T judgements of single responses (thumbs), J judgements of any kind.
 """
 
 import torch
@@ -32,6 +32,21 @@ def bradley_terry(
     won = logsigmoid(difference - margin)
     lost = logsigmoid(-difference - margin)
     return -outcome * won - (1 - outcome) * lost
+
+
+def pointwise(
+    rewards: Float[Tensor, " T"], sign: Float[Tensor, " T"], threshold: Float[Tensor, " T"]
+) -> Float[Tensor, " T"]:
+    """Negative log-likelihood of judgements of single responses: −log σ(±(r − b)).
+
+    Bradley and Terry's model of a pair, with b in the place of the other response's reward.
+
+    Args:
+        rewards: r, the reward of the response.
+        sign: 1 where it was called good, −1 where bad.
+        threshold: b of the judgement's source, at which good and bad are equally likely.
+    """
+    return -logsigmoid(sign * (rewards - threshold))
 
 
 def plackett_luce(rewards: Float[Tensor, "M K"], tier: Int[Tensor, "M K"]) -> Float[Tensor, " M"]:

@@ -106,6 +106,12 @@ class RewardSettings(ClusterSettings):
     )
     """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
     0.5; others count 1, and 0 leaves one out."""
+    thumbs_weight: float = 1.0
+    """How much the thumbs on a prompt count beside the pairs of a prompt, which count 1."""
+    all_bad_weight: float = 1.0
+    """The same for responses of which somebody said that all are bad."""
+    thumbs_down_flags: tuple[str, ...] = ()
+    """Flags of single responses that count as a thumb down, such as unsafe."""
     limit: str = "100%"
     """Train on so many of the train prompts, or on a part: 500, 1%; fewer are always among more."""
     held_out_fraction: float = 0.1
@@ -145,7 +151,8 @@ class RewardSettings(ClusterSettings):
         require_range("held_out_fraction", self.held_out_fraction, 0, 0.5, above_low=True)
         require_range("save_every", self.save_every, 0)
         require_range("keep_checkpoints", self.keep_checkpoints, 1)
-        require_range("centring", self.centring, 0)
+        for name in ("centring", "thumbs_weight", "all_bad_weight"):
+            require_range(name, getattr(self, name), 0)
         if self.seeds and len(set(self.seeds)) < max(2, len(self.seeds)):
             raise ConfigError(
                 f"--seeds {','.join(map(str, self.seeds))} does not name different models",

@@ -7,7 +7,7 @@ enough of them.
 
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,9 @@ from reward.objective import Objective
 from reward.origin import reference_fingerprint, resolve_model
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
-from reward.step import Trainee, score_groups, take_step
+from reward.step import Trainee, fit_thresholds, score_groups, take_step
+from reward.thresholds import Thresholds
+from reward.thumb_report import describe_thumbs
 from rlhf.adapters import add_adapters, four_bits
 from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint, save_checkpoint
 from rlhf.distributed import start
@@ -52,16 +54,24 @@ DETAILS = ("health", "worst")  # in report.json, too long for a terminal
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run learns on its way: accuracy before training, the best evaluation."""
+    """What a run learns on its way: accuracy before training, the best evaluation, thresholds.
+
+    `thresholds` are the state of `reward.thresholds`.
+    """
 
     before: Accuracy | None
     best: Best | None = None
+    thresholds: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Findings":
         """What `asdict` made of it, from a checkpoint."""
         before, best = saved["before"], saved["best"]
-        return cls(Accuracy(**before) if before else None, Best(**best) if best else None)
+        return cls(
+            Accuracy(**before) if before else None,
+            Best(**best) if best else None,
+            saved.get("thresholds", {}),
+        )
 
 
 def train_reward(
@@ -104,16 +114,19 @@ def train_reward(
     with stage_status(run, "" if is_member else settings.notify), watched, tracked, profiled:
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
-        trainee = _build_trainee(settings, accelerator, sharding, pad_id)
+        thresholds = Thresholds(data.train, [*data.validation, *data.held_out])
+        trainee = _build_trainee(settings, accelerator, sharding, pad_id, thresholds)
         findings = _train(settings, run, trainee, data)
         held_out = score_groups(trainee, data.held_out)
         scale, reference = measure_scale(trainee, data, held_out)
+        fit_thresholds(trainee, data.train)
         save_result(trainee, run, tokenizer, scale)
         report = {
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
             **describe_run(settings, data, run, scale, findings.best),
+            **describe_thumbs(settings, data, thresholds, held_out, scale),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -131,20 +144,26 @@ def _ask_base_model(
 ) -> Accuracy | None:
     """How often the response that the base model finds likelier is the preferred one.
 
-    None where no process can be trusted to hold the base model whole, or where it is a reward
-    model, which finds nothing likely.
+    None where no process can be trusted to hold the base model whole, where it is a reward model,
+    which finds nothing likely, or where no pair is held out.
     """
-    if sharding.divides or settings.adapter == "qlora" or is_reward_model(settings.model):
+    compared = [group for group in data.held_out if group.pairs]
+    unknown = sharding.divides or settings.adapter == "qlora" or is_reward_model(settings.model)
+    if unknown or not compared:
         return None
     tokens = settings.tokens_per_batch
     likelier = base_log_probs(
-        settings.model, accelerator, data.held_out, tokens, pad_id, shared=settings.share_prompt
+        settings.model, accelerator, compared, tokens, pad_id, shared=settings.share_prompt
     )
-    return pair_accuracy(data.held_out, likelier)
+    return pair_accuracy(compared, likelier)
 
 
 def _build_trainee(
-    settings: RewardSettings, accelerator: Accelerator, sharding: Sharding, pad_id: int
+    settings: RewardSettings,
+    accelerator: Accelerator,
+    sharding: Sharding,
+    pad_id: int,
+    thresholds: Thresholds,
 ) -> Trainee:
     """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
@@ -168,6 +187,7 @@ def _build_trainee(
         shared=settings.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
         bias=float(getattr(classifier.config, "reward_bias", 0.0)),
+        thresholds=thresholds,
     )
 
 
@@ -216,8 +236,10 @@ def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) 
             append_metrics(run.metrics_file, {**row, "seconds": seconds})
             trainee.accelerator.log(row, step=step + 1)
             bar.advance()
-            bar.show(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.2f}")
-            saver.after_step(step + 1, asdict(replace(findings, best=best)))
+            accuracy = row.get("accuracy", row.get("thumbs_accuracy", 0.0))
+            bar.show(f"loss {row['loss']:.3f}, accuracy {accuracy:.2f}")
+            learned = replace(findings, best=best, thresholds=trainee.thresholds.state())
+            saver.after_step(step + 1, asdict(learned))
     if best:
         load_checkpoint(trainee.accelerator, run.best_checkpoint)
     return replace(findings, best=best)
@@ -231,9 +253,12 @@ def _begin(
     done = int(saved["step"]) if saved else 0
     forget_metrics_after(run.metrics_file, done)
     if saved:
-        return done, Findings.from_json(saved)
+        findings = Findings.from_json(saved)
+        trainee.thresholds.restore(findings.thresholds)
+        return done, findings
     if settings.head == "fitted":
         fit_head(trainee, data.train)
+    fit_thresholds(trainee, data.train)
     if not settings.epochs:  # accuracy is measured at the end, of the same weights
         return 0, Findings(None)
     return 0, Findings(pair_accuracy(data.held_out, score_groups(trainee, data.held_out)))

@@ -27,11 +27,12 @@ from policies.reference_store import ReferenceRow
 from policies.rollout import Rollout, advantages_of
 from policies.settings import KLSettings, PPOSettings
 from policies.update import reference_batch, update
-from reward.groups import Group, Pair
+from reward.groups import Group, Pair, Pointwise
 from reward.model import RewardModule
 from reward.objective import Objective
 from reward.scoring import load_scorer
-from reward.step import Trainee, take_step
+from reward.step import Trainee, fit_thresholds, take_step
+from reward.thresholds import OTHERS, Thresholds
 from rlhf.checkpoint import load_checkpoint, save_checkpoint
 from rlhf.cluster import GroupSettings
 from rlhf.distributed import start
@@ -262,7 +263,16 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
         Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a", weight),))
         for number, (prompt, weight) in enumerate(zip(PROMPTS, WEIGHTS, strict=True))
     ]
-    return {"rows": [take_step(trainee, groups, RATE) for _ in range(STEPS)]}
+    # of two processes one has no thumbs
+    thumbs = (Pointwise(0, True, "b", "thumbs"), Pointwise(1, False, "b", "thumbs", 0.5))
+    groups[-1] = replace(groups[-1], pairs=(), pointwise=thumbs)
+    trainee = replace(trainee, thresholds=Thresholds(groups))
+    fit_thresholds(trainee, groups)
+    rows = [
+        take_step(trainee, groups, RATE) | {"b": trainee.thresholds.values[OTHERS]}
+        for _ in range(STEPS)
+    ]
+    return {"rows": rows}
 
 
 def main(folder: str, out: Path, strategies: list[str]) -> None:
