@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,22 @@ def to_plain(settings: Any) -> Any:
     if isinstance(settings, tuple | list):
         return [to_plain(item) for item in settings]
     return settings
+
+
+def with_defaults(settings: Any, recorded: dict[str, Any]) -> dict[str, Any]:
+    """Recorded settings with the defaults of those that came into the program later.
+
+    Args:
+        settings: a dataclass of today's settings.
+        recorded: the plain values of an earlier one.
+    """
+    usual: dict[str, Any] = {}
+    for one in fields(settings):
+        if one.default is not MISSING:
+            usual[one.name] = to_plain(one.default)
+        elif one.default_factory is not MISSING:
+            usual[one.name] = to_plain(one.default_factory())
+    return _merge(usual, recorded)
 
 
 def without_secrets(settings: Any) -> Any:

@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import to_plain, to_yaml, without_secrets
+from rlhf.config import to_plain, to_yaml, with_defaults, without_secrets
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json, write_text_atomically
 from rlhf.notify import notify
@@ -338,7 +338,7 @@ def _require_same(
             f"{run.path} exists but holds no run of ours (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    old = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    old = with_defaults(settings, yaml.safe_load(run.config_file.read_text(encoding="utf-8")))
     new = to_plain(settings)
     # of sft it is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from policies.evaluate_settings import EvaluateSettings
 from policies.reference_settings import ReferenceSettings
@@ -146,6 +147,26 @@ def test_resume_with_other_settings_names_them(tmp_path: Path) -> None:
         f"{run.path} was started with other settings (rate: 3e-06 → 1e-05, steps: 10 → 20)\n"
         "  Resume with the same settings, or choose another --out."
     )
+
+
+@pytest.mark.parametrize("group", ["", "kl"])
+def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(
+    tmp_path: Path, group: str
+) -> None:
+    settings = PPOSettings(
+        model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo", resume=True
+    )
+    run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
+    recorded = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    del (recorded[group] if group else recorded)["horizon" if group else "length_penalty"]
+    run.config_file.write_text(yaml.safe_dump(recorded), encoding="utf-8")
+    open_stage(settings.out, "ppo", settings, INPUTS, resume=True)
+    for name in ("length_penalty", "kl"):
+        changed = replace(settings, length_penalty=0.5)
+        if name == "kl":
+            changed = replace(settings, kl=replace(settings.kl, horizon=7))
+        with pytest.raises(InputError, match=f"other settings \\({name}: "):
+            open_stage(settings.out, "ppo", changed, INPUTS, resume=True)
 
 
 SMALLER = [
