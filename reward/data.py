@@ -48,7 +48,10 @@ def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
     """
     manifest = read_manifest(settings.rankings)
     rankings = {"path": str(settings.rankings), "hash": str(manifest["content_hash"])}
-    return {"rankings": rankings, "model": describe_model(settings.model)}
+    return {
+        "rankings": rankings,
+        "model": describe_model(settings.model, settings.chat_template_kwargs),
+    }
 
 
 def read_data(
@@ -67,6 +70,7 @@ def read_data(
         min(settings.max_length, read_context(settings.model)),
         truncate=settings.too_long == "truncate",
         weights=settings.annotator_weights,
+        reads_thinking=settings.reads_thinking,
     )
     groups: dict[str, list[Group]] = {}
     counts: dict[str, dict[str, int]] = {}

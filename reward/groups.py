@@ -75,6 +75,7 @@ class Encoder:
     max_length: int
     truncate: bool
     weights: Mapping[str, float]
+    reads_thinking: bool = False
 
     @classmethod
     def create(
@@ -84,10 +85,18 @@ class Encoder:
         *,
         truncate: bool,
         weights: Mapping[str, float] | None = None,
+        reads_thinking: bool = False,
     ) -> "Encoder":
         """An encoder with the tokenizer's fingerprint computed once; weights are by annotator."""
         fingerprint = tokenizer_fingerprint(tokenizer)
-        return cls(tokenizer, fingerprint, max_length, truncate, weights or {})
+        return cls(tokenizer, fingerprint, max_length, truncate, weights or {}, reads_thinking)
+
+    def response(self, response: Response) -> tuple[int, ...]:
+        """Token ids of a response as the reward model reads it."""
+        ids = encode_response(
+            self.tokenizer, response, self.fingerprint, reads_thinking=self.reads_thinking
+        )
+        return tuple(ids)
 
     def weight(self, ranking: Ranking) -> float:
         """How much a ranking counts: 1 unless its annotator has a weight."""
@@ -258,10 +267,7 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
 
 
 def _encode(prompt: Prompt, responses: Sequence[Response], encoder: Encoder) -> Group:
-    encoded = tuple(
-        tuple(encode_response(encoder.tokenizer, response, encoder.fingerprint))
-        for response in responses
-    )
+    encoded = tuple(map(encoder.response, responses))
     room = encoder.max_length - max(len(response) for response in encoded)
     ids = encode_prompt(encoder.tokenizer, prompt)
     while encoder.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):

@@ -28,13 +28,14 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.attention import use_products
+from rlhf.chat_template import tell_end_tokens
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
 from rlhf.jsonl import new_folder
 from rlhf.model_card import model_card
 from rlhf.ranks import world_size
 from rlhf.rundir import RunDir, require_done
-from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
+from rlhf.tokens import describe_tokenizer, load_tokenizer
 from rlhf.urls import open_url
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
@@ -351,18 +352,16 @@ def model_fingerprint(name: str) -> str:
     return text_hash(f"{name}@{load_config(name)._commit_hash}")
 
 
-def describe_model(name: str) -> dict[str, str]:
+def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
     """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
 
     Raises:
-        InputError: there is no such model, or no tokenizer beside it.
+        InputError: there is no such model, or no tokenizer beside it; or it records other
+            --chat-template-kwargs than those `given`.
     """
     load_config(name)
-    return {
-        "path": name,
-        "hash": model_fingerprint(name),
-        "tokenizer": tokenizer_fingerprint(load_tokenizer(name)),
-    }
+    tokenizer = describe_tokenizer(load_tokenizer(name, given))
+    return {"path": name, "hash": model_fingerprint(name), **tokenizer}
 
 
 def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> None:
@@ -375,8 +374,8 @@ def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> Non
         raise InputError(
             f"{first['path']} and {second['path']} have different tokenizers or chat templates "
             f"({first['tokenizer']}, {second['tokenizer']})",
-            "Train the reward model from the same base model as the policy: "
-            "rlhf train-reward --model POLICY_MODEL …",
+            "Train the reward model from the same base model as the policy, with the same "
+            "--chat-template-kwargs: rlhf train-reward --model POLICY_MODEL …",
         )
 
 
@@ -388,6 +387,7 @@ def save_model(
 ) -> None:
     """Save a plain Hugging Face folder, atomically; in a stage's folder with a model card."""
     with new_folder(folder) as partial:
+        tell_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
         stage = RunDir(folder.parent).read_stage()
