@@ -25,11 +25,12 @@ from labeling_app.live_store import (
     retire_verdict,
     save_turn,
 )
-from labeling_app.rendering import conversation_to_html, to_html
+from labeling_app.rendering import conversation_to_html, response_to_html
 from labeling_app.store import Store
 from labeling_app.verdicts import ALL_BAD, EDITED, LABELS, PERSON, THUMBS, TIE, pick
 from rlhf.errors import InputError
 from rlhf.records import Message, Prompt, Ranking, Response, content_id
+from rlhf.thinking import split_thinking
 
 SOURCE = "live"
 MAX_QUESTIONS = 8
@@ -329,8 +330,14 @@ def _running_payload(question: Answering) -> Payload:
         "id": question.id,
         "prompt": conversation_to_html(question.prompt.chat),
         "asked": question.prompt.messages[-1].content,
-        "texts": question.texts,
+        **growing(question.texts),
     }
+
+
+def growing(texts: Sequence[str]) -> dict[str, list[str]]:
+    """What has been said so far, and what was thought before, which the page folds."""
+    parts = [split_thinking(text) for text in texts]
+    return {"texts": [said for _, said in parts], "thinking": [thought for thought, _ in parts]}
 
 
 def _payload(turn: Turn) -> Payload:
@@ -338,10 +345,12 @@ def _payload(turn: Turn) -> Payload:
     return {
         "id": turn.id,
         "prompt": conversation_to_html(turn.prompt.chat),
-        "cards": [{"text": turn.texts[i], "html": to_html(turn.texts[i])} for i in turn.shown],
+        "cards": [
+            {"text": turn.texts[i], "html": response_to_html(turn.texts[i])} for i in turn.shown
+        ],
         "thumbs": [_thumb_of(turn, response_id) for response_id in turn.shown],
         "choice": _choice(turn),
-        "edit": to_html(_edit(turn) or ""),
+        "edit": response_to_html(_edit(turn) or ""),
     }
 
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from labeling_app.bodies import BodyError, read_json, require_sender
-from labeling_app.live import Answering, Live
+from labeling_app.live import Answering, Live, growing
 
 PAGE = Path(__file__).parent / "live_page"
 FILES = {
@@ -65,7 +65,7 @@ async def _lines(live: Live, annotator: str, turn_id: str) -> AsyncIterator[str]
     question = live.question(annotator, turn_id)
     if question is not None:
         async for texts in _growing(question):
-            yield _line({"texts": texts})
+            yield _line(growing(texts))
         if question.problem:
             yield _line({"over": True, "problem": question.problem})
             return

@@ -19,7 +19,7 @@ from labeling_app.endings import cut_offs
 from labeling_app.history import recent_work
 from labeling_app.overlap import num_open
 from labeling_app.queue import Submission, Task, TaskQueue
-from labeling_app.rendering import conversation_to_html, to_html
+from labeling_app.rendering import conversation_to_html, response_to_html, to_html
 from labeling_app.store import Store
 from rlhf.errors import InputError
 
@@ -187,7 +187,7 @@ class Board:
             "id": task.id,
             "prompt": conversation_to_html(task.messages),
             "cards": [
-                {"html": to_html(text), "characters": len(text), "ending": ending}
+                {"html": response_to_html(text), "characters": len(text), "ending": ending}
                 for text, ending in zip(task.texts, endings, strict=True)
             ],
             "draft": task.draft,

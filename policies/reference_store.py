@@ -18,6 +18,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
 
 from policies.reference_shards import (
     ReferenceRow,
@@ -27,10 +28,13 @@ from policies.reference_shards import (
     split_of,
     with_rewards,
 )
+from rlhf.chat_template import set_end_tokens
 from rlhf.documents import REMEDY, Kinds, read_document, require_kinds
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
+from rlhf.readers import described_kwargs
 from rlhf.records import Sampling, Split
+from rlhf.tokens import load_tokenizer
 
 __all__ = [
     "ReferenceRow",
@@ -182,6 +186,24 @@ class ReferenceStore:
     def sampling(self) -> Sampling:
         """How the reference outputs were sampled."""
         return Sampling(**self.manifest["sampling"])
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The --chat-template-kwargs with which its prompts were read."""
+        return described_kwargs(self.manifest["model"])
+
+    def load_tokenizer(self, name: str) -> PreTrainedTokenizerBase:
+        """The tokenizer of a model that goes on from this store, and ends where its outputs do.
+
+        A store that names no end tokens is from a version that knew the tokenizer's alone.
+
+        Args:
+            name: model folder or hub name.
+        """
+        tokenizer = load_tokenizer(name, self.template_kwargs)
+        eos = int(tokenizer.eos_token_id)
+        set_end_tokens(tokenizer, self.manifest.get("end_token_ids", [eos]))
+        return tokenizer
 
     @property
     def content_hash(self) -> str:

@@ -21,7 +21,7 @@ from policies.advantages import (
     masked_moments,
     whiten,
 )
-from policies.generate import Sample, Sampler, decode, sample_responses
+from policies.generate import Sample, Sampler, sample_responses
 from policies.guards import distinct_2
 from policies.kl import ReferencePolicy, measure_reference
 from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
@@ -33,7 +33,7 @@ from policies.rewards import center, place_at_end, shape_rewards
 from policies.settings import PPOSettings
 from rlhf.distributed import global_sum
 from rlhf.records import Sampling
-from rlhf.tokens import pad_left, pad_right
+from rlhf.tokens import decode_response, pad_left, pad_right
 from rlhf.watchdog import beat
 
 
@@ -102,7 +102,10 @@ def collect_rollout(
     )
     sampled_at = time.monotonic()
     device, mask = accelerator.device, sequences.responses.mask
-    texts = [decode(tokenizer, sample) for sample in samples]
+    texts = [
+        decode_response(tokenizer, sample.token_ids, ids)
+        for sample, ids in zip(samples, prompts, strict=True)
+    ]
     beat("scoring")
     scores = reward([rows[0].prompt for rows in references], texts, sequences.joined)
     stored = [reference_rewards[rows[0].prompt.id] for rows in references]

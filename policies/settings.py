@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rlhf.cluster import ClusterSettings
 from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 Precision = Literal["auto", "bf16", "fp32"]
 Engine = Literal["generate", "continuous", "vllm"]
@@ -34,6 +35,9 @@ class GenerateSettings:
     """Sample from the k likeliest tokens only; 0 is off."""
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
+    with them keeps them."""
     batch_size: int = 64
     """Sequences sampled at once."""
     seed: int = 0

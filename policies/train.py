@@ -79,7 +79,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     """
     reference = require_done(settings.reference, "reference", "outputs")
     store = open_store(reference.outputs, settings.model)
-    model = describe_model(settings.model)
+    model = describe_model(settings.model, store.template_kwargs)
     require_reference_of(store, model)
     require_top_k(store, settings.kl)
     require_training_prompts(store)

@@ -27,10 +27,11 @@ from reward.thumb_report import Threshold, combine_thresholds, pointwise_accurac
 from reward.train import train_reward
 from rlhf.distributed import start
 from rlhf.jsonl import new_folder, write_json
+from rlhf.readers import tokenizer_of
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import load_tokenizer, pad_right
+from rlhf.tokens import pad_right
 
 TOLD = ("accuracy", "accuracy_before_training")  # of every member
 
@@ -47,7 +48,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     inputs = describe_inputs(settings)
-    tokenizer = load_tokenizer(settings.model)
+    tokenizer = tokenizer_of(inputs["model"])
     data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()

@@ -12,6 +12,7 @@ from cyclopts import Parameter, Token
 from rlhf.cluster import ClusterSettings
 from rlhf.config import MAX_SEED, flatten, part_of, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 Precision = Literal["auto", "bf16", "fp32"]
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
@@ -69,6 +70,9 @@ class RewardSettings(ClusterSettings):
     own."""
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
+    with them keeps them."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0
@@ -95,6 +99,8 @@ class RewardSettings(ClusterSettings):
     """Longest prompt + response in tokens."""
     too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
+    reads_thinking: bool = False
+    """Read the text inside <think> tags, too, in training and wherever the model scores."""
     loss: Loss = "bradley_terry"
     """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
     margin: float = 0.0

@@ -1,5 +1,8 @@
 """Rewards of responses given as text, from a reward model, a Python function or an HTTP endpoint.
 
+A reward model reads no text inside think tags unless it was trained to; functions and endpoints get
+all of a response, and may leave it out.
+
 An endpoint gets POST {"items": [{"messages": [...], "response": "..."}, ...]} and answers
 {"rewards": [number, ...]}, one for each item.
 """
@@ -21,10 +24,11 @@ from reward.scoring import combine_members, load_module, member_folders
 from reward.settings import Combine
 from rlhf.errors import InputError
 from rlhf.metrics import progress
+from rlhf.readers import load_reader
 from rlhf.records import Prompt, Response
 from rlhf.retries import ask_patiently
 from rlhf.signals import load_signal
-from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, tokenizer_fingerprint
+from rlhf.tokens import encode_prompt, tokenizer_fingerprint
 from rlhf.urls import open_url, read_answer
 
 Answers = tuple[Prompt, tuple[Response, ...]]
@@ -183,7 +187,8 @@ def load_features(name: str, accelerator: Accelerator, tokens_per_batch: int) ->
         InputError: there is no such model.
     """
     module, bias, description = load_module(name, accelerator)
-    tokenizer = load_tokenizer(description["path"])
+    reader = load_reader(description)
+    tokenizer = reader.tokenizer
     fingerprint = tokenizer_fingerprint(tokenizer)
     shared = share_prompts(module.classifier) is None
     pad_id = int(tokenizer.pad_token_id)
@@ -194,7 +199,7 @@ def load_features(name: str, accelerator: Accelerator, tokens_per_batch: int) ->
             Group(
                 str(number),
                 tuple(encode_prompt(tokenizer, prompt)),
-                tuple(tuple(encode_response(tokenizer, one, fingerprint)) for one in responses),
+                tuple(tuple(reader.encode(one, fingerprint)) for one in responses),
             )
             for number, (prompt, responses) in enumerate(answers)
             if responses

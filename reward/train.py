@@ -40,10 +40,10 @@ from rlhf.metrics import append_metrics, forget_metrics_after, progress
 from rlhf.models import is_reward_model, new_reward_model
 from rlhf.preflight import check_before_training, require_shared
 from rlhf.profiling import profiling
+from rlhf.readers import tokenizer_of
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, prepare
 from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import load_tokenizer
 from rlhf.tracking import tracking
 from rlhf.watchdog import beat
 
@@ -96,7 +96,7 @@ def train_reward(
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
     inputs = describe_inputs(settings)
-    tokenizer = load_tokenizer(settings.model)
+    tokenizer = tokenizer_of(inputs["model"])
     data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
@@ -167,6 +167,7 @@ def _build_trainee(
 ) -> Trainee:
     """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
+    classifier.config.reads_thinking = settings.reads_thinking  # saved, for whoever scores
     if settings.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)

@@ -131,13 +131,20 @@ def to_plain(settings: Any) -> Any:
     return settings
 
 
-def defaults_of(settings: Any) -> dict[str, Any]:
-    """The plain value of every setting of a dataclass that has a default."""
-    found = {f.name: f.default for f in fields(settings) if f.default is not MISSING}
-    made = {
-        f.name: f.default_factory() for f in fields(settings) if f.default_factory is not MISSING
-    }
-    return {name: to_plain(value) for name, value in (found | made).items()}
+def with_defaults(settings: Any, recorded: dict[str, Any]) -> dict[str, Any]:
+    """Recorded settings with the defaults of those that came into the program later.
+
+    Args:
+        settings: a dataclass of today's settings.
+        recorded: the plain values of an earlier one.
+    """
+    usual: dict[str, Any] = {}
+    for one in fields(settings):
+        if one.default is not MISSING:
+            usual[one.name] = to_plain(one.default)
+        elif one.default_factory is not MISSING:
+            usual[one.name] = to_plain(one.default_factory())
+    return merge(usual, recorded)
 
 
 def without_secrets(settings: Any) -> Any:

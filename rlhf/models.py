@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.attention import use_products
+from rlhf.chat_template import tell_end_tokens
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
@@ -30,7 +31,7 @@ from rlhf.jsonl import new_folder
 from rlhf.model_card import model_card
 from rlhf.rundir import RunDir, require_done
 from rlhf.together import dividing_options, require_trainable_parts
-from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
+from rlhf.tokens import describe_tokenizer, load_tokenizer
 from rlhf.weights import load_weights
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
@@ -319,24 +320,21 @@ def model_fingerprint(name: str) -> str:
     return text_hash(f"{name}@{load_config(name)._commit_hash}")
 
 
-def describe_model(name: str) -> dict[str, str]:
+def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
     """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
 
     Raises:
-        InputError: there is no such model, or no tokenizer of its own beside it.
+        InputError: there is no such model, or no tokenizer of its own beside it; or it records
+            other --chat-template-kwargs than those `given`.
     """
-    config, tokenizer = load_config(name).get_text_config(), load_tokenizer(name)
+    config, tokenizer = load_config(name).get_text_config(), load_tokenizer(name, given)
     rows = getattr(config, "vocab_size", None) or 0
     if tokenizer.vocab_size > rows:
         raise InputError(
             f"The tokenizer of {name} knows {tokenizer.vocab_size} tokens, its model only {rows}",
             "Copy or download the model again: the tokenizer is another model's.",
         )
-    return {
-        "path": name,
-        "hash": model_fingerprint(name),
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-    }
+    return {"path": name, "hash": model_fingerprint(name), **describe_tokenizer(tokenizer)}
 
 
 def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> None:
@@ -349,8 +347,8 @@ def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> Non
         raise InputError(
             f"{first['path']} and {second['path']} have different tokenizers or chat templates "
             f"({first['tokenizer']}, {second['tokenizer']})",
-            "Train the reward model from the same base model as the policy: "
-            "rlhf train-reward --model POLICY_MODEL …",
+            "Train the reward model from the same base model as the policy, with the same "
+            "--chat-template-kwargs: rlhf train-reward --model POLICY_MODEL …",
         )
 
 
@@ -362,6 +360,7 @@ def save_model(
 ) -> None:
     """Save a plain Hugging Face folder, atomically; in a stage's folder with a model card."""
     with new_folder(folder) as partial:
+        tell_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
         stage = RunDir(folder.parent).read_stage()

@@ -25,14 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import (
-    defaults_of,
-    merge,
-    read_settings_file,
-    to_plain,
-    to_yaml,
-    without_secrets,
-)
+from rlhf.config import read_settings_file, to_plain, to_yaml, with_defaults, without_secrets
 from rlhf.documents import read_document, read_stage_document
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json, write_text_atomically
@@ -356,7 +349,7 @@ def _require_same(
             "Choose another --out; nothing was written.",
         )
     # a run from before a setting was there went by what is now its default
-    old = merge(defaults_of(settings), read_settings_file(run.config_file))
+    old = with_defaults(settings, read_settings_file(run.config_file))
     new = to_plain(settings)
     # of sft it is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")

@@ -316,8 +316,10 @@ element.addEventListener('click', event => {
   const target = event.target.closest('[data-act]');
   if (target) return actions[target.dataset.act](target);
   const card = cardOf(event.target);
-  if (card !== null && String(getSelection()) === '' && !event.target.closest('a')) mark(card);
+  if (card !== null && String(getSelection()) === '' && !event.target.closest('a, summary')) mark(card);
 });
+// Unfolded thinking may make a card longer than what it shows; the event does not bubble.
+element.addEventListener('toggle', () => showMoreButtons(items), true);
 element.addEventListener('input', event => {
   if (event.target.matches('.rb-note') && task) { ranking.note = event.target.value; keepDraft(); }
 });
@@ -376,7 +378,7 @@ function onKey(event) {
   if (event.target.matches('textarea, input')) { if (event.key === 'Escape') mark(0); return undefined; }
   if (event.ctrlKey || event.metaKey) return undefined;
   // Space and Enter belong to a button that has the focus.
-  if (event.target.matches('button') && (event.key === ' ' || event.key === 'Enter')) return event.repeat ? event.preventDefault() : undefined;
+  if (event.target.matches('button, summary') && (event.key === ' ' || event.key === 'Enter')) return event.repeat ? event.preventDefault() : undefined;
   const card = cardOf(document.activeElement);
   const sixthIsF = event.key.toUpperCase() === 'F' && items.length > 5 && !event.shiftKey;
   if (task && card !== null && !sixthIsF && onCardKey(event, card)) return event.preventDefault();

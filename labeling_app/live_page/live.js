@@ -131,7 +131,7 @@ async function readStream(id) {
     for (const line of lines) {
       const event = JSON.parse(line);
       if (event.over) return event;
-      paintTexts(cards, event.texts);
+      paintTexts(cards, event.texts, event.thinking);
     }
   }
 }

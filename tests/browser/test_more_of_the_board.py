@@ -135,3 +135,15 @@ def test_a_training_task_answers_back(serve, open_page):
     submit_as_shown(page)
     wait_for(page, "question 1")
     assert page.locator(".rb-feedback").is_hidden()
+
+
+def test_thinking_is_folded_and_unfolds_by_mouse_and_keyboard(serve, open_page):
+    said = ["<think>two and two</think>It is 4.", "It is 5."]
+    page = open_page(serve([{"prompt": "question 0", "responses": said}]).url)
+    wait_for(page, "question 0")
+    card = page.locator(".rb-card:has-text('It is 4.') .rb-text")
+    assert "two and two" not in card.inner_text()
+    page.locator(".rb-card summary").click()
+    assert "two and two" in card.inner_text()
+    page.keyboard.press(" ")  # it belongs to the summary, which has the focus
+    assert "two and two" not in card.inner_text()
