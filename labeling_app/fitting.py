@@ -15,11 +15,15 @@ from rlhf.records import Prompt, Ranking, Response
 REMEDY = "Give it another id; what is in the database stays as it is."
 
 
-def adopt(db: Database, table: str, id_: str, import_id: int) -> None:
-    """Let a row that an unfinished import holds be seen, now that somebody else has added it."""
-    if not import_id:
-        query = f"UPDATE {table} SET import_id = 0 WHERE id = ? AND import_id IN {UNFINISHED}"
-        db.execute(query, [id_])
+def adopt(db: Database, table: str, id_: str, import_id: int) -> bool:
+    """Let a row that an unfinished import holds be seen, now that somebody else has added it.
+
+    Returns whether it was such a row: to whoever adds it, it is new.
+    """
+    if import_id:
+        return False
+    query = f"UPDATE {table} SET import_id = 0 WHERE id = ? AND import_id IN {UNFINISHED}"
+    return bool(db.execute(query, [id_]).rowcount)
 
 
 def require_same_prompt(db: Database, prompt: Prompt) -> None:

@@ -110,11 +110,9 @@ class Store:
                     " import_id) VALUES (?, ?, ?, ?, ?, ?)",
                     values,
                 )
-                if cursor.rowcount:
-                    new += 1
-                else:
+                if not cursor.rowcount:
                     require_same_prompt(db, p)
-                    adopt(db, "prompts", p.id, import_id)
+                new += cursor.rowcount or adopt(db, "prompts", p.id, import_id)
         return new
 
     def add_responses(
@@ -142,12 +140,11 @@ class Store:
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     [*_response_values(response), import_id],
                 )
-                if cursor.rowcount:
+                if not cursor.rowcount:
+                    require_same_response(db, response)
+                if cursor.rowcount or adopt(db, "responses", response.id, import_id):
                     new += 1
                     touched[response.prompt_id] = None
-                else:
-                    require_same_response(db, response)
-                    adopt(db, "responses", response.id, import_id)
             if queue and import_id:
                 put_off_tasks(db, import_id, touched)
             elif queue:
@@ -205,7 +202,7 @@ class Store:
                 if db.execute("SELECT 1 FROM rankings WHERE id = ?", [ranking.id]).fetchone():
                     if import_id:
                         require_same_ranking(db, ranking)
-                    adopt(db, "rankings", ranking.id, import_id)
+                    new += adopt(db, "rankings", ranking.id, import_id)
                     continue
                 if supersede:
                     db.execute(
