@@ -20,7 +20,10 @@ from labeling_app.migrations import migrations
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError
 
-BUSY_TIMEOUT_SECONDS = 60.0  # a large import is one transaction
+BUSY_TIMEOUT_SECONDS = 60.0
+# Rows of an import that is under way are there and not to be seen; `unfinished.py` says more.
+UNFINISHED = "(SELECT id FROM imports WHERE finished_at IS NULL)"
+SHOWN = f"import_id NOT IN {UNFINISHED}"
 
 
 class Connections:

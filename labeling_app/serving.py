@@ -18,6 +18,7 @@ from labeling_app.overlap import num_open, set_another_below, set_overlap
 from labeling_app.queue import TaskQueue
 from labeling_app.session import Board
 from labeling_app.store import Store
+from labeling_app.unfinished import recover
 from labeling_app.users import User, Users
 from rlhf.config import read_text
 from rlhf.errors import InputError
@@ -51,6 +52,7 @@ def serve(
             users to sign in, or an annotator named where people sign in.
     """
     with Store(db, must_exist=not voices) as store:
+        recover(store.connections)
         if not voices:
             _require_tasks(store, db)
         users = Users(store)

@@ -15,7 +15,10 @@ from rlhf.errors import InputError, InterruptedRunError, LostPeerError, RlhfErro
 from rlhf.ranks import rank, world_size
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
-DISK_FULL = ("no space left on device", "disk quota exceeded", "failed writing file")
+DISK_FULL = (
+    *("no space left on device", "disk quota exceeded", "failed writing file"),
+    "database or disk is full",
+)
 LOST_PEER = (
     "connection closed by peer",
     "connection reset by peer",

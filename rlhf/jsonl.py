@@ -111,8 +111,12 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path}:{number}", line
 
 
-def read_text(path: Path) -> Iterator[str]:
+def read_text(path: Path, newline: str | None = None) -> Iterator[str]:
     """Yield every line of a text file; a .gz file is unpacked.
+
+    Args:
+        path: the file.
+        newline: as `open` has it; "" leaves line ends as they are.
 
     Raises:
         InputError: as `read_lines` has it.
@@ -125,7 +129,7 @@ def read_text(path: Path) -> Iterator[str]:
     try:
         size = path.stat().st_size
         opened = gzip.open if is_packed else open
-        with opened(path, "rt", encoding="utf-8-sig") as stream:
+        with opened(path, "rt", encoding="utf-8-sig", newline=newline) as stream:
             lines = iter(lambda: stream.readline(MAX_LINE + 1), "")
             yield from _bounded(lines, path, size if is_packed else None)
     except UnicodeDecodeError as error:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice, pairwise
 from typing import Any, Literal, Self
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, UnusableContentError
 
 Split = Literal["train", "test"]
 AnnotatorKind = Literal["human", "ai", "signal"]
@@ -120,7 +120,9 @@ class Prompt:
                 "Put the answer, if any, into responses, and leave the question last.",
             )
         if not messages[-1].content.strip():
-            raise InputError("The user turn of a prompt is empty", "Give the prompt some text.")
+            raise UnusableContentError(
+                "The user turn of a prompt is empty", "Give the prompt some text."
+            )
         if split not in ("train", "test"):
             raise InputError(f"Unknown split {split!r}", "Use train or test.")
         return cls(
