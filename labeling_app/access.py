@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from labeling_app import content_policy
 from labeling_app.auth import host_of, is_own_origin, read_cookie
 from labeling_app.sign_in import COOKIE, SIGN_IN_PATHS, SignInPage
 from labeling_app.users import User, Users
@@ -19,16 +20,7 @@ from labeling_app.users import User, Users
 USER = "rlhf.user"
 CACHED_PATHS = ("/assets/", "/static/", "/theme.css")  # Gradio's own, the same for everybody
 OPEN_PATHS = ("/healthz", "/feedback")  # the latter asks for a token instead
-# Gradio builds its page with inline scripts and Function(); what matters is that nothing can be
-# loaded from, sent to or framed by anywhere else.
-CONTENT_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self'; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; "
-    "form-action 'self'; frame-ancestors 'none'"
-)
 SECURITY_HEADERS = {
-    "content-security-policy": CONTENT_POLICY,
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
     # Not no-referrer: with that, browsers send "Origin: null" with our own sign-in form.
@@ -78,6 +70,7 @@ class Door:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(SECURITY_HEADERS)
+                headers.setdefault(content_policy.HEADER, content_policy.NOTHING)
                 if not scope["path"].startswith(CACHED_PATHS):
                     headers["cache-control"] = "no-store"  # or Back shows pages after signing out
             await send(message)

@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from labeling_app.attempts import Attempts, network_of
 from labeling_app.auth import make_cookie
+from labeling_app.content_policy import html_page
 from labeling_app.users import SignIn, User, Users
 
 SIGN_IN_PATHS = ("/sign-in", "/sign-out")
@@ -178,7 +179,7 @@ def sign_in_page(name: str = "", problem: str = "", status_code: int = 200) -> H
     """The sign-in form; it has no script at all."""
     page = PAGE.read_text(encoding="utf-8")
     page = page.replace("{{problem}}", escape(problem)).replace("{{name}}", escape(name))
-    return HTMLResponse(page, status_code=status_code)
+    return html_page(page, status_code)
 
 
 def _address(request: Request) -> str:
