@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from labeling_app.attempts import Attempts, network_of
 from labeling_app.auth import make_cookie
+from labeling_app.bodies import BodyError, read_body
 from labeling_app.content_policy import html_page
 from labeling_app.users import SignIn, User, Users
 
@@ -124,11 +125,10 @@ class SignInPage:
         return await self._sign_out(user)
 
     async def _sign_in(self, request: Request) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_FORM_BYTES:
-                return JSONResponse({"error": "The form is too large."}, status_code=413)
+        try:
+            body = await read_body(request, MAX_FORM_BYTES)
+        except BodyError as error:
+            return JSONResponse({"error": error.problem}, status_code=error.status)
         form = parse_qs(body.decode("utf-8", errors="replace"))
         name, password = form.get("name", [""])[0].strip(), form.get("password", [""])[0]
         try:
