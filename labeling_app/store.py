@@ -23,6 +23,7 @@ from typing import Any, Self, get_args
 from sqlite_utils import Database
 
 from labeling_app.database import Connections
+from labeling_app.flags import ADJUDICATED, read_flags
 from labeling_app.overlap import default_overlap
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
@@ -38,7 +39,6 @@ from rlhf.records import (
 )
 
 KINDS: tuple[AnnotatorKind, ...] = get_args(AnnotatorKind)
-ADJUDICATED = "adjudicated"
 Row = dict[str, Any]
 
 
@@ -186,8 +186,7 @@ class Store:
     ) -> Iterator[RankedPrompt]:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
-        Answers to checks and votes on the pairs of an evaluation are none: what tests must not
-        train.
+        Answers to checks and votes on pairs of an evaluation are none: what tests must not train.
         Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
         of those it settles, unless particular annotators are asked for.
 
@@ -267,6 +266,7 @@ def ranking_from_row(row: Row) -> Ranking:
     The board lets people leave some strengths open; a `Ranking` has them all or none.
     """
     strengths = json.loads(row["strengths"])
+    flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)
     return Ranking(
         id=row["id"],
         prompt_id=row["prompt_id"],
@@ -275,7 +275,7 @@ def ranking_from_row(row: Row) -> Ranking:
         tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
         strengths=tuple(strengths) if all(strengths) else (),
         scores=tuple(json.loads(row["scores"])),
-        flags=(*json.loads(row["flags"]), *([ADJUDICATED] if row["decides"] else [])),
+        flags=(*flags, *([ADJUDICATED] if row["decides"] else [])),
         note=row["note"],
     )
 
