@@ -51,7 +51,7 @@ def add_feedback_route(app: FastAPI, store: Store) -> None:
             return _refuse(error.status, error.problem)
         except InputError as error:
             return _refuse(400, f"{error.problem}. {error.remedy}")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             return _refuse(503, f"The database could not write ({error}). Send it again later.")
         return JSONResponse({"stored": is_new}, status_code=201 if is_new else 200)
 

@@ -21,6 +21,7 @@ from labeling_app.live_store import (
     add_verdict,
     find_turn,
     latest_turn,
+    require_new_turn,
     require_turn,
     retire_verdict,
     save_turn,
@@ -136,10 +137,11 @@ class Live:
             return {"ok": True, **operation(annotator, payload)}
         except InputError as error:
             return _refusal(f"{error.problem}. {error.remedy}")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             return _refusal(f"The database could not write ({error}).", retry=True)
-        except (KeyError, TypeError, ValueError) as error:
-            return _refusal(f"The request is malformed ({error!r}). Reload the page.")
+        except (LookupError, TypeError, ValueError, OverflowError):
+            # Not in the error's own words, which may hold ids of the database.
+            return _refusal("The request is malformed. Reload the page.")
 
     def question(self, annotator: str, turn_id: str) -> Answering | None:
         """The question of that id, if it is this annotator's last one since the start."""
@@ -186,6 +188,7 @@ class Live:
             known = self.question(annotator, turn_id)
             if known is not None:
                 return {"running": _running_payload(known)}
+            require_new_turn(self.store, turn_id)
             self._require_free(annotator)
             question = Answering(turn_id, prompt, self.num_responses)
             self._questions[annotator] = question
@@ -226,7 +229,7 @@ class Live:
             question.problem = ""
         except InputError as error:
             question.problem = f"{error.problem}. {error.remedy}"
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             question.problem = f"The answers could not be stored ({error}). Try again later."
         finally:
             question.over = True

@@ -178,7 +178,8 @@ async function bring(cast) {
 
 // What was cast before a reload.
 async function bringWaiting() {
-  await deliverWaiting(say);
+  const refused = await deliverWaiting(say);
+  if (refused) complain(refused);
   const state = await ask({ op: 'state' });
   if (state.ok && state.turn && turn && turn.id === state.turn.id) showDone(state.turn);
 }

@@ -73,7 +73,14 @@ class Settings:
             )
         if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
             raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
+        from labeling_app.flags import RESERVED
+
         wrong = [flag for flag in self.flags if not 0 < len(flag) <= 40 or "@" in flag]
+        taken = [flag for flag in self.flags if flag in RESERVED]
+        if taken:
+            raise ConfigError(
+                f"--flags holds {taken[0]!r}, which the app sets by itself", "Choose another word."
+            )
         if wrong:
             raise ConfigError(
                 f"--flags holds {wrong[0]!r}", "Use words of at most 40 characters without @."

@@ -77,6 +77,16 @@ def test_sending_twice_stores_once(send, store):
     assert store.counts()["rankings"] == 1
 
 
+def test_other_feedback_under_a_used_id_is_refused_and_not_dropped(send, store):
+    assert send(THUMB).status_code == 201
+    for other in ({"thumbs": "down"}, {"response": "Bye!"}, {"prompt": "So?"}, {"note": "odd"}):
+        answer = send({**THUMB, **other})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith("This id was used before, for something else.")
+    assert send(THUMB).status_code == 200
+    assert (store.counts()["rankings"], store.counts()["prompts"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
