@@ -203,6 +203,9 @@ class ScoreSettings:
     """JSON Lines with the rewards added."""
     combine: Combine = "mean"
     """What counts of the members of an ensemble: their mean, or the worst of them."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template of a reward model that keeps none, such as
+    '{"enable_thinking": false}'."""
     tokens_per_batch: int = 4096
     """Tokens in one forward pass of a reward model."""
     precision: Precision = "auto"

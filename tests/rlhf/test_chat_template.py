@@ -74,6 +74,10 @@ def test_end_tokens_of_a_folder_without_generation_config(qwen: Path, tmp_path: 
         closing = tokenizer.convert_tokens_to_ids("<|im_end|>")
         expected = (closing, tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends]))
         assert end_token_ids(load_tokenizer(str(tmp_path))) == expected
+    for broken in ("{", "[]"):
+        (tmp_path / "generation_config.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(InputError, match=r"generation_config.json that is no JSON object\n  "):
+            load_tokenizer(str(tmp_path))
 
 
 def test_the_quickstarts_model_has_one_end_token_and_its_old_fingerprint(real_model: Path) -> None:
