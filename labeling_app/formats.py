@@ -1,8 +1,8 @@
 """One line of somebody's file → a prompt, its responses and what was said about them.
 
 Understood: our own objects, an exported `ranked` line, trl preference data (explicit or implicit
-prompt, plain or conversational), HH-RLHF strings, UltraFeedback, and pairs over K responses. Text
-is kept exactly as it stands.
+prompt, plain or conversational, unpaired), HH-RLHF strings, UltraFeedback, and pairs over K
+responses. Text is kept exactly as it stands.
 """
 
 import re
@@ -14,7 +14,8 @@ from typing import Any
 
 from labeling_app.annotating import tiers_of_scores
 from labeling_app.checks import Purpose
-from rlhf.errors import InputError
+from labeling_app.thumb_lines import thumb_rankings, with_responses
+from rlhf.errors import InputError, UnusableContentError
 from rlhf.records import (
     AnnotatorKind,
     JsonObject,
@@ -33,6 +34,7 @@ NEARLY = 0.85  # one letter of a short word, two of a long one
 KEYS = (
     *("prompt", "messages", "responses", "models", "tiers", "strengths", "scores", "pairs"),
     *("split", "source", "annotator", "kind", "purpose", "explanation", "chosen", "rejected"),
+    "thumbs",
 )
 HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
 EXAMPLES = (
@@ -85,6 +87,7 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
         record = RankedPrompt.from_json(value)
         return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
     _refuse_misspelt(value)
+    value = with_responses(value)
     if "chosen" in value and "rejected" in value:
         messages, answers = _read_preference(value)
     elif "completions" in value and "instruction" in value:
@@ -134,6 +137,7 @@ def _build(
             scores=tuple(scores),
         )
         rankings.append(ranking)
+    rankings += thumb_rankings(value, responses, annotator, kind)
     check = _check(value, responses, rankings)
     explanation = str(value.get("explanation") or "")
     return Entry(
@@ -167,7 +171,7 @@ def _responses(prompt_id: str, answers: _Answers) -> tuple[Response, ...]:
     responses = []
     for index, (text, model) in enumerate(zip(answers.texts, answers.models, strict=True)):
         if not text.strip():
-            raise InputError(
+            raise UnusableContentError(
                 f"Response {index} is empty", "Leave it out, and mend the positions that follow it."
             )
         responses.append(
@@ -203,11 +207,12 @@ def _messages(value: Any, name: str) -> tuple[Message, ...]:
 
 
 def _prompt_messages(value: JsonObject) -> tuple[Message, ...]:
-    if "messages" in value:
+    if value.get("messages") is not None:  # tables hold every column in every row
         return _messages(value["messages"], "messages")
-    if isinstance(value["prompt"], list):
-        return _messages(value["prompt"], "prompt")
-    return (Message(role="user", content=_text(value["prompt"], "prompt")),)
+    prompt = value.get("prompt")
+    if isinstance(prompt, list):
+        return _messages(prompt, "prompt")
+    return (Message(role="user", content=_text(prompt, "prompt")),)
 
 
 # ---------------------------------------------------------------------------------- our own lines
@@ -352,7 +357,7 @@ def _same_start(
     chosen: tuple[Message, ...], rejected: tuple[Message, ...]
 ) -> tuple[tuple[Message, ...], tuple[str, str]]:
     if chosen[:-1] != rejected[:-1] or not chosen[:-1] or len(chosen) != len(rejected):
-        raise InputError(
+        raise UnusableContentError(
             "chosen and rejected are not two answers to one conversation",
             "They must have the same turns except for the last one.",
         )

@@ -8,9 +8,10 @@ from typing import Any
 import anyio
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 
 from labeling_app.bodies import BodyError, read_json, require_sender
+from labeling_app.content_policy import html_page
 from labeling_app.live import Answering, Live, growing
 
 PAGE = Path(__file__).parent / "live_page"
@@ -35,8 +36,8 @@ def add_live_routes(app: FastAPI, live: Live, name_of: Callable[[Request], str])
     """
 
     @app.get("/live")
-    def page() -> FileResponse:
-        return FileResponse(PAGE / "live.html")
+    def page() -> HTMLResponse:
+        return html_page((PAGE / "live.html").read_text(encoding="utf-8"))
 
     @app.get("/live/{name}")
     def file(name: str) -> FileResponse:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlite_utils import Database
 
+from labeling_app.database import SHOWN
 from labeling_app.store import Store, ensure_annotator, insert_ranking
 from labeling_app.verdicts import subject
 from rlhf.errors import InputError
@@ -115,8 +116,8 @@ def require_turn(store: Store, annotator: str, turn_id: str) -> Turn:
 
 
 def _own_rankings(db: Database, prompt_id: str, annotator: str) -> list[Ranking]:
-    query = """SELECT id, tiers, flags FROM rankings WHERE prompt_id = ? AND annotator = ?
-               AND live = 1 AND task_id IS NULL ORDER BY seq"""
+    query = f"""SELECT id, tiers, flags FROM rankings WHERE prompt_id = ? AND annotator = ?
+                AND live = 1 AND task_id IS NULL AND {SHOWN} ORDER BY seq"""
     return [
         Ranking(
             id=ranking_id,

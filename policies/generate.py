@@ -21,6 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from policies.projection import float32_logits
 from policies.settings import GenerateSettings
 from reward.prefix import LEAST_SAVING, common_beginning, other_attention
 from rlhf.chat_template import end_token_ids
@@ -153,7 +154,7 @@ def _sample_batch(
     """Token ids up to the longest response, and their log-probs."""
     drawing = Draw()
     generate: Any = model.generate
-    with accelerator.autocast():
+    with accelerator.autocast(), float32_logits(model):
         batch, cache = _begin(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
         output = generate(
             input_ids=batch.ids,

@@ -61,6 +61,7 @@ class VLLM:
         with _undisturbed(), _refusing(model):
             self.llm = LLM(
                 model=model,
+                trust_remote_code=False,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the model's own
                 load_format="dummy",  # the policy's weights follow

@@ -29,7 +29,7 @@ from rlhf.records import Prompt, Response
 from rlhf.retries import ask_patiently
 from rlhf.signals import load_signal
 from rlhf.tokens import encode_prompt, tokenizer_fingerprint
-from rlhf.urls import open_url
+from rlhf.urls import open_url, read_answer
 
 Answers = tuple[Prompt, tuple[Response, ...]]
 TextReward = Callable[[Sequence[Answers]], list[list[float]]]
@@ -39,6 +39,7 @@ Features = Callable[[Sequence[Answers]], list[tuple[Tensor, Tensor]]]
 SIGNAL = "signal:"
 ITEMS_PER_REQUEST = 64
 TIMEOUT_SECONDS = 60
+MAX_QUOTED = 200
 
 
 def load_text_reward(
@@ -131,8 +132,7 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
 
     def ask() -> bytes:
         with open_url(request, timeout_seconds=TIMEOUT_SECONDS) as answer:
-            content: bytes = answer.read()
-        return content
+            return read_answer(answer)
 
     content = ask_patiently(
         ask,
@@ -142,10 +142,11 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
         "again, with --resume where its --out has begun.",
     )
     try:
-        rewards = [float(value) for value in json.loads(content)["rewards"]]
-    except (ValueError, TypeError, KeyError) as error:
+        rewards = _read_rewards(content)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(
-            f"{address} answered something else than rewards ({type(error).__name__}: {error})",
+            f"{address} answered something else than rewards "
+            f"({type(error).__name__}: {str(error)[:MAX_QUOTED]})",
             'It must answer {"rewards": [number, ...]}.',
         ) from None
     if len(rewards) != len(items):
@@ -154,6 +155,17 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
             "It must answer one reward for each item, in their order.",
         )
     return rewards
+
+
+def _read_rewards(content: bytes) -> list[float]:
+    """The numbers of an answer; text is none, even where each of its characters is a digit."""
+    values = json.loads(content)["rewards"]
+    if not isinstance(values, list):
+        raise TypeError(f"rewards is a {type(values).__name__}, not a list")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{value!r} is not a number")
+    return [float(value) for value in values]
 
 
 def _by_model(members: Sequence[Features], combine: Combine) -> TextReward:

@@ -32,8 +32,15 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
     Sampling stops at each of them, and a reward model's input is closed with the first.
     """
+    return recorded_end_tokens(tokenizer) or find_end_tokens(tokenizer)
+
+
+def recorded_end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """What a folder of ours, or `set_end_tokens`, says of them; empty where nothing does."""
     recorded = tokenizer.init_kwargs.get(END_TOKENS)
-    return tuple(recorded) if recorded else find_end_tokens(tokenizer)
+    if not isinstance(recorded, list) or not all(type(one) is int for one in recorded):
+        return ()
+    return tuple(recorded)
 
 
 def find_end_tokens(
@@ -66,7 +73,8 @@ def tell_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 def template_kwargs(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """The values that the chat template is rendered with; usually none."""
-    return dict(tokenizer.init_kwargs.get(TEMPLATE_KWARGS) or {})
+    recorded = tokenizer.init_kwargs.get(TEMPLATE_KWARGS)
+    return dict(recorded) if isinstance(recorded, dict) else {}
 
 
 def set_template_kwargs(

@@ -10,22 +10,22 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf.chat_template import (
-    END_TOKENS,
     TEMPLATE_KWARGS,
     end_token_ids,
     end_tokens_of_model,
     find_end_tokens,
     opens_thinking,
+    recorded_end_tokens,
     render_prompt,
     set_end_tokens,
     set_template_kwargs,
     template_kwargs,
 )
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import Prompt, Response
@@ -66,20 +66,18 @@ def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrained
         InputError: no tokenizer there, no end-of-sequence token, no token left to pad with, or the
             folder records other --chat-template-kwargs.
     """
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"Cannot load a tokenizer from {name} ({str(error).splitlines()[0]})",
-            "Give a folder that holds tokenizer.json beside the weights.",
-        ) from None
+    remedy = "Give a folder that holds a whole tokenizer.json beside the weights."
+    with as_input_error(f"Cannot load a tokenizer from {name}", remedy):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False
+        )
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"The tokenizer of {name} has no end-of-sequence token",
             "Set `eos_token` in its tokenizer_config.json: the end of a response is trained on.",
         )
     set_template_kwargs(tokenizer, name, given or {})
-    if not tokenizer.init_kwargs.get(END_TOKENS):
+    if not recorded_end_tokens(tokenizer):
         set_end_tokens(tokenizer, find_end_tokens(tokenizer, end_tokens_of_model(name)))
     ends = (tokenizer.eos_token_id, end_token_ids(tokenizer)[0])
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:
@@ -93,7 +91,7 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str, ends: tuple
     for token in (*PAD_TOKEN_NAMES, tokenizer.unk_token, tokenizer.bos_token):
         if token is not None and token in vocabulary and vocabulary[token] not in ends:
             return str(token)
-    rows = AutoConfig.from_pretrained(name).get_text_config().vocab_size
+    rows = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config().vocab_size
     if len(tokenizer) < rows:  # the embedding has rows that no token uses
         return PAD_TOKEN_NAMES[0]
     raise InputError(
@@ -141,18 +139,16 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
             f"The tokenizer of {tokenizer.name_or_path} has no chat template",
             "Use an instruction-tuned model, or put chat_template.jinja beside its tokenizer.json.",
         )
-    try:
+    template = f"The chat template of {tokenizer.name_or_path}"
+    remedy = "Change the prompt's roles, some templates know no system turn; or fix the template."
+    with as_input_error(f"{template} refuses prompt {prompt.id}", remedy):  # it is a program
         ids = render_prompt(tokenizer, prompt.chat)
-    except TemplateError as error:
-        raise InputError(
-            f"The chat template of {tokenizer.name_or_path} refuses prompt {prompt.id} ({error})",
-            "Change the prompt's roles: some templates know no system turn.",
-        ) from None
+    if not ids:
+        raise InputError(f"{template} makes no tokens of prompt {prompt.id}", "Fix the template.")
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise InputError(
-            f"The chat template of {tokenizer.name_or_path} begins with two "
-            f"{tokenizer.bos_token!r}",
+            f"{template} begins with two {tokenizer.bos_token!r}",
             "Write the token once in the template.",
         )
     return ids

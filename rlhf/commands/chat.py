@@ -84,12 +84,15 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _trained_with(policy: str) -> str | None:
-    """The reward model of the run that trained the policy, the first of several, if it exists."""
+    """The reward model of the run that trained the policy, the first of several, if it exists.
+
+    A folder and nothing else: a function that stage.json names is for its writer to run.
+    """
+    from policies.reward_sources import is_model
     from rlhf.rundir import RunDir
 
-    inputs = RunDir(Path(policy)).read_stage().get("inputs", {})
-    path: str | None = inputs.get("reward", {}).get("path")
-    return path if path and Path(path).exists() else None
+    path = RunDir(Path(policy)).inputs.get("reward", {}).get("path", "")
+    return path if is_model(path) and Path(path).is_dir() else None
 
 
 def _note(policy: str, reward: str | None) -> "Callable[[Prompt, Sequence[Response]], list[str]]":

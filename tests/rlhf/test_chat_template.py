@@ -126,6 +126,15 @@ def test_think_tags_stay_in_the_text_where_they_are_special() -> None:
     assert decode_response(tokenizer, ids, []) == "<think>It rained.</think>Lovely!"
 
 
+def test_what_is_recorded_in_another_form_counts_for_nothing(qwen: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(qwen))
+    ends = end_token_ids(tokenizer)
+    tokenizer.init_kwargs |= {"end_token_ids": "7", "chat_template_kwargs": [1]}
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(str(tmp_path))
+    assert (end_token_ids(again), template_kwargs(again)) == (ends, {})
+
+
 def test_template_values_are_part_of_the_fingerprint_and_travel(qwen: Path, tmp_path: Path) -> None:
     plain, without = load_tokenizer(str(qwen)), load_tokenizer(str(qwen), NO_THINKING)
     assert plain.decode(encode_prompt(plain, PROMPT)).endswith("<|im_start|>assistant\n")

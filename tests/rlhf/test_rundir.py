@@ -11,7 +11,7 @@ import yaml
 
 from policies.evaluate_settings import EvaluateSettings
 from policies.reference_settings import ReferenceSettings
-from policies.settings import PPOSettings
+from policies.settings import KLSettings, PPOSettings
 from policies.sft_settings import SFTSettings
 from reward.settings import RewardSettings
 from rlhf.errors import InputError, InterruptedRunError
@@ -149,24 +149,17 @@ def test_resume_with_other_settings_names_them(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("group", ["", "kl"])
-def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(
-    tmp_path: Path, group: str
-) -> None:
-    settings = PPOSettings(
-        model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo", resume=True
-    )
+def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(tmp_path: Path) -> None:
+    settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
     run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
-    recorded = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
-    del (recorded[group] if group else recorded)["horizon" if group else "length_penalty"]
-    run.config_file.write_text(yaml.safe_dump(recorded), encoding="utf-8")
-    open_stage(settings.out, "ppo", settings, INPUTS, resume=True)
-    for name in ("length_penalty", "kl"):
-        changed = replace(settings, length_penalty=0.5)
-        if name == "kl":
-            changed = replace(settings, kl=replace(settings.kl, horizon=7))
-        with pytest.raises(InputError, match=f"other settings \\({name}: "):
-            open_stage(settings.out, "ppo", changed, INPUTS, resume=True)
+    older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    del older["gamma"], older["kl"]["rows_per_episode"], older["reward_weights"]
+    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
+    for changes in ({"gamma": 0.9}, {"kl": KLSettings(rows_per_episode=1.0)}):
+        with pytest.raises(InputError, match="with other settings"):
+            open_stage(run.path, "ppo", replace(settings, **changes), INPUTS, resume=True)
+    open_stage(run.path, "ppo", settings, INPUTS, resume=True)
+    assert "\ngamma: 1.0\n" in run.config_file.read_text(encoding="utf-8")
 
 
 SMALLER = [
