@@ -17,10 +17,14 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from labeling_app.migrations import migrations
+from labeling_app.private_files import make_private
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError
 
-BUSY_TIMEOUT_SECONDS = 60.0  # a large import is one transaction
+BUSY_TIMEOUT_SECONDS = 60.0
+# Rows of an import that is under way are there and not to be seen; `unfinished.py` says more.
+UNFINISHED = "(SELECT id FROM imports WHERE finished_at IS NULL)"
+SHOWN = f"import_id NOT IN {UNFINISHED}"
 
 
 class Connections:
@@ -41,6 +45,7 @@ class Connections:
         self._write_lock = threading.RLock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             _choose_wal(self.db)
             if migrations.pending(self.db):  # or readers would wait for whoever writes
                 with self.write() as db:

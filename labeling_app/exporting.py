@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from labeling_app.auth import pseudonym
+from labeling_app.database import SHOWN
 from labeling_app.store import Store
 from labeling_app.verdicts import EDITED, labels
 from rlhf.errors import InputError
@@ -89,7 +90,7 @@ def _raise_nothing_ranked(
 ) -> None:
     path = store.connections.path
     if (kinds or annotators) and store.counts()["rankings"]:
-        query = "SELECT DISTINCT annotator FROM rankings WHERE live = 1"
+        query = f"SELECT DISTINCT annotator FROM rankings WHERE live = 1 AND {SHOWN}"
         ranked = {row[0] for row in store.connections.db.execute(query)}
         known = store.annotators().items()
         there = ", ".join(f"{name} ({kind})" for name, kind in known if name in ranked)

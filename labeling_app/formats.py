@@ -15,7 +15,7 @@ from typing import Any
 from labeling_app.annotating import tiers_of_scores
 from labeling_app.checks import Purpose
 from labeling_app.thumb_lines import thumb_rankings, with_responses
-from rlhf.errors import InputError
+from rlhf.errors import InputError, UnusableContentError
 from rlhf.records import (
     AnnotatorKind,
     JsonObject,
@@ -171,7 +171,7 @@ def _responses(prompt_id: str, answers: _Answers) -> tuple[Response, ...]:
     responses = []
     for index, (text, model) in enumerate(zip(answers.texts, answers.models, strict=True)):
         if not text.strip():
-            raise InputError(
+            raise UnusableContentError(
                 f"Response {index} is empty", "Leave it out, and mend the positions that follow it."
             )
         responses.append(
@@ -207,11 +207,12 @@ def _messages(value: Any, name: str) -> tuple[Message, ...]:
 
 
 def _prompt_messages(value: JsonObject) -> tuple[Message, ...]:
-    if "messages" in value:
+    if value.get("messages") is not None:  # tables hold every column in every row
         return _messages(value["messages"], "messages")
-    if isinstance(value["prompt"], list):
-        return _messages(value["prompt"], "prompt")
-    return (Message(role="user", content=_text(value["prompt"], "prompt")),)
+    prompt = value.get("prompt")
+    if isinstance(prompt, list):
+        return _messages(prompt, "prompt")
+    return (Message(role="user", content=_text(prompt, "prompt")),)
 
 
 # ---------------------------------------------------------------------------------- our own lines
@@ -356,7 +357,7 @@ def _same_start(
     chosen: tuple[Message, ...], rejected: tuple[Message, ...]
 ) -> tuple[tuple[Message, ...], tuple[str, str]]:
     if chosen[:-1] != rejected[:-1] or not chosen[:-1] or len(chosen) != len(rejected):
-        raise InputError(
+        raise UnusableContentError(
             "chosen and rejected are not two answers to one conversation",
             "They must have the same turns except for the last one.",
         )

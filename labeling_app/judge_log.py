@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 
+from labeling_app.database import SHOWN
 from labeling_app.store import Store, ensure_annotator
 from rlhf.records import content_id
 
@@ -61,7 +62,8 @@ class JudgeLog:
             key = self._key(response_ids, self.rubric_version)
             db.execute("INSERT INTO judged VALUES (?)", [key])
             db.execute(
-                "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ? AND live = 1",
+                "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ? AND live = 1"
+                f" AND {SHOWN}",
                 [prompt_id, self.name],
             )
             db.conn.executemany(
@@ -73,9 +75,10 @@ class JudgeLog:
 
     def against_gold(self) -> list[tuple[TierLists, TierLists]]:
         """(known answer, judge's tiers) for every gold item that was judged."""
-        query = """
+        query = f"""
             SELECT t.answer, r.tiers FROM tasks t
             JOIN rankings r ON r.prompt_id = t.prompt_id AND r.annotator = ? AND r.live = 1
+                AND r.{SHOWN}
             WHERE t.purpose = 'gold'"""
         rows = self.connections.db.execute(query, [self.name])
         return [(json.loads(answer), json.loads(tiers)) for answer, tiers in rows]

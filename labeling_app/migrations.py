@@ -3,6 +3,7 @@
     prompts ─< responses        what is judged
        └─────< tasks            one prompt and the responses to rank together
                  ├─< assignments    leased, expired, done or skipped by whom; the order shown
+                 ├─< tickets        what the task is called in that person's browser
                  └─< drafts, skips
     annotators ─< rankings      append-only; `live` says whether a later one took its place
 
@@ -14,7 +15,12 @@ that nobody counts rows. Never edit a step that shipped: add the next one.
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-migrations = Migrations("labeling_app")
+MIGRATION_SET = "labeling_app"
+APPLICATION_ID = (
+    0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
+)
+
+migrations = Migrations(MIGRATION_SET)
 
 FIRST_SCHEMA = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -245,6 +251,56 @@ OPEN_TO_EVERYBODY = (
 )
 
 
+# One import at a time, stored in small transactions; `unfinished.py` says how.
+IMPORTS = (
+    """CREATE TABLE imports (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        source TEXT NOT NULL,
+        started_at REAL NOT NULL,
+        finished_at REAL)""",
+    "CREATE INDEX imports_by_end ON imports (finished_at)",
+    *(
+        statement
+        for table in ("prompts", "responses", "rankings")
+        for statement in (
+            f"ALTER TABLE {table} ADD COLUMN import_id INTEGER NOT NULL DEFAULT 0",
+            f"CREATE INDEX {table}_of_import ON {table} (import_id) WHERE import_id > 0",
+        )
+    ),
+    # Names that an unfinished import has brought, and nobody else uses.
+    "CREATE TABLE import_annotators (name TEXT PRIMARY KEY) WITHOUT ROWID",
+    # Tasks to make when the import is whole; `content` is that of a check.
+    """CREATE TABLE import_tasks (
+        seq INTEGER PRIMARY KEY,
+        import_id INTEGER NOT NULL,
+        prompt_id TEXT NOT NULL,
+        content TEXT)""",
+    "DROP TRIGGER rankings_are_kept",
+    """CREATE TRIGGER rankings_are_kept BEFORE DELETE ON rankings
+        WHEN OLD.import_id NOT IN (SELECT id FROM imports WHERE finished_at IS NULL)
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+    """CREATE TRIGGER discount_prompts AFTER DELETE ON prompts
+        BEGIN UPDATE totals SET value = value - 1 WHERE name = 'prompts'; END""",
+    """CREATE TRIGGER discount_responses AFTER DELETE ON responses
+        BEGIN UPDATE totals SET value = value - 1 WHERE name = 'responses'; END""",
+    """CREATE TRIGGER discount_rankings AFTER DELETE ON rankings
+        BEGIN UPDATE totals SET value = value - OLD.live WHERE name = 'rankings'; END""",
+)
+
+
+TICKETS = (
+    """CREATE TABLE tickets (
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        ticket TEXT NOT NULL,
+        PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX tickets_of_annotator ON tickets (annotator, ticket)",
+    # Pages that are open, and what waits in them, know these tasks by their numbers.
+    "INSERT INTO tickets SELECT task_id, annotator, task_id FROM assignments",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -309,4 +365,16 @@ def _scores(db: Database) -> None:
 @migrations(name="011_open_to_everybody")
 def _open_to_everybody(db: Database) -> None:
     for statement in OPEN_TO_EVERYBODY:
+        db.execute(statement)
+
+
+@migrations(name="012_imports")
+def _imports(db: Database) -> None:
+    for statement in IMPORTS:
+        db.execute(statement)
+
+
+@migrations(name="013_tickets")
+def _tickets(db: Database) -> None:
+    for statement in TICKETS:
         db.execute(statement)

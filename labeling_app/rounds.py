@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from labeling_app.database import SHOWN
 from labeling_app.overlap import default_overlap
 from labeling_app.store import Store
 from rlhf.errors import InputError
@@ -88,11 +89,11 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such ranking.
     """
-    query = """
+    query = f"""
         SELECT r.*, a.kind, t.reason, b.text AS rubric_text FROM rankings r
         JOIN annotators a ON a.name = r.annotator
         LEFT JOIN tasks t ON t.id = r.task_id LEFT JOIN rubrics b ON b.version = r.rubric
-        WHERE r.id = ?"""
+        WHERE r.id = ? AND r.{SHOWN}"""
     row = next(iter(store.connections.db.query(query, [ranking_id])), None)
     if row is None:
         raise InputError(

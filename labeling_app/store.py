@@ -22,8 +22,17 @@ from typing import Any, Self, get_args
 
 from sqlite_utils import Database
 
-from labeling_app.database import Connections
-from labeling_app.overlap import default_overlap
+from labeling_app.database import SHOWN, UNFINISHED, Connections
+from labeling_app.fitting import (
+    adopt,
+    require_own_responses,
+    require_same_prompt,
+    require_same_ranking,
+    require_same_response,
+    require_usable,
+)
+from labeling_app.flags import ADJUDICATED, read_flags
+from labeling_app.tasks import put_off_tasks, queue_tasks
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import (
@@ -38,7 +47,6 @@ from rlhf.records import (
 )
 
 KINDS: tuple[AnnotatorKind, ...] = get_args(AnnotatorKind)
-ADJUDICATED = "adjudicated"
 Row = dict[str, Any]
 
 
@@ -87,57 +95,73 @@ class Store:
 
     # ------------------------------------------------------------------ prompts and responses
 
-    def add_prompts(self, prompts: Iterable[Prompt]) -> int:
-        """Store prompts that are not there yet. Returns how many were new."""
-        with self.connections.write() as db:
-            before = _total(db, "prompts")
-            now = time.time()
-            db.conn.executemany(
-                "INSERT OR IGNORE INTO prompts (id, messages, split, source, created_at)"
-                " VALUES (?, ?, ?, ?, ?)",
-                ((p.id, _dump(p.chat), p.split, p.source, now) for p in prompts),
-            )
-            return _total(db, "prompts") - before
+    def add_prompts(self, prompts: Iterable[Prompt], *, import_id: int = 0) -> int:
+        """Store prompts that are not there yet, perhaps for an import. Returns how many were new.
 
-    def add_responses(self, responses: Iterable[Response], *, queue: bool = True) -> int:
+        Raises:
+            InputError: a prompt's id is there with another text.
+        """
+        new = 0
+        with self.connections.write() as db:
+            for p in prompts:
+                values = [p.id, _dump(p.chat), p.split, p.source, time.time(), import_id]
+                cursor = db.execute(
+                    "INSERT OR IGNORE INTO prompts (id, messages, split, source, created_at,"
+                    " import_id) VALUES (?, ?, ?, ?, ?, ?)",
+                    values,
+                )
+                if not cursor.rowcount:
+                    require_same_prompt(db, p)
+                new += cursor.rowcount or adopt(db, "prompts", p.id, import_id)
+        return new
+
+    def add_responses(
+        self, responses: Iterable[Response], *, queue: bool = True, import_id: int = 0
+    ) -> int:
         """Store responses that are not there yet and queue their prompts for ranking.
 
-        Without `queue` they are only kept: somebody has judged them already.
+        Without `queue` they are only kept: somebody has judged them already. Those of an import are
+        queued when it is whole.
 
         Returns how many were new.
 
         Raises:
-            InputError: a response is empty, or its prompt is not in the database.
+            InputError: a response is empty, its prompt is not in the database, or its id is there
+            with another text.
         """
+        new, touched = 0, dict[str, None]()
         with self.connections.write() as db:
-            before = _total(db, "responses")
-            touched: dict[str, None] = {}
             for response in responses:
-                _require_usable(db, response)
+                require_usable(db, response, import_id)
                 cursor = db.execute(
                     "INSERT OR IGNORE INTO responses (id, prompt_id, text, model,"
                     " model_fingerprint, tokenizer_fingerprint, sampling, sample_index,"
-                    " token_ids, finished, created_at)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    _response_values(response),
+                    " token_ids, finished, created_at, import_id)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    [*_response_values(response), import_id],
                 )
-                if cursor.rowcount:
+                if not cursor.rowcount:
+                    require_same_response(db, response)
+                if cursor.rowcount or adopt(db, "responses", response.id, import_id):
+                    new += 1
                     touched[response.prompt_id] = None
-            if queue:
-                _queue_tasks(db, touched)
-            return _total(db, "responses") - before
+            if queue and import_id:
+                put_off_tasks(db, import_id, touched)
+            elif queue:
+                queue_tasks(db, touched)
+        return new
 
     def prompts(self, split: Split | None = None) -> list[Prompt]:
         """All prompts, or those of one split, in the order they came."""
-        query = "SELECT * FROM prompts WHERE ? IN (split, '') ORDER BY seq"
+        query = f"SELECT * FROM prompts WHERE ? IN (split, '') AND {SHOWN} ORDER BY seq"
         return [_prompt(row) for row in self.connections.db.query(query, [split or ""])]
 
     def prompts_lacking_responses(self, k: int, model_fingerprint: str) -> list[tuple[Prompt, int]]:
         """Prompts, checks aside, with fewer than `k` responses of that model, and how many."""
-        query = """
-            SELECT p.*, (SELECT COUNT(*) FROM responses r
-                         WHERE r.prompt_id = p.id AND r.model_fingerprint = :model) AS have
-            FROM prompts p WHERE have < :k AND NOT EXISTS (SELECT 1 FROM tasks t
+        query = f"""
+            SELECT p.*, (SELECT COUNT(*) FROM responses r WHERE r.prompt_id = p.id
+                         AND r.model_fingerprint = :model AND r.{SHOWN}) AS have
+            FROM prompts p WHERE have < :k AND p.{SHOWN} AND NOT EXISTS (SELECT 1 FROM tasks t
                 WHERE t.prompt_id = p.id AND t.purpose IN ('gold', 'training'))
             ORDER BY p.seq"""
         rows = self.connections.db.query(query, {"model": model_fingerprint, "k": k})
@@ -150,7 +174,12 @@ class Store:
     # ------------------------------------------------------------------ rankings
 
     def add_rankings(
-        self, rankings: Iterable[Ranking], *, supersede: bool = False, rubric: str = ""
+        self,
+        rankings: Iterable[Ranking],
+        *,
+        supersede: bool = False,
+        rubric: str = "",
+        import_id: int = 0,
     ) -> int:
         """Store rankings that are not there yet. Returns how many were new.
 
@@ -159,25 +188,29 @@ class Store:
             supersede: retire earlier rankings of the same prompt by the same annotator. They stay
                 in the database and are no longer exported.
             rubric: version of the rubric that they were made by, as `add_rubric` gives it.
+            import_id: the import they belong to; a ranking that is there must then say the same.
 
         Raises:
             InputError: a ranking names a response its prompt does not have, or an annotator of
-            another kind.
+            another kind; an imported one's id is there with another order.
         """
         new = 0
         with self.connections.write() as db:
             for ranking in rankings:
-                ensure_annotator(db, ranking.annotator, ranking.kind)
-                _require_own_responses(db, ranking)
+                ensure_annotator(db, ranking.annotator, ranking.kind, import_id)
+                require_own_responses(db, ranking, import_id)
                 if db.execute("SELECT 1 FROM rankings WHERE id = ?", [ranking.id]).fetchone():
+                    if import_id:
+                        require_same_ranking(db, ranking)
+                    new += adopt(db, "rankings", ranking.id, import_id)
                     continue
                 if supersede:
                     db.execute(
                         "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ?"
-                        " AND live = 1 AND task_id IS NULL",
+                        f" AND live = 1 AND task_id IS NULL AND {SHOWN}",
                         [ranking.prompt_id, ranking.annotator],
                     )
-                insert_ranking(db, ranking, rubric=rubric)
+                insert_ranking(db, ranking, rubric=rubric, import_id=import_id)
                 new += 1
         return new
 
@@ -186,8 +219,7 @@ class Store:
     ) -> Iterator[RankedPrompt]:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
-        Answers to checks and votes on the pairs of an evaluation are none: what tests must not
-        train.
+        Answers to checks and votes on pairs of an evaluation are none: what tests must not train.
         Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
         of those it settles, unless particular annotators are asked for.
 
@@ -196,7 +228,7 @@ class Store:
             annotators: only rankings of these annotators; empty means all.
         """
         with self.connections.snapshot() as db:
-            for row in db.query("SELECT * FROM prompts ORDER BY seq"):
+            for row in db.query(f"SELECT * FROM prompts WHERE {SHOWN} ORDER BY seq"):
                 responses = _responses(db, row["id"])
                 if responses:
                     rankings = tuple(
@@ -211,7 +243,13 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Prompts, responses, live rankings, tasks and open tasks; triggers keep the numbers."""
-        return dict(self.connections.db.execute("SELECT name, value FROM totals").fetchall())
+        hidden = (
+            f"(SELECT COUNT(import_id) FROM {{}} WHERE import_id > 0 AND import_id IN {UNFINISHED})"
+        )
+        query = f"""SELECT name, value - CASE name WHEN 'prompts' THEN {hidden.format("prompts")}
+                        WHEN 'responses' THEN {hidden.format("responses")}
+                        WHEN 'rankings' THEN {hidden.format("rankings")} ELSE 0 END FROM totals"""
+        return dict(self.connections.db.execute(query).fetchall())
 
     def add_rubric(self, text: str) -> str:
         """Keep a rubric and return its version, which follows from its text."""
@@ -223,12 +261,14 @@ class Store:
 
     def annotators(self) -> dict[str, AnnotatorKind]:
         """Every annotator's kind, by name."""
-        rows = self.connections.db.query("SELECT name, kind FROM annotators ORDER BY name")
+        query = """SELECT name, kind FROM annotators
+                   WHERE name NOT IN (SELECT name FROM import_annotators) ORDER BY name"""
+        rows = self.connections.db.query(query)
         return {row["name"]: row["kind"] for row in rows}
 
 
-def ensure_annotator(db: Database, name: str, kind: AnnotatorKind) -> None:
-    """Add an annotator, or check that the one of that name is of that kind.
+def ensure_annotator(db: Database, name: str, kind: AnnotatorKind, import_id: int = 0) -> None:
+    """Add an annotator, perhaps for an import, or check that one of that name is of that kind.
 
     Raises:
         InputError: there is one of another kind: a signal or a judge must never pass for a person.
@@ -236,11 +276,15 @@ def ensure_annotator(db: Database, name: str, kind: AnnotatorKind) -> None:
     row = db.execute("SELECT kind FROM annotators WHERE name = ?", [name]).fetchone()
     if row is None:
         db.execute("INSERT INTO annotators VALUES (?, ?, ?)", [name, kind, time.time()])
+        if import_id:
+            db.execute("INSERT OR IGNORE INTO import_annotators VALUES (?)", [name])
     elif row[0] != kind:
         raise InputError(
             f"{name!r} is an annotator of kind {row[0]} in this database, not {kind}",
             "Give --annotator another name; people, judges and signals are kept apart.",
         )
+    elif not import_id:  # no longer of an unfinished import alone
+        db.execute("DELETE FROM import_annotators WHERE name = ?", [name])
 
 
 def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
@@ -264,9 +308,11 @@ def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
 def ranking_from_row(row: Row) -> Ranking:
     """A ranking from its row joined with its annotator's kind and what its task decides.
 
-    The board lets people leave some strengths open; a `Ranking` has them all or none.
+    The board lets people leave some strengths open; a `Ranking` has them all or none. Imports once
+    took in flags that are no text, which say nothing.
     """
     strengths = json.loads(row["strengths"])
+    flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)
     return Ranking(
         id=row["id"],
         prompt_id=row["prompt_id"],
@@ -275,74 +321,13 @@ def ranking_from_row(row: Row) -> Ranking:
         tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
         strengths=tuple(strengths) if all(strengths) else (),
         scores=tuple(json.loads(row["scores"])),
-        flags=(*json.loads(row["flags"]), *([ADJUDICATED] if row["decides"] else [])),
+        flags=(*flags, *([ADJUDICATED] if row["decides"] else [])),
         note=row["note"],
     )
 
 
 def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _total(db: Database, name: str) -> int:
-    row = db.execute("SELECT value FROM totals WHERE name = ?", [name]).fetchone()
-    return int(row[0])
-
-
-def _require_usable(db: Database, response: Response) -> None:
-    if not response.text.strip():
-        raise InputError(
-            f"Response {response.id} to prompt {response.prompt_id} is empty",
-            "Leave empty responses out; nobody can judge them.",
-        )
-    known = db.execute("SELECT 1 FROM prompts WHERE id = ?", [response.prompt_id]).fetchone()
-    if not known:
-        raise InputError(
-            f"Response {response.id} answers prompt {response.prompt_id}, which is not there",
-            "Add the prompt first.",
-        )
-
-
-def _require_own_responses(db: Database, ranking: Ranking) -> None:
-    query = "SELECT id FROM responses WHERE prompt_id = ?"
-    known = {row[0] for row in db.execute(query, [ranking.prompt_id])}
-    unknown = sorted({i for tier in ranking.tiers for i in tier} - known)
-    if not ranking.tiers:
-        raise InputError(f"Ranking {ranking.id} ranks no response", "Name some in its tiers.")
-    if unknown:
-        raise InputError(
-            f"Ranking {ranking.id} names responses its prompt does not have: {unknown}",
-            "Add the responses first.",
-        )
-
-
-def _queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
-    """Make, or complete, the ranking task of prompts that got new responses.
-
-    A task nobody has seen takes the new responses in; one that was seen, or that a round chose,
-    stays as it is, and the prompt gets a further task with all its responses, but not a check's.
-    """
-    overlap = default_overlap(db)
-    for prompt_id in prompt_ids:
-        query = "SELECT id FROM responses WHERE prompt_id = ? ORDER BY model, sample_index, seq"
-        ids = [row[0] for row in db.execute(query, [prompt_id])]
-        check = "SELECT 1 FROM tasks WHERE prompt_id = ? AND purpose IN ('gold', 'training')"
-        if len(ids) < 2 or db.execute(check, [prompt_id]).fetchone():
-            continue
-        untouched = db.execute(
-            "SELECT id FROM tasks t WHERE prompt_id = ? AND purpose = 'rank'"
-            " AND only_for IS NULL AND reason NOT LIKE 'round %'"
-            " AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id)",
-            [prompt_id],
-        ).fetchone()
-        if untouched:
-            db.execute("UPDATE tasks SET responses = ? WHERE id = ?", [_dump(ids), untouched[0]])
-        else:
-            db.execute(
-                "INSERT INTO tasks (prompt_id, responses, overlap, open, created_at)"
-                " VALUES (?, ?, ?, ?, ?)",
-                [prompt_id, _dump(ids), overlap, overlap, time.time()],
-            )
 
 
 def _response_values(response: Response) -> list[Any]:
@@ -367,7 +352,8 @@ def _prompt(row: Row) -> Prompt:
 
 
 def _responses(db: Database, prompt_id: str) -> list[Response]:
-    query = "SELECT * FROM responses WHERE prompt_id = ? ORDER BY model, sample_index, seq"
+    query = f"""SELECT * FROM responses WHERE prompt_id = ? AND {SHOWN}
+                ORDER BY model, sample_index, seq"""
     return [_response(row) for row in db.query(query, [prompt_id])]
 
 
@@ -388,11 +374,12 @@ def _response(row: Row) -> Response:
 
 
 def _rankings(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
-    query = """
+    query = f"""
         SELECT r.*, a.kind, t.decides FROM rankings r
         JOIN annotators a ON a.name = r.annotator
         LEFT JOIN tasks t ON t.id = r.task_id
-        WHERE r.prompt_id = ? AND r.live = 1 AND COALESCE(t.purpose, 'rank') = 'rank'
+        WHERE r.prompt_id = ? AND r.live = 1 AND r.{SHOWN}
+        AND COALESCE(t.purpose, 'rank') = 'rank'
         AND NOT (? AND EXISTS (
             SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
             WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))

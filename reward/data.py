@@ -48,7 +48,10 @@ def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
     """
     manifest = read_manifest(settings.rankings)
     rankings = {"path": str(settings.rankings), "hash": str(manifest["content_hash"])}
-    return {"rankings": rankings, "model": describe_model(settings.model)}
+    return {
+        "rankings": rankings,
+        "model": describe_model(settings.model, settings.chat_template_kwargs),
+    }
 
 
 def read_data(
@@ -69,6 +72,7 @@ def read_data(
         weights=settings.annotator_weights,
         kind_weights={"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight},
         down_flags=settings.thumbs_down_flags,
+        reads_thinking=settings.reads_thinking,
     )
     groups: dict[str, list[Group]] = {}
     counts: dict[str, dict[str, int]] = {}

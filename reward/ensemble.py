@@ -20,16 +20,20 @@ from reward.data import Data, describe_inputs, read_data
 from reward.finish import plain_accuracy
 from reward.groups import Group
 from reward.objective import Objective
+from reward.origin import describe_origin, reference_fingerprint, resolve_model
 from reward.scoring import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
 from reward.thumb_report import Threshold, combine_thresholds, pointwise_accuracy
 from reward.train import train_reward
 from rlhf.distributed import start
 from rlhf.jsonl import new_folder, write_json
+from rlhf.readers import tokenizer_of
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import load_tokenizer, pad_right
+from rlhf.tokens import pad_right
+
+TOLD = ("accuracy", "accuracy_before_training")  # of every member
 
 
 def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
@@ -40,11 +44,12 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         GuardError: as `train_reward`.
     """
     began = time.monotonic()
+    settings = resolve_model(settings)
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     inputs = describe_inputs(settings)
-    tokenizer = load_tokenizer(settings.model)
-    data = read_data(settings, tokenizer, inputs["model"]["hash"])
+    tokenizer = tokenizer_of(inputs["model"])
+    data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
     if run.is_done:
@@ -69,8 +74,9 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
             "annotators": weigh_annotators(
                 Objective.of(settings), data.train, settings.annotator_weights
             ),
+            "started_from": describe_origin(inputs["model"]),
             "members": {
-                folder.name: {"seed": seed, "accuracy": report["accuracy"]}
+                folder.name: {"seed": seed, **{name: report[name] for name in TOLD}}
                 for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)
             },
             "seconds": round(time.monotonic() - began, 1),

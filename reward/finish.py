@@ -15,6 +15,7 @@ from reward.health import Verdict, measure_health, worst
 from reward.health_page import write_page
 from reward.normalise import Scale, fit_scale, fold_into_head
 from reward.objective import Objective
+from reward.origin import describe_origin
 from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups
 from rlhf.adapters import merged_weights, save_adapters
@@ -45,9 +46,9 @@ def measure_scale(
     else:
         too_few = f" (too few reference outputs: {outputs})" if outputs else ""
         source, rows = HELD_OUT + too_few, held_out
-    rewards = [value for row in rows for value in row]
-    scale = fit_scale(rewards, source)
-    return scale, [value * scale.gain + scale.bias for value in rewards]
+    said = [value - trainee.bias for row in rows for value in row]
+    scale = fit_scale(said, source)
+    return scale, [value * scale.gain + scale.bias for value in said]
 
 
 def save_result(
@@ -101,9 +102,10 @@ def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
 def describe_run(
     settings: RewardSettings, data: Data, run: RunDir, scale: Scale, best: Best | None
 ) -> dict[str, Any]:
-    """What the report says of data, annotators, loss, the choice of weights, scale and time."""
+    """What the report says of start, data, annotators, loss, choice of weights, scale and time."""
     rows = read_metrics(run.metrics_file)
     return {
+        "started_from": describe_origin(run.read_stage()["inputs"]["model"]),
         "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
         "loss": {
             "first": rows[0]["loss"] if rows else None,

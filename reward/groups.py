@@ -97,6 +97,7 @@ class Encoder:
     weights: Mapping[str, float]
     kind_weights: Mapping[PointwiseKind, float] = field(default_factory=dict)
     down_flags: Collection[str] = ()
+    reads_thinking: bool = False
 
     @classmethod
     def create(
@@ -108,11 +109,27 @@ class Encoder:
         weights: Mapping[str, float] | None = None,
         kind_weights: Mapping[PointwiseKind, float] | None = None,
         down_flags: Collection[str] = (),
+        reads_thinking: bool = False,
     ) -> "Encoder":
         """An encoder with the tokenizer's fingerprint computed once."""
         fingerprint = tokenizer_fingerprint(tokenizer)
-        kinds = kind_weights or {}
-        return cls(tokenizer, fingerprint, max_length, truncate, weights or {}, kinds, down_flags)
+        return cls(
+            tokenizer,
+            fingerprint,
+            max_length,
+            truncate,
+            weights or {},
+            kind_weights or {},
+            down_flags,
+            reads_thinking,
+        )
+
+    def response(self, response: Response) -> tuple[int, ...]:
+        """Token ids of a response as the reward model reads it."""
+        ids = encode_response(
+            self.tokenizer, response, self.fingerprint, reads_thinking=self.reads_thinking
+        )
+        return tuple(ids)
 
     def weight(self, ranking: Ranking) -> float:
         """How much a ranking counts: 1 unless its annotator has a weight."""
@@ -310,10 +327,7 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
 
 
 def _encode(prompt: Prompt, responses: Sequence[Response], encoder: Encoder) -> Group:
-    encoded = tuple(
-        tuple(encode_response(encoder.tokenizer, response, encoder.fingerprint))
-        for response in responses
-    )
+    encoded = tuple(map(encoder.response, responses))
     room = encoder.max_length - max(len(response) for response in encoded)
     ids = encode_prompt(encoder.tokenizer, prompt)
     while encoder.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):

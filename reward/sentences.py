@@ -13,6 +13,7 @@ from rlhf.records import RankedPrompt, Sampling
 from rlhf.rundir import RunDir
 
 CHANCE = 0.5
+LANGUAGE_MODEL = "LANGUAGE_MODEL"  # which one, nobody has written down
 
 
 def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> str:
@@ -24,7 +25,8 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
     """
     run = RunDir(settings.out)
     has_thumbs = "judgements" in report or "accuracy_on_thumbs" in report
-    lines = [_accuracy(report["accuracy"], report["held_out"]["from"], has_thumbs=has_thumbs)]
+    accuracy = _accuracy(report["accuracy"], report["held_out"]["from"], has_thumbs=has_thumbs)
+    lines = [accuracy, *_origin(report)]
     longer = report.get("health", {}).get("longer_wins")
     if longer:
         lines.append(f"Choosing the longer response would order {in_words(longer)} of them so.")
@@ -35,10 +37,23 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
         lines.append(f"An ensemble of {len(report['members'])}, whose reports are in {run.path}.")
     if run.report_html.is_file():
         lines.append(f"Report: {run.report_html}")
-    command = ["rlhf", "reference", "--prompts", settings.rankings, "--model", settings.model]
+    behind = report.get("started_from", {"language_model": {"path": settings.model}})
+    model = (behind["language_model"] or {"path": LANGUAGE_MODEL})["path"]
+    command = ["rlhf", "reference", "--prompts", settings.rankings, "--model", model]
     command += ["--reward", run.path, "--out", run.path.parent / "reference"]
     command += _sampling(settings.rankings)
     return "\n".join([*lines, f"Next: {shlex.join(map(str, command))}"])
+
+
+def _origin(report: Mapping[str, Any]) -> list[str]:
+    """Which reward model it goes on from, and how good that was."""
+    start = report.get("started_from", {})
+    if start.get("kind") != "reward model":
+        return []
+    members = list(report.get("members", {}).values())  # which all start alike
+    accuracy = (members[0] if members else report)["accuracy_before_training"]
+    measured = f", which ordered {in_words(accuracy)} of them so" if accuracy else ""
+    return [f"It started from the reward model {start['path']}{measured}."]
 
 
 def _sampling(rankings: Path) -> list[str]:

@@ -12,6 +12,7 @@ from cyclopts import Parameter, Token
 from rlhf.cluster import ClusterSettings
 from rlhf.config import MAX_SEED, flatten, part_of, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 Precision = Literal["auto", "bf16", "fp32"]
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
@@ -65,19 +66,22 @@ class RewardSettings(ClusterSettings):
     rankings: Path
     """Folder that `rlhf export --format ranked` wrote."""
     model: str
-    """Model folder or hub name that gets a scalar head."""
+    """Model folder, hub name or run; a language model gets a scalar head, a reward model keeps its
+    own."""
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0
-    """Seed of the new head and of the order of prompts."""
+    """Seed of a fresh head and of the order of prompts."""
     seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
     """Train an ensemble, one model for each of these, such as 0,1,2."""
     precision: Precision = "auto"
     """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
     head: Literal["random", "fitted"] = "random"
-    """How the fresh head starts: at random, or fitted to the rankings on frozen features."""
+    """How a fresh head starts: at random, or fitted to the rankings on frozen features."""
     epochs: int = 1
     """Passes over the prompts; two over-fit; with --head fitted, 0 trains only the head."""
     prompts_per_batch: int = 16
@@ -94,6 +98,8 @@ class RewardSettings(ClusterSettings):
     """Longest prompt + response in tokens."""
     too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
+    reads_thinking: bool = False
+    """Read the text inside <think> tags, too, in training and wherever the model scores."""
     loss: Loss = "bradley_terry"
     """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
     margin: float = 0.0
@@ -205,6 +211,9 @@ class ScoreSettings:
     """JSON Lines with the rewards added."""
     combine: Combine = "mean"
     """What counts of the members of an ensemble: their mean, or the worst of them."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template of a reward model that keeps none, such as
+    '{"enable_thinking": false}'."""
     tokens_per_batch: int = 4096
     """Tokens in one forward pass of a reward model."""
     precision: Precision = "auto"

@@ -27,7 +27,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Trainee:
-    """A prepared module with its optimizer and the numbers that every step needs."""
+    """A prepared module with its optimizer and the numbers that every step needs.
+
+    `bias` is what a reward model that the training goes on from adds to its head's outputs.
+    """
 
     accelerator: Accelerator
     module: nn.Module
@@ -37,6 +40,7 @@ class Trainee:
     objective: Objective
     shared: bool
     tensor_parallel: int = 1
+    bias: float = 0.0
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     @property
@@ -100,7 +104,7 @@ def name_accuracies(
 
 
 def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
-    """Head outputs for all responses of all groups, on every process; prompt ids must differ."""
+    """Rewards of all responses of all groups, on every process; prompt ids must differ."""
     passes = my_passes(trainee, groups)
     found: list[tuple[str, list[float]]] = []
     trainee.module.eval()
@@ -132,7 +136,7 @@ def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
     """Rewards of all responses of some groups, in order."""
     inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
     rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
-    return rewards
+    return rewards + trainee.bias
 
 
 def _tally(

@@ -26,6 +26,7 @@ from reward.health import collect_verdicts
 from reward.memory import device_bytes, require_memory, room_for
 from reward.model import RewardModule
 from reward.objective import Objective
+from reward.origin import reference_fingerprint, resolve_model
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
 from reward.step import Trainee, fit_thresholds, score_groups, take_step
@@ -36,13 +37,13 @@ from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint
 from rlhf.distributed import start
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
-from rlhf.models import new_reward_model
+from rlhf.models import is_reward_model, new_reward_model
 from rlhf.preflight import check_before_training, require_shared
 from rlhf.profiling import profiling
+from rlhf.readers import tokenizer_of
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, prepare
 from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import load_tokenizer
 from rlhf.tracking import tracking
 from rlhf.watchdog import beat
 
@@ -89,13 +90,14 @@ def train_reward(
         GuardError: the loss is not a number, or the trained model tells no two responses apart.
     """
     began = time.monotonic()
+    settings = resolve_model(settings)
     sharding = sharding or choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
     inputs = describe_inputs(settings)
-    tokenizer = load_tokenizer(settings.model)
-    data = read_data(settings, tokenizer, inputs["model"]["hash"])
+    tokenizer = tokenizer_of(inputs["model"])
+    data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
@@ -106,11 +108,10 @@ def train_reward(
             "already_done": True
         }
 
-    url = settings.notify
     tracked = tracking(accelerator, settings.track, run.path, settings)
     profiled = profiling(accelerator, settings.profile, run.profile)
-    watched = watching_stage(run, settings.stall_timeout, url)
-    with stage_status(run, "" if is_member else url), watched, tracked, profiled:
+    watched = watching_stage(run, settings.stall_timeout, settings.notify)
+    with stage_status(run, "" if is_member else settings.notify), watched, tracked, profiled:
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
         thresholds = Thresholds(data.train, [*data.validation, *data.held_out])
@@ -143,10 +144,12 @@ def _ask_base_model(
 ) -> Accuracy | None:
     """How often the response that the base model finds likelier is the preferred one.
 
-    None where no process can be trusted to hold the base model whole, or no pair is held out.
+    None where no process can be trusted to hold the base model whole, where it is a reward model,
+    which finds nothing likely, or where no pair is held out.
     """
     compared = [group for group in data.held_out if group.pairs]
-    if sharding.divides or settings.adapter == "qlora" or not compared:
+    unknown = sharding.divides or settings.adapter == "qlora" or is_reward_model(settings.model)
+    if unknown or not compared:
         return None
     tokens = settings.tokens_per_batch
     likelier = base_log_probs(
@@ -162,8 +165,9 @@ def _build_trainee(
     pad_id: int,
     thresholds: Thresholds,
 ) -> Trainee:
-    """The model with its new head and its optimizer, ready for `take_step`."""
+    """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
+    classifier.config.reads_thinking = settings.reads_thinking  # saved, for whoever scores
     if settings.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)
@@ -183,6 +187,7 @@ def _build_trainee(
         objective=Objective.of(settings),
         shared=settings.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
+        bias=float(getattr(classifier.config, "reward_bias", 0.0)),
         thresholds=thresholds,
     )
 
@@ -190,7 +195,7 @@ def _build_trainee(
 def _load_classifier(
     settings: RewardSettings, accelerator: Accelerator, pad_id: int
 ) -> PreTrainedModel:
-    """A model with a new head; frozen weights are held as they are multiplied, under adapters."""
+    """A model with a head; frozen weights are held as they are multiplied, under adapters."""
     if settings.adapter == "none":
         together = settings.tensor_parallel > 1
         return new_reward_model(settings.model, pad_id, settings.seed, together=together)

@@ -69,7 +69,7 @@ against it with a KL term on stored reference outputs, and an evaluation proves 
 is better.
 """
 
-errors = Console(stderr=True, highlight=False)
+errors = Console(stderr=True, highlight=False, emoji=False)  # :100: is a line, not an emoji
 
 
 def build_app() -> App:

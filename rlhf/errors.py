@@ -2,6 +2,7 @@
 
     RlhfError
     ├── InputError        exit 2   the user's input is wrong
+    │   ├── UnusableContentError   a record is in order and holds nothing to judge
     │   ├── ConfigError            a setting is out of range or unknown
     │   └── MismatchError          processes of a group differ
     ├── LostPeerError     exit 1   another process of the group has ended, and says why
@@ -39,6 +40,13 @@ class InputError(RlhfError):
     """A file, path or value given by the user cannot be used."""
 
     exit_code = 2
+
+
+class UnusableContentError(InputError):
+    """A record is in order and nobody could judge it: an empty text, or no common conversation.
+
+    Other people's data sets have some of these; all other bad lines mean that a file is misread.
+    """
 
 
 class ConfigError(InputError):

@@ -1,23 +1,32 @@
-"""JSON Lines in, JSON Lines out; every write is atomic (temporary name, fsync, rename)."""
+"""JSON Lines in, JSON Lines out; every write is atomic (temporary name, fsync, rename).
+
+What is read may come from anybody: a line, its nesting and what a .gz file unpacks to are bounded.
+"""
 
 import gzip
 import json
 import os
 import re
 import shutil
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from rlhf.errors import InputError
 
 JsonObject = dict[str, Any]
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+MAX_LINE = 2**24  # characters; a hundred answers of 100 kB fit
+MAX_DEPTH = 64  # of objects and lists in each other; Python gives up below 1,000
+# Text packs five to ten times smaller, a file made to fill the memory a thousand times.
+MAX_EXPANSION = 200
+FREE_EXPANSION = 2**26  # bytes that a file may unpack to however small it is
 ABANDONED_SECONDS = 3600  # since the last write; several jobs may be writing the same file now
 
 
@@ -29,8 +38,9 @@ def parse_line(text: str, place: str) -> JsonObject:
     """Parse one line as a JSON object.
 
     Raises:
-        BadLineError: the line is not JSON, or not an object, or has half a character in its text;
-            `place` (file:line) leads the message.
+        BadLineError: the line is not JSON, or not an object, is nested too deep, holds an integer
+            beyond all use, or has half a character in its text; `place` (file:line) leads the
+            message.
     """
     try:
         value = json.loads(text.rstrip())
@@ -39,6 +49,15 @@ def parse_line(text: str, place: str) -> JsonObject:
             f"{place}: not valid JSON ({error.msg} at column {error.colno}): {text.strip()[:80]!r}",
             "Mend or delete the line; every line must be one JSON object.",
         ) from None
+    except ValueError:  # Python reads no longer ones: its time would grow with their square
+        digits = sys.get_int_max_str_digits()
+        raise BadLineError(
+            f"{place}: an integer of more than {digits} digits", "Fix or delete the line."
+        ) from None
+    except RecursionError:
+        _refuse_deep(place)
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
+        _refuse_deep(place)
     if not isinstance(value, dict):
         raise BadLineError(
             f"{place}: expected a JSON object, found {type(value).__name__}: {text.strip()[:80]!r}",
@@ -47,6 +66,26 @@ def parse_line(text: str, place: str) -> JsonObject:
     if ESCAPED_SURROGATE.search(text):
         _require_whole_characters(value, place)
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether objects and lists stand in each other more than `MAX_DEPTH` deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for one in level for child in _children(one)]
+    return any(isinstance(one, dict | list) for one in level)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _refuse_deep(place: str) -> NoReturn:
+    raise BadLineError(
+        f"{place}: nested more than {MAX_DEPTH} deep", "Fix or delete the line."
+    ) from None
 
 
 def _require_whole_characters(value: JsonObject, place: str) -> None:
@@ -64,30 +103,80 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (`file:line`, text) for every line that is not blank; a .gz file is unpacked.
 
     Raises:
-        InputError: the file does not exist, is not UTF-8, or is a broken .gz file.
+        InputError: the file does not exist, is not UTF-8, is a broken .gz file, or has a line that
+            is too long.
+    """
+    for number, line in enumerate(read_text(path), start=1):
+        if line.strip():
+            yield f"{path}:{number}", line
+
+
+def read_text(path: Path, newline: str | None = None) -> Iterator[str]:
+    """Yield every line of a text file; a .gz file is unpacked.
+
+    Args:
+        path: the file.
+        newline: as `open` has it; "" leaves line ends as they are.
+
+    Raises:
+        InputError: as `read_lines` has it.
     """
     if not path.is_file():
         raise InputError(
             f"No such file: {path}", "Check the path; `ls` its folder to see what is there."
         )
-    with (
-        gzip.open(path, "rt", encoding="utf-8-sig")
-        if path.suffix == ".gz"
-        else path.open(encoding="utf-8-sig") as stream
-    ):
-        try:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield f"{path}:{number}", line
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{path} is not UTF-8 text ({error.reason} at byte {error.start})",
-                f"Convert it first: iconv -f LATIN1 -t UTF-8 {path} > converted.jsonl",
-            ) from None
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise InputError(
-                f"{path} cannot be unpacked ({error})", "Copy or download the file again."
-            ) from None
+    is_packed = path.suffix == ".gz"
+    try:
+        size = path.stat().st_size
+        opened = gzip.open if is_packed else open
+        with opened(path, "rt", encoding="utf-8-sig", newline=newline) as stream:
+            lines = iter(lambda: stream.readline(MAX_LINE + 1), "")
+            yield from _bounded(lines, path, size if is_packed else None)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start})",
+            f"Convert it first: iconv -f LATIN1 -t UTF-8 {path} > converted.jsonl",
+        ) from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(
+            f"{path} cannot be unpacked ({error})", "Copy or download the file again."
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror})", "Check its permissions and its disk."
+        ) from None
+
+
+def _bounded(lines: Iterator[str], path: Path, packed_bytes: int | None) -> Iterator[str]:
+    room = None if packed_bytes is None else expansion_limit(packed_bytes)
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MAX_LINE:
+            raise BadLineError(
+                f"{path}:{number}: a line of more than {MAX_LINE:,} characters",
+                "Every line must be one JSON object, or one row; see whether its ends were lost.",
+            )
+        if room is not None:
+            room -= len(line)
+            if room < 0:
+                refuse_expansion(f"{path}:{number}")
+        yield line
+
+
+def expansion_limit(packed_bytes: int) -> int:
+    """How many bytes a packed file of this size may unpack to."""
+    return max(FREE_EXPANSION, MAX_EXPANSION * packed_bytes)
+
+
+def refuse_expansion(place: str) -> NoReturn:
+    """Say that a file unpacks to more than anybody's text does.
+
+    Raises:
+        BadLineError: always.
+    """
+    raise BadLineError(
+        f"{place}: unpacks to more than {MAX_EXPANSION} times its size",
+        "It looks made to fill the memory. Should it be yours, unpack it first.",
+    )
 
 
 def read_jsonl(path: Path) -> Iterator[JsonObject]:

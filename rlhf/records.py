@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice, pairwise
 from typing import Any, Literal, Self
 
-from rlhf.errors import InputError
+from rlhf.errors import InputError, UnusableContentError
 
 Split = Literal["train", "test"]
 AnnotatorKind = Literal["human", "ai", "signal"]
@@ -26,6 +26,8 @@ JsonObject = dict[str, Any]
 ROLES = ("system", "user", "assistant")
 KINDS = ("human", "ai", "signal")
 STRENGTHS = (1, 2, 3)
+INT64 = 2**63  # SQLite's integers end here
+MAX_TOKEN_ID = 2**31 - 1
 
 
 def content_id(*parts: Any) -> str:
@@ -60,6 +62,17 @@ def _optional(value: JsonObject, name: str, kind: type, record: str, default: An
     if isinstance(value, dict) and value.get(name, default) is default:
         return default
     return _field(value, name, kind, record)
+
+
+def _list_of(value: JsonObject, name: str, kind: type, record: str) -> tuple[Any, ...]:
+    """A list that may be left out, each of its values of one kind."""
+    values = _optional(value, name, list, record, ())
+    if not all(type(one) is kind for one in values):
+        raise InputError(
+            f"A {record} needs {name!r} as a list of {kind.__name__}, found {values!r:.80}",
+            f"Give {kind.__name__} values only, or leave {name!r} out.",
+        )
+    return tuple(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +120,9 @@ class Prompt:
                 "Put the answer, if any, into responses, and leave the question last.",
             )
         if not messages[-1].content.strip():
-            raise InputError("The user turn of a prompt is empty", "Give the prompt some text.")
+            raise UnusableContentError(
+                "The user turn of a prompt is empty", "Give the prompt some text."
+            )
         if split not in ("train", "test"):
             raise InputError(f"Unknown split {split!r}", "Use train or test.")
         return cls(
@@ -168,7 +183,7 @@ class Sampling:
         """Read sampling settings as a response's `to_json` wrote them.
 
         Raises:
-            InputError: a name that is no sampling setting.
+            InputError: a name that is no sampling setting, or a value that is no number.
         """
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(value) - set(known))
@@ -176,6 +191,13 @@ class Sampling:
             raise InputError(
                 f"Unknown sampling settings: {', '.join(unknown)}", f"Use {', '.join(known)}."
             )
+        for name, found in value.items():
+            is_right = is_finite_number(found) and abs(found) < INT64
+            if not is_right or (isinstance(getattr(cls, name), int) and type(found) is not int):
+                raise InputError(
+                    f"Sampling setting {name} is {found!r:.80}",
+                    f"Give a number, such as {getattr(cls, name)}, or leave it out.",
+                )
         return cls(**value)
 
     @property
@@ -204,10 +226,23 @@ class Response:
         """Read a response as `to_json` wrote it.
 
         Raises:
-            InputError: a required field is missing.
+            InputError: a required field is missing, or one of another type or beyond its range.
         """
         sampling = _optional(value, "sampling", dict, "response")
-        tokens = _optional(value, "token_ids", list, "response")
+        index = _optional(value, "sample_index", int, "response", 0)
+        if not 0 <= index < INT64:
+            raise InputError(
+                f"A response needs 'sample_index' from 0 to 2^63 - 1, found {index}",
+                "Count the responses of a prompt from 0.",
+            )
+        tokens = None
+        if value.get("token_ids") is not None:
+            tokens = _list_of(value, "token_ids", int, "response")
+            if not all(0 <= token <= MAX_TOKEN_ID for token in tokens):
+                raise InputError(
+                    "A response's token_ids must lie from 0 to 2^31 - 1",
+                    "Give the ids that the tokenizer gave, or leave them out.",
+                )
         return cls(
             id=_field(value, "id", str, "response"),
             prompt_id=_field(value, "prompt_id", str, "response"),
@@ -216,8 +251,8 @@ class Response:
             model_fingerprint=_optional(value, "model_fingerprint", str, "response"),
             tokenizer_fingerprint=_optional(value, "tokenizer_fingerprint", str, "response"),
             sampling=Sampling.from_json(sampling) if sampling else None,
-            sample_index=_optional(value, "sample_index", int, "response", 0),
-            token_ids=tuple(tokens) if tokens is not None else None,
+            sample_index=index,
+            token_ids=tokens,
             finished=_optional(value, "finished", bool, "response"),
         )
 
@@ -315,7 +350,7 @@ class Ranking:
             tiers=tuple(tuple(tier) for tier in tiers),
             strengths=tuple(_optional(value, "strengths", list, "ranking", ())),
             scores=tuple(_optional(value, "scores", list, "ranking", ())),
-            flags=tuple(_optional(value, "flags", list, "ranking", ())),
+            flags=_list_of(value, "flags", str, "ranking"),
             note=_optional(value, "note", str, "ranking") or "",
         )
 

@@ -17,7 +17,7 @@ class Settings:
     files: Annotated[tuple[Path, ...], Parameter(name="--files", negative="")] = field(
         kw_only=False
     )
-    """JSON Lines (also .gz), Parquet or CSV files, or folders written by `datasets`."""
+    """JSON Lines (also .gz), Parquet or CSV files, folders of them or of `datasets`, hub names."""
     db: Path
     """The label database; created when it does not exist."""
     split: Literal["train", "test"] = "train"
@@ -28,8 +28,16 @@ class Settings:
     """Who made judgements that do not say it; imported when not given."""
     kind: Literal["human", "ai", "signal"] | None = None
     """What kind of annotator that is; human when not given, ai for UltraFeedback."""
-    on_error: Literal["skip", "stop"] = "stop"
-    """What a bad line does: stop, with nothing of its file stored, or skip and count."""
+    on_error: Literal["few", "skip", "stop"] = "few"
+    """What a bad line does: stop, with nothing of its file stored, or skip and count; few: leave
+    out and count lines with nothing to judge, such as an empty response, where they are fewer than
+    1 in 100, and stop at others."""
+    data_split: str = ""
+    """Read this split of a data set; all of them when not given, if they are train and test."""
+    config_name: str = ""
+    """Read this configuration of a data set; its default one when not given."""
+    streaming: bool = False
+    """Read a data set of the hub as it comes, without keeping a copy on disk."""
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -39,7 +47,8 @@ class Settings:
 def run(settings: Settings) -> dict[str, Any]:
     """Bring prompts, responses and judgements into the label database; safe to run again."""
     from labeling_app.formats import Defaults
-    from labeling_app.importing import read_files, store_entries
+    from labeling_app.importing import Report, import_file
+    from labeling_app.reading import Part, require_there
     from labeling_app.store import Store
 
     defaults = Defaults(
@@ -48,8 +57,15 @@ def run(settings: Settings) -> dict[str, Any]:
         annotator=settings.annotator,
         kind=settings.kind,
     )
-    files, report = read_files(settings.files, defaults, settings.on_error)
-    # Opened only now: a file that cannot be read must not leave an empty database behind.
+    part = Part(
+        data_split=settings.data_split,
+        config_name=settings.config_name,
+        streaming=settings.streaming,
+    )
+    for path in settings.files:
+        require_there(path, part)
+    report = Report()
+    for path in settings.files:
+        report.add(import_file(path, settings.db, defaults, settings.on_error, part))
     with Store(settings.db) as store:
-        store_entries(store, files, report)
         return {**asdict(report), "db": str(settings.db), "in_db": store.counts()}

@@ -10,6 +10,9 @@ import pytest
 from labeling_app.queue import TaskQueue
 from labeling_app.session import Board
 from labeling_app.store import Store
+from rlhf.cli import main
+from tests.labeling_app.test_import import run_json, write
+from tests.labeling_app.test_whole_imports import lines, require_whole
 
 NOTE = "n" * 9_000
 
@@ -71,3 +74,23 @@ def test_a_full_disk_loses_nothing(small_disk, make_prompt, make_responses):
         assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
         stored = {row[0] for row in db.execute("SELECT id FROM rankings")}
         assert stored == {f"u{n}" for n in range(number + 1)}
+
+
+def test_a_full_disk_leaves_nothing_and_the_next_import_is_whole(small_disk, tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", lines(300))
+    db = small_disk / "labels.db"
+    Store(db).close()
+    ballast = small_disk / "spare"
+    ballast.write_bytes(b"\0" * 300_000)
+    fill_up(small_disk)
+    ballast.unlink()
+    assert main(["import", str(path), "--db", str(db)]) == 75
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"The database has no room for {path} (database or disk is full)" in said
+    assert "Free some space, then run the same command again." in said
+    (small_disk / "ballast").unlink()
+    with Store(db) as store:
+        assert store.counts() == dict.fromkeys(store.counts(), 0)
+    run_json(capsys, "import", path, "--db", db)
+    with Store(db) as store:
+        require_whole(store, 300)

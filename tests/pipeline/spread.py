@@ -75,6 +75,7 @@ def build_rollout(rows: list[int]) -> Rollout:
     scores = torch.zeros(len(rows))
     return Rollout(
         sequences.rows(torch.tensor(rows)),
+        mask[rows],
         torch.ones(len(rows), dtype=torch.bool),
         *(scores, scores, scores),
         old_log_probs=noise(0.05, -5.9),
@@ -158,13 +159,22 @@ class PPO:
         )
 
     def step_with_texts(self, number: int) -> dict[str, float]:
-        """A step whose micro-batches have a token budget, with pretraining texts in it."""
+        """A step whose micro-batches have a token budget, with pretraining texts in it.
+
+        Responses without an end token are masked, and another program sampled the others.
+        """
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        mask, ids = self.rollout.response_mask, self.rollout.sequences.responses.ids
+        rollout = replace(
+            self.rollout,
+            loss_mask=mask & (ids == 2).any(dim=1, keepdim=True),
+            sampler_weights=0.5 + 0.1 * (ids % 7),
+        )
         return update(
             self.accelerator,
             self.model,
             self.optimizer,
-            self.rollout,
+            rollout,
             self.references,
             replace(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5),
             1.0,
@@ -285,6 +295,7 @@ def main(folder: str, out: Path, strategies: list[str]) -> None:
         found[name] = {
             "ppo": ppo(accelerator, folder, strategy, out.with_suffix(f".{strategy}")),
             "reward": reward(accelerator, folder, strategy),
+            "trained_head": reward(accelerator, judge, strategy),
             "scores": scores(accelerator, judge, strategy),
         }
     if accelerator.is_main_process:

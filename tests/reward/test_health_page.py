@@ -10,6 +10,7 @@ def report(groups, rewards, worst):
         "accuracy": ACCURACY,
         "accuracy_before_training": None,
         "likelier_wins": None,
+        "started_from": {"kind": "reward model", "path": "<u>rm", "hash": "abc"},
         "best": None,
         "held_out": {"prompts": 4, "from": "test prompts"},
         "counts": {
@@ -37,6 +38,8 @@ def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
     assert '<th scope="row">prompts too long</th><td>1</td><td>0</td>' in page
     assert '<th scope="row">ties</th><td>0</td><td>2</td>' in page
     row = "<td>0.5</td><td>9</td><td>12.5 %</td>"
+    assert "started from the reward model &lt;u&gt;rm (abc)" in page
+    assert '<th scope="row">the reward model it started from</th><td>–</td>' in page
     assert f'<th scope="row">&lt;i&gt;eve</th>{row}' in page
     assert "Judges agree with each other in 0 %" in page
     assert "script-src" not in page
