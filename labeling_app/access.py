@@ -6,35 +6,21 @@ it sends no security headers. This ASGI layer stands in front of all of it.
 
 import time
 from collections.abc import Callable
-from html import escape
-from pathlib import Path
-from urllib.parse import parse_qs
 
-import anyio.to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from labeling_app.auth import host_of, is_own_origin, make_cookie, read_cookie
+from labeling_app import content_policy
+from labeling_app.auth import host_of, is_own_origin, read_cookie
+from labeling_app.sign_in import COOKIE, SIGN_IN_PATHS, SignInPage
 from labeling_app.users import User, Users
 
-COOKIE = "rlhf_session"
-SESSION_SECONDS = 14 * 24 * 3600
-MAX_FORM_BYTES = 10_000
 USER = "rlhf.user"
+CACHED_PATHS = ("/assets/", "/static/", "/theme.css")  # Gradio's own, the same for everybody
 OPEN_PATHS = ("/healthz", "/feedback")  # the latter asks for a token instead
-PAGE = Path(__file__).parent / "board" / "sign_in.html"
-# Gradio builds its page with inline scripts and Function(); what matters is that nothing can be
-# loaded from, sent to or framed by anywhere else.
-CONTENT_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self'; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; "
-    "form-action 'self'; frame-ancestors 'none'"
-)
 SECURITY_HEADERS = {
-    "content-security-policy": CONTENT_POLICY,
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
     # Not no-referrer: with that, browsers send "Origin: null" with our own sign-in form.
@@ -69,8 +55,7 @@ class Door:
     ) -> None:
         self.app = app
         self.find_user = find_user
-        self.users = users
-        self.secret = secret
+        self.sign_in_page = SignInPage(users, secret) if users is not None else None
         self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +68,11 @@ class Door:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault(content_policy.HEADER, content_policy.NOTHING)
+                if not scope["path"].startswith(CACHED_PATHS):
+                    headers["cache-control"] = "no-store"  # or Back shows pages after signing out
             await send(message)
 
         request = Request(scope, receive)
@@ -95,12 +84,13 @@ class Door:
         refusal = self._refusal(request.method, request.headers)
         if refusal:
             return JSONResponse({"error": refusal}, status_code=403)
-        if request.scope["path"] in OPEN_PATHS:  # what is routed; a URL ends its path at a "?"
+        path = request.scope["path"]  # what is routed; a URL ends its path at a "?"
+        if path in OPEN_PATHS:
             return None
-        if self.users is not None and request.url.path in ("/sign-in", "/sign-out"):
-            return await self._sign_in_or_out(request, self.users)
         # One look-up by key, which no writer holds up; handing it to a thread would cost more.
         user = self.find_user(request)
+        if self.sign_in_page is not None and path in SIGN_IN_PATHS:
+            return await self.sign_in_page.answer(request, user)
         if user is None:
             if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
                 return RedirectResponse("/sign-in", status_code=303)
@@ -125,36 +115,6 @@ class Door:
             "(nginx: proxy_set_header Host $http_host)."
         )
 
-    async def _sign_in_or_out(self, request: Request, users: Users) -> Response:
-        if request.method != "POST":
-            return sign_in_page()
-        return await self._sign_in(request, users) if _is_sign_in(request) else _signed_out()
-
-    async def _sign_in(self, request: Request, users: Users) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_FORM_BYTES:
-                return JSONResponse({"error": "The form is too large."}, status_code=413)
-        form = parse_qs(body.decode("utf-8", errors="replace"))
-        name = form.get("name", [""])[0].strip()
-        outcome = await anyio.to_thread.run_sync(users.sign_in, name, form.get("password", [""])[0])
-        if outcome.user is None:
-            return sign_in_page(name, outcome.problem, status_code=401)
-        cookie = make_cookie(
-            self.secret, outcome.user.name, outcome.user.epoch, time.time() + SESSION_SECONDS
-        )
-        answer = RedirectResponse("/", status_code=303)
-        answer.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=SESSION_SECONDS,
-            httponly=True,
-            samesite="lax",
-            secure=request.url.scheme == "https",
-        )
-        return answer
-
 
 def user_of_cookie(users: Users, secret: str) -> FindUser:
     """Find the sender of a request by the signed cookie."""
@@ -163,20 +123,3 @@ def user_of_cookie(users: Users, secret: str) -> FindUser:
         return users.of_ticket(read_cookie(secret, request.cookies.get(COOKIE, ""), time.time()))
 
     return find
-
-
-def sign_in_page(name: str = "", problem: str = "", status_code: int = 200) -> HTMLResponse:
-    """The sign-in form; it has no script at all."""
-    page = PAGE.read_text(encoding="utf-8")
-    page = page.replace("{{problem}}", escape(problem)).replace("{{name}}", escape(name))
-    return HTMLResponse(page, status_code=status_code, headers={"cache-control": "no-store"})
-
-
-def _is_sign_in(request: Request) -> bool:
-    return request.url.path == "/sign-in"
-
-
-def _signed_out() -> Response:
-    answer = RedirectResponse("/sign-in", status_code=303)
-    answer.delete_cookie(COOKIE)
-    return answer

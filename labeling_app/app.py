@@ -15,9 +15,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import gradio as gr
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
+from starlette.routing import Mount
 
 from labeling_app.access import USER
 from labeling_app.board_route import add_board_route
+from labeling_app.content_policy import GradioPolicy, html_page
 from labeling_app.dashboard import dashboard_page
 from labeling_app.feedback_route import add_feedback_route
 from labeling_app.live import Live
@@ -37,6 +39,10 @@ footer { display: none !important; }
 }
 #board .html-container { padding: 0 !important; }
 """
+# What the page of the board asks for.
+GRADIO_ROUTES = frozenset(
+    {"/", "/assets/{path:path}", "/static/{path:path}", "/theme.css", "/favicon.ico"}
+)
 SYSTEM_FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
 CODE_FONT = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 
@@ -77,14 +83,14 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
     @app.get("/dashboard")
     def dashboard(request: Request) -> HTMLResponse:
         if _sender(request).role == "annotator":
-            return HTMLResponse("The dashboard is for leads.", status_code=403)
-        return HTMLResponse(dashboard_page(board.store))
+            return html_page("The dashboard is for leads.", 403)
+        return html_page(dashboard_page(board.store))
 
     add_board_route(app, board, has_live=live is not None)
     add_feedback_route(app, board.store)
     if live is not None:
         add_live_routes(app, live, lambda request: _sender(request).name)
-    mounted: FastAPI = gr.mount_gradio_app(
+    gr.mount_gradio_app(
         app,
         page,
         path="/",
@@ -97,7 +103,17 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
         theme=gr.themes.Default(font=SYSTEM_FONT, font_mono=CODE_FONT),
         css=PAGE_CSS,
     )
-    return mounted
+    _confine_gradio(app)
+    return app
+
+
+def _confine_gradio(app: FastAPI) -> None:
+    """Give Gradio's page its policy and close its other routes: uploads, queues, files, more."""
+    [gradio] = [route.app for route in app.routes if isinstance(route, Mount)]
+    assert isinstance(gradio, FastAPI)
+    kept = [route for route in gradio.routes if getattr(route, "path", "") in GRADIO_ROUTES]
+    gradio.router.routes[:] = kept
+    gradio.add_middleware(GradioPolicy)
 
 
 def _sender(request: Any) -> User:

@@ -1,7 +1,8 @@
 """Passwords and cookies as pure functions: scrypt, and an HMAC over name, epoch and expiry.
 
 A cookie is `base64(name).epoch.expiry.signature`. Nothing is kept per session, so a restart of the
-server signs nobody out; raising a user's epoch signs that user out everywhere.
+server signs nobody out; raising the epoch of a user, as signing out does, ends all sessions of
+that user.
 """
 
 import base64
@@ -9,9 +10,21 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
-SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**15, 8, 1
-SCRYPT_MEMORY = 64 * 1024 * 1024
+
+class Cost(NamedTuple):
+    """What one scrypt hash costs: 128 * n * r bytes of memory, and time in proportion to p too."""
+
+    n: int
+    r: int
+    p: int
+
+
+# OWASP's Password Storage Cheat Sheet; 128 MB and about half a second.
+COST = Cost(2**17, 8, 1)
+FIRST_COST = Cost(2**15, 8, 1)  # of hashes stored without their cost: scrypt$n$salt$digest
+SCRYPT_MEMORY = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -23,21 +36,41 @@ class Ticket:
 
 
 def hash_password(password: str) -> str:
-    """Salt and hash a password with scrypt; takes about a tenth of a second and 32 MB."""
+    """Salt and hash a password with scrypt: `scrypt$n$r$p$salt$digest`."""
     salt = secrets.token_bytes(16)
-    return f"scrypt${SCRYPT_N}${salt.hex()}${_scrypt(password, salt, SCRYPT_N).hex()}"
+    digest = _scrypt(password, salt, COST)
+    return "$".join(["scrypt", *map(str, COST), salt.hex(), digest.hex()])
+
+
+def hash_of_nobody() -> str:
+    """A hash that no password has and that takes as long to check as any other."""
+    return "$".join(["scrypt", *map(str, COST), "00" * 16, "00" * 64])
 
 
 def check_password(password: str, stored: str) -> bool:
     """Whether a password is the one that `hash_password` stored."""
-    _, n, salt, digest = stored.split("$")
-    found = _scrypt(password, bytes.fromhex(salt), int(n))
-    return hmac.compare_digest(found, bytes.fromhex(digest))
+    cost, salt, digest = _parse(stored)
+    found = _scrypt(password, salt, cost)
+    if cost == FIRST_COST and COST.n > cost.n:
+        # The rest of the usual time, or a quick answer would tell that somebody has this name.
+        _scrypt(password, salt, cost._replace(p=COST.n // cost.n - 1))
+    return hmac.compare_digest(found, digest)
 
 
-def _scrypt(password: str, salt: bytes, n: int) -> bytes:
-    text = password.encode()
-    return hashlib.scrypt(text, salt=salt, n=n, r=SCRYPT_R, p=SCRYPT_P, maxmem=SCRYPT_MEMORY)
+def is_outdated(stored: str) -> bool:
+    """Whether a hash was made at another cost than new ones are."""
+    return _parse(stored)[0] != COST
+
+
+def _parse(stored: str) -> tuple[Cost, bytes, bytes]:
+    _, *numbers, salt, digest = stored.split("$")
+    cost = Cost(*map(int, numbers)) if len(numbers) > 1 else FIRST_COST
+    return cost, bytes.fromhex(salt), bytes.fromhex(digest)
+
+
+def _scrypt(password: str, salt: bytes, cost: Cost) -> bytes:
+    n, r, p = cost
+    return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=SCRYPT_MEMORY)
 
 
 def new_password() -> str:

@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from labeling_app.private_files import make_private
 from labeling_app.store import Store
 from rlhf.errors import InputError
 
@@ -24,12 +25,10 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
     partial = out.with_name(f".{out.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        with Store(db, must_exist=True) as store, closing(sqlite3.connect(partial)) as copy:
-            store.connections.db.conn.backup(copy)
-            # One file to carry away: no -wal and -shm beside it.
-            copy.execute("PRAGMA journal_mode = DELETE")
-            problems = [row[0] for row in copy.execute("PRAGMA integrity_check")]
-    except sqlite3.OperationalError as error:
+        with Store(db, must_exist=True) as store:
+            make_private(partial)
+            problems = _copy(store, partial)
+    except (sqlite3.OperationalError, OSError) as error:
         partial.unlink(missing_ok=True)
         raise InputError(
             f"The copy could not be written to {out} ({error})",
@@ -43,6 +42,15 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
     _move_durably(partial, out)
     with Store(out) as store:
         return store.counts()
+
+
+def _copy(store: Store, partial: Path) -> list[str]:
+    """Copy the database and return what SQLite finds wrong with the copy: ["ok"] is nothing."""
+    with closing(sqlite3.connect(partial)) as copy:
+        store.connections.db.conn.backup(copy)
+        # One file to carry away: no -wal and -shm beside it.
+        copy.execute("PRAGMA journal_mode = DELETE")
+        return [row[0] for row in copy.execute("PRAGMA integrity_check")]
 
 
 def _move_durably(partial: Path, out: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 
 class BodyError(Exception):
@@ -20,17 +20,30 @@ class BodyError(Exception):
         self.problem = problem
 
 
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request.
+
+    Raises:
+        BodyError: it is too large, or the client went away before its end.
+    """
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise BodyError(413, f"The body is larger than {max_bytes} bytes.")
+    except ClientDisconnect:
+        raise BodyError(400, "The body ended early.") from None
+    return bytes(body)
+
+
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
-        BodyError: too large, not JSON, not an object, or text that is no Unicode.
+        BodyError: too large, not whole, not JSON, not an object, or text that is no Unicode.
     """
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise BodyError(413, f"The body is larger than {max_bytes} bytes.")
+    body = await read_body(request, max_bytes)
     try:
         value = json.loads(body)
         # JSON may hold half of a surrogate pair, which no file and no database takes.

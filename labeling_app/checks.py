@@ -149,18 +149,18 @@ def _make_repeat(db: Database, annotator: str) -> int | None:
     return cursor.lastrowid
 
 
-def feedback_on(
-    connections: Connections, annotator: str, task_id: int, tiers: Sequence[Sequence[int]]
-) -> Feedback | None:
-    """What to tell somebody about a training task; None for every other task."""
-    query = """SELECT t.answer, t.reason, a.shown FROM tasks t JOIN assignments a
-               ON a.task_id = t.id AND a.annotator = ?
+def feedback_on(connections: Connections, annotator: str, task_id: int) -> Feedback | None:
+    """What to tell somebody about their ranking of a training task.
+
+    None for every other task, and before they have ranked it.
+    """
+    query = """SELECT t.answer, t.reason, r.shown, r.tiers FROM tasks t JOIN rankings r
+               ON r.task_id = t.id AND r.annotator = ? AND r.live = 1
                WHERE t.id = ? AND t.purpose = 'training'"""
     row = connections.db.execute(query, [annotator, task_id]).fetchone()
     if row is None:
         return None
-    answer, explanation, shown = json.loads(row[0]), row[1], json.loads(row[2])
-    given = [[shown[position] for position in tier] for tier in tiers]
+    answer, explanation, shown, given = json.loads(row[0]), row[1], *map(json.loads, row[2:])
     return Feedback(
         agreement=pair_agreement(given, answer) or 0.0,
         expected=[[shown.index(response) for response in tier] for tier in answer],

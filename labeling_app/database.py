@@ -17,6 +17,7 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from labeling_app.migrations import migrations
+from labeling_app.private_files import make_private
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError
 
@@ -44,6 +45,7 @@ class Connections:
         self._write_lock = threading.RLock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             _choose_wal(self.db)
             if migrations.pending(self.db):  # or readers would wait for whoever writes
                 with self.write() as db:

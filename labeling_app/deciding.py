@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlite_utils import Database
 
 from labeling_app.database import Connections
+from labeling_app.flags import read_flags, split_flags
 from labeling_app.history import in_letters, letters
 from labeling_app.queue import Task, TaskQueue
 from rlhf.errors import InputError
@@ -65,8 +66,9 @@ def opinions_on(connections: Connections, task: Task) -> list[Opinion]:
 
 def _flags(shown: list[str], stored: str) -> list[str]:
     """Flags for people: all-bad as it is, and unsafe@ID as "A unsafe"."""
-    found = [flag.partition("@") for flag in json.loads(stored)]
-    return [f"{letters(shown)[i]} {name}" if at else name for name, at, i in found]
+    of_all, of_one = split_flags(read_flags(stored, is_from_board=True), shown)
+    of_place = list(letters(shown).values())
+    return [*of_all, *(f"{of_place[place]} {name}" for place, name in of_one)]
 
 
 def decisions(connections: Connections, task_ids: list[int]) -> dict[int, str]:

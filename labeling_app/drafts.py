@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from labeling_app.flags import OF_RANKINGS, read_flags, split_flags
 from rlhf.errors import InputError
 
 MAX_DRAFT_CHARACTERS = 200_000
@@ -44,11 +45,11 @@ def ranking_as_draft(row: dict[str, Any], shown: list[str]) -> dict[str, Any]:
         row: `tiers`, `strengths`, `flags` and `note` as the database has them.
         shown: ids of the responses in the order shown.
     """
-    flags = [flag.partition("@") for flag in json.loads(row["flags"])]
+    of_all, of_one = split_flags(read_flags(row["flags"]), shown)
     return {
         "tiers": [[shown.index(i) for i in tier] for tier in json.loads(row["tiers"])],
         "strengths": json.loads(row["strengths"]),
-        "flags": [name for name, at, _ in flags if not at],
-        "response_flags": [[shown.index(i), name] for name, at, i in flags if at],
+        "flags": [name for name in of_all if name in OF_RANKINGS],
+        "response_flags": [[place, name] for place, name in of_one],
         "note": row["note"],
     }

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from http.client import HTTPException, HTTPResponse
 from typing import Any
@@ -13,12 +14,22 @@ from urllib.request import Request
 from rlhf.chat_completions import key_header, open_completion
 from rlhf.errors import InputError
 from rlhf.records import Prompt, Response, Sampling
-from rlhf.urls import open_url
+from rlhf.urls import DeadlineError, open_url, read_answer
 
 API_KEY = "RLHF_LIVE_API_KEY"
 EMPTY_TEXT = "(no answer)"
 KEPT = "Try again; your prompt is kept."
 MAX_ERROR_BYTES = 300
+MAX_LINE = 2**20
+TOTAL_TIME = 10  # times as long as it may be silent
+PROTOCOL_ERRORS = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 
 
 class BrokenOffError(Exception):
@@ -85,6 +96,11 @@ class EndpointVoice:
             raise InputError(
                 f"The model server refused the question (status {error.code})", KEPT
             ) from None
+        except DeadlineError:
+            raise InputError(
+                f"The model server took more than {TOTAL_TIME * self.timeout_seconds:g} seconds",
+                KEPT,
+            ) from None
         except TimeoutError:
             raise InputError(
                 f"The model server said nothing for {self.timeout_seconds:g} seconds", KEPT
@@ -95,14 +111,14 @@ class EndpointVoice:
         except BrokenOffError as error:
             sys.stderr.write(f"{self.model} broke off: {error}\n")
             raise InputError("The model server broke off in mid-answer", KEPT) from None
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except PROTOCOL_ERRORS as error:
             sys.stderr.write(f"{self.model} answers in another protocol: {error!r}\n")
             raise InputError(
                 "The model server does not speak the chat completions protocol",
                 "Tell whoever started it: --endpoint must end in /v1.",
             ) from None
 
-    def _open(self, prompt: Prompt, seed: int) -> HTTPResponse:
+    def _open(self, prompt: Prompt, seed: int) -> AbstractContextManager[HTTPResponse]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": prompt.chat,
@@ -115,18 +131,22 @@ class EndpointVoice:
         if self.sampling.top_k:
             body["top_k"] = self.sampling.top_k  # not in OpenAI's protocol; vLLM and others know it
         return open_completion(
-            self.url, body, key_variable=API_KEY, timeout_seconds=self.timeout_seconds
+            self.url,
+            body,
+            key_variable=API_KEY,
+            timeout_seconds=self.timeout_seconds,
+            total_seconds=TOTAL_TIME * self.timeout_seconds,
         )
 
 
 def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
     """The events of a stream, or the one message of a server that does not stream."""
     if "text/event-stream" not in answer.headers.get("content-type", ""):
-        [choice] = json.loads(answer.read())["choices"]
+        [choice] = json.loads(read_answer(answer))["choices"]
         yield choice["message"]["content"] or "", choice.get("finish_reason") or "stop"
         return
     ended = False
-    for line in answer:
+    while line := answer.readline(MAX_LINE):
         data = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or data == b"[DONE]":
             ended = ended or data == b"[DONE]"
@@ -152,8 +172,8 @@ def served_model(url: str) -> str:
     request = Request(address, headers=key_header(API_KEY))
     try:
         with open_url(request, timeout_seconds=10) as answer:
-            names = [str(model["id"]) for model in json.loads(answer.read())["data"]]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+            names = [str(model["id"]) for model in json.loads(read_answer(answer))["data"]]
+    except (OSError, HTTPException, *PROTOCOL_ERRORS) as error:
         raise InputError(
             f"{address} does not say which models there are ({error})",
             "Start the server, check --endpoint (it ends in /v1), or name the model: --model NAME",

@@ -3,6 +3,7 @@
 from typing import Any
 
 from labeling_app.store import Store
+from labeling_app.submission_ids import is_stored
 from labeling_app.verdicts import THUMBS, pick
 from rlhf.errors import InputError
 from rlhf.records import Message, Prompt, Ranking, Response, content_id
@@ -24,7 +25,8 @@ def store_feedback(store: Store, program: str, payload: dict[str, Any]) -> bool:
     """Store what a program sent; False when that id of this program is stored already.
 
     Raises:
-        InputError: a field is missing, unknown, of the wrong type or too long.
+        InputError: a field is missing, unknown, of the wrong type or too long, or other feedback of
+        this program has that id.
     """
     wanted = (*COMMON, *(PICK if "responses" in payload else THUMB))
     unknown = sorted(set(payload) - set(wanted))
@@ -43,7 +45,7 @@ def store_feedback(store: Store, program: str, payload: dict[str, Any]) -> bool:
         note=_text(payload["note"], "note", MAX_CHARACTERS) if payload.get("note") else "",
     )
     with store.connections.write() as db:
-        if db.execute("SELECT 1 FROM rankings WHERE id = ?", [ranking.id]).fetchone():
+        if is_stored(db, ranking):
             return False
         store.add_prompts([prompt])
         store.add_responses(responses, queue=False)
@@ -58,7 +60,7 @@ def _thumb(payload: dict[str, Any], prompt: Prompt) -> Judged:
     response = _response(payload.get("response"), "response", prompt)
     flag = THUMB_WORDS.get(str(payload.get("thumbs")))
     if flag is None:
-        raise InputError(f"thumbs is {payload.get('thumbs')!r}", f"Send up or down, {EXAMPLE}.")
+        raise InputError(f"thumbs is {payload.get('thumbs')!r:.60}", f"Send up or down, {EXAMPLE}.")
     return [response], ((response.id,),), (flag,)
 
 

@@ -2,12 +2,12 @@
 
 import sqlite3
 import time
-from collections import defaultdict, deque
 
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from labeling_app.attempts import Attempts, network_of
 from labeling_app.bodies import BodyError, read_json
 from labeling_app.feedback import store_feedback
 from labeling_app.store import Store
@@ -17,48 +17,33 @@ from rlhf.errors import InputError
 MAX_BODY_BYTES = 1_000_000
 BAD_TOKENS = 10
 WINDOW_SECONDS = 60.0
-MAX_ADDRESSES = 10_000
-
-
-class BadTokens:
-    """Counts wrong tokens by address: after ten in a minute the address has to wait."""
-
-    def __init__(self) -> None:
-        self._times: defaultdict[str, deque[float]] = defaultdict(deque)
-
-    def must_wait(self, address: str, now: float) -> bool:
-        """Whether an address has used up its wrong tokens."""
-        times = self._times.get(address, deque())
-        while times and times[0] < now - WINDOW_SECONDS:
-            times.popleft()
-        return len(times) >= BAD_TOKENS
-
-    def note(self, address: str, now: float) -> None:
-        """One more wrong token."""
-        if len(self._times) >= MAX_ADDRESSES:
-            self._times.clear()
-        self._times[address].append(now)
 
 
 def add_feedback_route(app: FastAPI, store: Store) -> None:
-    """Serve `POST /feedback`."""
-    bad_tokens = BadTokens()
+    """Serve `POST /feedback`.
+
+    A right token always passes: behind a proxy that is not trusted all programs share one address.
+    After ten wrong ones in a minute an address is told to wait.
+    """
+    attempts = Attempts(WINDOW_SECONDS)
 
     @app.post("/feedback")
     async def feedback(request: Request) -> JSONResponse:
-        address = request.client.host if request.client else ""
-        if bad_tokens.must_wait(address, time.monotonic()):
-            return _refuse(429, "Too many wrong tokens. Wait a minute.", {"retry-after": "60"})
+        address = network_of(request.client.host if request.client else "")
+        before = attempts.add(address, time.monotonic())
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         program = await run_sync(owner, store, token) if scheme.lower() == "bearer" else None
         if program is None:
-            bad_tokens.note(address, time.monotonic())
+            if before >= BAD_TOKENS:
+                problem = "Too many wrong tokens. Wait a minute."
+                return _refuse(429, problem, {"retry-after": "60"})
             problem = (
                 "No program here has this token. Make one: rlhf users token"
                 if token
                 else "Send the header Authorization: Bearer TOKEN. Make a token: rlhf users token"
             )
             return _refuse(401, problem, {"www-authenticate": "Bearer"})
+        attempts.take_back(address)
         try:
             payload = await read_json(request, MAX_BODY_BYTES)
             is_new = await run_sync(store_feedback, store, program, payload)
@@ -66,7 +51,7 @@ def add_feedback_route(app: FastAPI, store: Store) -> None:
             return _refuse(error.status, error.problem)
         except InputError as error:
             return _refuse(400, f"{error.problem}. {error.remedy}")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             return _refuse(503, f"The database could not write ({error}). Send it again later.")
         return JSONResponse({"stored": is_new}, status_code=201 if is_new else 200)
 

@@ -1,8 +1,8 @@
 """One line of somebody's file → a prompt, its responses and what was said about them.
 
 Understood: our own objects, an exported `ranked` line, trl preference data (explicit or implicit
-prompt, plain or conversational), HH-RLHF strings, UltraFeedback, and pairs over K responses. Text
-is kept exactly as it stands.
+prompt, plain or conversational, unpaired), HH-RLHF strings, UltraFeedback, and pairs over K
+responses. Text is kept exactly as it stands.
 """
 
 import re
@@ -14,6 +14,7 @@ from typing import Any
 
 from labeling_app.annotating import tiers_of_scores
 from labeling_app.checks import Purpose
+from labeling_app.thumb_lines import thumb_rankings, with_responses
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records import (
     AnnotatorKind,
@@ -33,6 +34,7 @@ NEARLY = 0.85  # one letter of a short word, two of a long one
 KEYS = (
     *("prompt", "messages", "responses", "models", "tiers", "strengths", "scores", "pairs"),
     *("split", "source", "annotator", "kind", "purpose", "explanation", "chosen", "rejected"),
+    "thumbs",
 )
 HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
 EXAMPLES = (
@@ -85,6 +87,7 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
         record = RankedPrompt.from_json(value)
         return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
     _refuse_misspelt(value)
+    value = with_responses(value)
     if "chosen" in value and "rejected" in value:
         messages, answers = _read_preference(value)
     elif "completions" in value and "instruction" in value:
@@ -134,6 +137,7 @@ def _build(
             scores=tuple(scores),
         )
         rankings.append(ranking)
+    rankings += thumb_rankings(value, responses, annotator, kind)
     check = _check(value, responses, rankings)
     explanation = str(value.get("explanation") or "")
     return Entry(

@@ -7,7 +7,7 @@ call is stored with what was asked and what came back, so an interrupted run goe
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +18,7 @@ from labeling_app.store import Store
 from rlhf.errors import InputError
 from rlhf.judge import Endpoint, build_request, combine, complete, read_verdict
 from rlhf.records import RankedPrompt, Ranking, content_id
+from rlhf.urls import AskingPool
 
 
 def annotate_with_judge(
@@ -39,7 +40,7 @@ def annotate_with_judge(
         )
     counts = {"ranked": 0, "ranked_before": 0, "too_few_responses": 0, "unclear_pairs": 0}
     log = JudgeLog(store, name, store.add_rubric(rubric) if rubric else "")
-    with ThreadPoolExecutor(parallel) as pool:
+    with AskingPool(parallel) as pool:
         for record in store.ranked_prompts(annotators=[name]):
             ids = {response.id for response in record.responses}
             if len(ids) < 2:
@@ -56,7 +57,7 @@ def annotate_with_judge(
 def _judge(
     store: Store,
     log: JudgeLog,
-    pool: ThreadPoolExecutor,
+    pool: Executor,
     record: RankedPrompt,
     answer_to: Callable[[list[dict[str, str]]], str],
     rubric: str,

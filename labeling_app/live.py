@@ -21,15 +21,17 @@ from labeling_app.live_store import (
     add_verdict,
     find_turn,
     latest_turn,
+    require_new_turn,
     require_turn,
     retire_verdict,
     save_turn,
 )
-from labeling_app.rendering import conversation_to_html, to_html
+from labeling_app.rendering import conversation_to_html, response_to_html
 from labeling_app.store import Store
 from labeling_app.verdicts import ALL_BAD, EDITED, LABELS, PERSON, THUMBS, TIE, pick
 from rlhf.errors import InputError
 from rlhf.records import Message, Prompt, Ranking, Response, content_id
+from rlhf.thinking import split_thinking
 
 SOURCE = "live"
 MAX_QUESTIONS = 8
@@ -135,10 +137,11 @@ class Live:
             return {"ok": True, **operation(annotator, payload)}
         except InputError as error:
             return _refusal(f"{error.problem}. {error.remedy}")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             return _refusal(f"The database could not write ({error}).", retry=True)
-        except (KeyError, TypeError, ValueError) as error:
-            return _refusal(f"The request is malformed ({error!r}). Reload the page.")
+        except (LookupError, TypeError, ValueError, OverflowError):
+            # Not in the error's own words, which may hold ids of the database.
+            return _refusal("The request is malformed. Reload the page.")
 
     def question(self, annotator: str, turn_id: str) -> Answering | None:
         """The question of that id, if it is this annotator's last one since the start."""
@@ -185,6 +188,7 @@ class Live:
             known = self.question(annotator, turn_id)
             if known is not None:
                 return {"running": _running_payload(known)}
+            require_new_turn(self.store, turn_id)
             self._require_free(annotator)
             question = Answering(turn_id, prompt, self.num_responses)
             self._questions[annotator] = question
@@ -225,7 +229,7 @@ class Live:
             question.problem = ""
         except InputError as error:
             question.problem = f"{error.problem}. {error.remedy}"
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             question.problem = f"The answers could not be stored ({error}). Try again later."
         finally:
             question.over = True
@@ -329,8 +333,14 @@ def _running_payload(question: Answering) -> Payload:
         "id": question.id,
         "prompt": conversation_to_html(question.prompt.chat),
         "asked": question.prompt.messages[-1].content,
-        "texts": question.texts,
+        **growing(question.texts),
     }
+
+
+def growing(texts: Sequence[str]) -> dict[str, list[str]]:
+    """What has been said so far, and what was thought before, which the page folds."""
+    parts = [split_thinking(text) for text in texts]
+    return {"texts": [said for _, said in parts], "thinking": [thought for thought, _ in parts]}
 
 
 def _payload(turn: Turn) -> Payload:
@@ -338,10 +348,12 @@ def _payload(turn: Turn) -> Payload:
     return {
         "id": turn.id,
         "prompt": conversation_to_html(turn.prompt.chat),
-        "cards": [{"text": turn.texts[i], "html": to_html(turn.texts[i])} for i in turn.shown],
+        "cards": [
+            {"text": turn.texts[i], "html": response_to_html(turn.texts[i])} for i in turn.shown
+        ],
         "thumbs": [_thumb_of(turn, response_id) for response_id in turn.shown],
         "choice": _choice(turn),
-        "edit": to_html(_edit(turn) or ""),
+        "edit": response_to_html(_edit(turn) or ""),
     }
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import anyio
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 
 from labeling_app.bodies import BodyError, read_json, require_sender
-from labeling_app.live import Answering, Live
+from labeling_app.content_policy import html_page
+from labeling_app.live import Answering, Live, growing
 
 PAGE = Path(__file__).parent / "live_page"
 FILES = {
@@ -35,8 +36,8 @@ def add_live_routes(app: FastAPI, live: Live, name_of: Callable[[Request], str])
     """
 
     @app.get("/live")
-    def page() -> FileResponse:
-        return FileResponse(PAGE / "live.html")
+    def page() -> HTMLResponse:
+        return html_page((PAGE / "live.html").read_text(encoding="utf-8"))
 
     @app.get("/live/{name}")
     def file(name: str) -> FileResponse:
@@ -65,7 +66,7 @@ async def _lines(live: Live, annotator: str, turn_id: str) -> AsyncIterator[str]
     question = live.question(annotator, turn_id)
     if question is not None:
         async for texts in _growing(question):
-            yield _line({"texts": texts})
+            yield _line(growing(texts))
         if question.problem:
             yield _line({"over": True, "problem": question.problem})
             return

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from sqlite_utils import Database
 
 from labeling_app.database import SHOWN
+from labeling_app.flags import read_flags
 from labeling_app.store import Store, ensure_annotator, insert_ranking
+from labeling_app.submission_ids import is_stored, used_id, with_own_id
 from labeling_app.verdicts import subject
 from rlhf.errors import InputError
 from rlhf.records import Message, Prompt, Ranking, Response
@@ -32,16 +34,28 @@ def save_turn(
     """Keep a question and its answers, given in the order shown. Nobody else is asked to rank them.
 
     Raises:
-        InputError: the annotator is a judge or a signal.
+        InputError: the annotator is a judge or a signal, or another question had that id.
     """
     with store.connections.write() as db:
+        require_new_turn(store, turn_id)
         ensure_annotator(db, annotator, "human")
         store.add_prompts([prompt])
         store.add_responses(responses, queue=False)
         db.execute(
-            "INSERT OR IGNORE INTO live_turns VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO live_turns VALUES (?, ?, ?, ?, ?)",
             [turn_id, annotator, prompt.id, json.dumps([r.id for r in responses]), time.time()],
         )
+
+
+def require_new_turn(store: Store, turn_id: str) -> None:
+    """Check that no question of that id was answered: its answers would be taken for the new ones.
+
+    Raises:
+        InputError: one was.
+    """
+    query = "SELECT 1 FROM live_turns WHERE id = ?"
+    if store.connections.db.execute(query, [turn_id]).fetchone():
+        raise used_id()
 
 
 def latest_turn(store: Store, annotator: str) -> Turn | None:
@@ -83,9 +97,13 @@ def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
     """Append a judgement; an earlier one of the same annotator about the same is retired.
 
     Sending the same one again changes nothing.
+
+    Raises:
+        InputError: another judgement was sent under its id.
     """
     with store.connections.write() as db:
-        if db.execute("SELECT 1 FROM rankings WHERE id = ?", [ranking.id]).fetchone():
+        ranking = with_own_id(db, ranking)
+        if is_stored(db, ranking):
             return
         own = _own_rankings(db, ranking.prompt_id, ranking.annotator)
         old = [r.id for r in own if subject(r) == subject(ranking)]
@@ -125,7 +143,7 @@ def _own_rankings(db: Database, prompt_id: str, annotator: str) -> list[Ranking]
             annotator=annotator,
             kind="human",
             tiers=tuple(tuple(tier) for tier in json.loads(tiers)),
-            flags=tuple(json.loads(flags)),
+            flags=read_flags(flags),
         )
         for ranking_id, tiers, flags in db.execute(query, [prompt_id, annotator])
     ]

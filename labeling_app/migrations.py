@@ -3,6 +3,7 @@
     prompts ─< responses        what is judged
        └─────< tasks            one prompt and the responses to rank together
                  ├─< assignments    leased, expired, done or skipped by whom; the order shown
+                 ├─< tickets        what the task is called in that person's browser
                  └─< drafts, skips
     annotators ─< rankings      append-only; `live` says whether a later one took its place
 
@@ -14,7 +15,12 @@ that nobody counts rows. Never edit a step that shipped: add the next one.
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-migrations = Migrations("labeling_app")
+MIGRATION_SET = "labeling_app"
+APPLICATION_ID = (
+    0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
+)
+
+migrations = Migrations(MIGRATION_SET)
 
 FIRST_SCHEMA = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -282,6 +288,19 @@ IMPORTS = (
 )
 
 
+TICKETS = (
+    """CREATE TABLE tickets (
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        ticket TEXT NOT NULL,
+        PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX tickets_of_annotator ON tickets (annotator, ticket)",
+    # Pages that are open, and what waits in them, know these tasks by their numbers.
+    "INSERT INTO tickets SELECT task_id, annotator, task_id FROM assignments",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+)
+
+
 @migrations(name="001_first_schema")
 def _first_schema(db: Database) -> None:
     for statement in FIRST_SCHEMA:
@@ -352,4 +371,10 @@ def _open_to_everybody(db: Database) -> None:
 @migrations(name="012_imports")
 def _imports(db: Database) -> None:
     for statement in IMPORTS:
+        db.execute(statement)
+
+
+@migrations(name="013_tickets")
+def _tickets(db: Database) -> None:
+    for statement in TICKETS:
         db.execute(statement)

@@ -19,6 +19,8 @@ from labeling_app.database import Connections
 from labeling_app.drafts import drop_draft, ranking_as_draft, read_draft, write_draft
 from labeling_app.overlap import ask_another
 from labeling_app.store import Store, ensure_annotator, insert_ranking
+from labeling_app.submission_ids import is_stored, is_stored_skip, with_own_id
+from labeling_app.tickets import ticket_of
 from rlhf.errors import InputError
 from rlhf.records import Ranking
 
@@ -27,9 +29,13 @@ LEASE_SECONDS = 15 * 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What one annotator is shown: the responses in this annotator's own order."""
+    """What one annotator is shown: the responses in this annotator's own order.
+
+    `ticket` is what the task is called outside.
+    """
 
     id: int
+    ticket: str
     messages: list[dict[str, str]]
     shown: tuple[str, ...]
     texts: tuple[str, ...]
@@ -122,30 +128,32 @@ class TaskQueue:
         place and adds to its time; the first stays in the database.
 
         Raises:
-            InputError: the task was never shown to this annotator, or the positions do not fit it.
+            InputError: the task was never shown to this annotator, the positions do not fit it, or
+            something else was sent under this id.
         """
+        task_id, strengths = submission.task_id, submission.strengths
         with self.connections.write() as db:
-            if db.execute("SELECT 1 FROM rankings WHERE id = ?", [submission.id]).fetchone():
+            prompt_id, shown = _given(db, task_id, annotator)
+            ranking = with_own_id(db, _to_ranking(prompt_id, annotator, submission, shown))
+            if is_stored(db, ranking, task_id=task_id, strengths=strengths):
                 return
-            prompt_id, shown = _given(db, submission.task_id, annotator)
-            ranking = _to_ranking(prompt_id, annotator, submission, shown)
-            old = _ranking(db, submission.task_id, annotator)
-            if old is None or not _same_judgement(old, ranking, submission.strengths):
+            old = _ranking(db, task_id, annotator)
+            if old is None or not _same_judgement(old, ranking, strengths):
                 if old is not None:
                     db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [old["id"]])
                 insert_ranking(
                     db,
                     ranking,
-                    task_id=submission.task_id,
-                    strengths=json.dumps(submission.strengths),
+                    task_id=task_id,
+                    strengths=json.dumps(strengths),
                     shown=json.dumps(shown),
                     duration_ms=submission.duration_ms + (old["duration_ms"] or 0 if old else 0),
                     rubric=submission.rubric,
                     supersedes=old["id"] if old else None,
                 )
-            _set_state(db, submission.task_id, annotator, "done")
-            drop_draft(db, submission.task_id, annotator)
-            ask_another(db, submission.task_id)
+            _set_state(db, task_id, annotator, "done")
+            drop_draft(db, task_id, annotator)
+            ask_another(db, task_id)
 
     def skip(
         self,
@@ -162,22 +170,24 @@ class TaskQueue:
         The work on it, `state` or else the draft that is there, is kept for an undo.
 
         Raises:
-            InputError: the task was never shown to this annotator, or the draft is too large.
+            InputError: the task was never shown to this annotator, the draft is too large, or
+            something else was sent under this id.
         """
         with self.connections.write() as db:
             _given(db, task_id, annotator)
-            cursor = db.execute(
-                "INSERT OR IGNORE INTO skips VALUES (?, ?, ?, ?, ?, ?)",
+            if is_stored_skip(db, skip_id, task_id, annotator):
+                return
+            db.execute(
+                "INSERT INTO skips VALUES (?, ?, ?, ?, ?, ?)",
                 [skip_id, task_id, annotator, reason, note, time.time()],
             )
-            if cursor.rowcount:
-                _set_state(db, task_id, annotator, "skipped")
-                if state:
-                    write_draft(db, task_id, annotator, state)
-                db.execute(
-                    "UPDATE rankings SET live = 0 WHERE task_id = ? AND annotator = ? AND live = 1",
-                    [task_id, annotator],
-                )
+            _set_state(db, task_id, annotator, "skipped")
+            if state:
+                write_draft(db, task_id, annotator, state)
+            db.execute(
+                "UPDATE rankings SET live = 0 WHERE task_id = ? AND annotator = ? AND live = 1",
+                [task_id, annotator],
+            )
 
     def save_draft(self, annotator: str, task_id: int, state: dict[str, Any]) -> None:
         """Keep unfinished work and renew the lease.
@@ -330,6 +340,7 @@ def _load_task(db: Database, task_id: int, annotator: str) -> Task:
     texts = dict(_texts(db, shown))
     return Task(
         id=task_id,
+        ticket=ticket_of(db, task_id, annotator),
         messages=json.loads(messages),
         shown=tuple(shown),
         texts=tuple(texts[response_id] for response_id in shown),
@@ -359,11 +370,12 @@ def _to_ranking(
     positions = [p for tier in submission.tiers for p in tier]
     flagged = [p for p, _ in submission.response_flags]
     fits = all(0 <= p < len(shown) for p in [*positions, *flagged]) and positions
+    again = "Reload the page and rank it again."
     if not fits or len(submission.strengths) not in (0, len(submission.tiers) - 1):
-        raise InputError(
-            f"The ranking of task {submission.task_id} does not fit its {len(shown)} responses",
-            "Reload the page and rank it again.",
-        )
+        raise InputError(f"The ranking does not fit its {len(shown)} responses", again)
+    # Before a `Ranking` says so, in ids that hash the names of models.
+    if len(set(positions)) < len(positions) or not all(submission.tiers):
+        raise InputError("A response is in two tiers, or a tier is empty", again)
     named = tuple(f"{flag}@{shown[position]}" for position, flag in submission.response_flags)
     return Ranking(
         id=submission.id,

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import nh3
 from markdown_it import MarkdownIt
 
+from rlhf.thinking import split_thinking
+
 MAX_MARKDOWN_CHARACTERS = 50_000
 BLOCKS = {"p", "br", "hr", "blockquote", "pre", "ul", "ol", "li"}
 HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 TABLES = {"table", "thead", "tbody", "tr", "th", "td"}
 INLINE = {"strong", "em", "s", "code", "a"}
+FOLDED = '<details class="thinking"><summary>Thinking</summary>{}</details>'
 
 _markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(
     ["table", "strikethrough"]
@@ -37,6 +40,17 @@ def to_html(text: str) -> str:
     return _cleaner.clean(_markdown.render(text))
 
 
+def response_to_html(text: str) -> str:
+    """A response as sanitised HTML; what a model thought before it answered is folded."""
+    thinking, answer = split_thinking(text)
+    if not thinking:
+        return to_html(answer)
+    return FOLDED.format(to_html(thinking)) + to_html(answer)
+
+
 def conversation_to_html(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Every turn of a prompt as its role and sanitised HTML."""
-    return [{"role": m["role"], "html": to_html(m["content"])} for m in messages]
+    by_role = {"assistant": response_to_html}
+    return [
+        {"role": m["role"], "html": by_role.get(m["role"], to_html)(m["content"])} for m in messages
+    ]

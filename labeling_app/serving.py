@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
 from rich.console import Console
 from rich.markup import escape
 
 from labeling_app.checks import CheckRates
 from labeling_app.history import num_made_since
+from labeling_app.http_server import serve_app
 from labeling_app.live import Live, Note, Voice
 from labeling_app.overlap import num_open, set_another_below, set_overlap
 from labeling_app.queue import TaskQueue
@@ -23,7 +23,6 @@ from labeling_app.users import User, Users
 from rlhf.config import read_text
 from rlhf.errors import InputError
 
-SHUTDOWN_SECONDS = 5  # somebody may be watching a long answer
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -112,13 +111,7 @@ def _run(
         console.print("Passwords travel in the clear: put a TLS proxy in front on an open network.")
     # What was imported stays: a full collection that walked it would keep everybody waiting.
     gc.freeze()
-    uvicorn.run(
-        door,
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
+    serve_app(door, host, port)
 
 
 def _require_fitting_access(host: str, annotator: str | None, local: str | None, db: Path) -> None:

@@ -1,8 +1,8 @@
 """What the board asks and what it gets: plain JSON in, plain JSON out.
 
 Every answer has `ok`. A refusal carries `error`, a sentence for the annotator; `retry` says that
-sending the same again may help. Nothing here knows model names: responses travel as positions in
-the order shown.
+sending the same again may help. No model name and no id of the database goes out: responses travel
+as positions in the order shown, tasks as tickets.
 """
 
 import sqlite3
@@ -17,13 +17,23 @@ from labeling_app.checks import feedback_on
 from labeling_app.deciding import open_decision, opinions_on
 from labeling_app.endings import cut_offs
 from labeling_app.history import recent_work
-from labeling_app.overlap import num_open
-from labeling_app.queue import Submission, Task, TaskQueue
-from labeling_app.rendering import conversation_to_html, to_html
+from labeling_app.queue import Task, TaskQueue
+from labeling_app.rendering import conversation_to_html, response_to_html, to_html
 from labeling_app.store import Store
+from labeling_app.submissions import (
+    MAX_NOTE_CHARACTERS,
+    MAX_REASON,
+    SHOWN_CHARACTERS,
+    read_id,
+    read_state,
+    read_submission,
+    read_text,
+    read_ticket,
+    read_whole_number,
+)
+from labeling_app.tickets import task_of, ticket_of
 from rlhf.errors import InputError
 
-MAX_NOTE_CHARACTERS = 10_000
 FLAGS = ("unsafe", "untrue", "off-topic", "broken")
 SKIP_REASONS = ("I don't know enough", "Prompt makes no sense", "Too long", "Upsetting")
 
@@ -106,8 +116,9 @@ class Board:
                 return self._answer(asked.annotator, asked.payload)
         except InputError as error:
             return refusal(f"{error.problem}. {error.remedy}")
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            return refusal(f"The request is malformed ({error!r}). Reload the page.")
+        except (LookupError, TypeError, ValueError, OverflowError):
+            # Not in the error's own words, which may hold ids of the database.
+            return refusal("The request is malformed. Reload the page.")
 
     def _answer(self, annotator: str, payload: Payload) -> Payload:
         name = payload.get("op")
@@ -118,7 +129,7 @@ class Board:
             return {"ok": True, "past": self._history(annotator)}
         operation = self._operations.get(str(name))
         if operation is None:
-            return refusal(f"Unknown operation {name!r}. Reload the page.")
+            return refusal(f"Unknown operation {name!r:.{SHOWN_CHARACTERS}}. Reload the page.")
         operation(annotator, payload)
         screen = self._screen(annotator, self.queue.next_task(annotator))
         if name == "submit":
@@ -126,11 +137,15 @@ class Board:
         return screen
 
     def _submit(self, annotator: str, payload: Payload) -> None:
-        self.queue.submit(annotator, read_submission(payload))
+        task_id = self._task_id(annotator, payload)
+        self.queue.submit(annotator, read_submission(payload, task_id, self.flags))
+
+    def _task_id(self, annotator: str, payload: Payload) -> int:
+        return task_of(self.store.connections.db, read_ticket(payload), annotator)
 
     def _feedback(self, annotator: str, payload: Payload) -> Payload | None:
-        task_id, tiers = int(payload["task_id"]), payload["tiers"]
-        feedback = feedback_on(self.store.connections, annotator, task_id, tiers)
+        task_id = self._task_id(annotator, payload)
+        feedback = feedback_on(self.store.connections, annotator, task_id)
         if feedback is None:
             return None
         return {**asdict(feedback), "explanation": to_html(feedback.explanation)}
@@ -138,11 +153,11 @@ class Board:
     def _skip(self, annotator: str, payload: Payload) -> None:
         self.queue.skip(
             annotator,
-            skip_id=_text(payload, "id", 64),
-            task_id=int(payload["task_id"]),
-            reason=_text(payload, "reason", 200),
-            note=_text(payload, "note", MAX_NOTE_CHARACTERS),
-            state=dict(payload.get("state") or {}),
+            skip_id=read_id(payload),
+            task_id=self._task_id(annotator, payload),
+            reason=read_text(payload, "reason", MAX_REASON),
+            note=read_text(payload, "note", MAX_NOTE_CHARACTERS),
+            state=read_state(payload),
         )
 
     def _undo(self, annotator: str, payload: Payload) -> None:
@@ -150,44 +165,49 @@ class Board:
             raise InputError("There is nothing to undo", "Rank a task first.")
 
     def _open(self, annotator: str, payload: Payload) -> None:
-        self.queue.reopen(annotator, int(payload["task_id"]))
+        self.queue.reopen(annotator, self._task_id(annotator, payload))
 
     def _decide(self, annotator: str, payload: Payload) -> None:
-        open_decision(self.queue, annotator, int(payload["task_id"]))
+        open_decision(self.queue, annotator, read_whole_number(payload, "task_id"))
 
     def _history(self, annotator: str) -> list[Payload]:
-        return [asdict(past) for past in recent_work(self.store.connections, annotator)]
+        db = self.store.connections.db
+        return [
+            {**asdict(past), "task_id": ticket_of(db, past.task_id, annotator)}
+            for past in recent_work(self.store.connections, annotator)
+        ]
 
     def _draft(self, annotator: str, payload: Payload) -> None:
-        self.queue.save_draft(annotator, int(payload["task_id"]), dict(payload["state"]))
+        self.queue.save_draft(annotator, self._task_id(annotator, payload), read_state(payload))
 
     def _screen(self, annotator: str, task: Task | None) -> Payload:
-        """The task to show now, progress, and why there is none if there is none."""
-        counts = self.store.counts()
+        """The task to show now, progress, and why there is none if there is none.
+
+        Progress is what the person has done, which every submission moves by one. How much is open
+        is for the dashboard: a check leaves that as it is, and would be known by it.
+        """
         return {
             "ok": True,
             "board": self.board_id,
             "annotator": annotator,
             "has_sign_in": self.has_sign_in,
             "done": self.queue.num_done(annotator),
-            "open": num_open(self.store.connections),
-            "tasks": counts["tasks"],
             "flags": self.flags,
             "rubric": self.rubric,
             "skip_reasons": SKIP_REASONS,
             "task": self._task_payload(task) if task else None,
             "opinions": self._opinions(task),
-            "nothing_left": "" if task else self._nothing_left(annotator, counts),
+            "nothing_left": "" if task else self._nothing_left(annotator),
         }
 
     def _task_payload(self, task: Task) -> Payload:
         """A task as the browser gets it: sanitised HTML and positions, no ids and no names."""
         endings = cut_offs(self.store.connections, task.shown)
         return {
-            "id": task.id,
+            "id": task.ticket,
             "prompt": conversation_to_html(task.messages),
             "cards": [
-                {"html": to_html(text), "characters": len(text), "ending": ending}
+                {"html": response_to_html(text), "characters": len(text), "ending": ending}
                 for text, ending in zip(task.texts, endings, strict=True)
             ],
             "draft": task.draft,
@@ -198,47 +218,15 @@ class Board:
             return []
         return [asdict(opinion) for opinion in opinions_on(self.store.connections, task)]
 
-    def _nothing_left(self, annotator: str, counts: dict[str, int]) -> str:
+    def _nothing_left(self, annotator: str) -> str:
         num_busy, until = self.queue.busy_elsewhere(annotator)
         if num_busy and until is not None:
             what = "1 task is" if num_busy == 1 else f"{num_busy} tasks are"
             clock = datetime.fromtimestamp(until).strftime("%H:%M")
             return f"{what} being labelled by others until {clock}. Come back then, or reload."
-        if not counts["tasks"]:
+        if not self.store.counts()["tasks"]:
             return "There is nothing to rank yet: no prompt has two responses."
         return "You have done everything there is. Thank you!"
-
-
-def read_submission(payload: Payload) -> Submission:
-    """Check what a browser sent.
-
-    Raises:
-        InputError: a strength out of range, or text that is too long.
-        KeyError, TypeError, ValueError: a field is missing or of the wrong type.
-    """
-    strengths = tuple(int(strength) for strength in payload.get("strengths", ()))
-    if any(not 0 <= strength <= 3 for strength in strengths):
-        raise InputError(f"Unknown strength in {strengths}", "Reload the page.")
-    return Submission(
-        id=_text(payload, "id", 64),
-        task_id=int(payload["task_id"]),
-        tiers=tuple(tuple(int(position) for position in tier) for tier in payload["tiers"]),
-        strengths=strengths,
-        flags=tuple(str(flag)[:40] for flag in payload.get("flags", ())),
-        response_flags=tuple(
-            (int(position), str(flag)[:40]) for position, flag in payload.get("response_flags", ())
-        ),
-        note=_text(payload, "note", MAX_NOTE_CHARACTERS),
-        duration_ms=max(0, int(payload.get("duration_ms", 0))),
-        rubric=_text(payload, "rubric", 16),
-    )
-
-
-def _text(payload: Payload, name: str, limit: int) -> str:
-    value = payload.get(name, "")
-    if not isinstance(value, str) or len(value) > limit:
-        raise InputError(f"The {name} must be text of at most {limit} characters", "Shorten it.")
-    return value
 
 
 def refusal(error: str, *, retry: bool = False) -> Payload:

@@ -31,6 +31,7 @@ from labeling_app.fitting import (
     require_same_response,
     require_usable,
 )
+from labeling_app.flags import ADJUDICATED, read_flags
 from labeling_app.tasks import put_off_tasks, queue_tasks
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
@@ -46,7 +47,6 @@ from rlhf.records import (
 )
 
 KINDS: tuple[AnnotatorKind, ...] = get_args(AnnotatorKind)
-ADJUDICATED = "adjudicated"
 Row = dict[str, Any]
 
 
@@ -219,8 +219,7 @@ class Store:
     ) -> Iterator[RankedPrompt]:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
-        Answers to checks and votes on the pairs of an evaluation are none: what tests must not
-        train.
+        Answers to checks and votes on pairs of an evaluation are none: what tests must not train.
         Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
         of those it settles, unless particular annotators are asked for.
 
@@ -313,7 +312,7 @@ def ranking_from_row(row: Row) -> Ranking:
     took in flags that are no text, which say nothing.
     """
     strengths = json.loads(row["strengths"])
-    flags = (flag for flag in json.loads(row["flags"]) if isinstance(flag, str))
+    flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)
     return Ranking(
         id=row["id"],
         prompt_id=row["prompt_id"],

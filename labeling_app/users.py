@@ -1,18 +1,23 @@
-"""Who may sign in, as what, and when too many wrong passwords shut the door for a while."""
+"""Who may sign in, and as what."""
 
-import threading
+import sqlite3
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from labeling_app.auth import Ticket, check_password, hash_password
+from labeling_app.auth import (
+    Ticket,
+    check_password,
+    hash_of_nobody,
+    hash_password,
+    is_outdated,
+)
 from labeling_app.store import Store, ensure_annotator
 from rlhf.errors import InputError
 
 Role = Literal["annotator", "lead", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
-FREE_FAILURES = 5
-MAX_LOCK_SECONDS = 15 * 60.0
 MIN_PASSWORD = 8
 
 
@@ -43,10 +48,6 @@ class Users:
 
     def __init__(self, store: Store) -> None:
         self.connections = store.connections
-        # Each check takes 32 MB: a crowd of attempts must not take all memory.
-        self._scrypt_slots = threading.Semaphore(4)
-        # Checked when there is no such user, so that the time taken does not tell who exists.
-        self._nobody = hash_password("nobody")
 
     def add(self, name: str, role: Role, password: str) -> None:
         """Add a user.
@@ -90,20 +91,30 @@ class Users:
         Raises:
             InputError: no such user.
         """
-        self._change(name, "disabled = ?", [int(disabled)])
+        self._change(name, disabled=int(disabled))
 
     def reset_password(self, name: str, password: str) -> None:
-        """Give somebody a new password, sign them out everywhere and lift a lock.
+        """Give somebody a new password and sign them out everywhere.
 
         Raises:
             InputError: no such user, or the password is too short.
         """
-        self._change(name, "password = ?, failures = 0, locked_until = 0", [_hashed(password)])
+        self._change(name, password=_hashed(password))
 
-    def _change(self, name: str, assignments: str, values: list[Any]) -> None:
+    def end_sessions(self, name: str) -> None:
+        """Sign somebody out everywhere: no cookie given so far is worth anything from now on.
+
+        Raises:
+            InputError: no such user.
+        """
+        self._change(name)
+
+    def _change(self, name: str, **columns: Any) -> None:
+        """Set columns and raise the epoch, which ends all sessions."""
+        assignments = ", ".join(["epoch = epoch + 1", *(f"{column} = ?" for column in columns)])
         with self.connections.write() as db:
             cursor = db.execute(
-                f"UPDATE users SET {assignments}, epoch = epoch + 1 WHERE name = ?", [*values, name]
+                f"UPDATE users SET {assignments} WHERE name = ?", [*columns.values(), name]
             )
             if not cursor.rowcount:
                 raise InputError(
@@ -111,34 +122,24 @@ class Users:
                 )
 
     def sign_in(self, name: str, password: str) -> SignIn:
-        """Check a password. After five wrong ones the door shuts: 1 minute, then 2, up to 15."""
-        query = "SELECT password, disabled, failures, locked_until FROM users WHERE name = ?"
+        """Check a password, as slowly for a name that nobody has. `sign_in.py` counts attempts."""
+        query = "SELECT password, disabled FROM users WHERE name = ?"
         row = next(iter(self.connections.db.query(query, [name])), None)
-        now = time.time()
-        if row and row["locked_until"] > now:
-            minutes = max(1, round((row["locked_until"] - now) / 60))
-            return SignIn(problem=f"Too many wrong passwords. Try again in {minutes} min.")
-        with self._scrypt_slots:
-            right = check_password(password, row["password"] if row else self._nobody)
-        if not row:
-            return SignIn(problem="Name or password is wrong.")
-        if not right:
-            self._note_failure(name)
+        right = check_password(password, row["password"] if row else hash_of_nobody())
+        if not row or not right:
             return SignIn(problem="Name or password is wrong.")
         if row["disabled"]:
             return SignIn(problem="This account is disabled. Ask your lead.")
-        with self.connections.write() as db:
-            db.execute("UPDATE users SET failures = 0, locked_until = 0 WHERE name = ?", [name])
+        if is_outdated(row["password"]):
+            self._renew_hash(name, password, row["password"])
         return SignIn(user=self.get(name))
 
-    def _note_failure(self, name: str) -> None:
-        with self.connections.write() as db:
-            db.execute("UPDATE users SET failures = failures + 1 WHERE name = ?", [name])
-            query = "SELECT failures FROM users WHERE name = ?"
-            extra = db.execute(query, [name]).fetchone()[0] - FREE_FAILURES
-            if extra >= 0:
-                until = time.time() + min(MAX_LOCK_SECONDS, 60.0 * 2**extra)
-                db.execute("UPDATE users SET locked_until = ? WHERE name = ?", [until, name])
+    def _renew_hash(self, name: str, password: str, old: str) -> None:
+        renewed = hash_password(password)
+        # Where an import holds the file for long, the next sign-in renews it.
+        with suppress(sqlite3.OperationalError), self.connections.write() as db:
+            query = "UPDATE users SET password = ? WHERE name = ? AND password = ?"
+            db.execute(query, [renewed, name, old])
 
     def of_ticket(self, ticket: Ticket | None) -> User | None:
         """The user a cookie belongs to, unless disabled or signed out since."""

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from rlhf.errors import InputError
 from rlhf.records import Ranking
+from rlhf.thumbs import ALL_BAD, LABELS, find_thumbs
 
-ALL_BAD = "all-bad"
+__all__ = ["ALL_BAD", "EDITED", "LABELS", "PERSON", "THUMBS", "TIE", "labels", "pick", "subject"]
+
 EDITED = "edited"
 THUMBS = {1: "thumbs-up", -1: "thumbs-down"}
-LABELS = {"thumbs-up": True, "thumbs-down": False}
 TIE = "tie"
 PERSON = "person"  # the model of a response that a person wrote
 
@@ -55,24 +56,18 @@ def labels(rankings: Sequence[Ranking]) -> Iterator[tuple[str, bool]]:
     says so, and the middle nothing; about a response that the same annotator gave a thumb, the
     thumb speaks alone. An edit is good; that the original could be better does not make it bad.
     """
-    thumbs = {(r.annotator, i) for r in rankings for i in _thumbed(r)}
+    thumbed = {(r.annotator, i) for r in rankings for i, _ in find_thumbs(r)}
     for ranking in rankings:
-        for response_id, good in _labels(ranking).items():
-            if _thumbed(ranking) or (ranking.annotator, response_id) not in thumbs:
+        own = dict(find_thumbs(ranking))
+        for response_id, good in (_labels(ranking) | own).items():
+            if response_id in own or (ranking.annotator, response_id) not in thumbed:
                 yield response_id, good
 
 
-def _thumbed(ranking: Ranking) -> tuple[str, ...]:
-    return ranking.tiers[0] if LABELS.keys() & set(ranking.flags) else ()
-
-
 def _labels(ranking: Ranking) -> dict[str, bool]:
-    for flag in ranking.flags:
-        if flag in LABELS:
-            return dict.fromkeys(ranking.tiers[0], LABELS[flag])
     if ALL_BAD in ranking.flags:
         return {i: False for tier in ranking.tiers for i in tier}
-    if len(ranking.tiers) < 2:
+    if len(ranking.tiers) < 2 or LABELS.keys() & set(ranking.flags):
         return {}
     best = dict.fromkeys(ranking.tiers[0], True)
     return best if EDITED in ranking.flags else dict.fromkeys(ranking.tiers[-1], False) | best

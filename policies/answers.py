@@ -14,19 +14,20 @@ from policies.generate import (
     EMPTY_TEXT,
     Sample,
     as_response,
-    decode,
     encode_prompts,
     sample_responses,
 )
 from policies.loading import in_memory
 from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.sides import split_by_side
+from rlhf.chat_template import end_token_ids
 from rlhf.distributed import seed_all
 from rlhf.metrics import progress
 from rlhf.models import load_causal_lm, load_config
 from rlhf.ranked import read_ranked_file
+from rlhf.readers import tokenizer_of
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
-from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
+from rlhf.tokens import decode_response, tokenizer_fingerprint
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ def sample_answers(
             accelerator, model, tokenizer, repeated, sampling, batch_size, bar.advance
         )
     grouped = [flat[first : first + samples] for first in range(0, len(flat), samples)]
-    texts = [[decode(tokenizer, sample) for sample in group] for group in grouped]
+    texts = [
+        [decode_response(tokenizer, sample.token_ids, ids) for sample in group]
+        for ids, group in zip(prompts, grouped, strict=True)
+    ]
     return Side(description, grouped, texts, sampling)
 
 
@@ -104,9 +108,8 @@ def sample_rival(
     Its answers are written in the policy's tokens, in which lengths compare and rewards are read;
     the side names that tokenizer.
     """
-    path = description["path"]
-    tokenizer = load_tokenizer(path)
-    encoded = encode_prompts(tokenizer, load_config(path), prompts, sampling.max_new_tokens)
+    tokenizer, config = tokenizer_of(description), load_config(description["path"])
+    encoded = encode_prompts(tokenizer, config, prompts, sampling.max_new_tokens)
     side = sample_answers(
         accelerator,
         tokenizer,
@@ -131,7 +134,7 @@ def sample_rival(
 
 def _rewrite(tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str) -> Sample:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    end = [int(tokenizer.eos_token_id)] if sample.finished or not ids else []
+    end = [end_token_ids(tokenizer)[0]] if sample.finished or not ids else []
     return Sample([*ids, *end], sample.finished)
 
 

@@ -18,7 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policies.generate import Sampler, sample_responses
 from policies.loading import in_memory, load_reference_model
 from policies.log_probs import Sequences, log_probs_of, response_logits
-from policies.losses import clamped_log_ratios, forward_kl_k3, reverse_kl_k1, reverse_kl_k3
+from policies.losses import (
+    abandoned_tokens,
+    clamped_tokens,
+    forward_kl_k3,
+    reverse_kl_k1,
+    reverse_kl_k3,
+)
 from policies.reference_store import ReferenceRow, ReferenceStore
 from rlhf.adapters import without_adapters
 from rlhf.planner import SCORE_BATCH
@@ -158,7 +164,8 @@ def measure_forward_kl(
 ) -> dict[str, Any]:
     """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed.
 
-    `clamped_fraction` is the share of tokens at which k3 clamps log r: there the KL is larger.
+    `clamped_fraction` is the share of tokens at which k3 clamps log r (> 10): there the KL is
+    larger. `abandoned_fraction` is the share with log r < −10, which counts in full.
     """
     ours = score_responses(
         accelerator,
@@ -173,11 +180,11 @@ def measure_forward_kl(
     nats = [_sum(forward_kl_k3, *pair) for pair in pairs]
     lengths = [len(mine) for mine in ours]
     groups = [row.prompt.id for row in rows]
-    clamped = sum(_sum(clamped_log_ratios, *pair) for pair in pairs)
     return {
         **estimate(nats, lengths, groups),
         "estimator": "k3",
-        "clamped_fraction": clamped / sum(lengths),
+        "clamped_fraction": sum(_sum(clamped_tokens, *pair) for pair in pairs) / sum(lengths),
+        "abandoned_fraction": sum(_sum(abandoned_tokens, *pair) for pair in pairs) / sum(lengths),
     }
 
 

@@ -51,7 +51,6 @@ from rlhf.models import describe_model, load_causal_lm, policy_folder, require_s
 from rlhf.records import Prompt
 from rlhf.rundir import RunDir, open_stage, require_done, stage_status
 from rlhf.signals import Signal, load_signal
-from rlhf.tokens import load_tokenizer
 
 Scores = dict[str, dict[str, Float[ndarray, "P N"]]]
 Wins = dict[str, Float[ndarray, " P"]]
@@ -99,7 +98,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
     if run.is_done:
         return headline(run.read_report())
     with stage_status(run):
-        tokenizer = load_tokenizer(comparison.policy["path"])
+        tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
         sides = answer(accelerator, tokenizer, comparison, run.answers)
         scores = score(accelerator, tokenizer, sides, comparison)
         wins = {
@@ -132,12 +131,13 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     """
     gold = load_signal(settings.gold) if settings.gold else None
     rubric = read_text(settings.judge_rubric, "--judge-rubric")
-    policy = describe_model(policy_folder(settings.policy))
+    given = settings.chat_template_kwargs
+    policy = describe_model(policy_folder(settings.policy), given)
     outputs = require_done(settings.reference, "reference", "outputs").outputs
     store = open_store_and_find_model(outputs, policy["path"])
     reward = describe_rewards([settings.reward], policy)["reward"]
     require_same_tokenizer(store.manifest["model"], policy)
-    rival = settings.against and describe_model(policy_folder(settings.against))
+    rival = settings.against and describe_model(policy_folder(settings.against), given)
     groups = store.by_prompt(settings.split)
     if not groups:
         raise InputError(

@@ -1,12 +1,13 @@
 """The settings of `rlhf evaluate`; torch-free, so that `--help` is quick."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from policies.settings import Precision
 from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,9 @@ class EvaluateSettings:
     """Folder of this stage."""
     against: str | None = None
     """Another policy or model: it answers the same prompts and is compared with --policy too."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template of a --policy or --against that keeps none, for example
+    '{"enable_thinking": false}'."""
     gold: str | None = None
     """A function `package.module:function` of (prompt, response) that judges besides."""
     judge_endpoint: str = ""

@@ -21,14 +21,17 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from policies.projection import float32_logits
 from policies.settings import GenerateSettings
 from reward.prefix import LEAST_SAVING, common_beginning, other_attention
+from rlhf.chat_template import end_token_ids
 from rlhf.distributed import start_alone
 from rlhf.errors import InputError
 from rlhf.metrics import progress
 from rlhf.models import describe_model, load_causal_lm, load_config
+from rlhf.readers import tokenizer_of
 from rlhf.records import Prompt, Response, Sampling, content_id
-from rlhf.tokens import TokenBatch, encode_prompt, join, load_tokenizer, pad_left
+from rlhf.tokens import TokenBatch, decode_response, encode_prompt, join, pad_left
 from rlhf.watchdog import beat
 
 PART = 256  # words of the vocabulary that are summed together
@@ -116,8 +119,8 @@ def sample_responses(
             on_batch(len(prompts))
     finally:
         model.train(was_training)
-    end = int(tokenizer.eos_token_id)
-    return [cut(ids, end, log_probs) for ids, log_probs in told]
+    ends = end_token_ids(tokenizer)
+    return [cut(ids, ends, log_probs) for ids, log_probs in told]
 
 
 def _sample_batches(
@@ -151,7 +154,7 @@ def _sample_batch(
     """Token ids up to the longest response, and their log-probs."""
     drawing = Draw()
     generate: Any = model.generate
-    with accelerator.autocast():
+    with accelerator.autocast(), float32_logits(model):
         batch, cache = _begin(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
         output = generate(
             input_ids=batch.ids,
@@ -248,7 +251,7 @@ def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> Ge
         max_new_tokens=max_new_tokens,
         use_cache=True,  # models that were trained with checkpointing often say no
         pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=list(end_token_ids(tokenizer)),
     )
 
 
@@ -263,20 +266,16 @@ def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) ->
         repetition_penalty=1.0,
         max_new_tokens=sampling.max_new_tokens,
         pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=list(end_token_ids(tokenizer)),
     )
 
 
-def cut(ids: list[int], eos_id: int, log_probs: list[float] | None = None) -> Sample:
-    """Drop what follows the first end token; the end token itself belongs to the response."""
-    finished = eos_id in ids
-    length = ids.index(eos_id) + 1 if finished else len(ids)
-    return Sample(ids[:length], finished, None if log_probs is None else log_probs[:length])
-
-
-def decode(tokenizer: PreTrainedTokenizerBase, sample: Sample) -> str:
-    """The text of a sample, without special tokens."""
-    return str(tokenizer.decode(sample.token_ids, skip_special_tokens=True)).strip()
+def cut(ids: list[int], ends: Sequence[int], log_probs: list[float] | None = None) -> Sample:
+    """Drop what follows the first end token, any of them; it belongs to the response itself."""
+    place = next((place for place, token in enumerate(ids) if token in ends), None)
+    length = len(ids) if place is None else place + 1
+    kept = None if log_probs is None else log_probs[:length]
+    return Sample(ids[:length], place is not None, kept)
 
 
 def generate_responses(
@@ -295,12 +294,12 @@ def generate_responses(
     Raises:
         InputError: the model cannot be loaded, or a prompt is too long for it.
     """
-    description = describe_model(settings.model)
+    description = describe_model(settings.model, settings.chat_template_kwargs)
     todo = lacking(description["hash"])
     slots = [(prompt, index) for prompt, have in todo for index in range(have, settings.k)]
     if not slots:
         return {"responses": 0, "prompts": 0, "model": settings.model}
-    tokenizer = load_tokenizer(settings.model)
+    tokenizer = tokenizer_of(description)
     encoded = encode_prompts(
         tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
     )
@@ -329,7 +328,13 @@ def generate_responses(
                 settings.batch_size,
             )
             add(
-                as_response(*slots[row], sample, decode(tokenizer, sample), description, sampling)
+                as_response(
+                    *slots[row],
+                    sample,
+                    decode_response(tokenizer, sample.token_ids, encoded[row]),
+                    description,
+                    sampling,
+                )
                 for row, sample in zip(rows, samples, strict=True)
             )
             bar.advance(len(rows))

@@ -6,7 +6,7 @@ Letters: P prompts, N answers of one side to each.
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -25,6 +25,7 @@ from rlhf.metrics import append_metrics, progress, read_metrics
 from rlhf.records import Prompt
 from rlhf.signals import Signal
 from rlhf.tokens import pad_right
+from rlhf.urls import AskingPool
 
 Scores = Float[ndarray, "P N"]
 Messages = list[dict[str, str]]
@@ -119,12 +120,9 @@ class AIJudge:
                 answers[key] = answer
                 append_metrics(self.log, {**call, "answer": answer})
 
-        with ThreadPoolExecutor(self.parallel) as pool, progress("judged", len(todo)) as bar:
+        with AskingPool(self.parallel) as pool, progress("judged", len(todo)) as bar:
             asked = [pool.submit(ask, *question) for question in todo.items()]
-            try:
-                for one in as_completed(asked):
-                    one.result()
-                    bar.advance()
-            finally:
-                pool.shutdown(cancel_futures=True)
+            for one in as_completed(asked):
+                one.result()
+                bar.advance()
         return [answers[key] for key in keys]

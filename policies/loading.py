@@ -39,7 +39,7 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
     problems = []
     for place in places:
         try:
-            require_reference_of(store, describe_model(place))
+            require_reference_of(store, describe_model(place, store.template_kwargs))
         except InputError as error:
             problems.append(error.problem)
         else:
@@ -58,7 +58,7 @@ def load_reference_model(
     Raises:
         InputError: the model is not where the store says, or has changed.
     """
-    require_reference_of(store, describe_model(store.model))
+    require_reference_of(store, describe_model(store.model, store.template_kwargs))
     model: PreTrainedModel = load_causal_lm(store.model, together=together).to(accelerator.device)
     pack_prefixes(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight

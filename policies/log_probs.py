@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from policies.packing import pack_if_shorter
+from policies.projection import float32_logits
 from rlhf.planner import VOCABULARY_CHUNK
 from rlhf.tokens import TokenBatch, join, position_ids
 
@@ -78,7 +79,12 @@ class Sequences:
 
 
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
-    """Logits, in the model's precision, of the distribution each response token came from."""
+    """Logits, in float32, of the distribution each response token came from."""
+    with float32_logits(model):
+        return _response_logits(model, sequences)
+
+
+def _response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     batch = sequences.joined
     row = pack_if_shorter(model, batch, sequences.responses.mask)
     if row is not None:

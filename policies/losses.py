@@ -4,6 +4,8 @@ Every loss returns a sum; the caller divides by the number of real tokens of all
 micro-batches, so that neither changes the result. Letters: B sequences, R response tokens.
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,15 +20,61 @@ def policy_loss(
     advantages: Float[Tensor, "B R"],
     response_mask: Bool[Tensor, "B R"],
     clip_range: float,
+    clip_range_high: float | None = None,
+    dual_clip: float | None = None,
+    weights: Float[Tensor, "B R"] | None = None,
 ) -> Float[Tensor, ""]:
     """Clipped surrogate (arXiv 1707.06347, eq. 7).
 
-    Σ max(−A ρ, −A clip(ρ, 1 − ε, 1 + ε)), ρ = π/π_old.
+    Σ w max(−A ρ, −A clip(ρ, 1 − ε, 1 + ε_high)), ρ = π/π_old.
+
+    Args:
+        log_probs: of the policy that is trained.
+        old_log_probs: of the policy at the start of the step.
+        advantages: A.
+        response_mask: the tokens that count.
+        clip_range: ε.
+        clip_range_high: ε_high, ε when not given (clip-higher, arXiv 2503.14476, section 3.1).
+        dual_clip: c > 1; where A < 0 the loss of a token is at most −A c (dual clip, arXiv
+            1912.09729), however large ρ is.
+        weights: w, 1 when not given; see `sampler_weights`.
     """
     ratio = torch.exp(log_probs - old_log_probs)
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    high = clip_range if clip_range_high is None else clip_range_high
+    clipped = ratio.clamp(1 - clip_range, 1 + high)
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    if dual_clip is not None:
+        bounded = torch.minimum(loss, -advantages * dual_clip)
+        loss = torch.where(advantages < 0, bounded, loss)
+    if weights is not None:
+        loss = loss * weights
     return (loss * response_mask).sum()
+
+
+def sampler_weights(
+    log_probs: Float[Tensor, "B R"], sampler_log_probs: Float[Tensor, "B R"], cap: float
+) -> Float[Tensor, "B R"]:
+    """Truncated importance weights of tokens that another program sampled: min(π/μ, cap).
+
+    π is the trainer's policy at the start of the step, μ what the sampler says it sampled from. A
+    gradient weighted by π/μ is that of samples from π; the cap bounds its variance (Ionides 2008,
+    "Truncated importance sampling").
+    """
+    return torch.exp(log_probs - sampler_log_probs).clamp(max=cap)
+
+
+def matches_sampler(
+    log_probs: Float[Tensor, "B R"],
+    sampler_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+    cap: float,
+) -> Bool[Tensor, " B"]:
+    """Whether the geometric mean of a response's ratios π/μ lies within 1/cap to cap.
+
+    exp(1/T Σ_t log π − log μ) over its T real tokens: a gap for each token, whatever the length.
+    """
+    gaps = ((log_probs - sampler_log_probs) * response_mask).sum(dim=1)
+    return (gaps / response_mask.sum(dim=1)).abs() <= math.log(cap)
 
 
 def value_loss(
@@ -50,10 +98,12 @@ def forward_kl_k3(
     """KL(reference ‖ policy) on the reference's own responses: Σ r − 1 − log r, r = π_θ/π_ref.
 
     Never negative, unbiased, with an unbiased gradient that is 0 at π_θ = π_ref. log r is clamped
-    to ±10: one token that the policy likes e^10 times better must not own the gradient. (k3:
-    Schulman 2020, "Approximating KL divergence", with the roles of the two models exchanged.)
+    from above, to 10: one token that the policy likes e^10 times better must not dominate the
+    gradient. It is not clamped from below: as log r → −∞ the slope tends to −1, which pulls
+    tokens back that the policy has abandoned. (k3: Schulman 2020, "Approximating KL divergence",
+    with the roles of the two models exchanged.)
     """
-    log_ratio = (log_probs - reference_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = (log_probs - reference_log_probs).clamp(max=MAX_LOG_RATIO)
     return ((torch.exp(log_ratio) - 1 - log_ratio) * response_mask).sum()
 
 
@@ -88,14 +138,22 @@ def forward_kl_top_k(
     return ((kept + rest * (rest / policy_rest).log()) * response_mask).sum()
 
 
-def clamped_log_ratios(
+def clamped_tokens(
     log_probs: Float[Tensor, "B R"],
     reference_log_probs: Float[Tensor, "B R"],
     response_mask: Bool[Tensor, "B R"],
 ) -> Float[Tensor, ""]:
-    """At how many real tokens k3 and the token-level reverse KL clamp log r."""
-    beyond = (log_probs - reference_log_probs).abs() > MAX_LOG_RATIO
-    return (beyond & response_mask).sum().float()
+    """Number of real tokens with log r > 10, which k3 and the token-level reverse KL clamp."""
+    return (((log_probs - reference_log_probs) > MAX_LOG_RATIO) & response_mask).sum().float()
+
+
+def abandoned_tokens(
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    response_mask: Bool[Tensor, "B R"],
+) -> Float[Tensor, ""]:
+    """Number of real tokens with log r < −10, which the policy has all but abandoned; no clamp."""
+    return (((log_probs - reference_log_probs) < -MAX_LOG_RATIO) & response_mask).sum().float()
 
 
 def token_reverse_kl(
@@ -106,9 +164,10 @@ def token_reverse_kl(
     """KL(policy ‖ reference) of the next token on the reference's prefixes: Σ r log r − r + 1.
 
     Never negative and unbiased for each token; the prefixes stay the reference's, so it is not the
-    KL of whole responses. log r is clamped to ±10.
+    KL of whole responses. log r is clamped from above, to 10; from below the term tends to 1 and
+    its gradient, r log r, to 0.
     """
-    log_ratio = (log_probs - reference_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = (log_probs - reference_log_probs).clamp(max=MAX_LOG_RATIO)
     ratio = torch.exp(log_ratio)
     return ((ratio * log_ratio - ratio + 1) * response_mask).sum()
 
@@ -153,7 +212,9 @@ def clipped_tokens(
     old_log_probs: Float[Tensor, "B R"],
     response_mask: Bool[Tensor, "B R"],
     clip_range: float,
+    clip_range_high: float | None = None,
 ) -> Float[Tensor, ""]:
-    """How many real tokens have a ratio outside 1 ± ε."""
-    ratio = torch.exp(log_probs - old_log_probs)
-    return (((ratio - 1).abs() > clip_range) & response_mask).sum().float()
+    """How many real tokens have a ratio outside 1 − ε to 1 + ε_high."""
+    change = torch.exp(log_probs - old_log_probs) - 1
+    high = clip_range if clip_range_high is None else clip_range_high
+    return (((change > high) | (change < -clip_range)) & response_mask).sum().float()

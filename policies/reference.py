@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.generate import Sample, decode, encode_prompts, sample_responses
+from policies.generate import Sample, cut, encode_prompts, sample_responses
 from policies.log_probs import (
     Sequences,
     entropy_of,
@@ -31,6 +31,7 @@ from policies.reference_shards import ReferenceRow, TopTokens, shard_name, write
 from policies.reference_summary import write_manifest
 from policies.reward_sources import Reward, describe_rewards, load_reward
 from policies.settings import Precision
+from rlhf.chat_template import end_token_ids
 from rlhf.distributed import from_main, global_max, seed_all, start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
@@ -43,12 +44,13 @@ from rlhf.models import (
 )
 from rlhf.planner import SCORE_BATCH
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
+from rlhf.readers import tokenizer_of
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, shard_frozen
 from rlhf.sharding_choice import choose_sharding
 from rlhf.shell import Shell
-from rlhf.tokens import load_tokenizer, pad_left, pad_right
+from rlhf.tokens import decode_response, pad_left, pad_right
 from rlhf.watchdog import beat
 
 SHARD_SEED_STRIDE = 1_000_003
@@ -64,8 +66,8 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     assert settings.model is not None
     began = time.monotonic()
     records, prompts_hash = load_prompts(settings.prompts)
-    model_description = describe_model(settings.model)
-    tokenizer = load_tokenizer(settings.model)
+    model_description = describe_model(settings.model, settings.chat_template_kwargs)
+    tokenizer = tokenizer_of(model_description)
     prompts = [record.prompt for record in records]
     config = load_config(settings.model)
     _require_vocabulary(settings, int(config.get_text_config().vocab_size))
@@ -110,6 +112,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
                 "prompts_hash": prompts_hash,
                 "reward": inputs.get("reward"),
                 "sampling": asdict(writer.sampling),
+                "end_token_ids": list(end_token_ids(tokenizer)),
                 "stored_top_k": settings.store_top_k,
                 "precision": precision,
                 "attention": str(models.original.config._attn_implementation),
@@ -275,7 +278,7 @@ class _ShardWriter:
         """Be there while others write shards: this process has a part of the weights."""
         beat("waiting for others")
         self._sample([], lambda count: None)
-        nothing = Sample([int(self.tokenizer.eos_token_id)], finished=True)
+        nothing = Sample([end_token_ids(self.tokenizer)[0]], finished=True)
         self._score([prompt], [self.prompt_ids[prompt.id]], [nothing])
 
     def _rows(
@@ -297,7 +300,7 @@ class _ShardWriter:
                 sample_index=i,
                 prompt_ids=encoded[p],
                 response_ids=sample.token_ids,
-                text=decode(self.tokenizer, sample),
+                text=decode_response(self.tokenizer, sample.token_ids, encoded[p]),
                 finished=sample.finished,
                 reused=(p, i) not in fresh,
                 **columns,
@@ -320,14 +323,16 @@ class _ShardWriter:
             )
 
     def _reusable(self, record: RankedPrompt) -> list[Sample]:
-        """Responses of the ranking dataset that this model sampled under these settings."""
+        """Responses of the ranking dataset that this model sampled under these settings.
+
+        One that ran past an end token, in a version that knew one alone, ends there.
+        """
         if not self.settings.reuse:
             return []
         fitting = [r for r in record.responses if self._fits(r)]
         fitting.sort(key=lambda response: response.sample_index)
-        return [Sample(list(r.token_ids or ()), bool(r.finished)) for r in fitting][
-            : self.settings.samples
-        ]
+        ends = end_token_ids(self.tokenizer)
+        return [cut(list(r.token_ids or ()), ends) for r in fitting][: self.settings.samples]
 
     def _fits(self, response: Response) -> bool:
         sampling = response.sampling
@@ -363,7 +368,10 @@ class _ShardWriter:
                 columns[row] = {k: v[position, :length].tolist() for k, v in values.items()}
                 columns[row]["top"] = top and TopTokens(*(v[position, :length] for v in top))
             if self.models.reward is not None:
-                texts = [decode(self.tokenizer, samples[row]) for row in rows]
+                texts = [
+                    decode_response(self.tokenizer, samples[row].token_ids, encoded[row])
+                    for row in rows
+                ]
                 rewards = self.models.reward(
                     [prompts[row] for row in rows], texts, sequences.joined
                 )

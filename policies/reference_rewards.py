@@ -32,10 +32,10 @@ from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json
 from rlhf.metrics import progress
 from rlhf.planner import SCORE_BATCH
+from rlhf.readers import tokenizer_of
 from rlhf.rundir import RunDir, require_done
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import load_tokenizer
 from rlhf.watchdog import watching
 
 
@@ -60,7 +60,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
             write_json(run.outputs / MANIFEST, {**manifest, "reward": None})
     accelerator.wait_for_everyone()
     reader = description if is_model(settings.reward) else manifest["model"]
-    tokenizer = load_tokenizer(reader["path"])
+    tokenizer = tokenizer_of(reader)
     reward = load_reward([settings.reward], accelerator, sharding=sharding)
     names = share(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}

@@ -1,18 +1,20 @@
 """The settings of `rlhf reference`; torch-free, so that `--help` is quick."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from policies.settings import Precision, require_sampling
 from rlhf.cluster import GroupSettings
 from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 SAMPLING = (
     "samples",
     "temperature",
     "max_new_tokens",
+    "chat_template_kwargs",
     "reuse",
     "store_top_k",
     "prompts_per_shard",
@@ -43,6 +45,9 @@ class ReferenceSettings(GroupSettings):
     """Sampling temperature."""
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
+    with them keeps them."""
     reuse: bool = True
     """Take responses of the same model and sampling settings from the export."""
     store_top_k: int = 0
@@ -97,7 +102,7 @@ class ReferenceSettings(GroupSettings):
         """Of stored outputs: what says how to sample them says nothing."""
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if setting.name in SAMPLING and value != setting.default:
+            if setting.name in SAMPLING and value not in (setting.default, {}):
                 raise ConfigError(
                     f"--{setting.name.replace('_', '-')} is {value} for outputs that --out already "
                     "holds",

@@ -8,7 +8,6 @@ A store may hold millions of rows. Opening it reads the manifest; rows come from
 wanted, their shard is checked against its hash first, and only the last ones stay in memory.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
 
 from policies.reference_shards import (
     ReferenceRow,
@@ -28,9 +28,13 @@ from policies.reference_shards import (
     split_of,
     with_rewards,
 )
+from rlhf.chat_template import set_end_tokens
+from rlhf.documents import REMEDY, Kinds, read_document, require_kinds
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
+from rlhf.readers import described_kwargs
 from rlhf.records import Sampling, Split
+from rlhf.tokens import load_tokenizer
 
 __all__ = [
     "ReferenceRow",
@@ -46,6 +50,27 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
+MANIFEST_KINDS: Kinds = {
+    "format_version": int,
+    "sampling": dict,
+    "shards": dict,
+    "model": dict,
+    "reward": dict | None,
+    "samples_per_prompt": int,
+    "longest_prompt": int,
+    "finished": int,
+    "mean_log_prob": int | float,
+    "stored_top_k": int | None,
+    "precision": str,
+    "reused": int,
+}
+SAMPLING_KINDS: Kinds = {
+    "temperature": int | float,
+    "top_p": int | float,
+    "top_k": int,
+    "max_new_tokens": int,
+    "seed": int,
+}
 GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows each, as shards are written
 SHARDS_CHECKED_AT_OPENING = 8  # the others are when they are first read
 
@@ -163,6 +188,24 @@ class ReferenceStore:
         return Sampling(**self.manifest["sampling"])
 
     @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The --chat-template-kwargs with which its prompts were read."""
+        return described_kwargs(self.manifest["model"])
+
+    def load_tokenizer(self, name: str) -> PreTrainedTokenizerBase:
+        """The tokenizer of a model that goes on from this store, and ends where its outputs do.
+
+        A store that names no end tokens is from a version that knew the tokenizer's alone.
+
+        Args:
+            name: model folder or hub name.
+        """
+        tokenizer = load_tokenizer(name, self.template_kwargs)
+        eos = int(tokenizer.eos_token_id)
+        set_end_tokens(tokenizer, self.manifest.get("end_token_ids", [eos]))
+        return tokenizer
+
+    @property
     def content_hash(self) -> str:
         """A hash over the rows of all shards; rewards, which may be added later, do not count."""
         hashes = {name: shard["hash"] for name, shard in self.manifest["shards"].items()}
@@ -186,7 +229,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What a store says of itself.
 
     Raises:
-        InputError: no manifest, another format, or truncated sampling.
+        InputError: no manifest or a broken one, another format, or truncated sampling.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -194,18 +237,38 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} is not a reference store: it has no {MANIFEST}",
             "Make one: rlhf reference --prompts DIR --model M --out R",
         )
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    manifest = read_document(path, MANIFEST_KINDS)
     if manifest.get("format_version") != FORMAT_VERSION:
         raise InputError(
             f"{folder} has format {manifest.get('format_version')}, not {FORMAT_VERSION}",
             "Make the store again with rlhf reference.",
         )
+    _require_well_formed(manifest, path)
     if not Sampling(**manifest["sampling"]).is_untruncated:
         raise InputError(
             f"The outputs in {folder} were sampled with top_p or top_k: they give no KL",
             "Make the store again with rlhf reference, which samples the whole distribution.",
         )
     return manifest
+
+
+def _require_well_formed(manifest: dict[str, Any], path: Path) -> None:
+    parts = [*manifest["shards"].items(), ("model", manifest["model"])]
+    if manifest["reward"] is not None:
+        parts.append(("reward", manifest["reward"]))
+    for name, part in parts:
+        place = f"{path} ({name[:80]})"
+        require_kinds({name: part}, {name: dict}, place)
+        require_kinds(part, {"rows": int, "hash": str, "path": str, "tokenizer": str}, place)
+        needed = ("path", "hash", "tokenizer") if name == "model" else ("hash",)
+        for key in (*needed, *(("rows",) if name in manifest["shards"] else ())):
+            part[key]
+        if part.get("rows", 0) < 0 or Path(name).name != name:
+            raise InputError(f"{place} is no shard of a store", REMEDY)
+    Sampling.from_json(manifest["sampling"])
+    require_kinds(manifest["sampling"], SAMPLING_KINDS, f"{path} (sampling)")
+    if manifest["samples_per_prompt"] < 1:
+        raise InputError(f"{path} has 'samples_per_prompt' as 0", REMEDY)
 
 
 def open_store(folder: Path, model: str | None = None) -> ReferenceStore:

@@ -16,7 +16,8 @@ policy, reference, or rival where another model was compared too:
     win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
     win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
     kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional,
-                            and so is clamped_fraction, the share of tokens that k3 clamps
+                            and so are clamped_fraction and abandoned_fraction, the
+                            shares of tokens with a log-ratio above 10 (clamped) and below −10
     reward.SIDE, gold.SIDE  mean std; gold where there is one
     best_of_n               optional: n nats reward gold of choosing among n stored answers
     length.SIDE             mean tokens of an answer

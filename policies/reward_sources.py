@@ -175,7 +175,7 @@ def _load(
         scorer = load_scorer(name, accelerator, members, sharding, base)
 
         def read(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
-            rewards = scorer(batch)
+            rewards = scorer(scorer.without_thinking(prompts, texts, batch))
             require_numbers(name, list(zip(prompts, rewards.tolist(), strict=True)))
             return rewards
 

@@ -21,10 +21,11 @@ from policies.advantages import (
     masked_moments,
     whiten,
 )
-from policies.generate import Sample, Sampler, decode, sample_responses
+from policies.generate import Sample, Sampler, sample_responses
 from policies.guards import distinct_2
 from policies.kl import ReferencePolicy, measure_reference
 from policies.log_probs import Sequences, entropy_of, log_probs_of, response_logits
+from policies.losses import matches_sampler, sampler_weights
 from policies.micro_batches import arrange, refit, split_by_length
 from policies.reference_store import ReferenceRow
 from policies.reward_sources import Reward
@@ -32,7 +33,7 @@ from policies.rewards import center, place_at_end, shape_rewards
 from policies.settings import PPOSettings
 from rlhf.distributed import global_sum
 from rlhf.records import Sampling
-from rlhf.tokens import pad_left, pad_right
+from rlhf.tokens import decode_response, pad_left, pad_right
 from rlhf.watchdog import beat
 
 
@@ -41,6 +42,8 @@ class Rollout:
     """Episodes of one step; every (B, R) tensor is 0 at padding."""
 
     sequences: Sequences
+    loss_mask: Bool[Tensor, "B R"]
+    """True at the response tokens that the policy and value losses learn from."""
     finished: Bool[Tensor, " B"]
     scores: Float[Tensor, " B"]
     centered: Float[Tensor, " B"]
@@ -55,6 +58,8 @@ class Rollout:
     returns: Float[Tensor, "B R"]
     sampled_at: float
     """On time's monotonic clock: what came before was sampling, what comes after is scoring."""
+    sampler_weights: Float[Tensor, "B R"] | None = None
+    """Importance weights of the policy loss; None where the sampler is not corrected for."""
     critic_features: Float[Tensor, "B R d"] | None = None
     """What a critic's head reads on a frozen model of its own: updates need not read it again."""
 
@@ -97,7 +102,10 @@ def collect_rollout(
     )
     sampled_at = time.monotonic()
     device, mask = accelerator.device, sequences.responses.mask
-    texts = [decode(tokenizer, sample) for sample in samples]
+    texts = [
+        decode_response(tokenizer, sample.token_ids, ids)
+        for sample, ids in zip(samples, prompts, strict=True)
+    ]
     beat("scoring")
     scores = reward([rows[0].prompt for rows in references], texts, sequences.joined)
     stored = [reference_rewards[rows[0].prompt.id] for rows in references]
@@ -110,20 +118,26 @@ def collect_rollout(
     log_probs, entropy, values, critic_features = _measure(
         accelerator, model, sequences, sampling, settings
     )
+    sampler_log_probs = _stack_log_probs(samples).to(device)
+    loss_mask, weights = _loss_weights(finished, mask, log_probs, sampler_log_probs, settings)
     token_rewards, reference_log_probs = place_at_end(shaped + baseline, mask), None
     if reference is not None:
         rows = settings.micro_batch_size
         reference_log_probs = measure_reference(accelerator, model, reference, sequences, rows)
         token_rewards -= settings.kl.coefficient * (log_probs - reference_log_probs) * mask
-    advantages, returns = advantages_of(accelerator, token_rewards, values, mask, settings)
+    advantages, returns = advantages_of(
+        accelerator, token_rewards, values, mask, settings, loss_mask
+    )
     return Rollout(
         sequences=sequences,
+        loss_mask=loss_mask,
         finished=finished,
         scores=scores,
         centered=center(scores, reference_scores),
         shaped=shaped,
         old_log_probs=log_probs,
-        sampler_log_probs=_stack_log_probs(samples).to(device),
+        sampler_log_probs=sampler_log_probs,
+        sampler_weights=weights,
         reference_log_probs=reference_log_probs,
         entropy=entropy,
         old_values=values,
@@ -166,12 +180,30 @@ def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
     return log_probs
 
 
+def _loss_weights(
+    finished: Bool[Tensor, " B"],
+    mask: Bool[Tensor, "B R"],
+    log_probs: Float[Tensor, "B R"],
+    sampler_log_probs: Float[Tensor, "B R"],
+    settings: PPOSettings,
+) -> tuple[Bool[Tensor, "B R"], Float[Tensor, "B R"] | None]:
+    """The tokens that the losses learn from, and their weights in the policy loss."""
+    kept = finished if settings.mask_truncated else torch.ones_like(finished)
+    if settings.corrects_sampler == "none":
+        return mask & kept[:, None], None
+    both, cap = (log_probs, sampler_log_probs), settings.sampler_cap
+    if settings.corrects_sampler == "sequence":
+        kept = kept & matches_sampler(*both, mask, cap)
+    return mask & kept[:, None], sampler_weights(*both, cap)
+
+
 def advantages_of(
     accelerator: Accelerator,
     token_rewards: Float[Tensor, "B R"],
     values: Float[Tensor, "B R"],
     mask: Bool[Tensor, "B R"],
     settings: PPOSettings,
+    loss_mask: Bool[Tensor, "B R"] | None = None,
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
     """Advantages, which with a critic are whitened over the tokens of all processes, and returns.
 
@@ -181,6 +213,7 @@ def advantages_of(
         values: the critic's.
         mask: real tokens.
         settings: the kind of advantages, γ and λ.
+        loss_mask: the tokens to whiten over, all real ones when not given.
     """
     if not settings.has_critic:
         totals = token_rewards.sum(dim=1).view(-1, settings.samples_per_prompt)
@@ -192,7 +225,9 @@ def advantages_of(
     advantages, returns = generalized_advantages(
         token_rewards, values, mask, gamma=settings.gamma, gae_lambda=settings.gae_lambda
     )
-    count, total, squares = global_sum(accelerator, masked_moments(advantages, mask)).tolist()
+    moments = masked_moments(advantages, mask if loss_mask is None else loss_mask)
+    count, total, squares = global_sum(accelerator, moments).tolist()
+    count = max(count, 1)  # no token is learned from where all responses were truncated
     mean = total / count
     return whiten(advantages, mask, mean, squares / count - mean**2), returns
 
@@ -268,6 +303,37 @@ def describe_rollout(accelerator: Accelerator, rollout: Rollout) -> dict[str, fl
         "distinct_2": sums[7] / episodes,
         "sampler_gap": sums[8] / tokens,
     }
+
+
+def describe_correction(
+    accelerator: Accelerator, rollout: Rollout, settings: PPOSettings
+) -> dict[str, float]:
+    """How far the sampler was corrected for, over all processes; nothing where it was not.
+
+    The effective sample size is Kish's, (Σ w)² / Σ w², as a share of the tokens.
+    """
+    weights, mask = rollout.sampler_weights, rollout.loss_mask
+    if weights is None:
+        return {}
+    moments = global_sum(accelerator, masked_moments(weights, mask))
+    count, total, squares = moments.clamp(min=1e-12).tolist()
+    capped = global_sum(accelerator, ((weights >= settings.sampler_cap) & mask).sum())
+    found = {
+        "sampler/capped_fraction": float(capped) / count,
+        "sampler/effective_sample_size": total**2 / (count * squares),
+    }
+    if settings.corrects_sampler == "sequence":
+        near = matches_sampler(
+            rollout.old_log_probs,
+            rollout.sampler_log_probs,
+            rollout.response_mask,
+            settings.sampler_cap,
+        )
+        left, responses = global_sum(
+            accelerator, torch.stack([(~near).sum(), torch.ones_like(near).sum()])
+        ).tolist()
+        found["sampler/masked_fraction"] = left / responses
+    return found
 
 
 def describe_values(accelerator: Accelerator, rollout: Rollout) -> dict[str, float]:

@@ -23,7 +23,6 @@ from rlhf.errors import InputError
 from rlhf.models import describe_model, load_causal_lm, policy_folder, require_same_tokenizer
 from rlhf.records import Prompt, Response
 from rlhf.rundir import require_done
-from rlhf.tokens import load_tokenizer
 
 RANDOM, DIVERGENT, UNCERTAIN = "random", "divergent", "uncertain"
 
@@ -71,7 +70,7 @@ def sample_candidates(
             "Make it from prompts of the train split: rlhf reference --prompts DIR …",
         )
     accelerator = start_alone(settings.precision, settings.seed)
-    tokenizer = load_tokenizer(policy["path"])
+    tokenizer = store.load_tokenizer(policy["path"])
     sampling = replace(store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in groups]
     how = {"samples": settings.k, "batch_size": settings.batch_size}

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rlhf.cluster import ClusterSettings
 from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 Precision = Literal["auto", "bf16", "fp32"]
 Engine = Literal["generate", "continuous", "vllm"]
@@ -34,6 +35,9 @@ class GenerateSettings:
     """Sample from the k likeliest tokens only; 0 is off."""
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
+    with them keeps them."""
     batch_size: int = 64
     """Sequences sampled at once."""
     seed: int = 0
@@ -161,7 +165,12 @@ class PPOSettings(ClusterSettings):
     max_grad_norm: float = 1.0
     """Gradient clipping, policy and critic each."""
     clip_range: float = 0.2
-    """PPO's clip of the probability ratio."""
+    """PPO's clip of the probability ratio, to 1 ± this."""
+    clip_range_high: float | None = None
+    """Clip the ratio to at most 1 + this instead (DAPO's clip-higher: 0.28 beside 0.2)."""
+    dual_clip: float | None = None
+    """Bound the loss of a token with a negative advantage at this multiple of the advantage, 3 in
+    the paper; no bound when not given."""
     value_clip_range: float = 0.2
     """Clip of the value's change in one update."""
     value_coefficient: float = 0.1
@@ -194,6 +203,9 @@ class PPOSettings(ClusterSettings):
     """Taken from the reward of a response that did not end by itself."""
     missing_eos_reward: float | None = None
     """What such a response earns, whatever its score; --missing-eos-penalty is then not taken."""
+    mask_truncated: bool = False
+    """Leave responses cut at the length limit out of the policy and value losses. Their rewards
+    still count in the baselines of rloo and group."""
     length_penalty: float = 0.0
     """Taken from the reward for every token of the response."""
     reward_limit: float | None = None
@@ -219,6 +231,13 @@ class PPOSettings(ClusterSettings):
     """`generate`: transformers' plain sampling. `continuous`: its continuous batching, in which
     responses that end make room for others, with CUDA graphs on a GPU. `vllm`: vLLM, where it is
     installed, with a copy of the policy's weights."""
+    sampler_correction: Literal["auto", "none", "token", "sequence"] = "auto"
+    """`token`: weight each token's policy loss by π/μ, its probability under the trained policy
+    over the sampler's, at most --sampler-cap. `sequence`: also leave out responses whose geometric
+    mean of π/μ is beyond the cap or its inverse. `auto`: `none` with --engine generate, else
+    `token`."""
+    sampler_cap: float = 2.0
+    """Largest importance weight of --sampler-correction."""
     save_every: int = 25
     """Steps between checkpoints."""
     keep_checkpoints: int = 1
@@ -236,9 +255,7 @@ class PPOSettings(ClusterSettings):
             require_range(name, getattr(self, name), 1)
         for name in ("sample_batch_size", "save_every", "keep_checkpoints"):
             require_range(name, getattr(self, name), 1)
-        for name in ("learning_rate", "critic_learning_rate", "max_grad_norm", "clip_range"):
-            require_range(name, getattr(self, name), 0.0, above_low=True)
-        for name in ("value_clip_range", "max_approx_kl"):
+        for name in ("learning_rate", "critic_learning_rate", "max_grad_norm"):
             require_range(name, getattr(self, name), 0.0, above_low=True)
         require_range("value_coefficient", self.value_coefficient, 0.0)
         require_range("micro_tokens", self.micro_tokens, 0)
@@ -248,6 +265,7 @@ class PPOSettings(ClusterSettings):
         require_range("seed", self.seed, 0, MAX_SEED)
         require_range("gamma", self.gamma, 0.0, 1.0)
         require_range("gae_lambda", self.gae_lambda, 0.0, 1.0)
+        self._require_clips()
         self._require_group()
         self._require_kl()
         if self.engine == "vllm" and find_spec("vllm") is None:
@@ -268,6 +286,13 @@ class PPOSettings(ClusterSettings):
                 f"--minibatches {self.minibatches}",
                 "Make the first a multiple of the second.",
             )
+
+    def _require_clips(self) -> None:
+        for name in ("clip_range", "value_clip_range", "max_approx_kl"):
+            require_range(name, getattr(self, name), 0.0, above_low=True)
+        for name, low in (("clip_range_high", 0.0), ("dual_clip", 1.0), ("sampler_cap", 1.0)):
+            if getattr(self, name) is not None:
+                require_range(name, getattr(self, name), low, above_low=True)
 
     def _require_kl(self) -> None:
         shortest = MAX_RELATIVE_ERROR * self.episodes_per_step
@@ -339,6 +364,13 @@ class PPOSettings(ClusterSettings):
     def holds_reference(self) -> bool:
         """Whether the policy is the original model when its adapters are switched off."""
         return self.lora_rank > 0 and not self.four_bit_base  # which is not the model in 4 bits
+
+    @property
+    def corrects_sampler(self) -> Literal["none", "token", "sequence"]:
+        """What --sampler-correction comes to."""
+        if self.sampler_correction != "auto":
+            return self.sampler_correction
+        return "none" if self.engine == "generate" else "token"
 
     @property
     def has_critic(self) -> bool:

@@ -26,7 +26,6 @@ from rlhf.models import load_causal_lm
 from rlhf.rundir import RunDir
 from rlhf.sharding import Sharding, prepare
 from rlhf.shell import Shell
-from rlhf.tokens import load_tokenizer
 
 ADAM_EPSILON = 1e-5  # PyTorch's default of 1e-8 makes early approx-KL several times larger
 
@@ -85,7 +84,7 @@ def set_up(
     Raises:
         InputError: a model, a reward or a text cannot be loaded, or a reward is not a number.
     """
-    tokenizer = load_tokenizer(settings.model)
+    tokenizer = store.load_tokenizer(settings.model)
     base = load_base(settings, accelerator)
     plain = _build_models(settings, tokenizer, base)
     for part in (one for one in plain.parts.values() if isinstance(one, PreTrainedModel)):

@@ -24,14 +24,16 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from policies.demonstrations import Rows, read_demonstrations
 from policies.sft_settings import SFTSettings
+from rlhf.chat_template import TEMPLATE_KWARGS, template_kwargs
 from rlhf.distributed import choose_precision
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.jsonl import write_json
 from rlhf.metrics import Bar, append_metrics, forget_metrics_after, progress
 from rlhf.models import describe_model, load_causal_lm, save_model
+from rlhf.readers import tokenizer_of
 from rlhf.records import Message, Prompt
 from rlhf.rundir import RunDir, open_stage, stage_status
-from rlhf.tokens import encode_prompt, load_tokenizer
+from rlhf.tokens import encode_prompt
 
 TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is half
 KEPT = ("loss", "grad_norm", "learning_rate")
@@ -46,8 +48,8 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
     """
     began = time.monotonic()
     rows, source_hash = read_demonstrations(settings.demonstrations)
-    model = describe_model(settings.model)
-    tokenizer = load_tokenizer(settings.model)
+    model = describe_model(settings.model, settings.chat_template_kwargs)
+    tokenizer = tokenizer_of(model)
     _require_fitting(rows, tokenizer, settings.max_length)
     source = {"path": str(settings.demonstrations), "hash": source_hash}
     inputs = {"demonstrations": source, "model": model}
@@ -115,11 +117,19 @@ def _arguments(settings: SFTSettings) -> SFTConfig:
 def _build_trainer(
     settings: SFTSettings, arguments: SFTConfig, rows: Rows, tokenizer: PreTrainedTokenizerBase
 ) -> SFTTrainer:
+    kwargs = template_kwargs(tokenizer)  # trl wants them in every row
+    data = {
+        split: Dataset.from_list(
+            [{**row, TEMPLATE_KWARGS: kwargs} if kwargs else row for row in of]
+        )
+        for split, of in rows.items()
+        if of
+    }
     trainer = SFTTrainer(
         model=load_causal_lm(settings.model),
         args=arguments,
-        train_dataset=Dataset.from_list(rows["train"]),
-        eval_dataset=Dataset.from_list(rows["test"]) if rows["test"] else None,
+        train_dataset=data["train"],
+        eval_dataset=data.get("test"),
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)

@@ -1,11 +1,12 @@
 """The settings of `rlhf sft`; torch-free, so that `--help` is quick."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from policies.settings import Precision
 from rlhf.config import MAX_SEED, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,9 @@ class SFTSettings:
     """Model folder or hub name to train."""
     out: Path
     """Folder of this stage; the result is in OUT/model."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
+    with them keeps them."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0

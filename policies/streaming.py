@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +14,15 @@ from policies.generate import (
     Sample,
     as_response,
     cut,
-    decode,
     encode_prompts,
     generation_config,
 )
+from rlhf.chat_template import end_token_ids
 from rlhf.distributed import start
 from rlhf.errors import InputError
 from rlhf.models import describe_model, load_causal_lm
 from rlhf.records import Prompt, Response, Sampling
-from rlhf.tokens import load_tokenizer, pad_left
+from rlhf.tokens import decode_response, load_tokenizer, pad_left
 
 # One question at a time on this machine's accelerator, whatever the number of models.
 _turn_of_a_model = threading.Lock()
@@ -33,14 +34,15 @@ class LocalVoice:
     Args:
         name: model folder or hub name.
         sampling: its seed is not used: every question brings its own.
+        given: --chat-template-kwargs.
 
     Raises:
         InputError: the model cannot be loaded.
     """
 
-    def __init__(self, name: str, sampling: Sampling) -> None:
-        self.description = describe_model(name)
-        self.tokenizer = load_tokenizer(name)
+    def __init__(self, name: str, sampling: Sampling, given: dict[str, Any] | None = None) -> None:
+        self.description = describe_model(name, given)
+        self.tokenizer = load_tokenizer(name, given)
         self.accelerator = start("auto", 0)
         self.model = load_causal_lm(name).to(self.accelerator.device).eval()
         self.sampling = sampling
@@ -65,16 +67,16 @@ class LocalVoice:
             )
         except InputError as error:
             raise InputError(error.problem, "Shorten it, or begin a new conversation.") from None
-        ear = _Ear(self, hear, len(ids))
+        ear = _Ear(self, encoded, hear, len(ids))
         with _turn_of_a_model:
-            self._generate(encoded, seed, ear)
+            self._generate(seed, ear)
         return [self._response(prompt, ids[row], row, seed, ear) for row in range(len(ids))]
 
     @torch.no_grad()
-    def _generate(self, encoded: list[int], seed: int, ear: "_Ear") -> None:
+    def _generate(self, seed: int, ear: "_Ear") -> None:
         torch.manual_seed(seed)
         pad_id = self.tokenizer.pad_token_id
-        batch = pad_left([encoded] * len(ear.tokens), int(pad_id)).to(self.accelerator.device)
+        batch = pad_left([ear.prompt] * len(ear.tokens), int(pad_id)).to(self.accelerator.device)
         with self.accelerator.autocast():
             self.model.generate(
                 input_ids=batch.ids,
@@ -91,7 +93,7 @@ class LocalVoice:
             prompt,
             row,
             sample,
-            decode(self.tokenizer, sample),
+            decode_response(self.tokenizer, sample.token_ids, ear.prompt),
             self.description,
             replace(self.sampling, seed=seed),
         )
@@ -101,8 +103,11 @@ class LocalVoice:
 class _Ear(BaseStreamer):
     """Hears every new token of every row, and asks whether to go on."""
 
-    def __init__(self, voice: LocalVoice, hear: Callable[[int, str], bool], rows: int) -> None:
-        self.voice = voice
+    def __init__(
+        self, voice: LocalVoice, prompt: list[int], hear: Callable[[int, str], bool], rows: int
+    ) -> None:
+        self.tokenizer = voice.tokenizer
+        self.prompt = prompt
         self.hear = hear
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self.stopped = [False] * rows
@@ -119,15 +124,15 @@ class _Ear(BaseStreamer):
                 continue
             self.tokens[row].append(token)
             # Half a character is not shown: its other bytes are in the next token.
-            text = decode(self.voice.tokenizer, self.sample(row)).rstrip("\ufffd")
-            self.stopped[row] = not self.hear(row, text)
+            text = decode_response(self.tokenizer, self.tokens[row], self.prompt)
+            self.stopped[row] = not self.hear(row, text.rstrip("\ufffd"))
 
     def end(self) -> None:
         """Nothing is left to be said."""
 
     def sample(self, row: int) -> Sample:
         """The tokens of a row so far."""
-        return cut(self.tokens[row], int(self.voice.tokenizer.eos_token_id))
+        return cut(self.tokens[row], end_token_ids(self.tokenizer))
 
 
 class _Stop(StoppingCriteria):

@@ -27,7 +27,13 @@ from policies.memory import room_for
 from policies.pretraining import describe_texts, pieces_per_step, stack_pieces
 from policies.reference_store import open_store, require_reference_of, require_training_prompts
 from policies.reward_sources import describe_rewards
-from policies.rollout import Rollout, collect_rollout, describe_rollout, describe_values
+from policies.rollout import (
+    Rollout,
+    collect_rollout,
+    describe_correction,
+    describe_rollout,
+    describe_values,
+)
 from policies.settings import PPOSettings
 from policies.setup import Training, set_up
 from policies.shared_base import require_shared_base
@@ -73,7 +79,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     """
     reference = require_done(settings.reference, "reference", "outputs")
     store = open_store(reference.outputs, settings.model)
-    model = describe_model(settings.model)
+    model = describe_model(settings.model, store.template_kwargs)
     require_reference_of(store, model)
     require_top_k(store, settings.kl)
     require_training_prompts(store)
@@ -231,6 +237,7 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         choose_texts(training, step),
     )
     described = describe_rollout(accelerator, rollout)
+    described |= describe_correction(accelerator, rollout, settings)
     row = {"step": step, **described, **measured, **statistics, **rates}
     if settings.has_critic:
         row |= describe_values(accelerator, rollout)

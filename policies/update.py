@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from policies.actor_critic import PolicyAndCritic
 from policies.log_probs import Sequences
 from policies.losses import (
+    abandoned_tokens,
     approximate_kl,
-    clamped_log_ratios,
+    clamped_tokens,
     clipped_tokens,
     forward_kl_k1,
     forward_kl_k3,
@@ -45,7 +46,7 @@ KL_ESTIMATORS = {
     "token_reverse": ("kl/token_reverse_per_token", token_reverse_kl),
 }
 CLAMPING = ("k3", "token_reverse")  # the estimators whose log-ratios have a limit
-LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "clamped", "ptx")
+LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "clamped", "abandoned", "ptx")
 COUNTS = ("tokens", "reference_tokens", "ptx_tokens")
 
 
@@ -160,7 +161,7 @@ def update(
                 accelerator, model, rollout, references, minibatch, chosen, settings, temperature
             )
             sums += added
-            approx_kl = float(added[LOSSES.index("approx_kl")] / added[len(LOSSES)])
+            approx_kl = float(added[LOSSES.index("approx_kl")] / added[len(LOSSES)].clamp(min=1))
             if approx_kl > settings.max_approx_kl:
                 optimizer.zero_grad()
                 return _means(sums, norms, updates, settings)
@@ -179,7 +180,7 @@ def _means(
     sums: Tensor, norms: dict[str, float], updates: int, settings: PPOSettings
 ) -> dict[str, float]:
     total = dict(zip((*LOSSES, *COUNTS), sums.tolist(), strict=True))
-    tokens = total["tokens"]
+    tokens = max(total["tokens"], 1)  # all responses may have been left out of the losses
     means = {"loss/policy": total["policy"] / tokens}
     if settings.has_critic:
         means["loss/value"] = total["value"] / tokens
@@ -188,6 +189,7 @@ def _means(
         means[name] = total["forward_kl"] / total["reference_tokens"]
         if settings.kl.estimator in CLAMPING:
             means["kl/clamped_fraction"] = total["clamped"] / total["reference_tokens"]
+        means["kl/abandoned_fraction"] = total["abandoned"] / total["reference_tokens"]
     if total["ptx_tokens"]:
         means["loss/ptx"] = total["ptx"] / total["ptx_tokens"]
     return means | {
@@ -209,7 +211,7 @@ def _accumulate(
     temperature: float,
 ) -> Tensor:
     """Add up the gradients of one optimizer step; global sums of LOSSES, and COUNTS."""
-    tokens = rollout.response_mask[minibatch.episodes].sum()
+    tokens = rollout.loss_mask[minibatch.episodes].sum()
     reference_tokens = references.sequences.responses.mask[minibatch.reference_rows].sum()
     text_tokens = torch.zeros_like(tokens) if texts is None else texts.responses.mask.sum()
     counts = global_sum(accelerator, torch.stack([tokens, reference_tokens, text_tokens]))
@@ -229,7 +231,8 @@ def _accumulate(
         for position, losses_of in enumerate(parts):
             with accumulating(accelerator, model, last=position == len(parts) - 1):
                 losses = losses_of()
-                loss = (losses[0] + settings.value_coefficient * losses[1]) / counts[0]
+                loss = losses[0] + settings.value_coefficient * losses[1]
+                loss = loss / counts[0].clamp(min=1)
                 loss = loss + settings.kl.coefficient * losses[2] / counts[1].clamp(min=1)
                 loss = loss + settings.ptx_coefficient * losses[-1] / counts[2].clamp(min=1)
                 # data parallelism averages gradients over processes; the sums want their total
@@ -325,26 +328,31 @@ def _losses(
         None if top_ids is None else fit_row(top_ids),
         None if rollout.critic_features is None else fit(rollout.critic_features),
     )
+    learned = fit(rollout.loss_mask)
     value = torch.zeros((), device=mask.device)
     if values is not None:
         value = value_loss(
             values,
             fit(rollout.old_values),
             fit(rollout.returns),
-            mask,
+            learned,
             settings.value_clip_range,
         )
     mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
     old = fit(rollout.old_log_probs)
+    clips = (settings.clip_range, settings.clip_range_high)
+    weights = None if rollout.sampler_weights is None else fit(rollout.sampler_weights)
+    advantages = fit(rollout.advantages)
     return [
-        policy_loss(mine, old, fit(rollout.advantages), mask, settings.clip_range),
+        policy_loss(mine, old, advantages, learned, *clips, settings.dual_clip, weights),
         value,
         KL_ESTIMATORS[settings.kl.estimator][1](
             stored if top is None else top, fit_row(reference), row_mask
         ),
-        approximate_kl(mine.detach(), old, mask),
-        clipped_tokens(mine.detach(), old, mask, settings.clip_range),
-        clamped_log_ratios(stored.detach(), fit_row(references.log_probs), row_mask),
+        approximate_kl(mine.detach(), old, learned),
+        clipped_tokens(mine.detach(), old, learned, *clips),
+        clamped_tokens(stored.detach(), fit_row(references.log_probs), row_mask),
+        abandoned_tokens(stored.detach(), fit_row(references.log_probs), row_mask),
         torch.zeros_like(value),
     ]
 

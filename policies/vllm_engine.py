@@ -61,6 +61,7 @@ class VLLM:
         with _undisturbed(), _refusing(model):
             self.llm = LLM(
                 model=model,
+                trust_remote_code=False,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the model's own
                 load_format="dummy",  # the policy's weights follow
@@ -110,8 +111,8 @@ def _sampling(config: GenerationConfig, seed: int) -> Any:
         top_p=config.top_p,
         top_k=config.top_k,
         max_tokens=config.max_new_tokens,
-        stop_token_ids=[config.eos_token_id],
-        ignore_eos=True,  # those of the model's generation_config.json: the trainer knows one end
+        stop_token_ids=config.eos_token_id,
+        ignore_eos=True,  # what vLLM finds in the model's folder; the line above has all of ours
         seed=seed,
         logprobs=0,  # of the chosen token alone
         detokenize=False,

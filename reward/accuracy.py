@@ -46,6 +46,29 @@ def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
     return right, group.num_preferences
 
 
+def count_right_thumbs(
+    group: Group, rewards: Sequence[float], thresholds: Sequence[float]
+) -> tuple[float, int]:
+    """Of a group's pointwise judgements, how many rewards are on the right side of their threshold.
+
+    Args:
+        group: a prompt.
+        rewards: of its responses.
+        thresholds: of its pointwise judgements.
+    """
+    right = sum(
+        how_right((rewards[one.response] - b) * (1 if one.is_good else -1))
+        for one, b in zip(group.pointwise, thresholds, strict=True)
+    )
+    return right, len(group.pointwise)
+
+
+def add_counts(counts: Iterable[tuple[float, int]]) -> tuple[float, int]:
+    """How many are right, and how many there are, over several groups."""
+    table = list(counts)
+    return sum(right for right, _ in table), sum(number for _, number in table)
+
+
 def pair_accuracy(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> Accuracy | None:
     """Accuracy over all pairs of some groups; None when every judgement is a tie."""
     pairs = zip(groups, rewards, strict=True)

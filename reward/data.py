@@ -48,7 +48,10 @@ def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
     """
     manifest = read_manifest(settings.rankings)
     rankings = {"path": str(settings.rankings), "hash": str(manifest["content_hash"])}
-    return {"rankings": rankings, "model": describe_model(settings.model)}
+    return {
+        "rankings": rankings,
+        "model": describe_model(settings.model, settings.chat_template_kwargs),
+    }
 
 
 def read_data(
@@ -61,12 +64,15 @@ def read_data(
         what `build_groups` refuses.
     """
     records = read_ranked(settings.rankings)
-    _refuse_unknown_annotators(settings, records)
+    _refuse_unknown_names(settings, records)
     encoder = Encoder.create(
         tokenizer,
         min(settings.max_length, read_context(settings.model)),
         truncate=settings.too_long == "truncate",
         weights=settings.annotator_weights,
+        kind_weights={"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight},
+        down_flags=settings.thumbs_down_flags,
+        reads_thinking=settings.reads_thinking,
     )
     groups: dict[str, list[Group]] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -79,8 +85,9 @@ def read_data(
     if leaked:  # what was trained on cannot measure
         held_out = [group for group in held_out if group.prompt not in seen]
         counts["test"]["prompts_also_in_train"] = leaked
-    if not held_out and len(train) > 1:
-        train, held_out = hold_out(train, settings.held_out_fraction)
+    if not _can_measure(held_out, train) and len(train) > 1:
+        train, aside = hold_out(train, settings.held_out_fraction)
+        held_out = held_out + aside
         source = "train prompts set aside, because the export has no judged test prompts"
     wanted = part_of("limit", settings.limit, len(train))
     if wanted < len(train):
@@ -115,6 +122,12 @@ def _take_train(
     return take_part(train, wanted - aside), take_part(validation, aside)
 
 
+def _can_measure(held_out: list[Group], train: list[Group]) -> bool:
+    """Whether something is held out, and pairs where there are pairs to train on."""
+    compared = any(group.pairs for group in held_out)
+    return compared or (bool(held_out) and not any(group.pairs for group in train))
+
+
 def _require_judgements(
     settings: RewardSettings, prompts: int, train: list[Group], held_out: list[Group]
 ) -> None:
@@ -123,11 +136,21 @@ def _require_judgements(
         if settings.limit != "100%":
             remedy = f"Raise --limit (now {settings.limit}), or rank responses of more prompts."
         raise InputError(
-            f"{settings.rankings} has {prompts} prompts, but too few with a judged pair: "
+            f"{settings.rankings} has {prompts} prompts, but too few with a judged pair or thumb: "
             f"{len(train)} to train on, {len(held_out)} to measure with",
             remedy,
         )
-    if not any(group.num_preferences for group in train):
+    if any(group.num_preferences for group in train):
+        return
+    said = {one.is_good for group in train for one in group.pointwise}
+    if len(said) == 1:
+        raise InputError(
+            f"All thumbs on the {len(train)} train prompts of {settings.rankings} are "
+            f"{'up' if said.pop() else 'down'}, and no judgement is a preference",
+            "Add thumbs of the other kind or rankings: what is said of every response teaches "
+            "nothing.",
+        )
+    if not said:
         raise InputError(
             f"All judgements of the {len(train)} train prompts of {settings.rankings} are ties",
             "Ask for preferences: a reward model learns nothing from ties alone.",
@@ -153,8 +176,16 @@ def _have_scores(
     return scored > 0
 
 
-def _refuse_unknown_annotators(settings: RewardSettings, records: list[RankedPrompt]) -> None:
-    known = {ranking.annotator for record in records for ranking in record.rankings}
+def _refuse_unknown_names(settings: RewardSettings, records: list[RankedPrompt]) -> None:
+    rankings = [ranking for record in records for ranking in record.rankings]
+    flags = {flag.partition("@")[0] for one in rankings for flag in one.flags if "@" in flag}
+    absent = sorted(set(settings.thumbs_down_flags) - flags)
+    if absent:
+        raise ConfigError(
+            f"--thumbs-down-flags names {', '.join(absent)}, which no response is flagged as",
+            f"Responses are flagged as: {', '.join(sorted(flags)) or 'nothing'}.",
+        )
+    known = {ranking.annotator for ranking in rankings}
     unknown = sorted(set(settings.annotator_weights) - known)
     if unknown:
         raise ConfigError(

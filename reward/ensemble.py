@@ -15,18 +15,25 @@ import torch
 from accelerate import Accelerator
 
 from reward.accuracy import pair_accuracy
+from reward.annotators import weigh_annotators
 from reward.data import Data, describe_inputs, read_data
 from reward.finish import plain_accuracy
 from reward.groups import Group
+from reward.objective import Objective
+from reward.origin import describe_origin, reference_fingerprint, resolve_model
 from reward.scoring import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
+from reward.thumb_report import Threshold, combine_thresholds, pointwise_accuracy
 from reward.train import train_reward
 from rlhf.distributed import start
 from rlhf.jsonl import new_folder, write_json
+from rlhf.readers import tokenizer_of
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import load_tokenizer, pad_right
+from rlhf.tokens import pad_right
+
+TOLD = ("accuracy", "accuracy_before_training")  # of every member
 
 
 def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
@@ -37,11 +44,12 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         GuardError: as `train_reward`.
     """
     began = time.monotonic()
+    settings = resolve_model(settings)
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     inputs = describe_inputs(settings)
-    tokenizer = load_tokenizer(settings.model)
-    data = read_data(settings, tokenizer, inputs["model"]["hash"])
+    tokenizer = tokenizer_of(inputs["model"])
+    data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
     if run.is_done:
@@ -53,17 +61,22 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
             for seed, folder in zip(settings.seeds, folders, strict=True)
         ]
         reports = [train_reward(member, sharding, is_member=True) for member in members]
+        threshold = combine_thresholds(reports)
         with watching_stage(run, settings.stall_timeout, settings.notify):
             if accelerator.is_main_process:
                 _join(run, folders)
             accelerator.wait_for_everyone()
             pad_id = int(tokenizer.pad_token_id)
-            measured = _measure(folders, accelerator, sharding, data, pad_id)
+            measured = _measure(folders, accelerator, sharding, data, pad_id, threshold)
         report = {
             **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
+            "annotators": weigh_annotators(
+                Objective.of(settings), data.train, settings.annotator_weights
+            ),
+            "started_from": describe_origin(inputs["model"]),
             "members": {
-                folder.name: {"seed": seed, "accuracy": report["accuracy"]}
+                folder.name: {"seed": seed, **{name: report[name] for name in TOLD}}
                 for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)
             },
             "seconds": round(time.monotonic() - began, 1),
@@ -90,24 +103,30 @@ def _link(source: str, target: str) -> None:
 
 
 def _measure(
-    folders: list[Path], accelerator: Accelerator, sharding: Sharding, data: Data, pad_id: int
+    folders: list[Path],
+    accelerator: Accelerator,
+    sharding: Sharding,
+    data: Data,
+    pad_id: int,
+    threshold: Threshold | None,
 ) -> dict[str, Any]:
     """Accuracy on held-out preferences for every way to combine, and how far members differ.
 
-    One member at a time is in memory, as in training.
+    One member at a time is in memory, as in training. With thresholds of thumbs, which belong to
+    the mean of the members, also its accuracy on thumbs.
     """
     sequences = [group.prompt + one for group in data.held_out for one in group.responses]
     batch = pad_right(sequences, pad_id)
     each = torch.cat(
         [load_scorer(str(one), accelerator, sharding=sharding).each(batch) for one in folders]
     )
-    found = {
-        how: pair_accuracy(
-            data.held_out, _by_group(data.held_out, combine_members(each, how).tolist())
-        )
+    rows = {
+        how: _by_group(data.held_out, combine_members(each, how).tolist())
         for how in get_args(Combine)
     }
-    return {
+    found = {how: pair_accuracy(data.held_out, rows[how]) for how in rows}
+    thumbs = threshold and pointwise_accuracy(data.held_out, rows["mean"], threshold)
+    return ({"accuracy_on_thumbs": thumbs} if threshold else {}) | {
         "accuracy": plain_accuracy(found["mean"]),
         "accuracy_of_the_worst_case": plain_accuracy(found["min"]),
         "disagreement": float(each.std(dim=0).mean()),

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from reward.accuracy import count_right
+from reward.accuracy import add_counts, count_right, count_right_thumbs
 from reward.groups import Group
-from reward.objective import sum_of_losses
-from reward.step import Trainee, score_groups
+from reward.objective import sum_of_losses, total_weight
+from reward.step import Trainee, name_accuracies, score_groups
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,13 @@ def evaluate(trainee: Trainee, groups: Sequence[Group]) -> dict[str, float]:
     """Loss, as in training, and accuracy of some groups, on every process."""
     rewards = score_groups(trainee, groups)
     flat = torch.tensor([value for row in rewards for value in row])
-    loss = float(sum_of_losses(trainee.objective, groups, flat)) / len(groups)
-    counts = [count_right(group, row) for group, row in zip(groups, rewards, strict=True)]
-    right, pairs = (sum(column) for column in zip(*counts, strict=True))
-    return {"validation_loss": loss, "validation_accuracy": right / max(pairs, 1)}
+    objective, thresholds = trainee.objective, trainee.thresholds
+    total = sum_of_losses(objective, groups, flat, thresholds.of(groups))
+    loss = float(total) / total_weight(objective, groups)
+    pairs = add_counts(count_right(group, row) for group, row in zip(groups, rewards, strict=True))
+    thumbs = add_counts(
+        count_right_thumbs(group, row, thresholds.of([group]).tolist())
+        for group, row in zip(groups, rewards, strict=True)
+    )
+    named = name_accuracies(*pairs, *thumbs)
+    return {"validation_loss": loss} | {f"validation_{name}": named[name] for name in named}

@@ -8,11 +8,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from reward.accuracy import Accuracy
+from reward.annotators import weigh_annotators
 from reward.data import Data
 from reward.evaluation import Best
 from reward.health import Verdict, measure_health, worst
 from reward.health_page import write_page
 from reward.normalise import Scale, fit_scale, fold_into_head
+from reward.objective import Objective
+from reward.origin import describe_origin
+from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups
 from rlhf.adapters import merged_weights, save_adapters
 from rlhf.errors import GuardError
@@ -42,9 +46,9 @@ def measure_scale(
     else:
         too_few = f" (too few reference outputs: {outputs})" if outputs else ""
         source, rows = HELD_OUT + too_few, held_out
-    rewards = [value for row in rows for value in row]
-    scale = fit_scale(rewards, source)
-    return scale, [value * scale.gain + scale.bias for value in rewards]
+    said = [value - trainee.bias for row in rows for value in row]
+    scale = fit_scale(said, source)
+    return scale, [value * scale.gain + scale.bias for value in said]
 
 
 def save_result(
@@ -95,10 +99,13 @@ def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
     return asdict(accuracy) if accuracy else None
 
 
-def describe_run(data: Data, run: RunDir, scale: Scale, best: Best | None) -> dict[str, Any]:
-    """What the report says of data, loss, the choice of weights, scale and time."""
+def describe_run(
+    settings: RewardSettings, data: Data, run: RunDir, scale: Scale, best: Best | None
+) -> dict[str, Any]:
+    """What the report says of start, data, annotators, loss, choice of weights, scale and time."""
     rows = read_metrics(run.metrics_file)
     return {
+        "started_from": describe_origin(run.read_stage()["inputs"]["model"]),
         "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
         "loss": {
             "first": rows[0]["loss"] if rows else None,
@@ -108,6 +115,9 @@ def describe_run(data: Data, run: RunDir, scale: Scale, best: Best | None) -> di
         "best": best and {"step": best.step, "loss": best.loss, "prompts": len(data.validation)},
         "normalisation": asdict(scale),
         "counts": data.counts,
+        "annotators": weigh_annotators(
+            Objective.of(settings), data.train, settings.annotator_weights
+        ),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),
     }
 

@@ -1,11 +1,12 @@
-"""From ranked prompts to groups: a prompt, its judged responses as token ids, every judged pair.
+"""From ranked prompts to groups: a prompt, its judged responses as token ids, the judgements.
 
-Every ranking of every annotator counts; responses that nobody judged are not encoded.
+Every ranking of every annotator counts, as pairs, and so do thumbs and "all bad", as pointwise
+judgements; responses that nobody judged are not encoded.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import Prompt, RankedPrompt, Ranking, Response
+from rlhf.thumbs import PointwiseKind, pointwise_judgements
 from rlhf.tokens import encode_prompt, encode_response, tokenizer_fingerprint
 
 SMALLEST_SPREAD = 1e-12  # of the largest score; less is rounding
@@ -46,14 +48,29 @@ class TieredRanking:
 
 
 @dataclass(frozen=True)
+class Pointwise:
+    """A response of a group that one annotator called good or bad, compared with no other."""
+
+    response: int
+    is_good: bool
+    annotator: str
+    kind: PointwiseKind
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class Group:
-    """A prompt's token ids, its responses' token ids, the judged pairs among them, the rankings."""
+    """A prompt's token ids, its responses' token ids, and what was said about them.
+
+    `pairs` and `rankings` say the same in two forms; `pointwise` is about single responses.
+    """
 
     prompt_id: str
     prompt: tuple[int, ...]
     responses: tuple[tuple[int, ...], ...]
     pairs: tuple[Pair, ...] = ()
     rankings: tuple[TieredRanking, ...] = ()
+    pointwise: tuple[Pointwise, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -68,13 +85,19 @@ class Group:
 
 @dataclass(frozen=True)
 class Encoder:
-    """How records become groups: the tokenizer, the longest sequence, and who counts how much."""
+    """How records become groups: the tokenizer, the longest sequence, and what counts how much.
+
+    `weights` are by annotator, `kind_weights` by kind of pointwise judgement, 1 unless given.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str
     max_length: int
     truncate: bool
     weights: Mapping[str, float]
+    kind_weights: Mapping[PointwiseKind, float] = field(default_factory=dict)
+    down_flags: Collection[str] = ()
+    reads_thinking: bool = False
 
     @classmethod
     def create(
@@ -84,10 +107,29 @@ class Encoder:
         *,
         truncate: bool,
         weights: Mapping[str, float] | None = None,
+        kind_weights: Mapping[PointwiseKind, float] | None = None,
+        down_flags: Collection[str] = (),
+        reads_thinking: bool = False,
     ) -> "Encoder":
-        """An encoder with the tokenizer's fingerprint computed once; weights are by annotator."""
+        """An encoder with the tokenizer's fingerprint computed once."""
         fingerprint = tokenizer_fingerprint(tokenizer)
-        return cls(tokenizer, fingerprint, max_length, truncate, weights or {})
+        return cls(
+            tokenizer,
+            fingerprint,
+            max_length,
+            truncate,
+            weights or {},
+            kind_weights or {},
+            down_flags,
+            reads_thinking,
+        )
+
+    def response(self, response: Response) -> tuple[int, ...]:
+        """Token ids of a response as the reward model reads it."""
+        ids = encode_response(
+            self.tokenizer, response, self.fingerprint, reads_thinking=self.reads_thinking
+        )
+        return tuple(ids)
 
     def weight(self, ranking: Ranking) -> float:
         """How much a ranking counts: 1 unless its annotator has a weight."""
@@ -117,7 +159,7 @@ def rank_pairs(ranking: Ranking, position: dict[str, int], weight: float = 1.0) 
 def build_groups(
     records: Sequence[RankedPrompt], encoder: Encoder
 ) -> tuple[list[Group], dict[str, int]]:
-    """Groups of all prompts with at least one judged pair, and counts of what came and fell out.
+    """Groups of all prompts with a judgement that trains, and counts of what came and fell out.
 
     Raises:
         InputError: an id occurs twice, or prompts are too long and may not be truncated.
@@ -140,6 +182,7 @@ def build_groups(
                 pairs=len(group.pairs),
                 ties=len(group.pairs) - group.num_preferences,
             )
+            counts.update(map(_name, group.pointwise))
     if counts["prompts_too_long"] and not encoder.truncate:
         raise InputError(
             f"{counts['prompts_too_long']} of {len(records)} prompts with their responses are "
@@ -148,6 +191,13 @@ def build_groups(
             "--too-long truncate.",
         )
     return groups, dict(counts)
+
+
+def _name(judgement: Pointwise) -> str:
+    """What a pointwise judgement is counted as."""
+    if judgement.kind == "all_bad":
+        return "responses_of_all_bad"
+    return "thumbs_up" if judgement.is_good else "thumbs_down"
 
 
 def build_reference_groups(
@@ -180,10 +230,16 @@ def build_reference_groups(
 def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
     """Split groups into training and held-out ones by a hash of the prompt id.
 
+    Groups with pairs and those of thumbs alone are each split, so that both can be measured.
     Prompts that read the same under several ids stay together, so that none is on both sides.
     """
-    chosen = take_part(groups, num_held_out(len(groups), fraction))
-    prompts = {group.prompt for group in chosen}
+    kinds = [[group for group in groups if bool(group.pairs) == has] for has in (True, False)]
+    prompts = {
+        group.prompt
+        for kind in kinds
+        if kind
+        for group in take_part(kind, num_held_out(len(kind), fraction))
+    }
     held_out = [group for group in groups if group.prompt in prompts]
     return [group for group in groups if group.prompt not in prompts], held_out
 
@@ -235,7 +291,13 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
         for ranking in record.rankings
         if encoder.weight(ranking) > 0 and sum(map(len, ranking.tiers)) > 1
     ]
+    flagged = [
+        (one, encoder.weight(one.ranking) * encoder.kind_weights.get(one.kind, 1.0))
+        for one in pointwise_judgements(record.rankings, encoder.down_flags)
+    ]
+    flagged = [(one, weight) for one, weight in flagged if weight > 0]
     judged = {name for ranking in rankings for tier in ranking.tiers for name in tier}
+    judged.update(one.response_id for one, _ in flagged)
     responses = [response for response in record.responses if response.id in judged]
     if not responses:
         return None
@@ -254,14 +316,18 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
             )
             for ranking, weight in weighted
         ),
+        pointwise=tuple(
+            Pointwise(
+                position[one.response_id], one.is_good, one.ranking.annotator, one.kind, weight
+            )
+            for one, weight in flagged
+            if one.response_id in position
+        ),
     )
 
 
 def _encode(prompt: Prompt, responses: Sequence[Response], encoder: Encoder) -> Group:
-    encoded = tuple(
-        tuple(encode_response(encoder.tokenizer, response, encoder.fingerprint))
-        for response in responses
-    )
+    encoded = tuple(map(encoder.response, responses))
     room = encoder.max_length - max(len(response) for response in encoded)
     ids = encode_prompt(encoder.tokenizer, prompt)
     while encoder.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from reward.groups import Group
 from reward.model import RewardModule
-from reward.objective import Objective, sum_of_losses
+from reward.objective import Objective, sum_of_losses, total_weight
 from reward.step import Trainee, forward, my_passes
+from reward.thresholds import Thresholds
 from rlhf.metrics import progress
 from rlhf.models import reward_head
 from rlhf.sharding import assign, divide_again, unwrap
@@ -39,7 +40,7 @@ def fit_head(trainee: Trainee, groups: Sequence[Group]) -> None:
             break
         chosen.append(group)
     features = _features(trainee, chosen)
-    weight = minimise(features, chosen, trainee.objective, WEIGHT_PENALTY)
+    weight = minimise(features, chosen, trainee.objective, WEIGHT_PENALTY, trainee.thresholds)
     module: RewardModule = unwrap(trainee.module)
     divide_again(module)
     assign(reward_head(module.classifier).weight, weight)
@@ -50,19 +51,31 @@ def minimise(
     groups: Sequence[Group],
     objective: Objective,
     penalty: float,
+    thresholds: Thresholds | None = None,
 ) -> Float[Tensor, " d"]:
-    """argmin_w mean loss over groups of the rewards `features @ w`, plus penalty · |w|².
+    """argmin_w mean loss over groups, by weight, of the rewards `features @ w`, + penalty · |w|².
 
     Convex for every objective, so L-BFGS from 0 finds it; in float64, the same on every process.
+    Where there are thumbs it minimises over the thresholds of their sources at the same time, with
+    the same penalty; they are not kept, since `Thresholds.fit` finds them exactly.
     """
     inputs = features.double()
+    total = total_weight(objective, groups)
     weight = torch.zeros(inputs.shape[1], dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
+    sources = thresholds or Thresholds()
+    b = torch.zeros(len(sources.sources), dtype=torch.float64, requires_grad=True)
+    found = [weight, b] if len(b) else [weight]
+    optimizer = torch.optim.LBFGS(found, max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
+
+    fitted = torch.tensor([sources.is_fitted(one) for one in sources.sources], dtype=torch.bool)
+    numbers = sources.numbers(groups)
 
     def loss() -> float:
         optimizer.zero_grad()
-        value = sum_of_losses(objective, groups, inputs @ weight) / len(groups)
-        value = value + penalty * weight.square().sum()
+        rewards = inputs @ weight
+        said = torch.where(fitted, b, rewards.mean())[numbers]
+        value = sum_of_losses(objective, groups, rewards, said) / total
+        value = value + penalty * (weight.square().sum() + b.square().sum())
         value.backward()
         return float(value.detach())
 

@@ -2,7 +2,7 @@
 
 Differs from InstructGPT (arXiv 2203.02155): ties count as half a win each way, and every judgement
 may carry a margin and a weight. Letters, over all prompts of a batch: P pairs, M rankings of up to
-K responses, J judgements (pairs or rankings).
+K responses, T judgements of single responses (thumbs), J judgements of any kind.
 """
 
 import torch
@@ -32,6 +32,21 @@ def bradley_terry(
     won = logsigmoid(difference - margin)
     lost = logsigmoid(-difference - margin)
     return -outcome * won - (1 - outcome) * lost
+
+
+def pointwise(
+    rewards: Float[Tensor, " T"], sign: Float[Tensor, " T"], threshold: Float[Tensor, " T"]
+) -> Float[Tensor, " T"]:
+    """Negative log-likelihood of judgements of single responses: −log σ(±(r − b)).
+
+    Bradley and Terry's model of a pair, with b in the place of the other response's reward.
+
+    Args:
+        rewards: r, the reward of the response.
+        sign: 1 where it was called good, −1 where bad.
+        threshold: b of the judgement's source, at which good and bad are equally likely.
+    """
+    return -logsigmoid(sign * (rewards - threshold))
 
 
 def plackett_luce(rewards: Float[Tensor, "M K"], tier: Int[Tensor, "M K"]) -> Float[Tensor, " M"]:
@@ -90,15 +105,17 @@ def regression(
 def sum_of_prompt_means(
     losses: Float[Tensor, " J"], weights: Float[Tensor, " J"], prompt: Int[Tensor, " J"]
 ) -> Float[Tensor, ""]:
-    """Add up, over prompts, the weighted mean loss of its judgements: a prompt counts once.
+    """Add up, over prompts, the mean of its judgements' weighted losses.
 
-    Σ_x (Σ_j w_j·l_j / Σ_j w_j), j over the judgements of prompt x. Divide by the number of prompts
-    of the whole batch, over all forward passes and processes, for arXiv 2203.02155, equation 1.
+    Σ_x (Σ_j w_j·l_j) / n_x, j over the n_x judgements of prompt x: with weights of 1 a prompt
+    counts once, however many judgements it has. Divide by Σ_x (Σ_j w_j) / n_x of the whole batch,
+    over all forward passes and processes, which is then the number of prompts: arXiv 2203.02155,
+    equation 1. Weights do not cancel where all judgements of a prompt have the same one.
 
     Args:
         losses: loss of each judgement.
-        weights: weight of each judgement, not all 0 within a prompt.
+        weights: weight of each judgement.
         prompt: number of the prompt that each judgement belongs to.
     """
-    totals = weights.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, weights)
-    return (losses * weights / totals[prompt]).sum()
+    counts = weights.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, torch.ones_like(weights))
+    return (losses * weights / counts[prompt]).sum()

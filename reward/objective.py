@@ -1,4 +1,8 @@
-"""What a step minimises: the chosen loss over the judgements of some prompts, as one number."""
+"""What a step minimises: the chosen loss over the judgements of some prompts, as one number.
+
+Pairs, or whole rankings, and pointwise judgements (thumbs, "all bad") are averaged apart within a
+prompt, so that each of the two counts once for a prompt, times its weights.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,17 +14,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from reward.groups import Group, Pair, TieredRanking
+from reward.groups import Group, Pair, Pointwise, TieredRanking
 from reward.losses import (
     bradley_terry,
     plackett_luce,
+    pointwise,
     rank_targets,
     regression,
     sum_of_prompt_means,
 )
-from reward.settings import Loss
+from reward.settings import Loss, RewardSettings
 
-Judgement = TypeVar("Judgement", Pair, TieredRanking)
+Judgement = TypeVar("Judgement", Pair, TieredRanking, Pointwise)
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,19 @@ class Objective:
     loss: Loss = "bradley_terry"
     margin: float = 0.0
     centring: float = 0.0
+
+    @classmethod
+    def of(cls, settings: RewardSettings) -> "Objective":
+        """What these settings minimise."""
+        return cls(settings.loss, settings.margin, settings.centring)
+
+    def judgements(self, group: Group) -> list[Sequence[Pair | TieredRanking | Pointwise]]:
+        """What the loss averages in a group: its pairs or rankings, its pointwise judgements.
+
+        Those that it has.
+        """
+        compared = group.pairs if self.loss == "bradley_terry" else group.rankings
+        return [found for found in (compared, group.pointwise) if found]
 
 
 @dataclass(frozen=True)
@@ -58,12 +76,48 @@ class RankingTensors:
     prompt: Int[Tensor, " M"]
 
 
+@dataclass(frozen=True)
+class PointwiseTensors:
+    """The pointwise judgements of several groups; `sign` is 1 for good and −1 for bad."""
+
+    response: Int[Tensor, " T"]
+    sign: Float[Tensor, " T"]
+    weight: Float[Tensor, " T"]
+    prompt: Int[Tensor, " T"]
+
+
 def sum_of_losses(
-    objective: Objective, groups: Sequence[Group], rewards: Float[Tensor, " N"]
+    objective: Objective,
+    groups: Sequence[Group],
+    rewards: Float[Tensor, " N"],
+    thresholds: Float[Tensor, " T"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Add up the loss of every prompt; rewards in the order of groups and their responses."""
+    """Add up the loss of every prompt.
+
+    Divided by `total_weight` of the whole batch it is what a step minimises.
+
+    Args:
+        objective: which loss.
+        groups: prompts with their judgements.
+        rewards: of their responses, in order.
+        thresholds: b of their pointwise judgements, in order; may be left out where there are none.
+    """
     if not groups:
         return rewards.sum()  # 0, but the backward pass needs it
+    parts = []
+    if any(group.pairs for group in groups):
+        parts.append(_sum_of_comparisons(objective, groups, rewards))
+    if any(group.pointwise for group in groups):
+        assert thresholds is not None
+        said = to_pointwise_tensors(groups, rewards.device)
+        losses = pointwise(rewards[said.response], said.sign, thresholds.to(rewards.device))
+        parts.append(sum_of_prompt_means(losses, said.weight, said.prompt))
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _sum_of_comparisons(
+    objective: Objective, groups: Sequence[Group], rewards: Float[Tensor, " N"]
+) -> Float[Tensor, ""]:
     pairs = to_pair_tensors(groups, rewards.device)
     first, second = rewards[pairs.first], rewards[pairs.second]
     if objective.loss == "bradley_terry":
@@ -85,6 +139,16 @@ def sum_of_losses(
             squares, pairs.weight, pairs.prompt
         )
     return total
+
+
+def total_weight(objective: Objective, groups: Sequence[Group]) -> float:
+    """What `sum_of_losses` of a whole batch is divided by: Σ_x (Σ_j w_j) / n_x.
+
+    That is the number of prompts where all weights are 1, those with pairs and those with pointwise
+    judgements counted apart. Every process knows the whole batch, so all agree on it.
+    """
+    judged = (found for group in groups for found in objective.judgements(group))
+    return math.fsum(math.fsum(one.weight for one in found) / len(found) for found in judged)
 
 
 def to_pair_tensors(groups: Sequence[Group], device: torch.device) -> PairTensors:
@@ -121,6 +185,18 @@ def to_ranking_tensors(groups: Sequence[Group], device: torch.device) -> Ranking
         tier=table[..., 1].to(device),
         score=pad_sequence(scores, batch_first=True, padding_value=math.nan).to(device),
         weight=torch.tensor([ranking.weight for _, _, ranking in found], device=device),
+        prompt=torch.tensor([number for number, _, _ in found], device=device),
+    )
+
+
+def to_pointwise_tensors(groups: Sequence[Group], device: torch.device) -> PointwiseTensors:
+    """The pointwise judgements of all groups, with responses numbered as `lay_out` lays them."""
+    found = list(_numbered((group, group.pointwise) for group in groups))
+    signs = [1.0 if one.is_good else -1.0 for _, _, one in found]
+    return PointwiseTensors(
+        response=torch.tensor([base + one.response for _, base, one in found], device=device),
+        sign=torch.tensor(signs, device=device),
+        weight=torch.tensor([one.weight for _, _, one in found], device=device),
         prompt=torch.tensor([number for number, _, _ in found], device=device),
     )
 

@@ -19,9 +19,13 @@ from reward.model import Inputs, RewardModule, last_tokens
 from reward.prefix import LEAST_SAVING, common_beginning, pack, share_prompts
 from reward.settings import Combine
 from rlhf.adapters import load_reward_model_on
+from rlhf.chat_template import end_token_ids
 from rlhf.models import describe_model, load_reward_model, model_folder
+from rlhf.readers import Reader, load_reader
+from rlhf.records import Prompt, Response
 from rlhf.sharding import Sharding, shard_frozen
-from rlhf.tokens import TokenBatch, close, load_tokenizer
+from rlhf.thinking import has_thinking
+from rlhf.tokens import TokenBatch, close, encode_prompt, pad_right
 from rlhf.watchdog import beat
 
 TOKENS_PER_BATCH = 4096
@@ -36,7 +40,7 @@ class Scorer:
         self,
         members: Sequence[tuple[RewardModule, float]],
         description: dict[str, str],
-        eos_id: int,
+        reader: Reader,
         accelerator: Accelerator,
         combine: Combine,
         *,
@@ -44,7 +48,8 @@ class Scorer:
         shared: bool = False,
     ) -> None:
         self._members = members
-        self._eos_id = eos_id
+        self._reader = reader
+        self._ends = end_token_ids(reader.tokenizer)
         self._accelerator = accelerator
         self._combine = combine
         self._sharding = sharding
@@ -81,6 +86,26 @@ class Scorer:
             beat()
         return rewards
 
+    def without_thinking(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
+    ) -> TokenBatch:
+        """The sequences as this model reads them, which may be without the text in think tags.
+
+        Args:
+            prompts: of each sequence.
+            texts: of each response.
+            batch: prompt and response in one, padded on any side.
+        """
+        if self._reader.reads_thinking or not any(map(has_thinking, texts)):
+            return batch
+        rows = [ids[mask].tolist() for ids, mask in zip(batch.ids, batch.mask, strict=True)]
+        tokenizer = self._reader.tokenizer
+        for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            if has_thinking(text):
+                response = Response(id="", prompt_id=prompt.id, text=text, model="")
+                rows[row] = encode_prompt(tokenizer, prompt) + self._reader.encode(response, "")
+        return pad_right(rows, int(tokenizer.pad_token_id)).to(batch.ids.device)
+
     def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:
         """The rows of each forward pass; divided weights want equally many in every process."""
         parts: list[Tensor] = []
@@ -92,7 +117,7 @@ class Scorer:
         return self._sharding.in_step(self._accelerator, parts)
 
     def _score(self, batch: TokenBatch) -> Tensor:
-        inputs = self._lay_out(close(batch, self._eos_id)).to(self._accelerator.device)
+        inputs = self._lay_out(close(batch, self._ends)).to(self._accelerator.device)
         with torch.no_grad(), self._accelerator.autocast():
             return torch.stack([module(inputs) + bias for module, bias in self._members])
 
@@ -142,13 +167,13 @@ def load_scorer(
     sharding = sharding or Sharding()
     loaded = [load_module(one, accelerator, sharding, base) for one in member_folders(name)]
     description = loaded[0][2]
-    eos_id = int(load_tokenizer(description["path"]).eos_token_id)
     members = [(module, bias) for module, bias, _ in loaded]
     # the attention of a shared base is the policy's
     mine = base is None and not sharding.divides_weights
     shared = mine and not any([share_prompts(module.classifier) for module, _ in members])
+    reader = load_reader(description)
     return Scorer(
-        members, description, eos_id, accelerator, combine, sharding=sharding, shared=shared
+        members, description, reader, accelerator, combine, sharding=sharding, shared=shared
     )
 
 

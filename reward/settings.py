@@ -12,6 +12,7 @@ from cyclopts import Parameter, Token
 from rlhf.cluster import ClusterSettings
 from rlhf.config import MAX_SEED, flatten, part_of, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 Precision = Literal["auto", "bf16", "fp32"]
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
@@ -65,19 +66,23 @@ class RewardSettings(ClusterSettings):
     rankings: Path
     """Folder that `rlhf export --format ranked` wrote."""
     model: str
-    """Model folder or hub name that gets a scalar head."""
+    """Model folder, hub name or run; a language model gets a scalar head, a reward model keeps its
+    own."""
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
+    with them keeps them."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0
-    """Seed of the new head and of the order of prompts."""
+    """Seed of a fresh head and of the order of prompts."""
     seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
     """Train an ensemble, one model for each of these, such as 0,1,2."""
     precision: Precision = "auto"
     """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
     head: Literal["random", "fitted"] = "random"
-    """How the fresh head starts: at random, or fitted to the rankings on frozen features."""
+    """How a fresh head starts: at random, or fitted to the rankings on frozen features."""
     epochs: int = 1
     """Passes over the prompts; two over-fit; with --head fitted, 0 trains only the head."""
     prompts_per_batch: int = 16
@@ -94,6 +99,8 @@ class RewardSettings(ClusterSettings):
     """Longest prompt + response in tokens."""
     too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
+    reads_thinking: bool = False
+    """Read the text inside <think> tags, too, in training and wherever the model scores."""
     loss: Loss = "bradley_terry"
     """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
     margin: float = 0.0
@@ -103,7 +110,14 @@ class RewardSettings(ClusterSettings):
     annotator_weights: Annotated[dict[str, float], Parameter(converter=_read_weights)] = field(
         default_factory=dict
     )
-    """How much an annotator counts, for example --annotator-weights.ann 0.5; others count 1."""
+    """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
+    0.5; others count 1, and 0 leaves one out."""
+    thumbs_weight: float = 1.0
+    """How much the thumbs on a prompt count beside the pairs of a prompt, which count 1."""
+    all_bad_weight: float = 1.0
+    """The same for responses of which somebody said that all are bad."""
+    thumbs_down_flags: tuple[str, ...] = ()
+    """Flags of single responses that count as a thumb down, such as unsafe."""
     limit: str = "100%"
     """Train on so many of the train prompts, or on a part: 500, 1%; fewer are always among more."""
     held_out_fraction: float = 0.1
@@ -143,7 +157,8 @@ class RewardSettings(ClusterSettings):
         require_range("held_out_fraction", self.held_out_fraction, 0, 0.5, above_low=True)
         require_range("save_every", self.save_every, 0)
         require_range("keep_checkpoints", self.keep_checkpoints, 1)
-        require_range("centring", self.centring, 0)
+        for name in ("centring", "thumbs_weight", "all_bad_weight"):
+            require_range(name, getattr(self, name), 0)
         if self.seeds and len(set(self.seeds)) < max(2, len(self.seeds)):
             raise ConfigError(
                 f"--seeds {','.join(map(str, self.seeds))} does not name different models",

@@ -1,19 +1,21 @@
 """One optimizer step on a global batch, and scoring of many groups; both over all processes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reward.accuracy import count_right
+from reward.accuracy import add_counts, count_right, count_right_thumbs
 from reward.batches import lay_out, plan_step
 from reward.groups import Group
-from reward.objective import Objective, sum_of_losses
+from reward.objective import Objective, sum_of_losses, total_weight
+from reward.thresholds import Thresholds
 from rlhf.distributed import global_sum
 from rlhf.metrics import progress
 from rlhf.sharding import accumulating, backward, clip_gradients
@@ -25,7 +27,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Trainee:
-    """A prepared module with its optimizer and the numbers that every step needs."""
+    """A prepared module with its optimizer and the numbers that every step needs.
+
+    `bias` is what a reward model that the training goes on from adds to its head's outputs.
+    """
 
     accelerator: Accelerator
     module: nn.Module
@@ -35,6 +40,8 @@ class Trainee:
     objective: Objective
     shared: bool
     tensor_parallel: int = 1
+    bias: float = 0.0
+    thresholds: Thresholds = field(default_factory=Thresholds)
 
     @property
     def shares(self) -> int:
@@ -53,16 +60,18 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     """
     accelerator, module = trainee.accelerator, trainee.module
     passes = my_passes(trainee, groups)
-    totals = torch.zeros(3, dtype=torch.float64)  # loss, right, pairs
+    weight = total_weight(trainee.objective, groups)
+    thresholds = trainee.thresholds
+    totals = _tally(trainee, [], torch.zeros(0), torch.zeros(()))
     module.train()
     for number, part in enumerate(passes):
         last = number == len(passes) - 1
         with accumulating(accelerator, module, last=last):
             rewards = forward(trainee, part)
-            loss = sum_of_losses(trainee.objective, part, rewards)
-            # Gradients are averaged over processes: divide the sum by the global count / processes.
-            backward(accelerator, module, loss * (trainee.shares / len(groups)))
-        totals += _tally(part, rewards, loss)
+            loss = sum_of_losses(trainee.objective, part, rewards, thresholds.of(part))
+            # Gradients are averaged over processes: divide by the whole batch's weight / processes.
+            backward(accelerator, module, loss * (trainee.shares / weight))
+        totals += _tally(trainee, part, rewards, loss)
     beat("stepping")
     for parameters in trainee.optimizer.param_groups:
         parameters["lr"] = rate
@@ -70,16 +79,32 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     trainee.optimizer.step()
     trainee.optimizer.zero_grad()
     summed = global_sum(accelerator, totals) / trainee.tensor_parallel
-    loss_sum, right, pairs = summed.tolist()
-    return {
-        "loss": loss_sum / len(groups),
-        "accuracy": right / max(pairs, 1),
-        "grad_norm": norm,
-    }
+    loss_sum = float(summed[0])
+    thresholds.move(summed[5:].view(-1, 3))
+    accuracies = name_accuracies(*summed[1:5].tolist())
+    return {"loss": loss_sum / weight, **accuracies, "grad_norm": norm}
+
+
+def fit_thresholds(trainee: Trainee, groups: Sequence[Group]) -> None:
+    """Fit the thresholds of thumbs to the rewards as they are now; does nothing without thumbs."""
+    sample = trainee.thresholds.sample(groups)
+    if sample:
+        trainee.thresholds.fit(sample, score_groups(trainee, sample))
+
+
+def name_accuracies(
+    right: float, pairs: float, right_thumbs: float, thumbs: float
+) -> dict[str, float]:
+    """Accuracy on pairs, and on pointwise judgements, of those that there are.
+
+    A step of ties alone has 0, as no other step tells.
+    """
+    found = {"accuracy": right / max(pairs, 1)} if pairs or not thumbs else {}
+    return found | ({"thumbs_accuracy": right_thumbs / thumbs} if thumbs else {})
 
 
 def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
-    """Head outputs for all responses of all groups, on every process; prompt ids must differ."""
+    """Rewards of all responses of all groups, on every process; prompt ids must differ."""
     passes = my_passes(trainee, groups)
     found: list[tuple[str, list[float]]] = []
     trainee.module.eval()
@@ -111,16 +136,22 @@ def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
     """Rewards of all responses of some groups, in order."""
     inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
     rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
-    return rewards
+    return rewards + trainee.bias
 
 
-def _tally(groups: Sequence[Group], rewards: Tensor, loss: Tensor) -> Tensor:
-    counts = [
-        count_right(group, values)
-        for group, values in zip(groups, _split(groups, rewards), strict=True)
-    ]
-    right, pairs = sum(right for right, _ in counts), sum(pairs for _, pairs in counts)
-    return torch.tensor([loss.item(), right, pairs], dtype=torch.float64)
+def _tally(
+    trainee: Trainee, groups: Sequence[Group], rewards: Tensor, loss: Tensor
+) -> Float[Tensor, " 5+3*S"]:
+    """Loss, right pairs, pairs, right thumbs, thumbs, and what `Thresholds.tally` found."""
+    thresholds = trainee.thresholds
+    rows = list(_split(groups, rewards))
+    right, pairs = add_counts(count_right(*one) for one in zip(groups, rows, strict=True))
+    right_thumbs, thumbs = add_counts(
+        count_right_thumbs(group, values, thresholds.of([group]).tolist())
+        for group, values in zip(groups, rows, strict=True)
+    )
+    numbers = torch.tensor([loss.item(), right, pairs, right_thumbs, thumbs], dtype=torch.float64)
+    return torch.cat([numbers, thresholds.tally(groups, rows).flatten()])
 
 
 def _split(groups: Sequence[Group], rewards: Tensor) -> Iterator[list[float]]:

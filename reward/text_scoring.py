@@ -1,5 +1,8 @@
 """Rewards of responses given as text, from a reward model, a Python function or an HTTP endpoint.
 
+A reward model reads no text inside think tags unless it was trained to; functions and endpoints get
+all of a response, and may leave it out.
+
 An endpoint gets POST {"items": [{"messages": [...], "response": "..."}, ...]} and answers
 {"rewards": [number, ...]}, one for each item.
 """
@@ -21,11 +24,12 @@ from reward.scoring import combine_members, load_module, member_folders
 from reward.settings import Combine
 from rlhf.errors import InputError
 from rlhf.metrics import progress
+from rlhf.readers import load_reader
 from rlhf.records import Prompt, Response
 from rlhf.retries import ask_patiently
 from rlhf.signals import load_signal
-from rlhf.tokens import encode_prompt, encode_response, load_tokenizer, tokenizer_fingerprint
-from rlhf.urls import open_url
+from rlhf.tokens import encode_prompt, tokenizer_fingerprint
+from rlhf.urls import open_url, read_answer
 
 Answers = tuple[Prompt, tuple[Response, ...]]
 TextReward = Callable[[Sequence[Answers]], list[list[float]]]
@@ -35,6 +39,7 @@ Features = Callable[[Sequence[Answers]], list[tuple[Tensor, Tensor]]]
 SIGNAL = "signal:"
 ITEMS_PER_REQUEST = 64
 TIMEOUT_SECONDS = 60
+MAX_QUOTED = 200
 
 
 def load_text_reward(
@@ -119,8 +124,7 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
 
     def ask() -> bytes:
         with open_url(request, timeout_seconds=TIMEOUT_SECONDS) as answer:
-            content: bytes = answer.read()
-        return content
+            return read_answer(answer)
 
     content = ask_patiently(
         ask,
@@ -130,10 +134,11 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
         "again, with --resume where its --out has begun.",
     )
     try:
-        rewards = [float(value) for value in json.loads(content)["rewards"]]
-    except (ValueError, TypeError, KeyError) as error:
+        rewards = _read_rewards(content)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(
-            f"{address} answered something else than rewards ({type(error).__name__}: {error})",
+            f"{address} answered something else than rewards "
+            f"({type(error).__name__}: {str(error)[:MAX_QUOTED]})",
             'It must answer {"rewards": [number, ...]}.',
         ) from None
     if len(rewards) != len(items):
@@ -142,6 +147,17 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
             "It must answer one reward for each item, in their order.",
         )
     return rewards
+
+
+def _read_rewards(content: bytes) -> list[float]:
+    """The numbers of an answer; text is none, even where each of its characters is a digit."""
+    values = json.loads(content)["rewards"]
+    if not isinstance(values, list):
+        raise TypeError(f"rewards is a {type(values).__name__}, not a list")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{value!r} is not a number")
+    return [float(value) for value in values]
 
 
 def _by_model(
@@ -171,7 +187,8 @@ def load_features(name: str, accelerator: Accelerator, tokens_per_batch: int) ->
         InputError: there is no such model.
     """
     module, bias, description = load_module(name, accelerator)
-    tokenizer = load_tokenizer(description["path"])
+    reader = load_reader(description)
+    tokenizer = reader.tokenizer
     fingerprint = tokenizer_fingerprint(tokenizer)
     shared = share_prompts(module.classifier) is None
     pad_id = int(tokenizer.pad_token_id)
@@ -182,7 +199,7 @@ def load_features(name: str, accelerator: Accelerator, tokens_per_batch: int) ->
             Group(
                 str(number),
                 tuple(encode_prompt(tokenizer, prompt)),
-                tuple(tuple(encode_response(tokenizer, one, fingerprint)) for one in responses),
+                tuple(tuple(reader.encode(one, fingerprint)) for one in responses),
             )
             for number, (prompt, responses) in enumerate(answers)
             if responses

@@ -7,7 +7,7 @@ enough of them.
 
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,21 +26,24 @@ from reward.health import collect_verdicts
 from reward.memory import device_bytes, require_memory, room_for
 from reward.model import RewardModule
 from reward.objective import Objective
+from reward.origin import reference_fingerprint, resolve_model
 from reward.prefix import share_prompts
 from reward.settings import RewardSettings
-from reward.step import Trainee, score_groups, take_step
+from reward.step import Trainee, fit_thresholds, score_groups, take_step
+from reward.thresholds import Thresholds
+from reward.thumb_report import describe_thumbs
 from rlhf.adapters import add_adapters, four_bits
 from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint, save_checkpoint
 from rlhf.distributed import start
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
-from rlhf.models import new_reward_model
+from rlhf.models import is_reward_model, new_reward_model
 from rlhf.preflight import check_before_training, require_shared
 from rlhf.profiling import profiling
+from rlhf.readers import tokenizer_of
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, prepare
 from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import load_tokenizer
 from rlhf.tracking import tracking
 from rlhf.watchdog import beat
 
@@ -51,16 +54,24 @@ DETAILS = ("health", "worst")  # in report.json, too long for a terminal
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run learns on its way: accuracy before training, the best evaluation."""
+    """What a run learns on its way: accuracy before training, the best evaluation, thresholds.
+
+    `thresholds` are the state of `reward.thresholds`.
+    """
 
     before: Accuracy | None
     best: Best | None = None
+    thresholds: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Findings":
         """What `asdict` made of it, from a checkpoint."""
         before, best = saved["before"], saved["best"]
-        return cls(Accuracy(**before) if before else None, Best(**best) if best else None)
+        return cls(
+            Accuracy(**before) if before else None,
+            Best(**best) if best else None,
+            saved.get("thresholds", {}),
+        )
 
 
 def train_reward(
@@ -79,13 +90,14 @@ def train_reward(
         GuardError: the loss is not a number, or the trained model tells no two responses apart.
     """
     began = time.monotonic()
+    settings = resolve_model(settings)
     sharding = sharding or choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
     inputs = describe_inputs(settings)
-    tokenizer = load_tokenizer(settings.model)
-    data = read_data(settings, tokenizer, inputs["model"]["hash"])
+    tokenizer = tokenizer_of(inputs["model"])
+    data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
     run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
     accelerator.wait_for_everyone()
@@ -96,23 +108,25 @@ def train_reward(
             "already_done": True
         }
 
-    url = settings.notify
     tracked = tracking(accelerator, settings.track, run.path, settings)
     profiled = profiling(accelerator, settings.profile, run.profile)
-    watched = watching_stage(run, settings.stall_timeout, url)
-    with stage_status(run, "" if is_member else url), watched, tracked, profiled:
+    watched = watching_stage(run, settings.stall_timeout, settings.notify)
+    with stage_status(run, "" if is_member else settings.notify), watched, tracked, profiled:
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
-        trainee = _build_trainee(settings, accelerator, sharding, pad_id)
+        thresholds = Thresholds(data.train, [*data.validation, *data.held_out])
+        trainee = _build_trainee(settings, accelerator, sharding, pad_id, thresholds)
         findings = _train(settings, run, trainee, data)
         held_out = score_groups(trainee, data.held_out)
         scale, reference = measure_scale(trainee, data, held_out)
+        fit_thresholds(trainee, data.train)
         save_result(trainee, run, tokenizer, scale)
         report = {
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
-            **describe_run(data, run, scale, findings.best),
+            **describe_run(settings, data, run, scale, findings.best),
+            **describe_thumbs(settings, data, thresholds, held_out, scale),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -130,22 +144,30 @@ def _ask_base_model(
 ) -> Accuracy | None:
     """How often the response that the base model finds likelier is the preferred one.
 
-    None where no process can be trusted to hold the base model whole.
+    None where no process can be trusted to hold the base model whole, where it is a reward model,
+    which finds nothing likely, or where no pair is held out.
     """
-    if sharding.divides or settings.adapter == "qlora":
+    compared = [group for group in data.held_out if group.pairs]
+    unknown = sharding.divides or settings.adapter == "qlora" or is_reward_model(settings.model)
+    if unknown or not compared:
         return None
     tokens = settings.tokens_per_batch
     likelier = base_log_probs(
-        settings.model, accelerator, data.held_out, tokens, pad_id, shared=settings.share_prompt
+        settings.model, accelerator, compared, tokens, pad_id, shared=settings.share_prompt
     )
-    return pair_accuracy(data.held_out, likelier)
+    return pair_accuracy(compared, likelier)
 
 
 def _build_trainee(
-    settings: RewardSettings, accelerator: Accelerator, sharding: Sharding, pad_id: int
+    settings: RewardSettings,
+    accelerator: Accelerator,
+    sharding: Sharding,
+    pad_id: int,
+    thresholds: Thresholds,
 ) -> Trainee:
-    """The model with its new head and its optimizer, ready for `take_step`."""
+    """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
+    classifier.config.reads_thinking = settings.reads_thinking  # saved, for whoever scores
     if settings.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)
@@ -162,16 +184,18 @@ def _build_trainee(
         optimizer=stepper,
         pad_id=pad_id,
         tokens_per_batch=settings.tokens_per_batch,
-        objective=Objective(settings.loss, settings.margin, settings.centring),
+        objective=Objective.of(settings),
         shared=settings.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
+        bias=float(getattr(classifier.config, "reward_bias", 0.0)),
+        thresholds=thresholds,
     )
 
 
 def _load_classifier(
     settings: RewardSettings, accelerator: Accelerator, pad_id: int
 ) -> PreTrainedModel:
-    """A model with a new head; frozen weights are held as they are multiplied, under adapters."""
+    """A model with a head; frozen weights are held as they are multiplied, under adapters."""
     if settings.adapter == "none":
         together = settings.tensor_parallel > 1
         return new_reward_model(settings.model, pad_id, settings.seed, together=together)
@@ -213,8 +237,10 @@ def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) 
             append_metrics(run.metrics_file, {**row, "seconds": seconds})
             trainee.accelerator.log(row, step=step + 1)
             bar.advance()
-            bar.show(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.2f}")
-            saver.after_step(step + 1, asdict(replace(findings, best=best)))
+            accuracy = row.get("accuracy", row.get("thumbs_accuracy", 0.0))
+            bar.show(f"loss {row['loss']:.3f}, accuracy {accuracy:.2f}")
+            learned = replace(findings, best=best, thresholds=trainee.thresholds.state())
+            saver.after_step(step + 1, asdict(learned))
     if best:
         load_checkpoint(trainee.accelerator, run.best_checkpoint)
     return replace(findings, best=best)
@@ -228,9 +254,12 @@ def _begin(
     done = int(saved["step"]) if saved else 0
     forget_metrics_after(run.metrics_file, done)
     if saved:
-        return done, Findings.from_json(saved)
+        findings = Findings.from_json(saved)
+        trainee.thresholds.restore(findings.thresholds)
+        return done, findings
     if settings.head == "fitted":
         fit_head(trainee, data.train)
+    fit_thresholds(trainee, data.train)
     if not settings.epochs:  # accuracy is measured at the end, of the same weights
         return 0, Findings(None)
     return 0, Findings(pair_accuracy(data.held_out, score_groups(trainee, data.held_out)))

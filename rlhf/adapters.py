@@ -8,7 +8,6 @@ keeps them beside its weights too, in peft's form, for whoever has the frozen we
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -25,12 +24,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf.diagnose import as_input_error
+from rlhf.documents import read_document
 from rlhf.errors import ConfigError, InputError
 from rlhf.jsonl import new_folder, write_json
-from rlhf.models import empty_causal_lm, load_config, put_head_on, reward_head, save_model
+from rlhf.models import HEAD, empty_causal_lm, load_config, put_head_on, reward_head, save_model
+from rlhf.weights import COPY_AGAIN, require_whole
 
 NAME = "default"
-HEAD = "score"
 WHOLE = (HEAD, "lm_head", "embed_out")  # of a model in 4 bits: its head or output matrix
 FOLDER = "adapter"
 BASE = "base.json"
@@ -196,9 +197,8 @@ def save_adapters(
     config.modules_to_save = [HEAD]
     config.base_model_name_or_path = base["path"]
     config.inference_mode = True
-    kept = get_peft_model_state_dict(classifier, dict(state), NAME, save_embedding_layers=False)
-    kept |= {name: value for name, value in state.items() if name.startswith(f"{HEAD}.")}
-    tensors = {f"{PEFT_PREFIX}{name}": value.cpu().contiguous() for name, value in kept.items()}
+    kept = _trained(classifier, state).items()
+    tensors = {f"{PEFT_PREFIX}{name}": value.cpu().contiguous() for name, value in kept}
     with new_folder(folder / FOLDER) as partial:
         config.save_pretrained(str(partial))
         save_file(tensors, partial / WEIGHTS)
@@ -232,7 +232,7 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
     )
     if not path.is_file():
         raise InputError(f"{folder} keeps no adapter to put on a shared base", remedy)
-    trained_on = json.loads(path.read_text(encoding="utf-8"))
+    trained_on = read_document(path, {"hash": str, "path": str})
     if trained_on["hash"] != base["hash"]:
         raise InputError(
             f"The adapter of {folder} belongs beside {trained_on['path']} ({trained_on['hash']}), "
@@ -253,7 +253,7 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
 def adapter_rank(folder: str) -> int | None:
     """The rank of the adapters that a reward model keeps; None where it keeps none."""
     path = Path(folder) / FOLDER / CONFIG
-    return int(json.loads(path.read_text(encoding="utf-8"))["r"]) if path.is_file() else None
+    return int(read_document(path, {"r": int})["r"]) if path.is_file() else None
 
 
 def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:
@@ -265,23 +265,40 @@ def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:
     Args:
         base: the language model that the adapters were trained beside.
         folder: of the reward model.
+
+    Raises:
+        InputError: what it keeps cannot be read, or is not whole.
     """
     config = load_config(folder)
     pad_token_id = config.get_text_config().pad_token_id
     classifier = put_head_on(share_weights(base.base_model), pad_token_id)
     classifier.config.reward_bias = getattr(config, "reward_bias", 0.0)
     path = Path(folder) / FOLDER
-    adapter: Any = LoraConfig.from_pretrained(str(path))
-    adapter.modules_to_save = None
-    adapter.inference_mode = False
-    _inject(adapter, classifier, seed=0)
-    state = {
-        name.removeprefix(PEFT_PREFIX): value for name, value in load_file(path / WEIGHTS).items()
-    }
+    with as_input_error(f"Cannot read the adapter {path}", COPY_AGAIN):
+        adapter: Any = LoraConfig.from_pretrained(str(path))
+        adapter.modules_to_save = None
+        adapter.inference_mode = False
+        _inject(adapter, classifier, seed=0)
+        kept = load_file(path / WEIGHTS)
+    state = {name.removeprefix(PEFT_PREFIX): value for name, value in kept.items()}
+    mine = _trained(classifier, classifier.state_dict())
+    shapes = [
+        (name, one.shape, mine[name].shape)
+        for name, one in state.items()
+        if name in mine and one.shape != mine[name].shape
+    ]
+    require_whole(str(path), CONFIG, mine.keys() - state.keys(), state.keys() - mine.keys(), shapes)
     head = {name: state.pop(name) for name in list(state) if name.startswith(f"{HEAD}.")}
     reward_head(classifier).load_state_dict(
         {name.removeprefix(f"{HEAD}."): value for name, value in head.items()}
     )
-    result: Any = set_peft_model_state_dict(classifier, state, NAME)
-    assert not result.unexpected_keys
+    set_peft_model_state_dict(classifier, state, NAME)
     return classifier
+
+
+def _trained(classifier: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters and the head of a reward model, by the names that `peft` gives them."""
+    kept: dict[str, Tensor] = get_peft_model_state_dict(
+        classifier, dict(state), NAME, save_embedding_layers=False
+    )
+    return kept | {name: value for name, value in state.items() if name.startswith(f"{HEAD}.")}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import AbstractContextManager
 from http.client import HTTPResponse
 from typing import Any
 from urllib.request import Request
@@ -11,8 +12,13 @@ from rlhf.urls import open_url
 
 
 def open_completion(
-    url: str, body: dict[str, Any], *, key_variable: str, timeout_seconds: float
-) -> HTTPResponse:
+    url: str,
+    body: dict[str, Any],
+    *,
+    key_variable: str,
+    timeout_seconds: float,
+    total_seconds: float | None = None,
+) -> AbstractContextManager[HTTPResponse]:
     """The server's answer, open to be read, whole or as it streams.
 
     Args:
@@ -20,6 +26,7 @@ def open_completion(
         body: model, messages and settings.
         key_variable: the environment variable with the key, where the server wants one.
         timeout_seconds: of silence.
+        total_seconds: until the answer is whole; as much as of silence when not given.
 
     Raises:
         InputError: the key fits no header.
@@ -28,7 +35,7 @@ def open_completion(
     headers = {"Content-Type": "application/json", **key_header(key_variable)}
     address = url.rstrip("/") + "/chat/completions"
     request = Request(address, json.dumps(body).encode(), headers)
-    return open_url(request, timeout_seconds=timeout_seconds)
+    return open_url(request, timeout_seconds=timeout_seconds, total_seconds=total_seconds)
 
 
 def key_header(variable: str) -> dict[str, str]:

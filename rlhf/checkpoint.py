@@ -11,6 +11,7 @@ processes a resumed run is the undisturbed one bit for bit; with another the ran
 
 import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -35,8 +36,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import flush, flush_folder, write_json, write_text_atomically
+from rlhf.saved_state import load_data
 from rlhf.sharding import is_zero
 from rlhf.watchdog import beat
 
@@ -44,6 +47,7 @@ LATEST = "latest"
 PROGRESS = "progress.json"
 STATE = "state"
 WRITTEN_BY = "written_by"
+STEP_FOLDER = re.compile(r"step-\d+")
 # A frozen weight is in the model that the run started from.
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 
@@ -88,9 +92,25 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that a resumed run would start from."""
+    """The checkpoint that a resumed run would start from.
+
+    Raises:
+        InputError: `latest` names something else.
+    """
     latest = folder / LATEST
-    return folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+    if not latest.is_file():
+        return None
+    name = latest.read_text(encoding="utf-8", errors="replace").strip()
+    if not STEP_FOLDER.fullmatch(name):
+        raise InputError(f"{latest} names no checkpoint ({name[:80]!r})", _try_another(folder))
+    return folder / name
+
+
+def _try_another(folder: Path) -> str:
+    return (
+        f"Put the name of another checkpoint into {folder / LATEST}, or delete {folder} to start "
+        "again."
+    )
 
 
 def last_good(checkpoint: Path | None) -> str:
@@ -105,7 +125,8 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
         The `progress` that was saved with it, and `step`.
 
     Raises:
-        InputError: the checkpoint is gone, or a DeepSpeed one and this run is of another form.
+        InputError: the checkpoint is gone or broken, or a DeepSpeed one and this run is of another
+            form.
     """
     newest = newest_checkpoint(folder)
     if newest is None:
@@ -113,14 +134,18 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
     if not (newest / PROGRESS).is_file():
         raise InputError(
             f"{newest} is gone or incomplete, though {folder / LATEST} names it",
-            f"Put the name of another checkpoint there, or delete {folder} to start again.",
+            _try_another(folder),
         )
-    progress: dict[str, Any] = json.loads((newest / PROGRESS).read_text(encoding="utf-8"))
-    written_by = progress.pop(WRITTEN_BY)
-    _require_readable(accelerator, newest, written_by)
-    _load_state(accelerator, newest)
-    if written_by["processes"] == accelerator.num_processes:
-        set_random_states(torch.load(newest / f"rng-{accelerator.process_index}.pt"))
+    with as_input_error(f"Cannot read {newest}", _try_another(folder)):
+        progress: dict[str, Any] = json.loads((newest / PROGRESS).read_text(encoding="utf-8"))
+        written_by = progress.pop(WRITTEN_BY)
+        if not isinstance(progress["step"], int):
+            raise TypeError(f"its {PROGRESS} names no step")
+        _require_readable(accelerator, newest, written_by)
+        _load_state(accelerator, newest)
+        if written_by["processes"] == accelerator.num_processes:
+            states = newest / f"rng-{accelerator.process_index}.pt"
+            set_random_states(torch.load(states, weights_only=True))
     return progress
 
 
@@ -174,12 +199,13 @@ def _read_state(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]
 def _load_state(accelerator: Accelerator, folder: Path) -> None:
     model, optimizers = _prepared(accelerator)
     if is_zero(model):
-        engine: Any = model
-        engine.load_checkpoint(str(folder), tag=STATE)
+        from rlhf import zero
+
+        zero.load_state(model, folder, STATE)
         return
     content = _read_state(model, optimizers)
     with _alone(accelerator) as alone:
-        state_dict_loader.load(content, checkpoint_id=folder / STATE, no_dist=alone)
+        load_data(content, folder / STATE, alone=alone)
     set_model_state_dict(model, content["model"], options=TRAINED)
     if optimizers:
         set_optimizer_state_dict(model, optimizers, content["optimizer"], options=TRAINED)

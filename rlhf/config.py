@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import yaml
 from rlhf.errors import ConfigError, InputError
 
 MAX_SEED = 2**32 - 1  # NumPy's
+MAX_YAML_BYTES = 100_000
+MAX_YAML_DEPTH = 20
+MAX_YAML_VALUES = 10_000
 
 
 def load_settings(files: Sequence[Path]) -> dict[str, Any]:
@@ -21,19 +25,41 @@ def load_settings(files: Sequence[Path]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for file in files:
-        merged = _merge(merged, _load(file))
+        merged = merge(merged, _load(file))
     return merged
 
 
 def _load(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"No such settings file: {file}", "Check the path after --config.")
+    return read_settings_file(file)
+
+
+def read_settings_file(file: Path) -> dict[str, Any]:
+    """The settings in one YAML file.
+
+    Raises:
+        ConfigError: the file is no text, is not YAML, is not a mapping, or stands for much more
+            than it says.
+    """
     try:
-        value = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        if file.stat().st_size > MAX_YAML_BYTES:
+            raise ValueError(f"more than {MAX_YAML_BYTES:,} bytes")
+        text = file.read_text(encoding="utf-8")
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        _require_small(root)
+        value = None if root is None else _plain(loader.construct_document(root))
+        str(value)  # Python refuses to write numbers of thousands of digits
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file} is not UTF-8 text ({error.reason} at byte {error.start})",
+            f"Convert it first: iconv -f LATIN1 -t UTF-8 {file} > converted.yaml",
+        ) from None
+    except (yaml.YAMLError, ValueError, TypeError, OSError, RecursionError) as error:
         raise ConfigError(
             f"{file} is not valid YAML: {' '.join(str(error).split())}",
-            "Mend the file; one `name: value` a line.",
+            "Fix the file; one `name: value` a line.",
         ) from None
     if value is None:
         return {}
@@ -45,11 +71,50 @@ def _load(file: Path) -> dict[str, Any]:
     return value
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
+    """YAML as settings hold it: a date is the text that stands for it.
+
+    Raises:
+        TypeError: bytes, sets and the like.
+    """
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, date):
+        return str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"a {type(value).__name__} is no setting")
+
+
+def _require_small(root: yaml.Node | None) -> None:
+    """Refuse YAML that repeats itself by `&name` and `*name` without an end, or nearly so.
+
+    Raises:
+        ValueError: it is too deep or too long when written out.
+    """
+    left, count = [(root, 0)], 0
+    while left:
+        node, depth = left.pop()
+        count += 1
+        if depth > MAX_YAML_DEPTH or count > MAX_YAML_VALUES:
+            raise ValueError(
+                f"more than {MAX_YAML_DEPTH} levels or {MAX_YAML_VALUES:,} values, with what "
+                "*names repeat"
+            )
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        for part in parts:
+            both = part if isinstance(part, tuple) else (part,)
+            left += [(one, depth + 1) for one in both]
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Both mappings in one; where both have a key, `over` wins, key by key in nested mappings."""
     merged = dict(base)
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merge(merged[key], value)
+            merged[key] = merge(merged[key], value)
         else:
             merged[key] = value
     return merged
@@ -64,6 +129,22 @@ def to_plain(settings: Any) -> Any:
     if isinstance(settings, tuple | list):
         return [to_plain(item) for item in settings]
     return settings
+
+
+def with_defaults(settings: Any, recorded: dict[str, Any]) -> dict[str, Any]:
+    """Recorded settings with the defaults of those that came into the program later.
+
+    Args:
+        settings: a dataclass of today's settings.
+        recorded: the plain values of an earlier one.
+    """
+    usual: dict[str, Any] = {}
+    for one in fields(settings):
+        if one.default is not MISSING:
+            usual[one.name] = to_plain(one.default)
+        elif one.default_factory is not MISSING:
+            usual[one.name] = to_plain(one.default_factory())
+    return merge(usual, recorded)
 
 
 def without_secrets(settings: Any) -> Any:

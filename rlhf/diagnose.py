@@ -6,7 +6,8 @@ recognised stays a bug of ours, with its traceback.
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from traceback import walk_tb
 
@@ -50,6 +51,37 @@ def diagnose(error: BaseException) -> RlhfError | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _disk_full(error)
     return None
+
+
+@contextmanager
+def as_input_error(problem: str, remedy: str) -> Iterator[None]:
+    """Around a library that reads a user's file: whatever it raises says something about the file.
+
+    Args:
+        problem: what could not be read; the library's own words follow in parentheses.
+        remedy: what to type or change next.
+
+    Raises:
+        InputError: the library failed in a way that `diagnose` does not know better.
+    """
+    try:
+        yield
+    except RlhfError:
+        raise
+    except Exception as error:  # parsers raise all kinds; `tokenizers` raises Exception itself
+        if diagnose(error):
+            raise
+        raise InputError(f"{problem} ({_reason(error)})", remedy) from None
+
+
+def _reason(error: Exception) -> str:
+    """A library's error in a few words; one word alone, as a KeyError's, is told with its type."""
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own, which is never run"
+    if "Weights only load failed" in str(error):  # what follows tells how to load it all the same
+        return "it holds something else than tensors and numbers"
+    words = _first_line(error)
+    return words if " " in words else f"{type(error).__name__}: {words}"
 
 
 def _names(error: BaseException) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from urllib.error import HTTPError
 from rlhf.chat_completions import open_completion
 from rlhf.errors import InputError
 from rlhf.retries import ask_patiently
+from rlhf.urls import read_answer
 
 API_KEY = "RLHF_JUDGE_API_KEY"
 MAX_TOKENS = 512
@@ -31,7 +32,7 @@ class Endpoint:
 
     url: str
     model: str
-    timeout_seconds: float = 120.0
+    timeout_seconds: float = 120.0  # until an answer is whole
     first_pause_seconds: float = 1.0
 
 
@@ -79,13 +80,14 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
         first_pause_seconds=endpoint.first_pause_seconds,
     )
     try:
-        text = json.loads(content)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
+        text = json.loads(content)["choices"][0]["message"]["content"] or ""
+        whole: str = text.encode(errors="replace").decode()  # an escape may be half a character
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise InputError(
             f"{endpoint.url} does not speak the chat completions protocol: {content[:200]!r}",
             "Give the address that ends in /v1.",
         ) from None
-    return str(text or "")
+    return whole
 
 
 def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
@@ -110,4 +112,4 @@ def _send(endpoint: Endpoint, messages: list[dict[str, str]], settings: dict[str
     with open_completion(
         endpoint.url, body, key_variable=API_KEY, timeout_seconds=endpoint.timeout_seconds
     ) as answer:
-        return answer.read()
+        return read_answer(answer)

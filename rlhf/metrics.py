@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rlhf.documents import REMEDY, require_kinds
+from rlhf.errors import InputError
 from rlhf.jsonl import parse_line, write_jsonl
 from rlhf.ranks import is_main_process
 from rlhf.watchdog import beat
@@ -27,18 +29,35 @@ def read_metrics(path: Path) -> list[Metrics]:
     """All steps so far, oldest first; empty when there are none.
 
     A last line that a kill has cut short is left out.
+
+    Raises:
+        InputError: the file is no text.
+        BadLineError: a line is no JSON object.
     """
     if not path.is_file():
         return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start})", REMEDY
+        ) from None
     lines = enumerate(whole.split("\n") if whole else [], start=1)
     return [parse_line(line, f"{path}:{number}") for number, line in lines]
 
 
 def forget_metrics_after(path: Path, step: int) -> None:
-    """Drop the rows of steps that a resumed run will take again."""
-    if is_main_process() and path.is_file():
-        write_jsonl(path, [row for row in read_metrics(path) if row["step"] <= step])
+    """Drop the rows of steps that a resumed run will take again.
+
+    Raises:
+        InputError: the file is no text, or a row of it names no step.
+    """
+    if not is_main_process() or not path.is_file():
+        return
+    rows = read_metrics(path)
+    for row in rows:
+        require_kinds({"step": None, **row}, {"step": int}, str(path))
+    write_jsonl(path, [row for row in rows if row["step"] <= step])
 
 
 class Bar:

@@ -7,14 +7,9 @@ scores.
 
 import math
 from pathlib import Path
-from ssl import SSLError
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request
 
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -24,31 +19,34 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.attention import use_products
+from rlhf.chat_template import tell_end_tokens
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash, text_hash
+from rlhf.hub import require_hub
 from rlhf.jsonl import new_folder
 from rlhf.model_card import model_card
-from rlhf.ranks import world_size
 from rlhf.rundir import RunDir, require_done
-from rlhf.tokens import load_tokenizer, tokenizer_fingerprint
-from rlhf.urls import open_url
+from rlhf.together import dividing_options, require_trainable_parts
+from rlhf.tokens import describe_tokenizer, load_tokenizer
+from rlhf.weights import load_weights
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
-HUB_SECONDS = 10
+FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
+CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 CLASSIFIER = "ForSequenceClassification"
-SUMMED_AGAIN = "replicated_with_grad_allreduce"
+HEAD = "score"
 
 
 def load_config(name: str) -> PreTrainedConfig:
     """Read a model's config with every dropout at zero: sampling is the only randomness we want.
 
     Raises:
-        InputError: `name` is neither a model folder nor a model on the hub.
+        InputError: there is no such model folder, nor one on the hub, or its config is broken.
     """
     looks_local = (
         name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir()
@@ -64,40 +62,13 @@ def load_config(name: str) -> PreTrainedConfig:
             "HuggingFaceTB/SmolLM2-135M-Instruct. A function of your own is "
             "signal:package.module:function.",
         )
-    try:
-        _require_hub(name)
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"Cannot read the model {name} ({str(error).splitlines()[0]})",
-            "Check the name and the connection, or download the model and give its folder.",
-        ) from None
+    require_hub(name)
+    with as_input_error(f"Cannot read the model {name}", FETCH_AGAIN):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
     for key, value in vars(config).items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)
     return config
-
-
-def _require_hub(name: str) -> None:
-    """Ask the hub once, where its library would ask for 23 seconds, for what is not on this disk.
-
-    Raises:
-        InputError: the hub does not answer.
-    """
-    on_disk = Path(name).is_dir() or try_to_load_from_cache(name, "config.json")
-    if on_disk or constants.is_offline_mode():
-        return
-    try:
-        open_url(Request(constants.ENDPOINT, method="HEAD"), timeout_seconds=HUB_SECONDS).close()
-    except HTTPError:
-        return  # it has answered
-    except OSError as error:
-        if isinstance(getattr(error, "reason", None), SSLError):
-            return  # its library may know certificates that Python does not
-        raise InputError(
-            f"{name} is no folder here, and the hub does not answer ({constants.ENDPOINT})",
-            "Check the name and the connection, or download the model and give its folder.",
-        ) from None
 
 
 def model_folder(name: str, stage: str, result: str) -> str:
@@ -140,12 +111,12 @@ def load_causal_lm(
         trained: they will train it.
 
     Raises:
-        InputError: there is no such model, it has no weights, it is a reward model, or nobody has
-            said how to divide it.
+        InputError: there is no such model, its weights are not whole, it is a reward model, or
+            nobody has said how to divide it.
     """
     config = load_config(name)
     if together and trained:
-        _require_trainable(name, config)
+        require_trainable_parts(name, config)
     if _architecture(config).endswith(CLASSIFIER):
         raise InputError(
             f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
@@ -163,29 +134,64 @@ def new_reward_model(
     *,
     together: bool = False,
 ) -> PreTrainedModel:
-    """Put a fresh scalar head on a language model.
+    """A reward model to train: a language model with a fresh scalar head, or one that has its head.
 
-    Its weight ~ N(0, std 1/√(d+1)), as the code of arXiv 2009.01325 has it.
+    The weight of a fresh head ~ N(0, std 1/√(d+1)), as the code of arXiv 2009.01325 has it. A
+    trained head stays as it is, its `reward_bias` in the config.
 
     Args:
         name: model folder or hub name.
         pad_token_id: stored in the config.
-        seed: of the head.
+        seed: of a fresh head.
         dtype: of the weights; the head's are float32.
         quantization: how the linear layers are packed instead.
         together: each process of the group holds a part of every matrix, as in `load_causal_lm`;
             the head is whole.
 
     Raises:
-        InputError: there is no such model, or it cannot be divided so.
+        InputError: there is no such model, its weights are not whole, it is a classifier with
+            another number of labels, or it cannot be divided so.
     """
+    is_trained = is_reward_model(name)
     config = _classifier_config(name, pad_token_id)
     if together:
-        _require_trainable(name, config)
-    kind = AutoModelForSequenceClassification
-    model = _load(kind, name, config, dtype, quantization, together=together)
-    start_head(reward_head(model).float(), seed)
+        require_trainable_parts(name, config)
+    kind = _exact_head(config) if is_trained else AutoModelForSequenceClassification
+    model = _load(
+        kind, name, config, dtype, quantization, together=together, new_head=not is_trained
+    )
+    if not is_trained:
+        start_head(reward_head(model).float(), seed)
     return model
+
+
+def is_reward_model(name: str) -> bool:
+    """True for a classifier with one label, whose head is trained; False for a language model.
+
+    Raises:
+        InputError: there is no such model, or it is another classifier.
+    """
+    config = load_config(name)
+    if not _architecture(config).endswith(CLASSIFIERS):
+        return False
+    _require_one_label(name, config, "Give a language model, or a classifier with one label.")
+    return True
+
+
+def _require_one_label(name: str, config: PreTrainedConfig, remedy: str) -> None:
+    kind = _architecture(config)
+    if not kind.endswith(CLASSIFIER) or config.num_labels != 1:
+        words = f"{name} is not a reward model ({kind}, {config.num_labels} labels)"
+        raise InputError(words, remedy)
+
+
+def _exact_head(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """A classifier's class that loads its head in float32, also beside a trunk in bf16."""
+    plain = type(_empty(AutoModelForSequenceClassification, _plain(config)))
+    exact = {*(plain._keep_in_fp32_modules_strict or ()), rf"^{HEAD}\."}
+    # transformers asks the module of a class what its attention can do
+    said = {"_keep_in_fp32_modules_strict": exact, "__module__": plain.__module__}
+    return type(plain.__name__, (plain,), said)
 
 
 def start_head(head: nn.Linear, seed: int) -> None:
@@ -222,7 +228,9 @@ def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = kind.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     return model
 
 
@@ -249,15 +257,13 @@ def load_reward_model(name: str, *, together: bool = False) -> PreTrainedModel:
     """Load a trained reward model; `together` as in `load_causal_lm`.
 
     Raises:
-        InputError: there is no such model, it has not exactly one output, or nobody has said how to
-            divide it.
+        InputError: there is no such model, its weights are not whole, it has not exactly one
+            output, or nobody has said how to divide it.
     """
     config = load_config(name)
-    if not _architecture(config).endswith(CLASSIFIER) or config.num_labels != 1:
-        raise InputError(
-            f"{name} is not a reward model ({_architecture(config)}, {config.num_labels} labels)",
-            "Train one: rlhf train-reward --rankings DIR --model M --out R",
-        )
+    _require_one_label(
+        name, config, "Train one: rlhf train-reward --rankings DIR --model M --out R"
+    )
     config = _classifier_config(name, config.get_text_config().pad_token_id)
     kind = AutoModelForSequenceClassification
     return _load(kind, name, config, torch.float32, together=together)
@@ -282,50 +288,13 @@ def _load(
     quantization: QuantizationConfigMixin | None = None,
     *,
     together: bool = False,
+    new_head: bool = False,
 ) -> PreTrainedModel:
-    parts: dict[str, Any] = {}
-    if together:
-        if not getattr(config.get_text_config(), "base_model_tp_plan", None):
-            raise InputError(
-                f"transformers has no plan to divide the matrices of {name} "
-                f"({type(config).__name__})",
-                "Leave --tensor-parallel out; each process then holds the model.",
-            )
-        heads = _heads_with_keys(config)
-        if heads % world_size():
-            raise InputError(
-                f"{name} has {heads} heads with keys of their own, which {world_size()} processes "
-                "cannot share out",
-                f"Use a number of processes that divides {heads}.",
-            )
-        parts["distributed_config"] = DistributedConfig(tp_plan="auto")
-    try:
-        model: PreTrainedModel = kind.from_pretrained(
-            name, config=config, dtype=dtype, quantization_config=quantization, **parts
-        )
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"Cannot load the weights of {name} ({str(error).splitlines()[0]})",
-            "Copy or download the model again: its folder must hold whole *.safetensors files.",
-        ) from None
+    parts = dividing_options(name, config) if together else {}
+    parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
+    model = load_weights(kind, name, new_head=new_head, **parts)
     use_products(model)
     return model
-
-
-def _require_trainable(name: str, config: PreTrainedConfig) -> None:
-    """Per-head norms: transformers sums their gradients over processes again in every pass."""
-    plan = getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
-    if SUMMED_AGAIN in plan.values():
-        raise InputError(
-            f"{name} ({type(config).__name__}) has norms within attention heads, whose gradients "
-            "transformers adds up wrongly over several passes",
-            "Leave --tensor-parallel out; --sharding fsdp divides it, too.",
-        )
-
-
-def _heads_with_keys(config: PreTrainedConfig) -> int:
-    text: Any = config.get_text_config()
-    return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
 
 
 def reward_head(model: nn.Module) -> nn.Linear:
@@ -334,7 +303,7 @@ def reward_head(model: nn.Module) -> nn.Linear:
     Raises:
         InputError: the architecture keeps its head under a name we do not know.
     """
-    head = getattr(model, "score", None)
+    head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear):
         raise InputError(
             f"{type(model).__name__} has no linear head `score`",
@@ -351,18 +320,21 @@ def model_fingerprint(name: str) -> str:
     return text_hash(f"{name}@{load_config(name)._commit_hash}")
 
 
-def describe_model(name: str) -> dict[str, str]:
+def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
     """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
 
     Raises:
-        InputError: there is no such model, or no tokenizer beside it.
+        InputError: there is no such model, or no tokenizer of its own beside it; or it records
+            other --chat-template-kwargs than those `given`.
     """
-    load_config(name)
-    return {
-        "path": name,
-        "hash": model_fingerprint(name),
-        "tokenizer": tokenizer_fingerprint(load_tokenizer(name)),
-    }
+    config, tokenizer = load_config(name).get_text_config(), load_tokenizer(name, given)
+    rows = getattr(config, "vocab_size", None) or 0
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"The tokenizer of {name} knows {tokenizer.vocab_size} tokens, its model only {rows}",
+            "Copy or download the model again: the tokenizer is another model's.",
+        )
+    return {"path": name, "hash": model_fingerprint(name), **describe_tokenizer(tokenizer)}
 
 
 def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> None:
@@ -375,8 +347,8 @@ def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> Non
         raise InputError(
             f"{first['path']} and {second['path']} have different tokenizers or chat templates "
             f"({first['tokenizer']}, {second['tokenizer']})",
-            "Train the reward model from the same base model as the policy: "
-            "rlhf train-reward --model POLICY_MODEL …",
+            "Train the reward model from the same base model as the policy, with the same "
+            "--chat-template-kwargs: rlhf train-reward --model POLICY_MODEL …",
         )
 
 
@@ -388,6 +360,7 @@ def save_model(
 ) -> None:
     """Save a plain Hugging Face folder, atomically; in a stage's folder with a model card."""
     with new_folder(folder) as partial:
+        tell_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
         stage = RunDir(folder.parent).read_stage()

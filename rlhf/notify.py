@@ -26,7 +26,8 @@ def notify(url: str, run: str, status: str, details: str = "") -> None:
     content = json.dumps({"text": text, "run": run, "status": status}).encode()
     try:
         request = Request(url, content, {"Content-Type": "application/json"})
-        open_url(request, timeout_seconds=TIMEOUT_SECONDS).close()
+        with open_url(request, timeout_seconds=TIMEOUT_SECONDS):
+            pass
     except (OSError, HTTPException, ValueError) as error:
         host = urlsplit(url).hostname  # the rest of the address is the key to the chat
         sys.stderr.write(f"--notify: {host} does not answer ({error})\n")

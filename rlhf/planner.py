@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from rlhf.errors import InputError
+from rlhf.diagnose import as_input_error
 from rlhf.models import load_config
 
 GIB = 2**30
@@ -103,14 +103,10 @@ def read_shape(model: str) -> Shape:
         InputError: there is no such model, or it is no language model.
     """
     config = load_config(model)
-    try:
-        with torch.device("meta"):
-            network: Any = AutoModelForCausalLM.from_config(config)
-    except ValueError:
-        raise InputError(
-            f"{model} is no language model ({type(config).__name__})",
-            "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin.",
-        ) from None
+    decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin."
+    problem = f"{model} is no language model ({type(config).__name__})"
+    with as_input_error(problem, decoder), torch.device("meta"):
+        network: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     text: Any = config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -226,14 +222,14 @@ def logits_bytes(shape: Shape, tokens: int) -> float:
 def scored_logits_bytes(
     shape: Shape, positions: int, *, bf16: bool, gradients: bool = False
 ) -> float:
-    """Logits of which only log-probs are wanted: V numbers a position, in the model's precision.
+    """Logits of which only log-probs are wanted: V float32 numbers a position.
 
-    The backward pass adds their gradients, in the same precision. Work on them is in float32, on a
-    chunk of the vocabulary at a time, of which there are two copies.
+    The backward pass adds their gradients, and with bf16 a rounded copy of those. Work on them goes
+    a chunk of the vocabulary at a time, of which there are two copies.
     """
-    size = BF16 if bf16 else FP32
+    size = FP32 + gradients * (FP32 + (BF16 if bf16 else 0))
     chunk = 2 * FP32 * min(VOCABULARY_CHUNK, shape.vocabulary)
-    return float(((1 + gradients) * size * shape.vocabulary + chunk) * positions)
+    return float((size * shape.vocabulary + chunk) * positions)
 
 
 def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:

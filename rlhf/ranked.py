@@ -4,11 +4,11 @@ DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt a line
 DIR/manifest.json                 counts and the content hash of the two files
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.documents import read_document
 from rlhf.errors import InputError
 from rlhf.fingerprints import folder_hash
 from rlhf.jsonl import BadLineError, parse_line, read_lines, write_json, write_jsonl
@@ -80,7 +80,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of an export.
 
     Raises:
-        InputError: the folder does not exist or is not an export.
+        InputError: the folder does not exist or is not an export, or its manifest is broken.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -88,5 +88,4 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} is not an exported dataset: it has no {MANIFEST}",
             "Make one: rlhf export --db DB --out DIR",
         )
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return manifest
+    return read_document(path, {"format": str, "content_hash": str})

@@ -1,14 +1,17 @@
 """Asking a server that may be busy, or gone for a moment: again, with growing pauses."""
 
+import math
 import time
 from collections.abc import Callable
 from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 
 from rlhf.errors import InputError, InterruptedRunError
+from rlhf.urls import DeadlineError, nobody_waits
 
 ATTEMPTS = 5
 MAX_ERROR_BYTES = 300
+GLANCE_SECONDS = 0.1  # how often a pause looks whether somebody still waits
 
 
 def ask_patiently(
@@ -34,14 +37,17 @@ def ask_patiently(
     """
     problem = ""
     for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(first_pause_seconds * 2 ** (attempt - 1))
         try:
+            if attempt:
+                _pause(first_pause_seconds * 2 ** (attempt - 1))
             return ask()
         except HTTPError as error:
             problem = f"status {error.code}"
             if error.code != 429 and error.code < 500:
                 text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
+                elsewhere = error.headers.get("Location", "") if error.code < 400 else ""
+                if elsewhere:
+                    text = f"it points to {elsewhere[:MAX_ERROR_BYTES]}, where no key is sent"
                 raise InputError(
                     f"{url} refused the request (status {error.code}): {text}", when_refused
                 ) from None
@@ -50,3 +56,19 @@ def ask_patiently(
     raise InterruptedRunError(
         f"{url} does not answer after {ATTEMPTS} attempts ({problem})", when_absent
     )
+
+
+def _pause(seconds: float) -> None:
+    """Wait before asking again.
+
+    Raises:
+        DeadlineError: nobody waits for the answer any more.
+    """
+    stopped = nobody_waits()
+    if stopped is None:
+        time.sleep(seconds)
+        return
+    for _ in range(math.ceil(seconds / GLANCE_SECONDS)):
+        if stopped.is_set():
+            raise DeadlineError("stopped")
+        time.sleep(GLANCE_SECONDS)

@@ -14,7 +14,6 @@ OUT/judge.jsonl     evaluate: what a judge model was asked and what it said
 """
 
 import fcntl
-import json
 import os
 import socket
 import sys
@@ -25,10 +24,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlhf.cluster import ClusterSettings
-from rlhf.config import to_plain, to_yaml, without_secrets
+from rlhf.config import read_settings_file, to_plain, to_yaml, with_defaults, without_secrets
+from rlhf.documents import read_document, read_stage_document
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json, write_text_atomically
 from rlhf.notify import notify
@@ -151,16 +149,28 @@ class RunDir:
         return self.path / "judge.jsonl"
 
     def read_stage(self) -> dict[str, Any]:
-        """The content of stage.json; empty when there is none."""
+        """The content of stage.json; empty when there is none.
+
+        Raises:
+            InputError: it is broken.
+        """
         if not self.stage_file.is_file():
             return {}
-        content: dict[str, Any] = json.loads(self.stage_file.read_text(encoding="utf-8"))
-        return content
+        return read_stage_document(self.stage_file)
+
+    @property
+    def inputs(self) -> dict[str, dict[str, str]]:
+        """`path` and `hash` of what the stage was given, as stage.json holds them."""
+        inputs: dict[str, dict[str, str]] = self.read_stage().get("inputs", {})
+        return inputs
 
     def read_report(self) -> dict[str, Any]:
-        """The content of report.json: what a finished stage found."""
-        content: dict[str, Any] = json.loads(self.report_json.read_text(encoding="utf-8"))
-        return content
+        """The content of report.json: what a finished stage found.
+
+        Raises:
+            InputError: it is broken.
+        """
+        return read_document(self.report_json)
 
     @property
     def is_done(self) -> bool:
@@ -338,7 +348,8 @@ def _require_same(
             f"{run.path} exists but holds no run of ours (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    old = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    # a run from before a setting was there went by what is now its default
+    old = with_defaults(settings, read_settings_file(run.config_file))
     new = to_plain(settings)
     # of sft it is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
-from rlhf.config import flatten
+from rlhf.config import flatten, read_settings_file
+from rlhf.documents import REMEDY, Document
 from rlhf.errors import InputError
 from rlhf.intervals import in_words
 from rlhf.metrics import read_metrics
+from rlhf.records import is_finite_number
 from rlhf.rundir import STAGE_COMMANDS, RunDir
 from rlhf.watchdog import is_gone, read_hearts
 
@@ -24,6 +24,15 @@ DIFFERENT = "≠"
 UNTOLD = "-"
 NOT_COMPARED = ("out", "resume")
 CURVES = ("loss", "accuracy", "reward/mean", "kl/forward_k3_per_token", "entropy", "length")
+SHOWN = (
+    "accuracy.value",
+    "accuracy.low",
+    "accuracy.high",
+    "win_rate.",
+    "reward.first",
+    "reward.last",
+)
+UNFINISHED = ("failed", "interrupted", "killed")
 CURVE_POINTS = 24
 MAX_LIST_CHARACTERS = 60
 BARS = "▁▂▃▄▅▆▇█"
@@ -71,19 +80,40 @@ def read_stage(run: RunDir) -> StageStatus:
     content = run.read_stage()
     steps = read_metrics(run.metrics_file)
     config = run.config_file
-    settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    settings = read_settings_file(config) if config.is_file() else {}
     return {
         "stage": content["stage"],
         "path": str(run.path),
         **{name: content.get(name) for name in FACTS if name != "steps"},
+        "status": content["status"],
         **_death(run, content),
         "steps": len(steps),
-        "settings": flatten(settings or {}),
+        "settings": flatten(settings),
         "origin": _origin(content),
         "curves": _curves(steps),
         "last_metrics": steps[-1] if steps else {},
-        "report": flatten(run.read_report()) if run.report_json.is_file() else {},
+        "report": _report(run),
     }
+
+
+def _report(run: RunDir) -> Document:
+    """The report with dotted names; a number that people are shown must be one.
+
+    Raises:
+        InputError: the report is broken.
+    """
+    report = flatten(run.read_report()) if run.report_json.is_file() else {}
+    for name, value in report.items():
+        if name.startswith(SHOWN) and value is not None and not is_number(value):
+            raise InputError(
+                f"{run.report_json} has {name!r} as {str(value)[:80]!r}, not as a number", REMEDY
+            )
+    return Document.of(report, str(run.report_json))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value can be shown as a float, which may be infinite or no number."""
+    return isinstance(value, float) or is_finite_number(value)
 
 
 def _death(run: RunDir, content: dict[str, Any]) -> StageStatus:
@@ -112,7 +142,7 @@ def _curves(steps: list[dict[str, Any]]) -> dict[str, list[float]]:
     return {
         name: [fmean(row[name] for row in part) for part in parts]
         for name in CURVES
-        if steps and all(name in row for row in steps)
+        if steps and all(is_number(row.get(name)) for row in steps)
     }
 
 
@@ -120,11 +150,14 @@ def sparklines(curves: list[list[float]]) -> list[str]:
     """Curves as bars, all on one scale."""
     values = [value for curve in curves for value in curve if math.isfinite(value)]
     low, high = min(values, default=0.0), max(values, default=0.0)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return [
-        "".join(BARS[round((v - low) * scale)] if math.isfinite(v) else "!" for v in curve)
-        for curve in curves
-    ]
+    span = high / 2 - low / 2 or 1.0  # halves: the whole may be more than a float holds
+
+    def bar(value: float) -> str:
+        if not math.isfinite(value):
+            return "!"
+        return BARS[round((len(BARS) - 1) * ((value / 2 - low / 2) / span))]
+
+    return ["".join(map(bar, curve)) for curve in curves]
 
 
 def differing_settings(runs: dict[str, Run]) -> dict[str, list[str]]:
@@ -163,7 +196,7 @@ def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
 def _line(name: str, stage: StageStatus) -> list[str]:
     """Name, status, duration, main number, and what to type where the stage has to go on."""
     cells = [f"  {name}", stage["status"], _duration(stage), _main_number(stage)]
-    if stage["status"] in ("failed", "interrupted", "killed"):
+    if stage["status"] in UNFINISHED and stage["stage"] in STAGE_COMMANDS:
         config = RunDir(Path(stage["path"])).config_file
         command = STAGE_COMMANDS[stage["stage"]]
         cells.append(f"→ {command} --config {shlex.quote(str(config))} --resume")
@@ -187,11 +220,11 @@ def _main_number(stage: StageStatus) -> str:
     judge = report.get("verdict.judge")
     if stage["error"]:
         return str(stage["error"]).splitlines()[0]
-    if judge:
+    if judge and report[f"win_rate.{judge}.value"] is not None:
         return f"wins {in_words(_rate(report, f'win_rate.{judge}'))} by {judge}"
     if report.get("accuracy.value") is not None:
         return f"accuracy {in_words(_rate(report, 'accuracy'))}"
-    if "reward.first" in report:
+    if report.get("reward.first") is not None and report["reward.last"] is not None:
         change = f"reward {report['reward.first']:.2f} → {report['reward.last']:.2f}"
         return f"{change} in {stage['steps']} steps"
     if "rows" in report:
@@ -200,7 +233,8 @@ def _main_number(stage: StageStatus) -> str:
 
 
 def _rate(report: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: report[f"{name}.{key}"] for key in ("value", "low", "high")}
+    rate = {key: report[f"{name}.{key}"] for key in ("value", "low", "high")}
+    return rate if rate["high"] is not None else {**rate, "low": None}
 
 
 def _differences(stage: str, runs: dict[str, Run], differing: list[str]) -> list[list[str]]:

@@ -12,6 +12,50 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.optim import Optimizer
+from transformers import PreTrainedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from rlhf.errors import InputError
+from rlhf.ranks import world_size
+
+SUMMED_AGAIN = "replicated_with_grad_allreduce"
+
+
+def dividing_options(name: str, config: PreTrainedConfig) -> dict[str, Any]:
+    """What `from_pretrained` is told so that each process loads its part of every matrix.
+
+    Raises:
+        InputError: nobody has said how to divide this model, or not between so many processes.
+    """
+    text: Any = config.get_text_config()
+    if not getattr(text, "base_model_tp_plan", None):
+        raise InputError(
+            f"transformers has no plan to divide the matrices of {name} ({type(config).__name__})",
+            "Leave --tensor-parallel out; each process then holds the model.",
+        )
+    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    if heads % world_size():
+        raise InputError(
+            f"{name} has {heads} heads with keys of their own, which {world_size()} processes "
+            "cannot share out",
+            f"Use a number of processes that divides {heads}.",
+        )
+    return {"distributed_config": DistributedConfig(tp_plan="auto")}
+
+
+def require_trainable_parts(name: str, config: PreTrainedConfig) -> None:
+    """Per-head norms: transformers sums their gradients over processes again in every pass.
+
+    Raises:
+        InputError: the model has such norms.
+    """
+    plan = getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
+    if SUMMED_AGAIN in plan.values():
+        raise InputError(
+            f"{name} ({type(config).__name__}) has norms within attention heads, whose gradients "
+            "transformers adds up wrongly over several passes",
+            "Leave --tensor-parallel out; --sharding fsdp divides it, too.",
+        )
 
 
 def hold_together(model: nn.Module, optimizer: Optimizer) -> None:

@@ -10,13 +10,26 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from rlhf.chat_template import (
+    END_TOKENS,
+    TEMPLATE_KWARGS,
+    end_token_ids,
+    end_tokens_of_model,
+    find_end_tokens,
+    opens_thinking,
+    render_prompt,
+    set_end_tokens,
+    set_template_kwargs,
+    template_kwargs,
+)
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import Prompt, Response
+from rlhf.thinking import CLOSING, OPENING, has_thinking, split_thinking
 
 PAD_TOKEN_NAMES = (
     "<|pad|>",
@@ -40,36 +53,45 @@ class TokenBatch:
         return TokenBatch(self.ids.to(device), self.mask.to(device))
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder or hub name; its padding token never ends sequences.
+def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model; its padding token never ends sequences.
+
+    It knows all end tokens of the model (`end_token_ids`).
+
+    Args:
+        name: model folder or hub name.
+        given: --chat-template-kwargs; what a folder of ours records needs not be given again.
 
     Raises:
-        InputError: no tokenizer there, no end-of-sequence token, or no token left to pad with.
+        InputError: no tokenizer there, no end-of-sequence token, no token left to pad with, or the
+            folder records other --chat-template-kwargs.
     """
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"Cannot load a tokenizer from {name} ({str(error).splitlines()[0]})",
-            "Give a folder that holds tokenizer.json beside the weights.",
-        ) from None
+    remedy = "Give a folder that holds a whole tokenizer.json beside the weights."
+    with as_input_error(f"Cannot load a tokenizer from {name}", remedy):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False
+        )
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"The tokenizer of {name} has no end-of-sequence token",
             "Set `eos_token` in its tokenizer_config.json: the end of a response is trained on.",
         )
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+    set_template_kwargs(tokenizer, name, given or {})
+    if not tokenizer.init_kwargs.get(END_TOKENS):
+        set_end_tokens(tokenizer, find_end_tokens(tokenizer, end_tokens_of_model(name)))
+    ends = (tokenizer.eos_token_id, end_token_ids(tokenizer)[0])
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:
         # not `tokenizer.pad_token = …`: that gives a new token no id
-        tokenizer.add_special_tokens({"pad_token": _choose_pad_token(tokenizer, name)})
+        tokenizer.add_special_tokens({"pad_token": _choose_pad_token(tokenizer, name, ends)})
     return tokenizer
 
 
-def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
+def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str, ends: tuple[int, int]) -> str:
     vocabulary = tokenizer.get_vocab()
     for token in (*PAD_TOKEN_NAMES, tokenizer.unk_token, tokenizer.bos_token):
-        if token is not None and token in vocabulary and token != tokenizer.eos_token:
+        if token is not None and token in vocabulary and vocabulary[token] not in ends:
             return str(token)
-    rows = AutoConfig.from_pretrained(name).get_text_config().vocab_size
+    rows = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config().vocab_size
     if len(tokenizer) < rows:  # the embedding has rows that no token uses
         return PAD_TOKEN_NAMES[0]
     raise InputError(
@@ -80,7 +102,10 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of what decides how text becomes token ids: vocabulary, merges, chat template."""
+    """A hash of what decides how text becomes token ids: vocabulary, merges, chat template.
+
+    And the --chat-template-kwargs, where there are any.
+    """
     parts: dict[str, Any] = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
         "template": tokenizer.chat_template,
@@ -91,7 +116,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         state = json.loads(backend.to_str())
         parts |= {key: state.get(key) for key in ("normalizer", "pre_tokenizer")}
         parts["merges"] = state["model"].get("merges")
+    if kwargs := template_kwargs(tokenizer):
+        parts["template_kwargs"] = sorted(kwargs.items())
     return text_hash(json.dumps(parts, ensure_ascii=False))
+
+
+def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Its fingerprint, and its --chat-template-kwargs as JSON, as manifests record them."""
+    kwargs = template_kwargs(tokenizer)
+    recorded = {TEMPLATE_KWARGS: json.dumps(kwargs)} if kwargs else {}
+    return {"tokenizer": tokenizer_fingerprint(tokenizer), **recorded}
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
@@ -105,45 +139,81 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
             f"The tokenizer of {tokenizer.name_or_path} has no chat template",
             "Use an instruction-tuned model, or put chat_template.jinja beside its tokenizer.json.",
         )
-    try:
-        encoded: Any = tokenizer.apply_chat_template(
-            prompt.chat, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
-    except TemplateError as error:
-        raise InputError(
-            f"The chat template of {tokenizer.name_or_path} refuses prompt {prompt.id} ({error})",
-            "Change the prompt's roles: some templates know no system turn.",
-        ) from None
-    ids: list[int] = list(encoded["input_ids"])
+    template = f"The chat template of {tokenizer.name_or_path}"
+    remedy = "Change the prompt's roles, some templates know no system turn; or fix the template."
+    with as_input_error(f"{template} refuses prompt {prompt.id}", remedy):  # it is a program
+        ids = render_prompt(tokenizer, prompt.chat)
+    if not ids:
+        raise InputError(f"{template} makes no tokens of prompt {prompt.id}", "Fix the template.")
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise InputError(
-            f"The chat template of {tokenizer.name_or_path} begins with two "
-            f"{tokenizer.bos_token!r}",
+            f"{template} begins with two {tokenizer.bos_token!r}",
             "Write the token once in the template.",
         )
     return ids
 
 
 def encode_response(
-    tokenizer: PreTrainedTokenizerBase, response: Response, fingerprint: str
+    tokenizer: PreTrainedTokenizerBase,
+    response: Response,
+    fingerprint: str,
+    *,
+    reads_thinking: bool = False,
 ) -> list[int]:
-    """Token ids of a response as a reward model reads it: closed by the end token, always.
+    """Token ids of a response as a reward model reads it: closed as its template closes a turn.
 
     The sampled ones where this tokenizer made them, else the text's. One that was cut at the
-    length limit gets the end token too: a score read in mid-sentence says little.
+    length limit is closed, too: a score read in mid-sentence says little. One that ended with
+    another end token gets the template's in its place, so that all scores are read at one token.
 
     Args:
         tokenizer: the tokenizer of the model that will read the response.
         response: the response.
         fingerprint: `tokenizer_fingerprint(tokenizer)`, computed once by the caller.
+        reads_thinking: whether that model reads what stands inside think tags.
     """
-    if response.token_ids is not None and response.tokenizer_fingerprint == fingerprint:
-        sampled = list(response.token_ids)
-        is_closed = sampled[-1:] == [tokenizer.eos_token_id]
-        return sampled if is_closed else [*sampled, int(tokenizer.eos_token_id)]
-    ids: list[int] = tokenizer(response.text, add_special_tokens=False)["input_ids"]
-    return [*ids, int(tokenizer.eos_token_id)]
+    text = response.text
+    if has_thinking(text) and not reads_thinking:
+        text = split_thinking(text)[1]
+    elif response.token_ids is not None and response.tokenizer_fingerprint == fingerprint:
+        return closed(response.token_ids, end_token_ids(tokenizer))
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return [*ids, end_token_ids(tokenizer)[0]]
+
+
+def closed(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Token ids that end with the first of the end tokens, which replaces another one."""
+    words = ids[:-1] if ids and ids[-1] in ends else ids
+    return [*words, ends[0]]
+
+
+def decode_response(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt_ids: Sequence[int]
+) -> str:
+    """The text of a response without end token and other special tokens.
+
+    Think tags are kept, and one that the prompt opened is put before the text: people and reward
+    models must be able to tell thinking from the answer.
+
+    Args:
+        tokenizer: of the model that gave the response.
+        ids: the response, with or without its end token.
+        prompt_ids: what it answers.
+    """
+    ends, tags = end_token_ids(tokenizer), _special_think_tags(tokenizer)
+    words = list(ids[:-1] if ids and ids[-1] in ends else ids)
+    if tags:
+        left_out = set(tokenizer.all_special_ids) - tags
+        words = [one for one in words if one not in left_out]
+    text = str(tokenizer.decode(words, skip_special_tokens=not tags)).strip()
+    return f"{OPENING}\n{text}" if opens_thinking(tokenizer, prompt_ids) else text
+
+
+def _special_think_tags(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The think tags that `skip_special_tokens` would leave out."""
+    special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return {number for token, number in special if token in (OPENING, CLOSING)}
 
 
 def pad_left(sequences: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
@@ -180,17 +250,19 @@ def position_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-def close(batch: TokenBatch, eos_id: int) -> TokenBatch:
-    """Right-padded rows that all end with the end token, appended where it is missing."""
+def close(batch: TokenBatch, ends: Sequence[int]) -> TokenBatch:
+    """Right-padded rows that all end with the first end token, as `closed` has it."""
     batch = to_right_padding(batch)
     width = batch.ids.shape[1]
     lengths = batch.mask.sum(dim=1)
     last = batch.ids.gather(1, lengths[:, None] - 1).squeeze(1)
     ids = torch.nn.functional.pad(batch.ids, (0, 1))
     mask = torch.nn.functional.pad(batch.mask, (0, 1))
-    rows = torch.arange(len(ids), device=ids.device)[last != eos_id]
-    ids[rows, lengths[rows]] = eos_id
-    mask[rows, lengths[rows]] = True
+    has_end = torch.isin(last, torch.tensor(ends, device=last.device))
+    rows = torch.arange(len(ids), device=ids.device)
+    places = lengths - has_end.long()
+    ids[rows, places] = ends[0]
+    mask[rows, places] = True
     full = width + 1 if bool(mask[:, width].any()) else width
     return TokenBatch(ids[:, :full], mask[:, :full])
 

@@ -8,7 +8,6 @@ name a collective; this names a rank and a phase.
 """
 
 import faulthandler
-import json
 import os
 import socket
 import sys
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from rlhf.documents import Kinds, read_document
 from rlhf.errors import InterruptedRunError
 from rlhf.jsonl import write_json
 from rlhf.ranks import rank, world_size
@@ -50,6 +50,18 @@ class Heart:
     step: int = 0
     waits: bool | None = None
     in_backward: bool = False
+
+
+HEART_KINDS: Kinds = {
+    "rank": int,
+    "host": str,
+    "pid": int,
+    "beats": int,
+    "phase": str,
+    "step": int,
+    "waits": bool | None,
+    "in_backward": bool,
+}
 
 
 class _Watch:
@@ -212,9 +224,18 @@ def _is_in(files: tuple[str, ...], frame: FrameType | None) -> bool:
 
 
 def read_hearts(folder: Path) -> list[Heart]:
-    """What all ranks last said, by rank."""
-    files = sorted(folder.glob("rank-*.json"))
-    return [Heart(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    """What all ranks last said, by rank.
+
+    Raises:
+        InputError: a file is broken.
+    """
+    return [_read_heart(file) for file in sorted(folder.glob("rank-*.json"))]
+
+
+def _read_heart(file: Path) -> Heart:
+    said = read_document(file, HEART_KINDS)
+    required = {name: said[name] for name in ("rank", "host", "pid")}
+    return Heart(**required | {name: said[name] for name in HEART_KINDS if name in said})
 
 
 def is_gone(heart: Heart) -> bool:
@@ -223,7 +244,7 @@ def is_gone(heart: Heart) -> bool:
         return False
     try:
         os.kill(heart.pid, 0)  # asks only whether it is there
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number so large
         return True
     except PermissionError:  # it is somebody else's
         pass

@@ -7,15 +7,20 @@ own here, as under every other strategy.
 import logging
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, final
 
 import deepspeed
 import torch
 from deepspeed.ops import __compatible_ops__ as compatible_operators
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID
 from deepspeed.utils import safe_set_full_fp32_param
 from deepspeed.utils.logging import logger
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -48,6 +53,33 @@ class ZeroOptimizer(Optimizer):
         else:
             zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
             zero.micro_step_id = INITIAL_MICRO_STEP_ID
+
+
+# what DeepSpeed's files name besides tensors
+NAMED = (DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address)
+
+
+@final
+class _DataEngine(TorchCheckpointEngine):  # type: ignore[misc]
+    """Reads DeepSpeed's files as data: nothing else that they name is called."""
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        with torch.serialization.safe_globals(list(NAMED)):
+            return torch.load(path, map_location=map_location, weights_only=True)
+
+
+def load_state(engine: Any, folder: Path, tag: str) -> None:
+    """Go on from what the engine has saved.
+
+    Raises:
+        UnpicklingError: a file names what no such state consists of.
+        Exception: of any kind, where files are broken, lost or another model's.
+    """
+    if type(engine.checkpoint_engine) is TorchCheckpointEngine:  # others load weights only
+        engine.checkpoint_engine = _DataEngine(engine._config)
+    path, _ = engine.load_checkpoint(str(folder), tag=tag)
+    if path is None:
+        raise FileNotFoundError(f"{folder / tag} holds no state of DeepSpeed's")
 
 
 def prepare(

@@ -15,7 +15,7 @@ class RewardServer(LocalServer):
     def __init__(self) -> None:
         super().__init__(Handler)
         self.requests: list[list[dict]] = []
-        self.answer: dict | None = None
+        self.answer: object = None  # JSON, or bytes as they are
         self.failures: list[str] = []  # a status, or a connection that is closed, reset or cut
 
 
@@ -33,7 +33,8 @@ class Handler(BaseHTTPRequestHandler):
             os.close(self.connection.detach())
         elif failure != "closed":
             rewards = {"rewards": [len(item["response"]) for item in items]}
-            content = json.dumps(server.answer or rewards).encode()
+            answer = rewards if server.answer is None else server.answer
+            content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

@@ -39,9 +39,9 @@ def write_model(folder: Path, *, tiny: bool) -> None:
 
     from rlhf.tokens import load_tokenizer
 
-    config = AutoConfig.from_pretrained(SHAPE, **(TINY if tiny else {}))
+    config = AutoConfig.from_pretrained(SHAPE, trust_remote_code=False, **(TINY if tiny else {}))
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
     model.save_pretrained(folder)
     load_tokenizer(str(TOKENIZER)).save_pretrained(folder)
 

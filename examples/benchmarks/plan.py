@@ -78,7 +78,7 @@ def build_tiny_model(folder: Path) -> Path:
     sizes: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(REAL_MODEL).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(REAL_MODEL, trust_remote_code=False).save_pretrained(folder)
     return folder
 
 

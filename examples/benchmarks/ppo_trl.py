@@ -101,14 +101,18 @@ def listen(watch: Watch) -> None:
 
 def train(job: Job) -> list[dict[str, float]]:
     """Build the trainer and run it."""
-    tokenizer = AutoTokenizer.from_pretrained(job["reward"], padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(
+        job["reward"], padding_side="left", trust_remote_code=False
+    )
     watch = Watch(job, tokenizer)
     listen(watch)
     trained = torch.bfloat16 if job["pure_bf16"] else torch.float32
     frozen = torch.bfloat16 if job["bf16"] else torch.float32
 
     def reward_model(dtype: torch.dtype) -> Any:
-        return AutoModelForSequenceClassification.from_pretrained(job["reward"], dtype=dtype)
+        return AutoModelForSequenceClassification.from_pretrained(
+            job["reward"], dtype=dtype, trust_remote_code=False
+        )
 
     given = job["settings"]
     episodes, micro_batch = given["episodes_per_step"], given["micro_batch_size"]
@@ -143,8 +147,12 @@ def train(job: Job) -> list[dict[str, float]]:
     PPOTrainer(
         args=config,
         processing_class=tokenizer,
-        model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=trained),
-        ref_model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=frozen),
+        model=AutoModelForCausalLM.from_pretrained(
+            job["model"], dtype=trained, trust_remote_code=False
+        ),
+        ref_model=AutoModelForCausalLM.from_pretrained(
+            job["model"], dtype=frozen, trust_remote_code=False
+        ),
         reward_model=reward_model(frozen),
         value_model=reward_model(trained),
         train_dataset=Dataset.from_dict({"input_ids": prompts}),

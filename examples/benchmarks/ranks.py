@@ -93,7 +93,9 @@ def build(case: Case, accelerator: Accelerator) -> tuple[nn.Module, torch.optim.
     """A reward model without storage, divided as `--sharding fsdp` does; in a fake mode."""
     config = load_config(case.model)
     config.num_labels, config.pad_token_id = 1, 0
-    classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    classifier = AutoModelForSequenceClassification.from_config(
+        config, dtype=torch.float32, trust_remote_code=False
+    )
     if case.checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier).train()

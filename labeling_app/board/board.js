@@ -22,7 +22,7 @@ function show(screen) {
   find('.rb-sign-out').hidden = !screen.has_sign_in;
   find('.rb-dashboard').hidden = !screen.may_lead;
   find('.rb-ask').hidden = !screen.has_live;
-  find('.rb-progress').textContent = `${screen.done} done · ${screen.open} open${pace()}`;
+  find('.rb-progress').textContent = `${screen.done} done${pace()}`;
   showRubric(screen.rubric);
   find('.rb-work').hidden = !task;
   find('.rb-empty').hidden = Boolean(task);
@@ -60,7 +60,7 @@ function showTask(screen) {
   find('.rb-left-list').replaceChildren();
   const local = readStorage(`draft:${task.id}`);
   const draft = local && (local.at || 0) >= ((task.draft && task.draft.at) || 0) ? local : task.draft;
-  ranking = draft ? fromState(draft, items.length) : newRanking(items.length);
+  ranking = draft ? fromState(draft, items.length, screen.flags) : newRanking(items.length);
   find('.rb-note').value = ranking.note;
   find('.rb-reasons').replaceChildren(...screen.skip_reasons.map((reason, index) => {
     const choice = button('rb-button', `${index + 1}  ${reason}`, 'reason');
@@ -278,8 +278,7 @@ async function start() {
     if (screen.ok) {
       ({ board, annotator } = screen);
       const hadWaiting = readStorage('outbox');
-      if (hadWaiting) await deliverWaiting(complain);
-      complain('');
+      complain(hadWaiting ? await deliverWaiting(complain) : '');
       history.replaceState(null, '', location.pathname);
       return show(hadWaiting ? await ask({ op: 'next' }) : screen);
     }
@@ -299,7 +298,7 @@ const actions = {
   'keys': () => find('.rb-keys').showModal(),
   'rubric': () => { find('.rb-rubric').hidden = !find('.rb-rubric').hidden; },
   'history': showHistory,
-  'open': target => openPast(Number(target.dataset.task)),
+  'open': target => openPast(target.dataset.task),
   'close': target => target.closest('dialog').close(),
   'reason': target => { find('.rb-skip').close(); send({ op: 'skip', reason: target.dataset.value, state: draftState() }); },
   'all-bad': () => toggleAllBad(),
@@ -316,8 +315,10 @@ element.addEventListener('click', event => {
   const target = event.target.closest('[data-act]');
   if (target) return actions[target.dataset.act](target);
   const card = cardOf(event.target);
-  if (card !== null && String(getSelection()) === '' && !event.target.closest('a')) mark(card);
+  if (card !== null && String(getSelection()) === '' && !event.target.closest('a, summary')) mark(card);
 });
+// Unfolded thinking may make a card longer than what it shows; the event does not bubble.
+element.addEventListener('toggle', () => showMoreButtons(items), true);
 element.addEventListener('input', event => {
   if (event.target.matches('.rb-note') && task) { ranking.note = event.target.value; keepDraft(); }
 });
@@ -376,7 +377,7 @@ function onKey(event) {
   if (event.target.matches('textarea, input')) { if (event.key === 'Escape') mark(0); return undefined; }
   if (event.ctrlKey || event.metaKey) return undefined;
   // Space and Enter belong to a button that has the focus.
-  if (event.target.matches('button') && (event.key === ' ' || event.key === 'Enter')) return event.repeat ? event.preventDefault() : undefined;
+  if (event.target.matches('button, summary') && (event.key === ' ' || event.key === 'Enter')) return event.repeat ? event.preventDefault() : undefined;
   const card = cardOf(document.activeElement);
   const sixthIsF = event.key.toUpperCase() === 'F' && items.length > 5 && !event.shiftKey;
   if (task && card !== null && !sixthIsF && onCardKey(event, card)) return event.preventDefault();

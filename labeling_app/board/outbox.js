@@ -55,6 +55,12 @@ async function deliver(payload, report) {
   }
 }
 
+// Says why the last one that was refused was: the person must know that it is not stored.
 async function deliverWaiting(report) {
-  for (const payload of readStorage('outbox') || []) await deliver(payload, report);
+  let refused = '';
+  for (const payload of readStorage('outbox') || []) {
+    const answer = await deliver(payload, report);
+    if (!answer.ok) refused = answer.error;
+  }
+  return refused;
 }

@@ -109,14 +109,15 @@ function toState(ranking) {
   };
 }
 
-function fromState(state, numCards) {
+function fromState(state, numCards, flagNames) {
   const ranking = newRanking(numCards);
   const ranked = state.tiers.flat();
   if (ranked.some(card => !Number.isInteger(card) || card < 0 || card >= numCards)) return ranking;
   ranking.order = state.tiers.flatMap((tier, rank) => tier.map((card, place) => ({
     card, relation: place ? TIE : (rank && state.strengths[rank - 1]) || BETTER })));
   ranking.left = newRanking(numCards).order.map(item => item.card).filter(card => !ranked.includes(card));
-  for (const [card, name] of state.response_flags) ranking.flags.set(card, [...(ranking.flags.get(card) || []), name]);
+  // A flag that is offered no more could neither be seen here nor be stored.
+  for (const [card, name] of state.response_flags.filter(([, name]) => flagNames.includes(name))) ranking.flags.set(card, [...(ranking.flags.get(card) || []), name]);
   ranking.allBad = state.flags.includes('all-bad');
   ranking.note = state.note;
   ranking.touched = state.touched !== false;

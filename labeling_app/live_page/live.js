@@ -131,7 +131,7 @@ async function readStream(id) {
     for (const line of lines) {
       const event = JSON.parse(line);
       if (event.over) return event;
-      paintTexts(cards, event.texts);
+      paintTexts(cards, event.texts, event.thinking);
     }
   }
 }
@@ -178,7 +178,8 @@ async function bring(cast) {
 
 // What was cast before a reload.
 async function bringWaiting() {
-  await deliverWaiting(say);
+  const refused = await deliverWaiting(say);
+  if (refused) complain(refused);
   const state = await ask({ op: 'state' });
   if (state.ok && state.turn && turn && turn.id === state.turn.id) showDone(state.turn);
 }

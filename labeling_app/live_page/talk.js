@@ -47,12 +47,28 @@ function buildCard(place) {
   return card;
 }
 
-// While answers come: plain text, and only what has changed.
-function paintTexts(cards, texts) {
+// While answers come: plain text, and only what has changed. What a model thinks first is folded.
+function paintTexts(cards, texts, thinking) {
   texts.forEach((text, place) => {
     const node = cards[place].querySelector('.text');
-    if (node.textContent !== text) node.textContent = text;
+    if (thinking[place]) paintPart(node, 'thought', thinking[place]);
+    if (text) paintPart(node, 'said', text);
   });
+}
+
+function paintPart(node, name, text) {
+  let part = node.querySelector(`.${name}`);
+  if (!part) {
+    part = make('div', name);
+    node.append(name === 'thought' ? fold(part) : part);
+  }
+  if (part.textContent !== text) part.textContent = text;
+}
+
+function fold(part) {
+  const folded = make('details', 'thinking');
+  folded.append(make('summary', '', 'Thinking'), part);
+  return folded;
 }
 
 function paintDone(cards, contents) {

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.settings import require_sampling
 from rlhf.config import require_range
+from rlhf.template_kwargs import TemplateKwargs
 
 if TYPE_CHECKING:
     from rlhf.records import Prompt, Response
@@ -38,6 +39,9 @@ class Settings:
     """Nucleus sampling."""
     max_new_tokens: int = 256
     """Length limit of an answer, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat templates of models that keep none, for example
+    '{"enable_thinking": false}'."""
 
     def __post_init__(self) -> None:
         require_range("port", self.port, 1, 65535)
@@ -57,8 +61,9 @@ def run(settings: Settings) -> dict[str, Any]:
         top_p=settings.top_p,
         max_new_tokens=settings.max_new_tokens,
     )
-    policy = LocalVoice(policy_folder(settings.policy), sampling)
-    reference = LocalVoice(settings.reference, sampling)
+    given = settings.chat_template_kwargs
+    policy = LocalVoice(policy_folder(settings.policy), sampling, given)
+    reference = LocalVoice(settings.reference, sampling, given)
     reward = settings.reward or _trained_with(settings.policy)
     note = _note(policy.description["hash"], reward)
     shown = f"rewards are those of {reward}" if reward else "--reward RM shows rewards, too"
@@ -79,12 +84,15 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _trained_with(policy: str) -> str | None:
-    """The reward model of the run that trained the policy, the first of several, if it exists."""
+    """The reward model of the run that trained the policy, the first of several, if it exists.
+
+    A folder and nothing else: a function that stage.json names is for its writer to run.
+    """
+    from policies.reward_sources import is_model
     from rlhf.rundir import RunDir
 
-    inputs = RunDir(Path(policy)).read_stage().get("inputs", {})
-    path: str | None = inputs.get("reward", {}).get("path")
-    return path if path and Path(path).exists() else None
+    path = RunDir(Path(policy)).inputs.get("reward", {}).get("path", "")
+    return path if is_model(path) and Path(path).is_dir() else None
 
 
 def _note(policy: str, reward: str | None) -> "Callable[[Prompt, Sequence[Response]], list[str]]":

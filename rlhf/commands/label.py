@@ -1,13 +1,14 @@
 """`rlhf label`: rank responses in the browser."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from policies.settings import require_sampling
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class Settings:
     """Live mode: sample from the k likeliest tokens only; 0 is off."""
     max_new_tokens: int = 256
     """Live mode: length limit of an answer, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Live mode: values for the chat template, for example '{"enable_thinking": false}'."""
 
     def __post_init__(self) -> None:
         require_range("port", self.port, 1, 65535)
@@ -70,7 +73,14 @@ class Settings:
             )
         if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
             raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
+        from labeling_app.flags import RESERVED
+
         wrong = [flag for flag in self.flags if not 0 < len(flag) <= 40 or "@" in flag]
+        taken = [flag for flag in self.flags if flag in RESERVED]
+        if taken:
+            raise ConfigError(
+                f"--flags holds {taken[0]!r}, which the app sets by itself", "Choose another word."
+            )
         if wrong:
             raise ConfigError(
                 f"--flags holds {wrong[0]!r}", "Use words of at most 40 characters without @."
@@ -119,4 +129,4 @@ def _voices(settings: Settings) -> list[Any]:
         return []
     from policies.streaming import LocalVoice
 
-    return [LocalVoice(name, sampling) for name in settings.model]
+    return [LocalVoice(name, sampling, settings.chat_template_kwargs) for name in settings.model]

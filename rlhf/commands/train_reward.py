@@ -32,5 +32,6 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
     from reward.memory import plan_divided
+    from reward.origin import resolve_model
 
-    return plan_divided(settings).text
+    return plan_divided(resolve_model(settings)).text

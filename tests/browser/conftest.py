@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import URLError
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -106,13 +106,18 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., App]]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Open a page that fails the test on a JavaScript error or a request to anywhere else."""
+    """Open a page that fails the test on a JavaScript error, a request to anywhere else, or what
+    its content policy blocks."""
     contexts = []
     problems: list[str] = []
 
     def watch(request: Request, url: str) -> None:
         if not request.url.startswith((url, "data:", "blob:")):
             problems.append(f"outside request: {request.url}")
+
+    def hear(message: ConsoleMessage) -> None:
+        if "Content Security Policy" in message.text:
+            problems.append(f"blocked: {message.text}")
 
     def opening(
         url: str, before: Callable[[Page], object] = lambda page: None, **context: object
@@ -121,6 +126,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page = contexts[-1].new_page()
         page.on("request", lambda request: watch(request, url))
         page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
+        page.on("console", hear)
         before(page)
         page.goto(url)
         return page

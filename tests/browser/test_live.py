@@ -229,3 +229,20 @@ def test_a_model_in_the_process(serve, open_page, tiny_model):
     assert [response.model for response in record.responses] == [str(tiny_model)] * 2
     assert all(re.fullmatch("[0-9a-f]{16}", r.model_fingerprint) for r in record.responses)
     assert [len(tier) for tier in record.rankings[0].tiers] == [1, 1]
+
+
+def test_thinking_is_folded_while_it_streams_and_afterwards(talk, chat):
+    chat.answers = ["<think>two and two</think> It is **4**."]
+    chat.gate.clear()  # holds answers back after their first word
+    page = talk()
+    ask(page, "How much is it?")
+    thinking = page.locator(".card .thinking").first
+    thinking.wait_for()
+    assert thinking.inner_text() == "Thinking"
+    chat.gate.set()
+    wait_for_answers(page)
+    assert page.locator(".card .text").all_inner_texts() == ["Thinking\n\nIt is 4."] * 2
+    page.locator(".card summary").first.click()
+    assert "two and two" in page.locator(".card .text").first.inner_text()
+    page.keyboard.press("Enter")  # the summary has the focus
+    assert "two and two" not in page.locator(".card .text").first.inner_text()

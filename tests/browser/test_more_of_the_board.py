@@ -135,3 +135,36 @@ def test_a_training_task_answers_back(serve, open_page):
     submit_as_shown(page)
     wait_for(page, "question 1")
     assert page.locator(".rb-feedback").is_hidden()
+
+
+def test_thinking_is_folded_and_unfolds_by_mouse_and_keyboard(serve, open_page):
+    said = ["<think>two and two</think>It is 4.", "It is 5."]
+    page = open_page(serve([{"prompt": "question 0", "responses": said}]).url)
+    wait_for(page, "question 0")
+    card = page.locator(".rb-card:has-text('It is 4.') .rb-text")
+    assert "two and two" not in card.inner_text()
+    page.locator(".rb-card summary").click()
+    assert "two and two" in card.inner_text()
+    page.keyboard.press(" ")  # it belongs to the summary, which has the focus
+    assert "two and two" not in card.inner_text()
+
+
+def test_a_draft_flag_that_is_offered_no_more_is_left_out_and_a_refusal_is_told(serve, open_page):
+    app = serve(LINES, "--annotator", "ann", "--flags", "odd")
+    page = open_page(app.url)
+    wait_for(page, "question 0")
+    page.locator("[data-act=flag]").first.click()
+    page.locator(".rb-chip:visible").first.click()
+    page.wait_for_selector(".rb-saved:has-text('Draft saved')")
+    app.kill()
+    submit_as_shown(page)
+    page.wait_for_selector(".rb-error:has-text('kept here and sent again')")
+    app.arguments = ("--annotator", "ann", "--flags", "new")
+    page.goto("about:blank")  # what waits is sent by the next page, not by this one
+    app.start()
+    page.goto(app.url)
+    page.wait_for_selector(".rb-error:has-text('is no flag here. Use new')")
+    wait_for(page, "question 0")
+    assert page.inner_text(".rb-saved") == "Draft restored"
+    submit_as_shown(page)
+    page.wait_for_selector(".rb-progress:has-text('1 done')")

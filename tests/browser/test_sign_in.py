@@ -42,6 +42,22 @@ def sign_in(page, name: str, password: str = "long enough") -> None:
     page.keyboard.press("Enter")
 
 
+INJECTED = """() => {
+  const markup = '<img src=x onerror="window.attribute = 1">';
+  document.body.insertAdjacentHTML('beforeend', markup);
+  const script = document.createElement('script');
+  script.textContent = 'window.element = 1';
+  document.body.append(script);
+  const outside = fetch('http://127.0.0.2:1/').then(() => 'sent', () => 'refused');
+  const frame = document.createElement('iframe');
+  frame.srcdoc = '<script>parent.framed = 1</' + 'script>';
+  document.body.append(frame);
+  const wait = new Promise(done => setTimeout(done, 300));
+  return Promise.all([outside, wait]).then(
+    () => [window.attribute, window.element, window.framed].map(value => value ?? 0));
+}"""
+
+
 class Unfollowed(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments: object) -> None:
         """The browser follows, not the proxy."""
@@ -134,8 +150,13 @@ def test_a_restart_signs_nobody_out_and_signing_out_does(served, open_page):
         assert default_overlap(store.connections.db) == 2
     page.reload()
     page.wait_for_selector(".rb-list .rb-card")
+    copied = page.context.cookies()
     page.click("text=Sign out")
     page.wait_for_url("**/sign-in")
+    page.go_back()
+    page.wait_for_url("**/sign-in")
+    assert page.locator(".rb-card").count() == 0
+    page.context.add_cookies(copied)
     page.goto(served.url)
     page.wait_for_url("**/sign-in")
 
@@ -176,7 +197,9 @@ def test_a_page_stores_nothing_under_the_name_of_who_signed_in_after(served, ope
     assert names == ["<b>ann"]
 
 
-def test_the_dashboard_is_for_leads(served, open_page, monkeypatch):
+def test_the_dashboard_is_for_leads_and_what_is_injected_does_not_run(
+    served, open_page, browser, monkeypatch
+):
     monkeypatch.setattr("sys.stdin", io.StringIO("long enough\n"))
     arguments = ["users", "add", "lea", "--role", "lead", "--password-stdin"]
     assert main([*arguments, "--db", str(served.db)]) == 0
@@ -192,3 +215,11 @@ def test_the_dashboard_is_for_leads(served, open_page, monkeypatch):
     lead.click(".rb-dashboard")
     lead.wait_for_selector("h1:has-text('Labelling dashboard')")
     assert "<b>ann" in lead.inner_text("tbody")
+    with browser.new_page() as page:  # not `open_page`, which fails on what is blocked
+        page.goto(served.url)
+        assert page.evaluate(INJECTED) == [0, 0, 0]
+        sign_in(page, "lea")
+        page.wait_for_selector(".rb-list .rb-card")
+        assert page.evaluate(INJECTED) == [0, 0, 0]
+        page.goto(served.url + "dashboard")
+        assert page.evaluate(INJECTED) == [0, 0, 0]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from labeling_app import auth
 from labeling_app.queue import TaskQueue
 from labeling_app.store import Store
 from rlhf.records import Message, Prompt, Response, content_id
@@ -38,6 +39,12 @@ def build_responses(
         )
         for index, text in enumerate(texts)
     ]
+
+
+@pytest.fixture(autouse=True)
+def _quick_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password is hashed at a cost of its own; test_auth.py is about what it is."""
+    monkeypatch.setattr(auth, "COST", auth.Cost(2**4, 8, 1))
 
 
 @pytest.fixture

@@ -77,6 +77,16 @@ def test_sending_twice_stores_once(send, store):
     assert store.counts()["rankings"] == 1
 
 
+def test_other_feedback_under_a_used_id_is_refused_and_not_dropped(send, store):
+    assert send(THUMB).status_code == 201
+    for other in ({"thumbs": "down"}, {"response": "Bye!"}, {"prompt": "So?"}, {"note": "odd"}):
+        answer = send({**THUMB, **other})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith("This id was used before, for something else.")
+    assert send(THUMB).status_code == 200
+    assert (store.counts()["rankings"], store.counts()["prompts"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
@@ -121,8 +131,17 @@ def test_wrong_tokens_are_refused_and_then_slowed_down(send, store):
     assert answers[0].json()["error"].startswith("No program here has this token.")
     assert "rlhf users token" in answers[0].json()["error"]
     assert answers[10].headers["retry-after"] == "60"
-    assert send(THUMB).status_code == 429
     assert store.counts()["rankings"] == 0
+    assert send(THUMB).status_code == 201  # the right one passes all the same
+    assert send(THUMB, headers=bad).status_code == 429
+
+
+def test_right_tokens_do_not_count_and_neither_does_what_a_stranger_says_about_itself(send):
+    for _ in range(20):
+        assert send(THUMB).status_code in (200, 201)
+    bad = [{"authorization": "Bearer guess", "x-forwarded-for": f"10.0.0.{n}"} for n in range(11)]
+    statuses = [send(THUMB, headers=headers).status_code for headers in bad]
+    assert statuses == [401] * 10 + [429]
 
 
 def test_other_doors_stay_shut_and_pages_cannot_send(send, client):

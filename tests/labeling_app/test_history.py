@@ -63,8 +63,8 @@ def test_the_rubric_is_rendered_and_its_version_stored(store: Store, queue, fill
     assert "<strong>true</strong>" in screen["rubric"]["html"]
     assert "<script" not in screen["rubric"]["html"]
     assert screen["flags"] == ("odd",)
-    submit = {"op": "submit", "id": "u", "task_id": 1, "tiers": [[0], [1]], "rubric": version}
-    board.answer("ann", submit)
+    submit = {"op": "submit", "id": "u", "task_id": screen["task"]["id"], "rubric": version}
+    board.answer("ann", {**submit, "tiers": [[0], [1]]})
     db = store.connections.db
     assert db.execute("SELECT rubric FROM rankings").fetchone() == (version,)
     assert db.execute("SELECT version FROM rubrics").fetchall() == [(version,)]

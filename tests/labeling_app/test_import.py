@@ -308,3 +308,63 @@ def implied(rankings, place, first, second) -> set[str]:
             found.add("tie" if order == 0 else "first" if order < 0 else "second")
     assert len(found) == 1
     return found
+
+
+THUMBS = {
+    "own": ({"prompt": "Hi?", "response": "yes", "thumbs": "up"}, "thumbs-up"),
+    "own with a model": (
+        {"messages": [ASK], "response": {"text": "yes", "model": "m"}, "thumbs": "down"},
+        "thumbs-down",
+    ),
+    "trl": ({"prompt": "Hi?", "completion": "yes", "label": True}, "thumbs-up"),
+    "trl conversational": ({"prompt": [ASK], "completion": GOOD, "label": False}, "thumbs-down"),
+}
+
+
+@pytest.mark.parametrize("name", THUMBS)
+def test_thumbs_are_rankings_of_one_response_with_a_flag(name):
+    value, flag = THUMBS[name]
+    entry = read_entry(value, Defaults())
+    assert (entry.prompt.text, [one.text for one in entry.responses]) == ("Hi?", ["yes"])
+    [thumb] = entry.rankings
+    assert thumb.tiers == ((entry.responses[0].id,),)
+    assert (thumb.flags, thumb.annotator, thumb.kind) == ((flag,), "imported", "human")
+
+
+def test_thumbs_stand_beside_the_ranking_of_a_line():
+    value = {"prompt": "Hi?", "responses": ["yes", "no"], "tiers": [[0], [1]], "annotator": "ann"}
+    entry = read_entry({**value, "thumbs": [None, "down"]}, Defaults())
+    order, thumb = entry.rankings
+    assert order == read_entry(value, Defaults()).rankings[0]
+    assert (thumb.tiers, thumb.annotator) == (((entry.responses[1].id,),), "ann")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"thumbs": "sideways"}, "thumbs is 'sideways'"),
+        ({"thumbs": ["up", "up"]}, "2 thumbs for 1 responses"),
+        ({"thumbs": {}}, r"thumbs is \{\}"),
+        ({"completion": "yes", "label": 1}, "label is 1"),
+        ({"completion": [ASK], "label": True}, "one assistant message"),
+        ({"thumbs": "up", "response": ""}, "Response 0 is empty"),
+    ],
+)
+def test_thumbs_that_say_nothing_are_refused(changes, words):
+    with pytest.raises(InputError, match=words):
+        read_entry({"prompt": "Hi?", "response": "yes", **changes}, Defaults())
+
+
+def test_thumbs_go_through_the_database_into_the_ranked_export(tmp_path, capsys):
+    lines = [value for value, _ in THUMBS.values()]
+    file, db = write(tmp_path / "thumbs.jsonl", lines), tmp_path / "labels.db"
+    for new in (3, 0):  # "own" and "trl" say the same of the same response
+        assert main(["import", str(file), "--db", str(db), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["new_rankings"] == new
+    assert main(["export", "--db", str(db), "--out", str(tmp_path / "out"), "--names"]) == 0
+    [line] = (tmp_path / "out" / "train.jsonl").read_text().splitlines()
+    record = RankedPrompt.from_json(json.loads(line))
+    flags = [(ranking.annotator, *ranking.flags) for ranking in record.rankings]
+    assert sorted(flags) == [
+        ("imported", "thumbs-down"), ("imported", "thumbs-down"), ("imported", "thumbs-up")
+    ]  # fmt: skip

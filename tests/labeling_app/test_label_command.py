@@ -54,6 +54,13 @@ def test_a_port_in_use(store, fill, capsys):
     assert f"--port {port + 1}" in message
 
 
+@pytest.mark.parametrize("flag", ["adjudicated", "edited", "thumbs-up", "thumbs-down"])
+def test_a_flag_that_the_app_sets_by_itself(tmp_path, capsys, flag):
+    message = refused(capsys, "--db", tmp_path / "none.db", "--flags", flag)
+    assert f"--flags holds {flag!r}, which the app sets by itself" in message
+    assert "Choose another word." in message
+
+
 @pytest.mark.parametrize(
     ("flag", "value"), [("--port", "0"), ("--overlap", "0"), ("--annotator", " ")]
 )

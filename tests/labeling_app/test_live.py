@@ -239,6 +239,41 @@ def test_nobody_votes_on_the_questions_of_others(live, store):
     assert store.counts()["rankings"] == 0
 
 
+def test_a_vote_under_a_used_id_is_refused_and_not_dropped(live, store):
+    ask(live, "Hi?")
+    assert vote(live, "pick", "v1", choice=0)["turn"]["choice"] == 0
+    other = vote(live, "pick", "v1", choice=1)
+    assert (other["ok"], other["retry"]) == (False, False)
+    assert other["error"].startswith("This id was used before, for something else.")
+    assert vote(live, "thumb", "v1", place=0, value=1)["ok"] is False
+    assert live.find("ann", "t1")["turn"]["choice"] == 0
+
+
+def test_a_question_under_a_used_id_is_refused_and_not_dropped(live, store, server):
+    ask(live, "Hi?")
+    ask(live, "So?", "t2")
+    calls = len(server.calls)
+    for who in ("ann", "bob"):
+        answer = live.answer(who, {"op": "ask", "id": "t1", "text": "And?"})
+        assert answer["error"].startswith("This id was used before, for something else.")
+    assert len(server.calls) == calls
+    assert store.counts()["prompts"] == 2
+
+
+def test_nothing_that_a_page_gets_holds_an_id_or_the_name_of_a_model(live, store):
+    ask(live, "Hi?")
+    payloads = [
+        {"op": "pick", "choice": choice} for choice in (7, "x", None, [0], 1.0, True, 0)
+    ] + [{"op": "thumb", "place": place, "value": value}
+         for place in (9, "x", None, 0) for value in (7, "x", None, 1)]  # fmt: skip
+    payloads += [{"op": "edit", "place": 0, "text": text} for text in ("", 7, "mine")]
+    payloads += [{"op": "state"}, {"op": "ask", "text": "x", "after": ["t1"]}]
+    said = [live.answer("ann", {"id": f"v{n}", "turn": "t1", **p}) for n, p in enumerate(payloads)]
+    text = json.dumps([*said, live.find("ann", "t1")])
+    rows = store.connections.db.execute("SELECT id FROM responses UNION SELECT id FROM prompts")
+    assert [one for one in [*(row[0] for row in rows), "secret-model"] if one in text] == []
+
+
 def test_a_restart_finds_the_last_question(live, store, server):
     ask(live, "Hi?")
     vote(live, "pick", "v1", choice=0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labeling_app.rendering import to_html
+from labeling_app.rendering import conversation_to_html, response_to_html, to_html
 
 
 def test_markdown_is_rendered():
@@ -56,3 +56,21 @@ def test_very_long_text_is_shown_unformatted():
     html = to_html("<b>" + "x" * 100_000)
     assert html.startswith("<pre>&lt;b&gt;")
     assert len(html) > 100_000
+
+
+def test_thinking_is_folded_and_as_harmless_as_the_answer():
+    html = response_to_html("<think>**2** + 2 <img src=x></think>\n\nIt is *4*.")
+    assert html == (
+        '<details class="thinking"><summary>Thinking</summary>'
+        "<p><strong>2</strong> + 2 &lt;img src=x&gt;</p>\n</details><p>It is <em>4</em>.</p>\n"
+    )
+    assert response_to_html("It is <b>4</b>.") == to_html("It is <b>4</b>.")
+    cut = response_to_html("<think></details><script>1</script>")
+    assert cut.count("</details>") == 1
+    assert "<script" not in cut
+
+
+def test_thinking_is_folded_in_answers_not_in_questions():
+    said = "<think>a</think>b"
+    turns = conversation_to_html([{"role": r, "content": said} for r in ("user", "assistant")])
+    assert [turn["html"].count("<details") for turn in turns] == [0, 1]

@@ -8,7 +8,7 @@ import pytest
 from labeling_app.history import num_made_since
 from labeling_app.overlap import num_open
 from labeling_app.queue import TaskQueue
-from labeling_app.session import Asked, Board, read_submission
+from labeling_app.session import Asked, Board
 from labeling_app.store import Store
 from rlhf.records import Ranking, Response, Sampling
 
@@ -66,23 +66,24 @@ def test_a_task_that_slipped_away_to_somebody_else_is_not_called_nothing(board, 
     [
         ({"op": "delete everything"}, "Unknown operation 'delete everything'"),
         ({}, "Unknown operation None"),
-        ({"op": "submit"}, "malformed"),
+        ({"op": "submit"}, "The id is empty"),
+        ({"op": "submit", "id": "u"}, "malformed"),
         ({"op": "submit", "id": "u", "task_id": 99, "tiers": [[0]]}, "was never given to ann"),
-        ({"op": "submit", "id": "u", "task_id": 1, "tiers": [["x"]]}, "malformed"),
-        ({"op": "submit", "id": "u", "task_id": 1, "tiers": [[0], [0]]}, "in two tiers"),
-        ({"op": "submit", "id": "u", "task_id": 1, "tiers": [[0], [1]], "strengths": [9]},
-         "Unknown strength"),
-        ({"op": "submit", "id": "u", "task_id": 1, "tiers": [[0], [1]], "note": "x" * 10_001},
+        ({"op": "submit", "id": "u", "task_id": None, "tiers": [[0]]}, "malformed"),
+        ({"op": "submit", "id": "u", "tiers": [["x"]]}, "malformed: its tiers cannot be used"),
+        ({"op": "submit", "id": "u", "tiers": [[0], [0]]}, "in two tiers"),
+        ({"op": "submit", "id": "u", "tiers": [[0], [1]], "strengths": [9]}, "Unknown strength 9."),
+        ({"op": "submit", "id": "u", "tiers": [[0], [1]], "note": "x" * 10_001},
          "at most 10000 characters"),
-        ({"op": "skip", "id": "k" * 65, "task_id": 1}, "at most 64 characters"),
-        ({"op": "draft", "task_id": 1, "state": {"note": "x" * 300_000}}, "The draft has"),
+        ({"op": "skip", "id": "k" * 65}, "at most 64 characters"),
+        ({"op": "draft", "state": {"note": "x" * 300_000}}, "The draft has"),
         ({"op": "undo"}, "There is nothing to undo"),
     ],
 )  # fmt: skip
 def test_refusals_are_sentences_and_store_nothing(board, store, fill, payload, error):
     fill(1, 2)
-    board.answer("ann", {"op": "next"})
-    answer = board.answer("ann", payload)
+    task = board.answer("ann", {"op": "next"})["task"]
+    answer = board.answer("ann", {"task_id": task["id"], **payload})
     assert answer["ok"] is False
     assert error in answer["error"]
     assert store.counts()["rankings"] == 0
@@ -134,24 +135,24 @@ def test_those_who_come_together_are_stored_in_one_transaction(board, store, two
 def test_a_refusal_takes_nothing_of_the_others_back(board, store, two):
     broken = Asked("bob", {**two["bob"], "tiers": [[0], [9]]})
     huge = Asked("bob", {**two["bob"], "task_id": 10**30})
-    refused, done, overflow = board.answer_all([broken, Asked("ann", two["ann"]), huge])
+    refused, done, unknown = board.answer_all([broken, Asked("ann", two["ann"]), huge])
     assert "does not fit its 2 responses" in refused["error"]
-    assert "malformed" in overflow["error"]
+    assert "Task 10000000000000000000 was never given to bob" in unknown["error"]
     assert done["done"] == 1
     assert store.counts()["rankings"] == 1
 
 
-def test_a_refusal_takes_back_what_it_had_begun(board, queue, store, two):
+def test_a_refusal_takes_back_what_it_had_begun(board, store, two):
     db = store.connections.db
-    queue.submit("bob", read_submission(two["bob"]))
-    db.execute("UPDATE tasks SET purpose = 'training', answer = '[]'")
-    held = "SELECT COUNT(*) FROM assignments WHERE annotator = 'bob' AND state = 'leased'"
-    # It was stored before, so only the feedback looks at the places, after the next task is leased.
-    again = board.answer("bob", {**two["bob"], "tiers": [[7]]})
-    assert "malformed" in again["error"]
-    assert db.execute(held).fetchone() == (0,)
-    assert board.answer("bob", two["bob"])["ok"]
-    assert db.execute(held).fetchone() == (1,)
+    skip = {"op": "skip", "id": "k", "task_id": two["bob"]["task_id"]}
+    # The skip is noted before the draft is looked at.
+    again = board.answer("bob", {**skip, "state": {"note": "x" * 300_000}})
+    assert "The draft has" in again["error"]
+    assert db.execute("SELECT COUNT(*) FROM skips").fetchone() == (0,)
+    state = "SELECT state FROM assignments WHERE annotator = 'bob'"
+    assert db.execute(state).fetchall() == [("leased",)]
+    assert board.answer("bob", skip)["ok"]
+    assert db.execute(state).fetchall() == [("skipped",), ("leased",)]
 
 
 def test_who_fits_on_a_full_disk_is_stored_and_who_does_not_may_retry(board, store, two):
@@ -205,9 +206,10 @@ def test_a_task_is_open_until_it_is_done(board, queue, store, fill):
     fill(3, 2)
     queue.add_annotator("bob")
     screen = board.answer("ann", {"op": "next"})
-    assert screen["open"] == 3
-    assert board.answer("bob", {"op": "next"})["open"] == 3
-    assert board.answer("ann", submit(screen["task"]))["open"] == 2
+    assert num_open(store.connections) == 3
+    board.answer("bob", {"op": "next"})
+    assert num_open(store.connections) == 3
+    board.answer("ann", submit(screen["task"]))
     assert num_open(store.connections) == 2
 
 

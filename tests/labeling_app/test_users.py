@@ -1,8 +1,8 @@
 """Who may sign in, and `rlhf users`."""
 
+import hashlib
 import io
 import json
-import time
 
 import pytest
 
@@ -28,20 +28,31 @@ def test_signing_in(users):
     assert wrong.problem == unknown.problem == "Name or password is wrong."
 
 
-def test_five_wrong_passwords_lock_and_the_right_one_does_not_open(users):
-    for _ in range(5):
-        users.sign_in("ann", "wrong")
-    assert users.sign_in("ann", "long enough").problem.startswith("Too many wrong passwords")
-    with users.connections.write() as db:
-        [until] = db.execute("SELECT locked_until FROM users").fetchone()
-        assert 50 < until - time.time() <= 60
-        db.execute("UPDATE users SET locked_until = 0")
-    users.sign_in("ann", "wrong")
-    [until] = users.connections.db.execute("SELECT locked_until FROM users").fetchone()
-    assert 110 < until - time.time() <= 120  # the sixth failure: twice as long
-    users.connections.db.execute("UPDATE users SET locked_until = 0")
+def test_signing_in_writes_nothing_and_renews_an_outdated_hash(users):
+    def stored() -> str:
+        return users.connections.db.execute("SELECT password FROM users").fetchone()[0]
+
+    current = stored()
     assert users.sign_in("ann", "long enough").user
-    assert users.connections.db.execute("SELECT failures FROM users").fetchone() == (0,)
+    assert stored() == current
+    digest = hashlib.scrypt(b"from before", salt=b"s" * 16, n=2**15, r=8, p=1, maxmem=2**26)
+    before = f"scrypt$32768${(b's' * 16).hex()}${digest.hex()}"
+    users.connections.db.execute("UPDATE users SET password = ?", [before])
+    assert users.sign_in("ann", "From before").user is None
+    assert stored() == before
+    assert users.sign_in("ann", "from before").user
+    assert stored().startswith("scrypt$16$8$1$")  # the cost of the tests
+    assert users.sign_in("ann", "from before").user
+
+
+def test_ending_the_sessions_of_one_user_leaves_those_of_others(users):
+    users.add("bob", "annotator", "long enough")
+    tickets = [Ticket("ann", 0), Ticket("bob", 0)]
+    users.end_sessions("ann")
+    assert [users.of_ticket(ticket) is None for ticket in tickets] == [True, False]
+    assert users.sign_in("ann", "long enough").user.epoch == 1
+    with pytest.raises(InputError, match="There is no user 'nobody'"):
+        users.end_sessions("nobody")
 
 
 def test_disabling_and_resetting_sign_out(users):

@@ -46,3 +46,8 @@ def test_an_edit_is_good_and_its_original_is_not_bad():
     assert list(labels([ranking(["x", "a"], "edited")])) == [("x", True)]
     assert list(labels([ranking(["ab"])])) == []
     assert sorted(labels([ranking(["ab"], "all-bad")])) == [("a", False), ("b", False)]
+
+
+def test_a_response_flagged_as_a_thumb_is_labelled_so_whatever_its_place():
+    said = [ranking(["a", "b", "c"], "thumbs-down@a", "thumbs-up@b")]
+    assert sorted(labels(said)) == [("a", False), ("b", True), ("c", False)]

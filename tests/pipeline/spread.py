@@ -27,11 +27,12 @@ from policies.reference_store import ReferenceRow
 from policies.rollout import Rollout, advantages_of
 from policies.settings import KLSettings, PPOSettings
 from policies.update import reference_batch, update
-from reward.groups import Group, Pair
+from reward.groups import Group, Pair, Pointwise
 from reward.model import RewardModule
 from reward.objective import Objective
 from reward.scoring import load_scorer
-from reward.step import Trainee, take_step
+from reward.step import Trainee, fit_thresholds, take_step
+from reward.thresholds import OTHERS, Thresholds
 from rlhf.checkpoint import load_checkpoint, save_checkpoint
 from rlhf.cluster import GroupSettings
 from rlhf.distributed import start
@@ -43,6 +44,7 @@ from rlhf.shell import Shell, full_state
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
+WEIGHTS = [1.0, 0.1, 0.5, 2.0]  # of the prompts' annotators
 RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26], [27, 28, 29, 30, 31, 2]]
 SETTINGS = PPOSettings(
     model="m",
@@ -73,6 +75,7 @@ def build_rollout(rows: list[int]) -> Rollout:
     scores = torch.zeros(len(rows))
     return Rollout(
         sequences.rows(torch.tensor(rows)),
+        mask[rows],
         torch.ones(len(rows), dtype=torch.bool),
         *(scores, scores, scores),
         old_log_probs=noise(0.05, -5.9),
@@ -156,13 +159,22 @@ class PPO:
         )
 
     def step_with_texts(self, number: int) -> dict[str, float]:
-        """A step whose micro-batches have a token budget, with pretraining texts in it."""
+        """A step whose micro-batches have a token budget, with pretraining texts in it.
+
+        Responses without an end token are masked, and another program sampled the others.
+        """
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        mask, ids = self.rollout.response_mask, self.rollout.sequences.responses.ids
+        rollout = replace(
+            self.rollout,
+            loss_mask=mask & (ids == 2).any(dim=1, keepdim=True),
+            sampler_weights=0.5 + 0.1 * (ids % 7),
+        )
         return update(
             self.accelerator,
             self.model,
             self.optimizer,
-            self.rollout,
+            rollout,
             self.references,
             replace(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5),
             1.0,
@@ -248,10 +260,19 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
     trainee = Trainee(accelerator, model, stepper, 0, 16, Objective(), shared=False)
     responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
     groups = [
-        Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a"),))
-        for number, prompt in enumerate(PROMPTS)
+        Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a", weight),))
+        for number, (prompt, weight) in enumerate(zip(PROMPTS, WEIGHTS, strict=True))
     ]
-    return {"rows": [take_step(trainee, groups, RATE) for _ in range(STEPS)]}
+    # of two processes one has no thumbs
+    thumbs = (Pointwise(0, True, "b", "thumbs"), Pointwise(1, False, "b", "thumbs", 0.5))
+    groups[-1] = replace(groups[-1], pairs=(), pointwise=thumbs)
+    trainee = replace(trainee, thresholds=Thresholds(groups))
+    fit_thresholds(trainee, groups)
+    rows = [
+        take_step(trainee, groups, RATE) | {"b": trainee.thresholds.values[OTHERS]}
+        for _ in range(STEPS)
+    ]
+    return {"rows": rows}
 
 
 def main(folder: str, out: Path, strategies: list[str]) -> None:
@@ -274,6 +295,7 @@ def main(folder: str, out: Path, strategies: list[str]) -> None:
         found[name] = {
             "ppo": ppo(accelerator, folder, strategy, out.with_suffix(f".{strategy}")),
             "reward": reward(accelerator, folder, strategy),
+            "trained_head": reward(accelerator, judge, strategy),
             "scores": scores(accelerator, judge, strategy),
         }
     if accelerator.is_main_process:

@@ -40,6 +40,14 @@ def test_losses_and_weights_are_those_of_one_process(one, two, strategy: str) ->
     assert rows[0]["loss/policy"] != pytest.approx(rows[-1]["loss/policy"], rel=1e-3)  # it trains
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
+def test_a_trained_head_is_where_training_goes_on(one, two, strategy: str) -> None:
+    expected, fresh = (one["none"][name]["rows"] for name in ("trained_head", "reward"))
+    assert expected[0]["loss"] != pytest.approx(fresh[0]["loss"], rel=1e-2)
+    for mine, theirs in zip(two[strategy]["trained_head"]["rows"], expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
 def test_advantages_are_whitened_over_the_tokens_of_all_processes(one, two) -> None:
     for mine, theirs in zip(two["advantages"], one["advantages"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)

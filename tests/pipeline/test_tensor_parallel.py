@@ -25,7 +25,7 @@ from rlhf.rundir import RunDir
 from rlhf.strategies import Load, together_traffic
 from rlhf.tokens import load_tokenizer
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, read_json, run_process, write_prompts
-from tests.reward.conftest import build_record
+from tests.reward.conftest import build_record, thumbed
 
 PARTS = """
 import json
@@ -132,6 +132,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same reward training by one process, and by two that hold the model together."""
     folder = tmp_path_factory.mktemp("together")
     records = [build_record(n, "test" if n % 4 == 0 else "train") for n in range(22)]
+    records[-3:] = [thumbed(n, {0: "thumbs-up", 2: "thumbs-down"}) for n in range(19, 22)]
     write_ranked(folder / "rankings", records, {})
     given = {"rankings": folder / "rankings", "model": str(tiny_model), "out": folder / "one"}
     train_reward(RewardSettings(**given, **TRAINING, keep_checkpoints=9))

@@ -41,7 +41,7 @@ def test_log_ratios_that_k3_holds_are_counted(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     accelerator = Accelerator(mixed_precision="no")
     [own] = score_responses(accelerator, model, tokenizer, [[5, 6]], [[7, 8, 9, 10]], 1.0)
-    log_probs = (own + torch.tensor([0.0, 25.0, 0.0, 0.5])).tolist()  # the policy's are e^-25 of it
+    log_probs = (own + torch.tensor([0.0, 25.0, -12.0, 0.5])).tolist()
     prompt = Prompt.create((Message(role="user", content="How?"),), "test", "")
     row = ReferenceRow(
         prompt=prompt,
@@ -57,8 +57,9 @@ def test_log_ratios_that_k3_holds_are_counted(tiny_model: Path) -> None:
     )
     found = measure_forward_kl(accelerator, model, tokenizer, [row], 1.0)
     assert found["clamped_fraction"] == 1 / 4
-    # log r = -10 (held) and -0.5: e^-10 + 10 - 1 and e^-0.5 + 0.5 - 1
-    assert found["nats"] == pytest.approx(9.0000454 + 0.1065307, abs=1e-4)
+    assert found["abandoned_fraction"] == 1 / 4
+    # log r = -25 in full, 12 as 10, -0.5: e^-25 + 25 - 1, e^10 - 10 - 1 and e^-0.5 + 0.5 - 1
+    assert found["nats"] == pytest.approx(24.0 + 22015.4658 + 0.1065307, rel=1e-6)
 
 
 def test_beneath_its_adapters_a_policy_holds_the_reference(inputs: Inputs) -> None:

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from policies.actor_critic import PolicyAndCritic
 from policies.continuous import sample_continuously
+from policies.generate import Sampler
 from policies.kl import ReferencePolicy
 from policies.reference_store import ReferenceRow, TopTokens
 from policies.reward_sources import Reward
@@ -105,6 +106,7 @@ def trained_policy(
     *,
     steps: int,
     reference: ReferencePolicy | None = None,
+    sampler: Sampler | None = None,
     learning_rate: float = 0.02,
 ) -> np.ndarray:
     """The probabilities of all tokens after so many steps."""
@@ -135,6 +137,7 @@ def trained_policy(
             {PROMPT.id: [0.0]},
             Sampling(temperature=1.0, max_new_tokens=1, seed=0),
             settings,
+            sampler,
         )
         batch = reference_batch(used, PAD, accelerator.device)
         update(accelerator, model, optimizer, rollout, batch, settings, 1.0, generator)
@@ -205,3 +208,51 @@ def test_stored_outputs_lead_to_the_optimum_of_the_forward_kl(estimator: str) ->
     kl = KLSettings(source="reference", coefficient=beta, estimator=estimator)
     found = trained_policy(replace(SETTINGS, kl=kl), REWARDS, steps=200)
     assert total_variation(found, expected) < 0.05
+
+
+def sampler_off_by(shift: np.ndarray) -> Sampler:
+    """Samples one token from the policy whose logits another program has shifted, and says so."""
+
+    def sample(_: object, model: Any, prompts: Any, *__: object) -> list[Any]:
+        logits = model(torch.tensor(prompts[:1])).logits[0, -1]
+        log_probs = (logits + torch.tensor(shift, dtype=torch.float32)).log_softmax(0)
+        ids = log_probs.exp().multinomial(len(prompts), replacement=True).tolist()
+        return [([token], [float(log_probs[token])]) for token in ids]
+
+    return sample
+
+
+def stationary_point(shift: np.ndarray, beta: float) -> np.ndarray:
+    """Where the mean gradient of tokens sampled from μ ∝ π exp(shift) is that of β KL(π_ref ‖ π).
+
+    Without weights a logit's is μ_i (r_i − Σ μ r) − β (π_i − π_ref,i).
+    """
+    logits = np.log(REFERENCE)
+    for _ in range(2000):
+        policy = np.exp(logits) / np.exp(logits).sum()
+        sampled = policy * np.exp(shift) / (policy * np.exp(shift)).sum()
+        gain = sampled * (REWARDS - sampled @ REWARDS)
+        logits = logits + 2 * (gain - beta * (policy - REFERENCE))
+    return policy
+
+
+# The sampler gives the token that the optimum wants most half as much weight as it should have.
+SHIFT = np.where(np.arange(len(REWARDS)) == 3, -math.log(2), 0.0)
+
+
+@pytest.mark.parametrize(
+    "correction", ["none", "token", pytest.param("sequence", marks=pytest.mark.slow)]
+)
+def test_a_shifted_sampler_leads_astray_unless_it_is_corrected_for(correction: str) -> None:
+    beta = 0.4
+    right, wrong = stationary_point(0 * SHIFT, beta), stationary_point(SHIFT, beta)
+    assert total_variation(right, wrong) > 0.15
+    settings = replace(
+        SETTINGS,
+        kl=KLSettings(source="reference", coefficient=beta),
+        sampler_correction=correction,
+    )
+    found = trained_policy(
+        settings, REWARDS, steps=60, sampler=sampler_off_by(SHIFT), learning_rate=0.03
+    )
+    assert total_variation(found, wrong if correction == "none" else right) < 0.05

@@ -15,11 +15,13 @@ from policies.generate import Sample, draw, sample_responses
 from policies.invariants import check_step
 from policies.log_probs import Sequences, response_logits
 from policies.packing import pack_prefixes
+from rlhf.chat_template import end_token_ids
 from rlhf.distributed import start
 from rlhf.errors import GuardError, InputError
 from rlhf.models import load_causal_lm
 from rlhf.records import Sampling
 from rlhf.tokens import load_tokenizer, pad_left, pad_right
+from tests.families import FAMILIES, build_family_model
 from tests.policies.training import TrainingInputs
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [5, 6, 7, 11, 12], [13], [14, 15, 16]]
@@ -66,6 +68,23 @@ def test_the_samplers_log_probs_are_the_trainers(
     )
     for one, theirs in zip(samples, expected, strict=True):
         torch.testing.assert_close(torch.tensor(one.log_probs), theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "engine"), [("llama3", "generate"), ("qwen", "continuous")])
+def test_every_end_token_ends_a_response(name: str, engine: str, tmp_path: Path) -> None:
+    folder = build_family_model(tmp_path, FAMILIES[name])
+    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
+    model = load_causal_lm(str(folder)).eval()
+    found = sample_responses(
+        accelerator, model, tokenizer, PROMPTS * 12, SAMPLING, 20, sampler=SAMPLERS[engine]
+    )
+    ends = set(end_token_ids(tokenizer))
+    assert {one.token_ids[-1] for one in found if one.finished} == ends
+    for one in found:
+        assert not set(one.token_ids[:-1]) & ends
+        assert one.finished or len(one.token_ids) == SAMPLING.max_new_tokens
+        assert one.log_probs is not None
+        assert len(one.log_probs) == len(one.token_ids)
 
 
 LONG = [5 + number % 7 for number in range(260)]

@@ -3,10 +3,14 @@
 import pytest
 from accelerate.state import AcceleratorState
 
+from policies.generate import EMPTY_TEXT
 from policies.streaming import LocalVoice
+from rlhf.chat_template import end_token_ids
 from rlhf.errors import InputError
 from rlhf.models import describe_model
 from rlhf.records import Message, Prompt, Sampling
+from rlhf.tokens import encode_prompt
+from tests.families import FAMILIES, build_family_model
 
 PROMPT = Prompt.create((Message(role="user", content="How was the trip?"),), "train", "live")
 
@@ -56,3 +60,30 @@ def test_a_conversation_too_long_is_refused_in_words(voice):
     with pytest.raises(InputError, match="exceeds the model's context of 512") as caught:
         voice.answer(long, ["a"], 0, lambda place, text: True)
     assert caught.value.remedy == "Shorten it, or begin a new conversation."
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_ends_at_each_end_token_and_is_closed_once_in_memory(name, tmp_path):
+    AcceleratorState._reset_state(True)
+    family = FAMILIES[name]
+    folder = build_family_model(tmp_path, family)
+    voice = LocalVoice(str(folder), Sampling(max_new_tokens=24))
+    heard = ["", "", "", ""]
+
+    def hear(place: int, text: str) -> bool:
+        heard[place] = text
+        return True
+
+    answers = voice.answer(PROMPT, list("abcd"), 0, hear)
+    ends = end_token_ids(voice.tokenizer)
+    assert any(answer.finished for answer in answers)
+    for answer, last in zip(answers, heard, strict=True):
+        assert answer.finished is (answer.token_ids[-1] in ends)
+        assert not set(answer.token_ids[:-1]) & set(ends)
+        assert answer.text in (last, EMPTY_TEXT, f"{last}\ufffd")
+        said = (*PROMPT.messages, Message(role="assistant", content=answer.text))
+        later = Prompt.create((*said, *PROMPT.messages), "train", "live")
+        remembered = voice.tokenizer.decode(encode_prompt(voice.tokenizer, later))
+        assert f"{answer.text}{family.closing}" in remembered
+        assert remembered.count(family.closing) == 3
+    AcceleratorState._reset_state(True)

@@ -52,6 +52,7 @@ def build_rollout() -> Rollout:
     finished = torch.tensor([True, True, False, True])
     return Rollout(
         sequences=sequences,
+        loss_mask=mask,
         finished=finished,
         scores=scores,
         centered=scores,
@@ -199,12 +200,15 @@ def test_the_forward_kl_statistic_is_the_k3_formula(tiny_model: Path) -> None:
 def test_the_share_of_clamped_log_ratios_is_reported(tiny_model: Path) -> None:
     rows = build_rows()
     rows[0].log_probs[1] = -100.0
+    rows[1].log_probs[0] = rows[2].log_probs[0] = 90.0
     tokens = sum(len(row.response_ids) for row in rows)
     _, statistics = weights_after_update(tiny_model, rows)
     assert statistics["kl/clamped_fraction"] == pytest.approx(1 / tokens)
+    assert statistics["kl/abandoned_fraction"] == pytest.approx(2 / tokens)
     kl = replace(SETTINGS.kl, estimator="k1")
     _, statistics = weights_after_update(tiny_model, rows, kl=kl)
     assert "kl/clamped_fraction" not in statistics
+    assert statistics["kl/abandoned_fraction"] == pytest.approx(2 / tokens)
 
 
 def test_an_update_that_moves_too_far_stops(tiny_model: Path) -> None:

@@ -18,6 +18,7 @@ from policies.audit import score_responses
 from policies.generate import Sample, sample_responses
 from policies.vllm_engine import VLLM
 from rlhf.adapters import add_adapters
+from rlhf.chat_template import end_token_ids
 from rlhf.distributed import start
 from rlhf.models import load_causal_lm
 from rlhf.tokens import load_tokenizer
@@ -35,10 +36,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM has some of its own
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose heads are as wide as vLLM's attention on CPUs wants them.
 
-    It says that it ends at any of many tokens, of which training knows one.
+    It ends at any of many tokens, so that answers end at others than the tokenizer's own.
     """
     folder = build_tiny_model(tmp_path_factory.mktemp("wide") / "model", head_dim=32)
-    ends = [2, *range(100, 300)]
+    ends = [2, *range(100, 140)]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     return folder
 
@@ -62,7 +63,10 @@ def sample(
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
     samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, 3, sampler=vllm)
     answers = [one.token_ids for one in samples]
+    ends = set(end_token_ids(tokenizer))
     assert all(one.finished or len(one.token_ids) == SAMPLING.max_new_tokens for one in samples)
+    assert all(one.finished is (one.token_ids[-1] in ends) for one in samples)
+    assert not any(set(one.token_ids[:-1]) & ends for one in samples)
     scored = score_responses(accelerator, model, tokenizer, prompts, answers, TEMPERATURE)
     for one, expected in zip(samples, scored, strict=True):
         torch.testing.assert_close(torch.tensor(one.log_probs), expected, rtol=0, atol=1e-4)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,25 @@ def build_record(
         scores=scores,
     )
     return RankedPrompt(prompt=prompt, responses=responses, rankings=(ranking,))
+
+
+def thumbed(
+    number: int, flags: dict[int, str], split: str = "train", annotator: str = "ann"
+) -> RankedPrompt:
+    """The same prompt with thumbs instead of a ranking: flags by the number of their response."""
+    record = build_record(number, split)
+    thumbs = tuple(
+        Ranking(
+            id=f"{record.prompt.id}-{place}-{annotator}",
+            prompt_id=record.prompt.id,
+            annotator=annotator,
+            kind="human",
+            tiers=((record.responses[place].id,),),
+            flags=(flag,),
+        )
+        for place, flag in flags.items()
+    )
+    return replace(record, rankings=thumbs)
 
 
 @pytest.fixture(scope="session")

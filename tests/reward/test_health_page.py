@@ -10,12 +10,14 @@ def report(groups, rewards, worst):
         "accuracy": ACCURACY,
         "accuracy_before_training": None,
         "likelier_wins": None,
+        "started_from": {"kind": "reward model", "path": "<u>rm", "hash": "abc"},
         "best": None,
         "held_out": {"prompts": 4, "from": "test prompts"},
         "counts": {
             "train": {"prompts": 7, "prompts_too_long": 1},
             "test": {"prompts": 4, "ties": 2},
         },
+        "annotators": {"<i>eve": {"weight": 0.5, "judgements": 9, "share": 0.125}},
         "normalisation": {"fitted_on": "held-out ranked responses"},
         "health": measure_health(collect_verdicts(groups, rewards)),
         "worst": worst,
@@ -35,6 +37,10 @@ def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
     assert "75 %" in page
     assert '<th scope="row">prompts too long</th><td>1</td><td>0</td>' in page
     assert '<th scope="row">ties</th><td>0</td><td>2</td>' in page
+    row = "<td>0.5</td><td>9</td><td>12.5 %</td>"
+    assert "started from the reward model &lt;u&gt;rm (abc)" in page
+    assert '<th scope="row">the reward model it started from</th><td>–</td>' in page
+    assert f'<th scope="row">&lt;i&gt;eve</th>{row}' in page
     assert "Judges agree with each other in 0 %" in page
     assert "script-src" not in page
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page

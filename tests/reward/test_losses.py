@@ -52,12 +52,12 @@ def test_loss_is_finite_for_huge_differences():
     assert got.tolist() == [2e4]
 
 
-def test_every_prompt_counts_once_whatever_its_number_of_pairs():
-    # prompt 0, weights 1 and 3: (1·1 + 3·2) / 4 = 1.75; prompt 1: (4 + 6) / 2 = 5; prompt 2: 10
+def test_every_prompt_counts_once_whatever_its_number_of_pairs_but_for_their_weights():
+    # prompt 0, weights 1 and 3: (1·1 + 3·2) / 2 = 3.5; prompt 1: (4 + 6) / 2 = 5; prompt 2: .2·10
     got = sum_of_prompt_means(
         tensor(1, 2, 4, 6, 10), tensor(1, 3, 1, 1, 0.2), torch.tensor([0, 0, 1, 1, 2])
     )
-    assert got.item() == pytest.approx(1.75 + 5 + 10)
+    assert got.item() == pytest.approx(3.5 + 5 + 2)
 
 
 # ---- whole rankings ----

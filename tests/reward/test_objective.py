@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from reward.groups import Group, Pair, TieredRanking
-from reward.objective import Objective, sum_of_losses, to_pair_tensors, to_ranking_tensors
+from reward.objective import (
+    Objective,
+    sum_of_losses,
+    to_pair_tensors,
+    to_ranking_tensors,
+    total_weight,
+)
 
 CPU = torch.device("cpu")
 FIRST = Group(
@@ -45,29 +51,38 @@ def test_rankings_number_responses_over_all_groups_and_pad_with_no_tier():
 
 
 def test_pairs_by_hand():
-    # first prompt: won by 1; second: a tie at 0 (log 2) and two won by 1
+    # first prompt, of weight ½: won by 1; second: a tie at 0 (log 2) and two won by 1
     got = sum_of_losses(Objective(), [FIRST, SECOND], REWARDS)
-    assert got.item() == pytest.approx(WON_BY_1 + (math.log(2) + 2 * WON_BY_1) / 3)
+    assert got.item() == pytest.approx(WON_BY_1 / 2 + (math.log(2) + 2 * WON_BY_1) / 3)
+
+
+@pytest.mark.parametrize("loss", ["bradley_terry", "plackett_luce", "regression"])
+def test_the_weight_of_a_batch_is_that_of_each_prompts_mean_judgement(loss):
+    assert total_weight(Objective(loss), [FIRST, SECOND]) == 1.5
+    assert total_weight(Objective(loss), [SECOND] * 3) == 3
+    assert total_weight(Objective(loss), []) == 0
 
 
 def test_margin_counts_steps_of_strength():
-    # the first pair has strength 2: margin 2·0.5 = 1 takes its whole lead away
+    # the first pair has strength 2: margin 2·0.5 = 1 takes its whole lead away; its weight is ½
     got = sum_of_losses(Objective(margin=0.5), [FIRST], REWARDS[:2])
-    assert got.item() == pytest.approx(math.log(2))
+    assert got.item() == pytest.approx(math.log(2) / 2)
 
 
 def test_whole_rankings_by_hand():
-    # first: won by 1; second: log(e² + 2e) − 2, then a tie of equal rewards: 2·log 2 − log 2
+    # first, of weight ½: won by 1;
+    # second: log(e² + 2e) − 2, then a tie of equal rewards: 2·log 2 − log 2
     got = sum_of_losses(Objective("plackett_luce"), [FIRST, SECOND], REWARDS)
     tie = math.log(2)
-    expected = WON_BY_1 + math.log(math.exp(2) + 2 * math.e) - 2 + tie
+    expected = WON_BY_1 / 2 + math.log(math.exp(2) + 2 * math.e) - 2 + tie
     assert got.item() == pytest.approx(expected)
 
 
 def test_regression_by_hand():
-    # first: 1 against 1 and 0 against −1: (0 + 1)/2; second: 2 against 1, 1 and 1 against −½: 5.5/3
+    # first, of weight ½: 1 against 1 and 0 against −1: (0 + 1)/2;
+    # second: 2 against 1, 1 and 1 against −½: 5.5/3
     got = sum_of_losses(Objective("regression"), [FIRST, SECOND], REWARDS)
-    assert got.item() == pytest.approx(0.5 + (1 + 2 * 1.5**2) / 3)
+    assert got.item() == pytest.approx(0.5 / 2 + (1 + 2 * 1.5**2) / 3)
 
 
 def with_scores(group, *scores):
@@ -83,10 +98,11 @@ def test_scores_stand_beside_their_responses():
 
 
 def test_regression_to_scores_by_hand():
-    # first: 1 against 2 and 0 against ½: (1 + ¼)/2; second: 2 against 1½, 1 against 0 and −1: 5¼/3
+    # first, of weight ½: 1 against 2 and 0 against ½: (1 + ¼)/2;
+    # second: 2 against 1½, 1 against 0 and −1: 5¼/3
     scored = [with_scores(FIRST, 2, 0.5), with_scores(SECOND, 1.5, 0, -1)]
     got = sum_of_losses(Objective("regression"), scored, REWARDS)
-    assert got.item() == pytest.approx(0.625 + 1.75)
+    assert got.item() == pytest.approx(0.625 / 2 + 1.75)
 
 
 @pytest.mark.parametrize("loss", ["bradley_terry", "plackett_luce"])
@@ -99,8 +115,8 @@ def test_scores_change_no_other_loss(loss):
 def test_centring_adds_the_squared_sum_of_each_pair():
     plain = sum_of_losses(Objective(), [FIRST, SECOND], REWARDS)
     got = sum_of_losses(Objective(centring=0.1), [FIRST, SECOND], REWARDS)
-    # first: (1 + 0)²; second: mean of (1 + 1)², (2 + 1)², (2 + 1)²
-    assert (got - plain).item() == pytest.approx(0.1 * (1 + 22 / 3))
+    # first, of weight ½: (1 + 0)²; second: mean of (1 + 1)², (2 + 1)², (2 + 1)²
+    assert (got - plain).item() == pytest.approx(0.1 * (0.5 + 22 / 3))
 
 
 def test_no_groups_give_a_zero_that_still_has_a_gradient():

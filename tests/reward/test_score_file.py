@@ -126,6 +126,15 @@ def test_a_reward_that_is_not_a_number_writes_nothing(file, server):
         ({"rewards": [1.0]}, "answered 1 rewards for 3 items"),
         ({"scores": []}, "answered something else than rewards"),
         ({"rewards": ["high", 1, 2]}, "answered something else than rewards"),
+        ({"rewards": "123"}, r"something else than rewards \("),
+        ({"rewards": {"1": 0, "2": 0, "3": 0}}, r"something else than rewards \("),
+        ({"rewards": ["1", "2", "3"]}, r"something else than rewards \("),
+        ({"rewards": [True, False, True]}, r"something else than rewards \("),
+        ({"rewards": [1, 2, 10**400]}, r"something else than rewards \("),
+        ([1, 2, 3], "answered something else than rewards"),
+        (b"[" * 100_000, "answered something else than rewards"),
+        (b'{"rewards": [' + b"9" * 5_000 + b", 1, 2]}", "answered something else than rewards"),
+        (b'{"rewards": [1, 2, "\xff"]}', "answered something else than rewards"),
     ],
 )
 def test_an_endpoint_that_answers_nonsense_is_named(file, server, answer, words):

@@ -1,3 +1,6 @@
+import json
+import shutil
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -8,7 +11,8 @@ from reward.scoring import load_scorer
 from reward.text_scoring import load_text_reward
 from rlhf.errors import InputError
 from rlhf.models import load_reward_model, new_reward_model, save_model
-from rlhf.tokens import join, load_tokenizer, pad_left, pad_right
+from rlhf.records import Response
+from rlhf.tokens import encode_prompt, join, load_tokenizer, pad_left, pad_right
 
 from .conftest import build_record
 
@@ -103,3 +107,30 @@ def test_broken_weights_are_named(reward_folder, tmp_path):
     words = "broken gave 4 of 4 responses a reward that is not a number, the first of them to 'How"
     with pytest.raises(InputError, match=words):
         reward([(record.prompt, record.responses)])
+
+
+def test_text_inside_think_tags_is_not_read_unless_the_model_was_trained_to(
+    reward_folder, tmp_path
+):
+    prompt = build_record(1).prompt
+    texts = ["<think>It rained.</think>Lovely!", "Awful."]
+    tokenizer = load_tokenizer(str(reward_folder))
+    start, end = encode_prompt(tokenizer, prompt), tokenizer.eos_token_id
+    said = [tokenizer(text)["input_ids"] for text in texts]
+    batch = join(pad_left([start, start], 0), pad_right(said, 0))
+    folders = {}
+    for reads in (False, True):
+        folders[reads] = tmp_path / str(reads)
+        shutil.copytree(reward_folder, folders[reads])
+        config = json.loads((folders[reads] / "config.json").read_text(encoding="utf-8"))
+        changed = json.dumps({**config, "reads_thinking": reads})
+        (folders[reads] / "config.json").write_text(changed, encoding="utf-8")
+    responses = [Response(id=t, prompt_id=prompt.id, text=t, model="m") for t in texts]
+    answer = [tokenizer("Lovely!")["input_ids"], said[1]]
+    for reads, read in ((False, answer), (True, said)):
+        scorer = load_scorer(str(folders[reads]), Accelerator(mixed_precision="no"))
+        rows = pad_right([[*start, *ids, end] for ids in read], 0)
+        expected = pytest.approx(scorer(rows).tolist(), abs=1e-6)
+        assert scorer(scorer.without_thinking([prompt, prompt], texts, batch)).tolist() == expected
+        by_text = load_text_reward(str(folders[reads]), Accelerator(mixed_precision="no"), 1000)
+        assert by_text([(prompt, tuple(responses))])[0] == expected

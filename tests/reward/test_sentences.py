@@ -86,3 +86,30 @@ def test_an_accuracy_that_may_be_chance_is_said_to_be(tmp_path: Path) -> None:
     doubtful = {**ACCURACY, "value": 0.52, "low": 0.45, "high": 0.6}
     warning = " That is not proven better than chance: read the report before you go on."
     assert told(tmp_path, accuracy=doubtful)[0].endswith(f"(test prompts).{warning}")
+
+
+THUMBS = {
+    "thumbs": {
+        "accuracy": {
+            **{"value": 0.75, "low": 0.66, "high": 0.83},
+            **{"judgements": 120, "prompts": 110, "commoner": 0.64},
+        }
+    },
+    "all_bad": {"accuracy": None},
+}
+
+
+def test_thumbs_have_sentences_of_their_own(tmp_path: Path) -> None:
+    counts = {"rankings": 402, "prompts": 400, "pairs": 2, "thumbs_up": 300, "thumbs_down": 95}
+    train = counts | {"responses_of_all_bad": 5}
+    lines = told(tmp_path, judgements=THUMBS, counts={"train": train}, accuracy=None)
+    assert (
+        lines[0]
+        == "No preference between two responses is held out: there is no accuracy on pairs."
+    )
+    assert lines[2:4] == [
+        "Of 120 held-out thumbs it puts 75 % (95 % interval 66–83 %) on the right side of the "
+        "annotator's threshold; the commoner answer would be right for 64 %.",
+        "It read 402 rankings: 2 pairs, 300 thumbs up and 95 down, 5 responses that were all bad, "
+        "of 400 prompts. Skipped: nothing.",
+    ]

@@ -45,7 +45,7 @@ def test_an_empty_file_settles_nothing(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("- a\n- b\n", "holds a list, not settings\n  Write one `name: value` a line"),
-        ("steps: [1\n", "is not valid YAML: .*line 2.*\n  Mend the file"),
+        ("steps: [1\n", "is not valid YAML: .*line 2.*\n  Fix the file"),
     ],
 )
 def test_a_file_that_is_no_settings_file_is_refused(

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -97,6 +99,59 @@ def test_a_saved_reward_model_loads_in_plain_transformers(tiny_model: Path, tmp_
     with torch.no_grad():
         assert torch.equal(plain.eval()(ids).logits, saved.eval()(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token_id == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_goes_on_from_a_trained_head(
+    tiny_model: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    saved = save_reward_model(tiny_model, tmp_path / "model")
+    model = new_reward_model(str(tmp_path / "model"), 0, seed=9, dtype=dtype)
+    assert type(model).__name__ == "LlamaForSequenceClassification"
+    assert model.config.reward_bias == -0.75
+    assert model.base_model.dtype == dtype
+    head = reward_head(model).weight
+    assert head.dtype == torch.float32  # beside a trunk in bf16 as well, and not rounded
+    assert torch.equal(head, reward_head(saved).weight)
+
+
+def test_a_training_goes_on_from_a_head_that_is_not_ours(tiny_model: Path, tmp_path: Path) -> None:
+    theirs = AutoModelForSequenceClassification.from_pretrained(
+        tiny_model, num_labels=1, dtype=torch.bfloat16
+    )
+    theirs.save_pretrained(tmp_path)
+    model = new_reward_model(str(tmp_path), 0, seed=9)
+    assert torch.equal(reward_head(model).weight, theirs.score.weight.float())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels"),
+    [("LlamaForSequenceClassification", 2), ("LlamaForTokenClassification", 1)],
+)
+def test_a_classifier_that_gives_no_reward_is_refused(
+    tiny_model: Path, copy: Path, architecture: str, labels: int
+) -> None:
+    kind = getattr(transformers, architecture)
+    kind.from_pretrained(tiny_model, num_labels=labels).save_pretrained(copy)
+    with pytest.raises(InputError) as caught:
+        new_reward_model(str(copy), 0, seed=0)
+    assert caught.value.problem == f"{copy} is not a reward model ({architecture}, {labels} labels)"
+    assert caught.value.remedy == "Give a language model, or a classifier with one label."
+
+
+def test_a_reward_model_without_its_head_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    save_reward_model(tiny_model, tmp_path / "model")
+    file = tmp_path / "model/model.safetensors"
+    state = load_file(file)
+    del state["score.weight"]
+    save_file(state, file, metadata={"format": "pt"})
+    for load in (load_reward_model, lambda name: new_reward_model(name, 0, 0)):
+        with pytest.raises(InputError) as caught:
+            load(str(tmp_path / "model"))
+        assert caught.value.problem == (
+            f"The weights of {tmp_path / 'model'} are not those that its config.json describes "
+            "(missing: score.weight)"
+        )
 
 
 def test_a_saved_policy_loads_in_plain_transformers(tiny_model: Path, tmp_path: Path) -> None:

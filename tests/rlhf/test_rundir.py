@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from policies.evaluate_settings import EvaluateSettings
 from policies.reference_settings import ReferenceSettings
-from policies.settings import PPOSettings
+from policies.settings import KLSettings, PPOSettings
 from policies.sft_settings import SFTSettings
 from reward.settings import RewardSettings
 from rlhf.errors import InputError, InterruptedRunError
@@ -146,6 +147,19 @@ def test_resume_with_other_settings_names_them(tmp_path: Path) -> None:
         f"{run.path} was started with other settings (rate: 3e-06 → 1e-05, steps: 10 → 20)\n"
         "  Resume with the same settings, or choose another --out."
     )
+
+
+def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(tmp_path: Path) -> None:
+    settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
+    run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
+    older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    del older["gamma"], older["kl"]["rows_per_episode"], older["reward_weights"]
+    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
+    for changes in ({"gamma": 0.9}, {"kl": KLSettings(rows_per_episode=1.0)}):
+        with pytest.raises(InputError, match="with other settings"):
+            open_stage(run.path, "ppo", replace(settings, **changes), INPUTS, resume=True)
+    open_stage(run.path, "ppo", settings, INPUTS, resume=True)
+    assert "\ngamma: 1.0\n" in run.config_file.read_text(encoding="utf-8")
 
 
 SMALLER = [

@@ -1,0 +1,137 @@
+"""What thumbs alone teach a reward model, beside the same number of pairs.
+
+Users of a product give a thumb on the one answer they see. Here the signal does: up where it scores
+an answer above the median of all. The other reward model learns from one pair on each of as many
+prompts, of two answers that the signal scores clearly apart. Both are measured on the same held-out
+pairs. A thumb judges one answer and a pair two, so the pairs read twice as many answers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from experiment import (
+    Config,
+    Table,
+    flags,
+    gold_of,
+    interval,
+    rank_by_signal,
+    run,
+    sampled_prompts,
+    stage,
+    write_dataset,
+)
+
+from rlhf.errors import InputError
+from rlhf.records import RankedPrompt, Ranking, Response
+from rlhf.signals import Signal
+
+Form = Callable[[RankedPrompt, np.random.Generator], RankedPrompt | None]
+
+
+def measure(config: Config, out: Path) -> Config:
+    """Held-out pair accuracy from thumbs and from pairs, for every seed."""
+    records, gold = sampled_prompts(config), gold_of(config)
+    train = [record for record in records if record.prompt.split == "train"]
+    tests = [record for record in records if record.prompt.split == "test"]
+    held_out = rank_by_signal(
+        tests, gold, size=config["ranking_size"], tie_within=config["tie_within"]
+    )
+    good_above = median_score(train, gold)
+    forms: dict[str, Form] = {
+        "thumbs": lambda record, dice: thumb(record, gold, good_above, dice),
+        "pairs": lambda record, dice: pair(record, gold, config["tie_within"], dice),
+    }
+    rows = []
+    for name, form in forms.items():
+        for seed in config["seeds"]:
+            judged = judge(train, config["judgements"], form, seed)
+            data = write_dataset(out / f"{name}-{seed}", judged + held_out)
+            trained = stage(
+                out / f"reward-{name}-{seed}",
+                *("train-reward", "--rankings", data, "--model", config["model"]),
+                *("--seed", seed, *flags(config["reward"])),
+            )
+            up = sum("thumbs-up" in record.rankings[0].flags for record in judged)
+            row = {"form": name, "seed": seed, "judgements": len(judged), "up": up}
+            rows.append({**row, "accuracy": trained["accuracy"]})
+    return {"good_above": good_above, "runs": rows}
+
+
+def median_score(records: Sequence[RankedPrompt], gold: Signal) -> float:
+    """The median of what the signal says of all responses."""
+    scores = [gold(record.prompt.text, r.text) for record in records for r in record.responses]
+    return float(np.median(scores))
+
+
+def judge(
+    records: Sequence[RankedPrompt], number: int, form: Form, seed: int
+) -> list[RankedPrompt]:
+    """One judgement on each of `number` prompts, in an order that is drawn at random.
+
+    Raises:
+        InputError: fewer prompts can be judged so.
+    """
+    dice = np.random.default_rng(seed)
+    found: list[RankedPrompt] = []
+    for place in dice.permutation(len(records)):
+        one = form(records[place], dice)
+        if one and len(found) < number:
+            found.append(one)
+    if len(found) < number:
+        raise InputError(
+            f"{number} judgements are wanted and {len(found)} prompts can be judged",
+            "Lower judgements in the configuration.",
+        )
+    return found
+
+
+def thumb(
+    record: RankedPrompt, gold: Signal, good_above: float, dice: np.random.Generator
+) -> RankedPrompt:
+    """One response of a prompt, drawn at random, with a thumb."""
+    response = record.responses[dice.integers(len(record.responses))]
+    is_good = gold(record.prompt.text, response.text) > good_above
+    return _judged(record, [response], "thumbs-up" if is_good else "thumbs-down")
+
+
+def pair(
+    record: RankedPrompt, gold: Signal, tie_within: float, dice: np.random.Generator
+) -> RankedPrompt | None:
+    """Two responses of a prompt that are clearly apart, drawn at random, the better one first."""
+    scores = {one.id: gold(record.prompt.text, one.text) for one in record.responses}
+    apart = [
+        sorted(two, key=lambda one: -scores[one.id])
+        for two in combinations(record.responses, 2)
+        if abs(scores[two[0].id] - scores[two[1].id]) > tie_within
+    ]
+    return _judged(record, apart[dice.integers(len(apart))]) if apart else None
+
+
+def _judged(record: RankedPrompt, responses: Sequence[Response], *flags: str) -> RankedPrompt:
+    ranking = Ranking(
+        id=record.prompt.id,
+        prompt_id=record.prompt.id,
+        annotator="signal",
+        kind="signal",
+        tiers=tuple((one.id,) for one in responses),
+        flags=flags,
+    )
+    return replace(record, responses=tuple(responses), rankings=(ranking,))
+
+
+def tabulate(result: Config) -> Table:
+    """One row for each run."""
+    rows = [["learned from", "seed", "thumbs up", "held-out pair accuracy (95 %)"]]
+    for one in result["runs"]:
+        up = f"{100 * one['up'] / one['judgements']:.0f} %" if one["form"] == "thumbs" else "–"
+        learned = f"{one['judgements']} {one['form']}"
+        rows.append([learned, str(one["seed"]), up, interval(one["accuracy"])])
+    return rows
+
+
+if __name__ == "__main__":
+    run("thumbs", measure, tabulate)

@@ -1,0 +1,81 @@
+"""Content-Security-Policy: what a browser may load, run and send on each of our pages.
+
+Scripts and styles that stand in a page are allowed by their hash, so that text which somehow gets
+into a page as markup neither runs nor styles anything.
+"""
+
+import base64
+import hashlib
+import re
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "content-security-policy"
+_INLINE = re.compile(r"<(script|style)\b([^>]*)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+_COMMON = "connect-src 'self'; form-action 'self'; frame-ancestors 'none'"
+# Of what is no page: JSON, files, redirects.
+NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+
+
+def policy_of(page: str) -> str:
+    """The policy of a page of ours: our own files, and the scripts and styles that stand in it."""
+    return (
+        f"default-src 'none'; script-src {_sources(page, 'script')}; "
+        f"style-src {_sources(page, 'style')}; img-src data:; base-uri 'none'; {_COMMON}"
+    )
+
+
+def policy_of_gradio(page: str) -> str:
+    """The policy of the board: Gradio evaluates templates, and sets styles as it goes."""
+    return (
+        f"default-src 'none'; script-src {_sources(page, 'script')} 'unsafe-eval'; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
+        f"base-uri 'self'; {_COMMON}"
+    )
+
+
+def html_page(page: str, status_code: int = 200) -> HTMLResponse:
+    """A page of ours with its policy."""
+    return HTMLResponse(page, status_code=status_code, headers={HEADER: policy_of(page)})
+
+
+def _sources(page: str, tag: str) -> str:
+    found = _INLINE.finditer(page)
+    blocks = [block[3] for block in found if block[1].lower() == tag and "src=" not in block[2]]
+    digests = (hashlib.sha256(block.encode()).digest() for block in blocks)
+    return " ".join(["'self'", *(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests)])
+
+
+class GradioPolicy:
+    """ASGI layer round Gradio that gives its page the policy; the page differs between requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hold back the head of an HTML answer until its body is known."""
+        head: Message | None = None
+        body = b""
+
+        async def send_with_policy(message: Message) -> None:
+            nonlocal head, body
+            if message["type"] == "http.response.start" and _is_html(message):
+                head = message
+                return
+            if head is None:
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                policy = policy_of_gradio(body.decode("utf-8", errors="replace"))
+                MutableHeaders(scope=head)[HEADER] = policy
+                await send(head)
+                await send({"type": "http.response.body", "body": body})
+
+        await self.app(scope, receive, send_with_policy)
+
+
+def _is_html(message: Message) -> bool:
+    return MutableHeaders(scope=message).get("content-type", "").startswith("text/html")

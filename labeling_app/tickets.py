@@ -1,0 +1,40 @@
+"""What a task is called outside: a random ticket for each annotator who was given it.
+
+The number of a task would tell hidden repeats, which are made last, and gold items from work. A
+ticket stays the same over reloads and restarts, as the order shown does that it stands for.
+"""
+
+import secrets
+
+from sqlite_utils import Database
+
+from rlhf.errors import InputError
+
+SHOWN_CHARACTERS = 20
+
+
+def ticket_of(db: Database, task_id: int, annotator: str) -> str:
+    """The ticket of an annotator's task; made when it is first asked for, in a transaction."""
+    query = "SELECT ticket FROM tickets WHERE task_id = ? AND annotator = ?"
+    row = db.execute(query, [task_id, annotator]).fetchone()
+    if row is not None:
+        return str(row[0])
+    ticket = secrets.token_hex(16)
+    db.execute("INSERT INTO tickets VALUES (?, ?, ?)", [task_id, annotator, ticket])
+    return ticket
+
+
+def task_of(db: Database, ticket: str, annotator: str) -> int:
+    """The task that an annotator was given under a ticket.
+
+    Raises:
+        InputError: it is no ticket of this annotator's.
+    """
+    query = "SELECT task_id FROM tickets WHERE annotator = ? AND ticket = ?"
+    row = db.execute(query, [annotator, ticket]).fetchone()
+    if row is None:
+        raise InputError(
+            f"Task {ticket[:SHOWN_CHARACTERS]} was never given to {annotator}",
+            "Reload the page to get a task.",
+        )
+    return int(row[0])

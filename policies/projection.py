@@ -1,0 +1,121 @@
+"""The output projection, summed and kept in float32 where the layers below multiply in bf16.
+
+A bf16 logit between 16 and 32 is a multiple of 1/8, so two readings of one response differ by more
+than a PPO step changes. The factors stay bf16 — rounding them costs no more than each layer before
+did — but products are added up in float32 and logits are not rounded again.
+
+Letters: N positions, d hidden size, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+VOCABULARY_CHUNK = 8192  # tokens whose float32 weights stand in memory at one time, without CUDA
+
+
+@contextmanager
+def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
+    """Within this context `model` returns float32 logits.
+
+    Changes nothing where the projection runs in float32 already, and for output modules that are
+    not plain linear layers, such as 4-bit ones. Without gradients the weights are cast once.
+    """
+    found = model.get_output_embeddings()  # type: ignore[operator]
+    if type(found) is not nn.Linear:
+        yield
+        return
+    output: Any = found  # mypy lets nobody assign to a method
+    plain, before = output.forward, vars(output).get("forward")
+    held: list[Tensor] = []
+
+    def project(hidden: Tensor) -> Tensor:
+        dtype = _factor_dtype(hidden, output.weight)
+        if dtype == torch.float32:
+            unchanged: Tensor = plain(hidden)
+            return unchanged
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight = held[0] if held else output.weight.to(dtype)
+            if not held and not torch.is_grad_enabled():
+                held.append(weight if weight.is_cuda else weight.float())
+            logits = _project(hidden.to(dtype), weight)
+            return logits if output.bias is None else logits + output.bias.float()
+
+    output.forward = project
+    try:
+        yield
+    finally:
+        del output.forward
+        if before is not None:
+            output.forward = before
+
+
+def _factor_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """The precision in which hidden states and weights would be multiplied."""
+    if torch.is_autocast_enabled(hidden.device.type):
+        return torch.get_autocast_dtype(hidden.device.type)
+    return weight.dtype
+
+
+def _project(hidden: Tensor, weight: Tensor) -> Tensor:
+    if isinstance(weight, DTensor):  # a part of the vocabulary in each process
+        return nn.functional.linear(hidden.float(), weight.float())
+    function: Any = _Projection.apply  # torch leaves it untyped
+    logits: Tensor = function(hidden, weight)
+    return logits
+
+
+class _Projection(torch.autograd.Function):
+    """z = h Wᵀ with float32 sums; the gradient is multiplied in the precision of the factors."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        flat = hidden.flatten(0, -2)
+        return float32_product(flat, weight).view(*hidden.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        hidden, weight = ctx.saved_tensors
+        gradient = gradients[0].to(weight.dtype)
+        for_hidden = gradient @ weight if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return for_hidden, None
+        return for_hidden, gradient.flatten(0, -2).T @ hidden.flatten(0, -2)
+
+
+def float32_product(
+    hidden: Float[Tensor, "N d"], weight: Float[Tensor, "V d"]
+) -> Float[Tensor, "N V"]:
+    """The product h Wᵀ of 16-bit factors, in float32; exact but for the order of the sums.
+
+    Without CUDA the weights may be float32 already, with values that 16 bits hold.
+    """
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    result = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
+    wide = hidden.float()
+    with _bf16_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
+        for first in range(0, len(weight), VOCABULARY_CHUNK):
+            part = weight[first : first + VOCABULARY_CHUNK]
+            torch.mm(wide, part.float().T, out=result[:, first : first + len(part)])
+    return result
+
+
+@contextmanager
+def _bf16_factors() -> Iterator[None]:
+    """Let a CPU that multiplies bf16 do so for float32 tensors: of bf16 values it loses nothing."""
+    backends: Any = torch.backends.mkldnn
+    matmul = backends.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

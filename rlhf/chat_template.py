@@ -1,0 +1,143 @@
+"""What a chat template decides beside the words: its values, and the tokens that end a turn.
+
+A model may end a turn with several tokens, and with one that is not `tokenizer.eos_token`. The set
+and the template's values are kept in `tokenizer.init_kwargs`, which `save_pretrained` writes to
+tokenizer_config.json: they travel with every folder that is saved here.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from rlhf.errors import InputError
+from rlhf.thinking import OPENING
+
+END_TOKENS = "end_token_ids"
+TEMPLATE_KWARGS = "chat_template_kwargs"
+WORDS = "WORDS"
+TAIL = 8  # tokens; a think tag and a line break are at most so many
+
+
+def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """All tokens that end a response; the one that the chat template closes a turn with is first.
+
+    Sampling stops at each of them, and a reward model's input is closed with the first.
+    """
+    recorded = tokenizer.init_kwargs.get(END_TOKENS)
+    return tuple(recorded) if recorded else find_end_tokens(tokenizer)
+
+
+def find_end_tokens(
+    tokenizer: PreTrainedTokenizerBase, others: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """The template's closing token, the tokenizer's end token and `others`, each once."""
+    eos = int(tokenizer.eos_token_id)
+    closing = _closing_token(tokenizer)
+    return tuple(dict.fromkeys((eos if closing is None else closing, eos, *others)))
+
+
+def set_end_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:
+    """Let a tokenizer end responses with these tokens, the closing one first."""
+    tokenizer.init_kwargs[END_TOKENS] = list(ids)
+
+
+def tell_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write the end tokens into a model's generation_config, by which other programs sample.
+
+    A classifier has none.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return
+    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = end_token_ids(tokenizer)
+    if set(ends) != set(known):
+        config.eos_token_id = list(ends)
+
+
+def template_kwargs(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The values that the chat template is rendered with; usually none."""
+    return dict(tokenizer.init_kwargs.get(TEMPLATE_KWARGS) or {})
+
+
+def set_template_kwargs(
+    tokenizer: PreTrainedTokenizerBase, name: str, given: dict[str, Any]
+) -> None:
+    """Let a tokenizer render its template with `given` values.
+
+    Args:
+        tokenizer: of the model `name`.
+        name: as errors call it.
+        given: may be empty, where what the folder records stays.
+
+    Raises:
+        InputError: the folder records other values.
+    """
+    recorded = template_kwargs(tokenizer)
+    if given and recorded and given != recorded:
+        raise InputError(
+            f"{name} was made with --chat-template-kwargs {recorded}, not {given}",
+            "Leave --chat-template-kwargs out: the folder knows its own.",
+        )
+    if given:
+        tokenizer.init_kwargs[TEMPLATE_KWARGS] = given
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation that is ready for the assistant's answer.
+
+    Raises:
+        TemplateError: the template refuses the conversation.
+    """
+    encoded: Any = tokenizer.apply_chat_template(
+        messages,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **template_kwargs(tokenizer),
+    )
+    return list(encoded["input_ids"])
+
+
+def end_tokens_of_model(name: str) -> tuple[int, ...]:
+    """The end tokens of a model's generation_config.json, or of its config.json without one."""
+    try:
+        given: Any = GenerationConfig.from_pretrained(name).eos_token_id
+    except OSError:
+        try:
+            config, _ = PreTrainedConfig.get_config_dict(name)
+        except OSError:
+            return ()  # a tokenizer alone
+        given = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+    ids = given if isinstance(given, list) else [given]
+    return tuple(one for one in ids if isinstance(one, int))
+
+
+def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> bool:
+    """Whether a prompt ends with an open think tag, so that the response begins inside of it."""
+    return str(tokenizer.decode(list(prompt_ids[-TAIL:]))).rstrip().endswith(OPENING)
+
+
+def _closing_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The first added token behind an assistant's words; None where the template puts none."""
+    messages = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": WORDS}]
+    if not tokenizer.chat_template:
+        return None
+    try:
+        text = str(
+            tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs(tokenizer))
+        )
+    except (TemplateError, TypeError, ValueError):
+        return None  # it wants other conversations; `encode_prompt` says what it refuses
+    if WORDS not in text:
+        return None
+    added = set(tokenizer.get_added_vocab().values())
+    tail: list[int] = tokenizer(text.rpartition(WORDS)[2], add_special_tokens=False)["input_ids"]
+    return next((one for one in tail if one in added), None)

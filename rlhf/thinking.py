@@ -1,0 +1,31 @@
+"""What a model thinks aloud before it answers: the text inside think tags.
+
+People judge the answer. Thinking is shown folded to them, and reward models do not read it unless
+they were trained to (`--reads-thinking`).
+"""
+
+import re
+
+OPENING, CLOSING = "<think>", "</think>"
+_SPAN = re.compile(f"{OPENING}(.*?){CLOSING}", re.DOTALL)
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """The thinking and the answer of a response; text without think tags is all answer.
+
+    Thinking that was cut before its end has no answer. Some templates open the tag in the prompt,
+    so text before a first closing tag is thinking, too. A tag that opens in the middle of an answer
+    and is never closed is part of the answer, or the rest would be hidden.
+    """
+    if CLOSING not in text:
+        begun = text.lstrip()
+        return (begun[len(OPENING) :].strip(), "") if begun.startswith(OPENING) else ("", text)
+    if CLOSING in text.partition(OPENING)[0]:
+        text = OPENING + text
+    thoughts = [thought.strip() for thought in _SPAN.findall(text)]
+    return "\n\n".join(filter(None, thoughts)), _SPAN.sub("", text).strip()
+
+
+def has_thinking(text: str) -> bool:
+    """Whether a part of a response, be it empty, stands inside think tags."""
+    return split_thinking(text)[1] != text

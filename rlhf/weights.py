@@ -1,0 +1,105 @@
+"""Reading weights: a model has all that its config describes and nothing else, or is refused.
+
+`transformers` makes up what a file lacks and passes over what it does not know; only a log line
+tells. A trained model with made-up weights gives numbers that look like any others.
+"""
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from rlhf.diagnose import as_input_error
+from rlhf.errors import InputError
+from rlhf.ranks import is_main_process
+
+COPY_AGAIN = "Copy or download the model again: its folder must hold whole *.safetensors files."
+ADAPTER = "adapter_config.json"
+HEAD = "score."
+NAMES_SHOWN = 3
+
+Mismatch = tuple[str, Collection[int], Collection[int]]
+
+
+def load_weights(
+    kind: type[Any], name: str, *, new_head: bool = False, **settings: Any
+) -> PreTrainedModel:
+    """Load a model, all of it.
+
+    Args:
+        kind: one of transformers' automatic classes.
+        name: model folder or hub name.
+        new_head: a language model gets the head of a reward model in place of its output matrix;
+            stderr says so.
+        settings: of `from_pretrained`.
+
+    Raises:
+        InputError: the weights cannot be read, or are not those that the config describes.
+    """
+    if (Path(name) / ADAPTER).is_file():
+        raise InputError(
+            f"{name} holds an adapter ({ADAPTER}), which goes with the weights of another folder",
+            "Merge it first (peft: merge_and_unload, then save_pretrained), and give the result.",
+        )
+    with as_input_error(f"Cannot load the weights of {name}", COPY_AGAIN):
+        model, found = kind.from_pretrained(
+            name,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            **settings,
+        )
+    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
+    if new_head:
+        trunk = f"{model.base_model_prefix}."
+        head = sorted(one for one in missing if one.startswith(HEAD))
+        missing = missing - set(head)
+        unexpected = {one for one in unexpected if one.startswith(trunk)}
+        if head and is_main_process():
+            sys.stderr.write(f"{name} has no reward head: {', '.join(head)} is new.\n")
+    require_whole(name, "config.json", missing, unexpected, found["mismatched_keys"])
+    return model  # type: ignore[no-any-return]
+
+
+def require_whole(
+    name: str,
+    config: str,
+    missing: Collection[str],
+    unexpected: Collection[str],
+    mismatched: Collection[Mismatch],
+) -> None:
+    """Refuse weights that are not those of the model.
+
+    Args:
+        name: whose they are.
+        config: the file that describes the model.
+        missing: weights that the model has and the file has not.
+        unexpected: weights that the file has and the model has not.
+        mismatched: weights with their shape in the file and in the model.
+
+    Raises:
+        InputError: there are any; the message names them.
+    """
+    shapes = [f"{one} {tuple(there)} for {tuple(here)}" for one, there, here in mismatched]
+    problems = [
+        f"{what}: {_few(names)}"
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", shapes),
+        )
+        if names
+    ]
+    if problems:
+        raise InputError(
+            f"The weights of {name} are not those that its {config} describes "
+            f"({'; '.join(problems)})",
+            "Copy or download the model again: config and weights must be of one saving.",
+        )
+
+
+def _few(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown}, … {len(names)} in all"

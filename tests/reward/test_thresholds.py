@@ -1,0 +1,152 @@
+"""b: where a source of thumbs draws the line between good and bad."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from reward.groups import Group, Pointwise
+from reward.thresholds import MEMORY, MIN_OF_EACH, OTHERS, Thresholds, gradient, solve
+
+
+def group(name, *said, annotator="ann", weight=1.0):
+    """A prompt with one response for every thumb."""
+    judged = tuple(
+        Pointwise(number, bool(good), annotator, "thumbs", weight)
+        for number, good in enumerate(said)
+    )
+    return Group(name, (1,), tuple((2,) for _ in said), pointwise=judged)
+
+
+def of_both(annotator, number=MIN_OF_EACH):
+    return group(annotator, *[1] * number, *[0] * number, annotator=annotator)
+
+
+def loss(b, rewards, good, weights):
+    signs = np.where(good, 1, -1)
+    return float((weights * np.log1p(np.exp(-signs * (rewards - b)))).sum())
+
+
+def test_the_gradient_is_that_of_the_loss():
+    rewards, good = np.array([0.3, -2.0, 4.0]), np.array([1.0, 0.0, 0.0])
+    weights = np.array([1.0, 0.5, 2.0])
+    step = 1e-6
+    numeric = (
+        loss(0.7 + step, rewards, good, weights) - loss(0.7 - step, rewards, good, weights)
+    ) / (2 * step)
+    assert (weights * gradient(rewards, good, 0.7)).sum() == pytest.approx(numeric, abs=1e-8)
+
+
+def test_the_best_b_by_hand():
+    # rewards of 2 alone: an up and three downs, half of each added, give odds of 3½ to 1½ against
+    b = solve(np.full(4, 2.0), np.array([1.0, 0, 0, 0]), np.ones(4))
+    assert b == pytest.approx(2 + math.log(3.5 / 1.5))
+
+
+def test_the_best_b_is_the_minimum_of_the_loss():
+    dice = np.random.default_rng(0)
+    rewards = dice.normal(3, 2, size=200)
+    good = (dice.random(200) < 1 / (1 + np.exp(2.5 - rewards))).astype(float)
+    weights = dice.choice([0.5, 1.0, 3.0], size=200)
+    more = np.append(rewards, [rewards.mean()] * 2), np.append(good, [1, 0])
+    heavier = np.append(weights, [weights.mean() / 2] * 2)
+    best = minimize_scalar(lambda b: loss(b, *more, heavier), options={"xtol": 1e-10}).x
+    b = solve(rewards, good, weights)
+    assert b == pytest.approx(best, abs=1e-5)
+    assert b == pytest.approx(2.5, abs=0.4)
+    assert solve(rewards, good, 0.1 * weights) == pytest.approx(b)  # only ratios of weights count
+
+
+@pytest.mark.parametrize("said", [0.0, 1.0])
+def test_b_is_finite_where_a_sample_says_one_thing(said):
+    b = solve(np.linspace(-1, 1, 100), np.full(100, said), np.ones(100))
+    assert 3 < abs(b) < 8
+
+
+def test_who_gave_enough_of_both_has_a_threshold_of_her_own():
+    few = [group("few", 1, 0, annotator="few"), group("one", 1, annotator="one")]
+    found = Thresholds([of_both("ann"), of_both("bob"), of_both("cid", MIN_OF_EACH - 1), *few])
+    assert found.sources == ["ann", "bob", OTHERS]
+    assert [found.source(name) for name in ("ann", "cid", "few", "new")] == ["ann", *[OTHERS] * 3]
+    assert all(found.is_fitted(source) for source in found.sources)
+    assert found.numbers([*few, of_both("bob", 1)]).tolist() == [2, 2, 2, 1, 1]
+
+
+def test_no_thumbs_no_thresholds():
+    assert Thresholds([Group("a", (1,), ((2,),))]).sources == []
+    assert Thresholds([of_both("ann")]).sources == ["ann"]  # nobody is left over
+
+
+def test_what_says_one_thing_is_measured_against_the_mean_reward():
+    groups = [of_both("ann", 8), group("bad", 0, 0, annotator="bob"), Group("pair", (1,), ((2,),))]
+    found = Thresholds(groups)
+    assert [found.is_fitted(source) for source in found.sources] == [True, False]
+    rewards = [[1.0] * 8 + [0.0] * 8, [-1.0, 0.0], [12.0]]
+    found.fit(groups, rewards)
+    assert found.values["ann"] == pytest.approx(0.5)
+    assert found.values[OTHERS] == pytest.approx((8 - 1 + 12) / 19)
+    assert found.of(groups).tolist() == pytest.approx([0.5] * 16 + [1.0] * 2)
+
+
+def test_b_moves_by_four_times_the_mean_gradient_by_hand():
+    groups = [of_both("ann", 8), group("more", 1, weight=2.0)]
+    found = Thresholds(groups)
+    found.fit(groups[:1], [[0.0] * 16])
+    assert found.state() == {"ann": [pytest.approx(0, abs=1e-9), 16]}
+    # an up of weight 2 at reward 0: gradient 1 − ½; one thumb of 17
+    sums = found.tally(groups[1:], [[0.0]])
+    torch.testing.assert_close(sums, torch.tensor([[4.0, 2.0, 1.0]], dtype=torch.float64))
+    found.move(sums)
+    assert found.state() == {"ann": [pytest.approx(-4 * 0.5 / 17), 17]}
+    found.move(torch.zeros(1, 3))  # a step without thumbs
+    assert found.state() == {"ann": [pytest.approx(-4 * 0.5 / 17), 17]}
+
+
+def test_moving_finds_the_best_b_and_follows_it():
+    dice = np.random.default_rng(1)
+    groups = [group(str(n), *(dice.random(16) < 0.7)) for n in range(40)]
+    found = Thresholds(groups)
+    for level, steps in ((5.0, 40), (-3.0, 200)):
+        rewards = dice.normal(level, 1, size=(40, 16))
+        good = np.array([[one.is_good for one in g.pointwise] for g in groups], dtype=float)
+        for step in range(steps):
+            found.move(found.tally(groups[step % 40 :][:1], [rewards[step % 40].tolist()]))
+        best = solve(rewards.ravel(), good.ravel(), np.ones(640))
+        assert found.values["ann"] == pytest.approx(best, abs=0.25)
+
+
+def test_a_step_of_more_thumbs_than_the_memory_does_not_overshoot():
+    groups = [group(str(n), 1, 0) for n in range(MEMORY)]
+    found = Thresholds(groups)
+    rewards = [[3.0, 3.0]] * MEMORY
+    for _ in range(60):
+        found.move(found.tally(groups, rewards))
+    assert found.values["ann"] == pytest.approx(3, abs=1e-3)
+
+
+def test_passes_and_processes_add_up():
+    groups = [of_both("ann"), group("b", 0, 0, annotator="bob"), group("c", 1, annotator="cid")]
+    found = Thresholds(groups)
+    rewards = [list(np.linspace(-2, 2, 2 * MIN_OF_EACH)), [0.5, 3.0], [1.0]]
+    parts = [found.tally([one], [row]) for one, row in zip(groups, rewards, strict=True)]
+    torch.testing.assert_close(sum(parts), found.tally(groups, rewards))
+    assert not found.tally([], []).any()
+
+
+def test_a_checkpoint_brings_back_the_same_numbers():
+    groups = [of_both("ann"), group("b", 0, annotator="bob")]
+    found, again = Thresholds(groups), Thresholds(groups)
+    found.fit(groups, [list(np.linspace(0, 1, 16)), [0.1]])
+    again.restore(found.state())
+    assert again.state() == found.state()
+    assert again.values == found.values
+
+
+def test_every_source_is_sampled():
+    groups = [group(f"a{n}", 1, 0) for n in range(2 * MEMORY)]
+    groups += [of_both("bob"), *(Group(f"p{n}", (1,), ((2,),)) for n in range(10))]
+    sample = Thresholds(groups).sample(groups)
+    assert len(sample) == MEMORY + 1
+    assert groups[2 * MEMORY] in sample
