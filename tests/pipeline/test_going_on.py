@@ -20,7 +20,6 @@ from tests.pipeline.loop import REPOSITORY
 from tests.reward.conftest import build_record
 
 KINDS: dict[str, dict[str, Any]] = {
-    "lora": {"adapter": "lora"},
     "fsdp": {"sharding": "fsdp"},
     "tensor_parallel": {"tensor_parallel": 2},
 }
@@ -55,7 +54,6 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, start, more in (
         ("rm", tiny_model, {"epochs": 2, "seed": 0}),
         ("one", folder / "rm", {}),
-        ("one-lora", folder / "rm", KINDS["lora"]),
     ):
         given = {"rankings": folder / "rankings", "model": str(start), "out": folder / name}
         train_reward(RewardSettings(**given, **{**TRAINING, **more}))
@@ -70,9 +68,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_head_stays_and_trains_as_with_one_process(runs: Path, kind: str) -> None:
-    expected, found = (
-        RunDir(runs / name) for name in ("one-lora" if kind == "lora" else "one", kind)
-    )
+    expected, found = (RunDir(runs / name) for name in ("one", kind))
     report, earlier = found.read_report(), RunDir(runs / "rm").read_report()
     assert earlier["accuracy"]["value"] > 0.9  # a fresh head would be a coin
     assert report["accuracy_before_training"] == earlier["accuracy"]
