@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -28,6 +29,9 @@ WANTED_FILES = 4096
 # asyncio accepts so many in one turn of its loop. Were there as many as the limit, a connection
 # could have to make room before its request is looked at.
 ACCEPTED_AT_ONCE = 16
+# A thread that computes, as one that renders a long table, gives way to others so often. With
+# Python's 5 ms a request, which changes threads dozens of times, would take half a second.
+SWITCH_SECONDS = 0.001
 BACKLOG = 1024  # those that wait in the kernel until they are accepted
 
 
@@ -189,6 +193,7 @@ def serve_app(app: ASGIApp, host: str, port: int) -> None:
     could call themselves what they like.
     """
     files = raise_file_limit()
+    sys.setswitchinterval(SWITCH_SECONDS)
     config = LimitedConfig(
         app,
         max_connections=min(MAX_CONNECTIONS, files // 2),  # the rest is for the database
