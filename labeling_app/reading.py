@@ -202,16 +202,16 @@ def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
     """
     import pyarrow as pa
     from datasets.exceptions import DatasetsError
-    from httpx import HTTPError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # of its own choice
 
+    of_python = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+    of_any_kind = (EOFError, RuntimeError, AssertionError, ImportError)
+    of_libraries = (pa.ArrowException, DatasetsError, httpx.HTTPError)
     try:
         yield
     except InputError:
         raise
-    except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError),
-        *(RuntimeError, AssertionError, ImportError, pa.ArrowException, DatasetsError, HTTPError),
-    ) as error:
+    except (*of_python, *of_any_kind, *of_libraries) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         remedy = UNREACHED if is_hub_name(path) else f"See how {path} was written or copied."
         raise BadLineError(f"{place}: cannot be read as {kind} ({said:.300})", remedy) from None
