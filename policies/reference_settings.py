@@ -46,8 +46,7 @@ class ReferenceSettings(GroupSettings):
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
-    with them keeps them."""
+    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
     reuse: bool = True
     """Take responses of the same model and sampling settings from the export."""
     store_top_k: int = 0

@@ -36,8 +36,7 @@ class GenerateSettings:
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
-    with them keeps them."""
+    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
     batch_size: int = 64
     """Sequences sampled at once."""
     seed: int = 0

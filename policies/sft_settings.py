@@ -21,8 +21,7 @@ class SFTSettings:
     out: Path
     """Folder of this stage; the result is in OUT/model."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
-    with them keeps them."""
+    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0

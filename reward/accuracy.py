@@ -47,20 +47,20 @@ def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
 
 
 def count_right_thumbs(
-    group: Group, rewards: Sequence[float], thresholds: Sequence[float]
+    groups: Sequence[Group], rewards: Sequence[Sequence[float]], thresholds: Iterable[float]
 ) -> tuple[float, int]:
-    """Of a group's pointwise judgements, how many rewards are on the right side of their threshold.
+    """Of some groups' pointwise judgements, how many rewards are on the right side of b.
 
     Args:
-        group: a prompt.
-        rewards: of its responses.
-        thresholds: of its pointwise judgements.
+        groups: prompts.
+        rewards: of their responses.
+        thresholds: b of their pointwise judgements, in order.
     """
-    right = sum(
-        how_right((rewards[one.response] - b) * (1 if one.is_good else -1))
-        for one, b in zip(group.pointwise, thresholds, strict=True)
+    said = ((one, row) for g, row in zip(groups, rewards, strict=True) for one in g.pointwise)
+    return add_counts(
+        (how_right((row[one.response] - b) * (1 if one.is_good else -1)), 1)
+        for (one, row), b in zip(said, thresholds, strict=True)
     )
-    return right, len(group.pointwise)
 
 
 def add_counts(counts: Iterable[tuple[float, int]]) -> tuple[float, int]:

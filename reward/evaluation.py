@@ -37,12 +37,10 @@ def evaluate(trainee: Trainee, groups: Sequence[Group]) -> dict[str, float]:
     rewards = score_groups(trainee, groups)
     flat = torch.tensor([value for row in rewards for value in row])
     objective, thresholds = trainee.objective, trainee.thresholds
-    total = sum_of_losses(objective, groups, flat, thresholds.of(groups))
+    said = thresholds.of(groups, float(flat.mean()))
+    total = sum_of_losses(objective, groups, flat, said)
     loss = float(total) / total_weight(objective, groups)
     pairs = add_counts(count_right(group, row) for group, row in zip(groups, rewards, strict=True))
-    thumbs = add_counts(
-        count_right_thumbs(group, row, thresholds.of([group]).tolist())
-        for group, row in zip(groups, rewards, strict=True)
-    )
+    thumbs = count_right_thumbs(groups, rewards, said.tolist())
     named = name_accuracies(*pairs, *thumbs)
     return {"validation_loss": loss} | {f"validation_{name}": named[name] for name in named}

@@ -56,26 +56,25 @@ def minimise(
     """argmin_w mean loss over groups, by weight, of the rewards `features @ w`, + penalty · |w|².
 
     Convex for every objective, so L-BFGS from 0 finds it; in float64, the same on every process.
-    Where there are thumbs it minimises over the thresholds of their sources at the same time, with
+    Where there are thumbs it minimises over the offsets of their thresholds at the same time, with
     the same penalty; they are not kept, since `Thresholds.fit` finds them exactly.
     """
     inputs = features.double()
     total = total_weight(objective, groups)
     weight = torch.zeros(inputs.shape[1], dtype=torch.float64, requires_grad=True)
     sources = thresholds or Thresholds()
-    b = torch.zeros(len(sources.sources), dtype=torch.float64, requires_grad=True)
-    found = [weight, b] if len(b) else [weight]
+    offsets = torch.zeros(len(sources.sources), dtype=torch.float64, requires_grad=True)
+    found = [weight, offsets] if len(offsets) else [weight]
     optimizer = torch.optim.LBFGS(found, max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
-
     fitted = torch.tensor([sources.is_fitted(one) for one in sources.sources], dtype=torch.bool)
     numbers = sources.numbers(groups)
 
     def loss() -> float:
         optimizer.zero_grad()
         rewards = inputs @ weight
-        said = torch.where(fitted, b, rewards.mean())[numbers]
+        said = rewards.mean() + (fitted * offsets)[numbers]
         value = sum_of_losses(objective, groups, rewards, said) / total
-        value = value + penalty * (weight.square().sum() + b.square().sum())
+        value = value + penalty * (weight.square().sum() + offsets.square().sum())
         value.backward()
         return float(value.detach())
 

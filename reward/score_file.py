@@ -23,7 +23,11 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
     lines = read_answers(settings.file)
     accelerator = start_alone(settings.precision, seed=0)
     reward = load_text_reward(
-        settings.reward, accelerator, settings.tokens_per_batch, settings.combine
+        settings.reward,
+        accelerator,
+        settings.tokens_per_batch,
+        settings.combine,
+        given=settings.chat_template_kwargs,
     )
     rewards = reward([answers for _, answers in lines])
     scored = zip((line for line, _ in lines), rewards, strict=True)

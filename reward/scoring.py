@@ -6,7 +6,7 @@ what loads it plainly reads the first, what comes through here reads all.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from accelerate import Accelerator
@@ -193,11 +193,14 @@ def load_module(
     accelerator: Accelerator,
     sharding: Sharding | None = None,
     base: PreTrainedModel | None = None,
+    *,
+    given: dict[str, Any] | None = None,
 ) -> tuple[RewardModule, float, dict[str, str]]:
     """A reward model ready to score, the bias to add to its outputs, and its description.
 
     Where `sharding` divides weights every process keeps its part only, or all hold one model
-    together; with `base` the weights are those of that language model.
+    together; with `base` the weights are those of that language model. `given` are
+    --chat-template-kwargs.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
@@ -211,4 +214,4 @@ def load_module(
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
     module = RewardModule(classifier).eval().requires_grad_(False)
     shard_frozen(accelerator, module, sharding)
-    return module, bias, describe_model(folder)
+    return module, bias, describe_model(folder, given)

@@ -71,8 +71,7 @@ class RewardSettings(ClusterSettings):
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, for example '{"enable_thinking": false}'; what is made
-    with them keeps them."""
+    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0
@@ -212,6 +211,9 @@ class ScoreSettings:
     """JSON Lines with the rewards added."""
     combine: Combine = "mean"
     """What counts of the members of an ensemble: their mean, or the worst of them."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values for the chat template of a reward model that keeps none, such as
+    '{"enable_thinking": false}'."""
     tokens_per_batch: int = 4096
     """Tokens in one forward pass of a reward model."""
     precision: Precision = "auto"

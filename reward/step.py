@@ -1,6 +1,6 @@
 """One optimizer step on a global batch, and scoring of many groups; both over all processes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -61,17 +61,18 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     accelerator, module = trainee.accelerator, trainee.module
     passes = my_passes(trainee, groups)
     weight = total_weight(trainee.objective, groups)
-    thresholds = trainee.thresholds
-    totals = _tally(trainee, [], torch.zeros(0), torch.zeros(()))
+    level = follow_thumbs(trainee, groups)
+    totals = torch.zeros(5, dtype=torch.float64)  # loss, right and all pairs, right and all thumbs
     module.train()
     for number, part in enumerate(passes):
         last = number == len(passes) - 1
         with accumulating(accelerator, module, last=last):
             rewards = forward(trainee, part)
-            loss = sum_of_losses(trainee.objective, part, rewards, thresholds.of(part))
+            said = trainee.thresholds.of(part, level)
+            loss = sum_of_losses(trainee.objective, part, rewards, said)
             # Gradients are averaged over processes: divide by the whole batch's weight / processes.
             backward(accelerator, module, loss * (trainee.shares / weight))
-        totals += _tally(trainee, part, rewards, loss)
+        totals += _tally(part, rewards, said, loss)
     beat("stepping")
     for parameters in trainee.optimizer.param_groups:
         parameters["lr"] = rate
@@ -79,17 +80,22 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     trainee.optimizer.step()
     trainee.optimizer.zero_grad()
     summed = global_sum(accelerator, totals) / trainee.tensor_parallel
-    loss_sum = float(summed[0])
-    thresholds.move(summed[5:].view(-1, 3))
-    accuracies = name_accuracies(*summed[1:5].tolist())
-    return {"loss": loss_sum / weight, **accuracies, "grad_norm": norm}
+    loss_sum, *counts = summed.tolist()
+    return {"loss": loss_sum / weight, **name_accuracies(*counts), "grad_norm": norm}
 
 
-def fit_thresholds(trainee: Trainee, groups: Sequence[Group]) -> None:
-    """Fit the thresholds of thumbs to the rewards as they are now; does nothing without thumbs."""
-    sample = trainee.thresholds.sample(groups)
-    if sample:
-        trainee.thresholds.fit(sample, score_groups(trainee, sample))
+def follow_thumbs(trainee: Trainee, groups: Sequence[Group]) -> float:
+    """Score a batch that has thumbs, for `Thresholds.follow`; its level, which is 0 without any."""
+    if not any(group.pointwise for group in groups):
+        return 0.0
+    return trainee.thresholds.follow(groups, _score(trainee, groups))
+
+
+def fit_thresholds(trainee: Trainee, groups: Sequence[Group]) -> float:
+    """Fit the thresholds of thumbs to the rewards as they are now; their level, 0 without any."""
+    if not trainee.thresholds.sources:
+        return 0.0
+    return trainee.thresholds.fit(groups, lambda sample: score_groups(trainee, sample))
 
 
 def name_accuracies(
@@ -105,14 +111,20 @@ def name_accuracies(
 
 def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
     """Rewards of all responses of all groups, on every process; prompt ids must differ."""
-    passes = my_passes(trainee, groups)
+    with progress("scoring", len(my_passes(trainee, groups))) as bar:
+        return _score(trainee, groups, bar.advance)
+
+
+def _score(
+    trainee: Trainee, groups: Sequence[Group], after_pass: Callable[[], None] = beat
+) -> list[list[float]]:
     found: list[tuple[str, list[float]]] = []
     trainee.module.eval()
-    with progress("scoring", len(passes)) as bar, torch.no_grad():
-        for part in passes:
+    with torch.no_grad():
+        for part in my_passes(trainee, groups):
             rewards = forward(trainee, part)
             found += zip([group.prompt_id for group in part], _split(part, rewards), strict=True)
-            bar.advance()
+            after_pass()
     return gather_by_prompt(trainee.accelerator, found, groups)
 
 
@@ -140,18 +152,13 @@ def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
 
 
 def _tally(
-    trainee: Trainee, groups: Sequence[Group], rewards: Tensor, loss: Tensor
-) -> Float[Tensor, " 5+3*S"]:
-    """Loss, right pairs, pairs, right thumbs, thumbs, and what `Thresholds.tally` found."""
-    thresholds = trainee.thresholds
+    groups: Sequence[Group], rewards: Tensor, thresholds: Float[Tensor, " T"], loss: Tensor
+) -> Float[Tensor, "5"]:
+    """Loss, and of pairs and of thumbs how many are right and how many there are."""
     rows = list(_split(groups, rewards))
-    right, pairs = add_counts(count_right(*one) for one in zip(groups, rows, strict=True))
-    right_thumbs, thumbs = add_counts(
-        count_right_thumbs(group, values, thresholds.of([group]).tolist())
-        for group, values in zip(groups, rows, strict=True)
-    )
-    numbers = torch.tensor([loss.item(), right, pairs, right_thumbs, thumbs], dtype=torch.float64)
-    return torch.cat([numbers, thresholds.tally(groups, rows).flatten()])
+    pairs = add_counts(count_right(*one) for one in zip(groups, rows, strict=True))
+    thumbs = count_right_thumbs(groups, rows, thresholds.tolist())
+    return torch.tensor([loss.item(), *pairs, *thumbs], dtype=torch.float64)
 
 
 def _split(groups: Sequence[Group], rewards: Tensor) -> Iterator[list[float]]:

@@ -43,7 +43,12 @@ MAX_QUOTED = 200
 
 
 def load_text_reward(
-    name: str, accelerator: Accelerator, tokens_per_batch: int, combine: Combine = "mean"
+    name: str,
+    accelerator: Accelerator,
+    tokens_per_batch: int,
+    combine: Combine = "mean",
+    *,
+    given: dict[str, Any] | None = None,
 ) -> TextReward:
     """A function that scores every response to each of several prompts.
 
@@ -52,6 +57,7 @@ def load_text_reward(
         accelerator: device and precision of a reward model.
         tokens_per_batch: tokens in one forward pass of a reward model.
         combine: how the members of an ensemble become one.
+        given: --chat-template-kwargs of a reward model.
 
     Raises:
         InputError: there is no such model, or the function cannot be imported.
@@ -61,7 +67,9 @@ def load_text_reward(
     elif name.startswith(("http://", "https://")):
         score = _by_endpoint(name)
     else:
-        score = _by_model(name, accelerator, tokens_per_batch, combine)
+        folders = member_folders(name)
+        members = [load_features(one, accelerator, tokens_per_batch, given) for one in folders]
+        score = _by_model(members, combine)
 
     def checked(answers: Sequence[Answers]) -> list[list[float]]:
         rewards = score(answers)
@@ -160,11 +168,7 @@ def _read_rewards(content: bytes) -> list[float]:
     return [float(value) for value in values]
 
 
-def _by_model(
-    name: str, accelerator: Accelerator, tokens_per_batch: int, combine: Combine
-) -> TextReward:
-    members = [load_features(one, accelerator, tokens_per_batch) for one in member_folders(name)]
-
+def _by_model(members: Sequence[Features], combine: Combine) -> TextReward:
     def score(answers: Sequence[Answers]) -> list[list[float]]:
         found = zip(*(read(answers) for read in members), strict=True)
         return [
@@ -175,18 +179,24 @@ def _by_model(
     return score
 
 
-def load_features(name: str, accelerator: Accelerator, tokens_per_batch: int) -> Features:
+def load_features(
+    name: str,
+    accelerator: Accelerator,
+    tokens_per_batch: int,
+    given: dict[str, Any] | None = None,
+) -> Features:
     """A function that reads what a reward model's head sees of every response, and its reward.
 
     Args:
         name: a reward model; of an ensemble the first member.
         accelerator: device and precision.
         tokens_per_batch: tokens in one forward pass.
+        given: --chat-template-kwargs.
 
     Raises:
         InputError: there is no such model.
     """
-    module, bias, description = load_module(name, accelerator)
+    module, bias, description = load_module(name, accelerator, given=given)
     reader = load_reader(description)
     tokenizer = reader.tokenizer
     fingerprint = tokenizer_fingerprint(tokenizer)

@@ -2,16 +2,22 @@
 
 A source is an annotator: a person, or a program that passes on the thumbs of its users. Those who
 gave fewer than MIN_OF_EACH ups or downs have one b together; where all of theirs say the same, no b
-explains them best, and the mean reward of all judged responses stands for it.
+explains them best, and the level alone stands for it.
 
-b is a number beside the network, the same in every process:
+b = level + offset. The level is the mean reward of the responses at hand, the offset a number for
+each source beside the network, the same in every process.
 
-* Before the first step and after the last one it is fitted exactly, on up to MEMORY thumbs of each
-  source (`solve`). The last fit is for the weights that are saved, and stands in report.json.
-* After every step b ← b − 4·ḡ·f, with ḡ the mean gradient of the step's n thumbs and f their part
-  n / min(N, MEMORY) of the latest ones, at most 1; N counts all so far. The curvature of −log σ is
-  at most ¼, so 4·ḡ cannot overshoot (Böhning and Lindsay, 1988), and f makes b an average over the
-  last MEMORY thumbs. b and N are in the checkpoints, in progress.json.
+* Before the first step and after the last one the offsets are fitted exactly, on up to MEMORY
+  thumbs of each source (`solve`). The last fit is for the weights that are saved, and b stands in
+  report.json.
+* A batch with thumbs is scored before its step, at the cost of one more forward pass. Its mean is
+  the level: thumbs, unlike pairs, feel a shift of all rewards, and a step may shift them by more
+  than it sets them apart, which no b that is learned over many steps could follow.
+* Then offset ← offset − 4·ḡ·f, with ḡ the mean gradient by b of the batch's n thumbs of a source
+  and f their part n / min(N, MEMORY) of the latest ones, at most 1; N counts all so far. The
+  curvature of −log σ is at most ¼, so 4·ḡ cannot overshoot (Böhning and Lindsay, 1988), and f makes
+  the offset an average over the last MEMORY thumbs. Offsets and N are in the checkpoints, in
+  progress.json.
 
 It is no parameter of the optimizer: at the learning rates of the weights, about 1e-5, it would not
 move, a rate of its own would have to be chosen, and every sharding and adapter would have to carry
@@ -20,7 +26,7 @@ have no gradient.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -38,6 +44,7 @@ MEMORY = 256
 STEP = 4.0  # 1 / the largest curvature of −log σ
 REACH = 50.0  # b stands less than log(number of thumbs) beyond their rewards
 OTHERS = ""  # no annotator has this name
+Score = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
 
 
 @final
@@ -54,18 +61,18 @@ class Thresholds:
         names = {one.annotator for group in (*train, *others) for one in group.pointwise}
         own = {n for n in names if min(counts[n, True], counts[n, False]) >= MIN_OF_EACH}
         self.sources = [*sorted(own), *([OTHERS] if names - own else [])]
-        self.values = dict.fromkeys(self.sources, 0.0)
+        self._offsets = dict.fromkeys(self.sources, 0.0)
         self._seen = dict.fromkeys(self.sources, 0)
         self._places = {name: place for place, name in enumerate(self.sources)}
         said = {good for name, good in counts if name not in own}
-        self._fitted = own | ({OTHERS} if len(said) == 2 else set())
+        self._fitted = sorted(own | ({OTHERS} if len(said) == 2 else set()))
 
     def source(self, annotator: str) -> str:
         """Whose b is that of an annotator: her own, or that of OTHERS."""
         return annotator if annotator in self._places else OTHERS
 
     def is_fitted(self, source: str) -> bool:
-        """False where the mean reward stands for b."""
+        """False where the mean reward alone is b."""
         return source in self._fitted
 
     def numbers(self, groups: Sequence[Group]) -> Int[Tensor, " T"]:
@@ -73,70 +80,64 @@ class Thresholds:
         names = [self.source(one.annotator) for group in groups for one in group.pointwise]
         return torch.tensor([self._places[name] for name in names], dtype=torch.long)
 
-    def of(self, groups: Sequence[Group]) -> Float[Tensor, " T"]:
-        """The b of every pointwise judgement of some groups, in order."""
-        values = torch.tensor(list(self.values.values()), dtype=torch.float32)
+    def values(self, level: float) -> dict[str, float]:
+        """The b of every source, given the mean reward."""
+        return {source: level + offset for source, offset in self._offsets.items()}
+
+    def of(self, groups: Sequence[Group], level: float) -> Float[Tensor, " T"]:
+        """The b of every pointwise judgement of some groups, in order, given the mean reward."""
+        values = torch.tensor(list(self.values(level).values()), dtype=torch.float32)
         return values[self.numbers(groups)]
 
-    def tally(
-        self, groups: Sequence[Group], rewards: Sequence[Sequence[float]]
-    ) -> Float[Tensor, "S 3"]:
-        """What a pass tells about b: Σ w·gradient, Σ w, and how many, for every source.
-
-        Sums of several passes and processes add up; `move` takes the sum.
-        """
-        found = np.zeros((len(self.sources), 3))
-        for place, source in enumerate(self.sources):
-            b = self.values[source]
-            if self.is_fitted(source):
-                values, good, weights = self._judged(source, groups, rewards)
-                gradients = STEP * weights * gradient(values, good, b)
-                found[place] = gradients.sum(), weights.sum(), len(values)
-            else:
-                every = [value for row in rewards for value in row]
-                found[place] = sum(b - value for value in every), len(every), len(every)
-        return torch.from_numpy(found)
-
-    def move(self, sums: Float[Tensor, "S 3"]) -> None:
-        """Follow one step's rewards, given the sum of what all passes and processes tallied."""
-        for source, (change, weight, count) in zip(self.sources, sums.tolist(), strict=True):
-            if count:
-                self._seen[source] += round(count)
+    def follow(self, groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> float:
+        """Move the offsets with the rewards of the next batch, and return its level."""
+        level = mean_reward(rewards)
+        for source in self._fitted:
+            values, good, weights = self._judged(source, groups, rewards)
+            if count := len(values):
+                self._seen[source] += count
                 share = count / max(count, min(self._seen[source], MEMORY))
-                self.values[source] -= change / weight * share
+                slopes = gradient(values, good, level + self._offsets[source])
+                mean = float((weights * slopes).sum() / weights.sum())
+                self._offsets[source] -= STEP * mean * share
+        return level
 
-    def sample(self, groups: Sequence[Group]) -> list[Group]:
-        """Groups that `fit` wants scored: for every source, MEMORY that tell about it."""
-        ids: set[str] = set()
-        for source in self.sources:
-            telling = [
+    def fit(self, groups: Sequence[Group], score: Score) -> float:
+        """Set every offset to its best value for the rewards as they are, and return their level.
+
+        Args:
+            groups: of the training; up to MEMORY of them, and for every source as many that it
+                judged, are scored.
+            score: gives the rewards of the responses of some groups.
+        """
+        typical = {group.prompt_id for group in take_part(groups, MEMORY)}
+        ids = set(typical)
+        for source in self._fitted:
+            judged = [
                 group
                 for group in groups
-                if not self.is_fitted(source)
-                or any(self.source(one.annotator) == source for one in group.pointwise)
+                if any(self.source(one.annotator) == source for one in group.pointwise)
             ]
-            ids.update(group.prompt_id for group in take_part(telling, MEMORY))
-        return [group for group in groups if group.prompt_id in ids]
-
-    def fit(self, groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> None:
-        """Set every b to its best value for some rewards."""
-        every = [value for row in rewards for value in row]
-        for source in self.sources:
-            judged = self._judged(source, groups, rewards)
-            if self.is_fitted(source) and len(judged[0]):
-                self.values[source], self._seen[source] = solve(*judged), len(judged[0])
-            elif every:
-                self.values[source], self._seen[source] = float(np.mean(every)), len(every)
+            ids.update(group.prompt_id for group in take_part(judged, MEMORY))
+        sample = [group for group in groups if group.prompt_id in ids]
+        rewards = score(sample)
+        both = zip(sample, rewards, strict=True)
+        level = mean_reward([row for group, row in both if group.prompt_id in typical])
+        for source in self._fitted:
+            values, good, weights = self._judged(source, sample, rewards)
+            self._offsets[source] = solve(values, good, weights) - level
+            self._seen[source] = len(values)
+        return level
 
     def state(self) -> dict[str, list[float]]:
-        """Each b and how many judgements it has seen, for a checkpoint."""
-        return {source: [self.values[source], self._seen[source]] for source in self.sources}
+        """Each offset and how many judgements it has seen, for a checkpoint."""
+        return {source: [self._offsets[source], self._seen[source]] for source in self.sources}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Go on from a checkpoint's state."""
-        for source in self.sources:
-            value, seen = state[source]
-            self.values[source], self._seen[source] = value, round(seen)
+        for source in self._offsets.keys() & state.keys():
+            offset, seen = state[source]
+            self._offsets[source], self._seen[source] = offset, round(seen)
 
     def _judged(
         self, source: str, groups: Sequence[Group], rewards: Sequence[Sequence[float]]
@@ -153,6 +154,11 @@ class Thresholds:
             np.array([one.is_good for _, one in told], dtype=np.float64),
             np.array([one.weight for _, one in told], dtype=np.float64),
         )
+
+
+def mean_reward(rewards: Sequence[Sequence[float]]) -> float:
+    """The mean over all responses of all groups."""
+    return float(np.mean([value for row in rewards for value in row]))
 
 
 def gradient(

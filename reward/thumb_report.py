@@ -25,6 +25,7 @@ def describe_thumbs(
     settings: RewardSettings,
     data: Data,
     thresholds: Thresholds,
+    level: float,
     rewards: Sequence[Sequence[float]],
     scale: Scale,
 ) -> dict[str, Any]:
@@ -34,14 +35,17 @@ def describe_thumbs(
         settings: of the stage, for the weights.
         data: what was trained on and what is held out.
         thresholds: fitted to the weights that are saved.
+        level: the mean reward that they were fitted at.
         rewards: of the held-out responses, on the scale of training.
         scale: from that scale to the one of the saved model, on which thresholds are reported.
     """
     if not thresholds.sources:
         return {}
 
+    values = thresholds.values(level)
+
     def b(judgement: Pointwise) -> float:
-        return thresholds.values[thresholds.source(judgement.annotator)]
+        return values[thresholds.source(judgement.annotator)]
 
     def row(chosen: Chosen) -> dict[str, Any]:
         return {
@@ -67,7 +71,7 @@ def describe_thumbs(
             "fitted": thresholds.is_fitted(source),
             **row(_by(lambda one: thresholds.source(one.annotator), source)),
         }
-        for source, value in thresholds.values.items()
+        for source, value in values.items()
     }
     return {"judgements": {"pairs": pairs, **kinds}, "thresholds": sources}
 

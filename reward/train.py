@@ -119,14 +119,14 @@ def train_reward(
         findings = _train(settings, run, trainee, data)
         held_out = score_groups(trainee, data.held_out)
         scale, reference = measure_scale(trainee, data, held_out)
-        fit_thresholds(trainee, data.train)
+        level = fit_thresholds(trainee, data.train)
         save_result(trainee, run, tokenizer, scale)
         report = {
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
             **describe_run(settings, data, run, scale, findings.best),
-            **describe_thumbs(settings, data, thresholds, held_out, scale),
+            **describe_thumbs(settings, data, thresholds, level, held_out, scale),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),

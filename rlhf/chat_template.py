@@ -6,6 +6,7 @@ tokenizer_config.json: they travel with every folder that is saved here.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from rlhf.errors import InputError
 from rlhf.thinking import OPENING
@@ -30,8 +32,15 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
     Sampling stops at each of them, and a reward model's input is closed with the first.
     """
+    return recorded_end_tokens(tokenizer) or find_end_tokens(tokenizer)
+
+
+def recorded_end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """What a folder of ours, or `set_end_tokens`, says of them; empty where nothing does."""
     recorded = tokenizer.init_kwargs.get(END_TOKENS)
-    return tuple(recorded) if recorded else find_end_tokens(tokenizer)
+    if not isinstance(recorded, list) or not all(type(one) is int for one in recorded):
+        return ()
+    return tuple(recorded)
 
 
 def find_end_tokens(
@@ -64,7 +73,8 @@ def tell_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 def template_kwargs(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """The values that the chat template is rendered with; usually none."""
-    return dict(tokenizer.init_kwargs.get(TEMPLATE_KWARGS) or {})
+    recorded = tokenizer.init_kwargs.get(TEMPLATE_KWARGS)
+    return dict(recorded) if isinstance(recorded, dict) else {}
 
 
 def set_template_kwargs(
@@ -107,17 +117,27 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, s
 
 
 def end_tokens_of_model(name: str) -> tuple[int, ...]:
-    """The end tokens of a model's generation_config.json, or of its config.json without one."""
+    """The end tokens of a model's generation_config.json, or of its config.json without one.
+
+    Raises:
+        InputError: its generation_config.json is broken.
+    """
     try:
         given: Any = GenerationConfig.from_pretrained(name).eos_token_id
-    except OSError:
+    except (OSError, TypeError):
+        if (Path(name) / GENERATION_CONFIG_NAME).is_file():
+            raise InputError(
+                f"{name} has a {GENERATION_CONFIG_NAME} that is no JSON object",
+                "Copy or download the model again: that file says which tokens end a response.",
+            ) from None
         try:
             config, _ = PreTrainedConfig.get_config_dict(name)
         except OSError:
             return ()  # a tokenizer alone
-        given = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+        text = config.get("text_config") or {}
+        given = config.get("eos_token_id", text.get("eos_token_id"))
     ids = given if isinstance(given, list) else [given]
-    return tuple(one for one in ids if isinstance(one, int))
+    return tuple(one for one in ids if type(one) is int)
 
 
 def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> bool:

@@ -4,10 +4,7 @@ People judge the answer. Thinking is shown folded to them, and reward models do 
 they were trained to (`--reads-thinking`).
 """
 
-import re
-
 OPENING, CLOSING = "<think>", "</think>"
-_SPAN = re.compile(f"{OPENING}(.*?){CLOSING}", re.DOTALL)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -22,8 +19,13 @@ def split_thinking(text: str) -> tuple[str, str]:
         return (begun[len(OPENING) :].strip(), "") if begun.startswith(OPENING) else ("", text)
     if CLOSING in text.partition(OPENING)[0]:
         text = OPENING + text
-    thoughts = [thought.strip() for thought in _SPAN.findall(text)]
-    return "\n\n".join(filter(None, thoughts)), _SPAN.sub("", text).strip()
+    *pieces, rest = text.split(CLOSING)
+    thoughts, said = list[str](), list[str]()
+    for piece in pieces:
+        before, tag, thought = piece.partition(OPENING)
+        thoughts.append(thought.strip())
+        said.append(before if tag else piece + CLOSING)
+    return "\n\n".join(filter(None, thoughts)), "".join((*said, rest)).strip()
 
 
 def has_thinking(text: str) -> bool:

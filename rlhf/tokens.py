@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf.chat_template import (
-    END_TOKENS,
     TEMPLATE_KWARGS,
     end_token_ids,
     end_tokens_of_model,
     find_end_tokens,
     opens_thinking,
+    recorded_end_tokens,
     render_prompt,
     set_end_tokens,
     set_template_kwargs,
@@ -77,7 +77,7 @@ def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrained
             "Set `eos_token` in its tokenizer_config.json: the end of a response is trained on.",
         )
     set_template_kwargs(tokenizer, name, given or {})
-    if not tokenizer.init_kwargs.get(END_TOKENS):
+    if not recorded_end_tokens(tokenizer):
         set_end_tokens(tokenizer, find_end_tokens(tokenizer, end_tokens_of_model(name)))
     ends = (tokenizer.eos_token_id, end_token_ids(tokenizer)[0])
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ends:

@@ -97,7 +97,8 @@ FAMILIES = {
         "<|im_end|>",
         ("<|endoftext|>",),
         _turns(
-            "<|im_start|>{{ role }}\n",
+            "<|im_start|>{{ role }}\n"
+            "{% if role == 'assistant' and loop.last %}" + NO_THINKING + "{% endif %}",
             "<|im_end|>\n",
             "<|im_start|>assistant\n" + NO_THINKING,
         ),

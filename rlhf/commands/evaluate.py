@@ -102,7 +102,7 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
 
     run = RunDir(settings.out)
     pairs = pairs_to_ask(run)
-    with Store(db, must_exist=True) as store:
+    with Store(db, read_only=True) as store:
         if not any(are_queued(store, of_side) for of_side in pairs.values()):
             raise InputError(
                 f"Nobody was asked about the pairs of {run.path} in {db}",

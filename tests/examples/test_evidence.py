@@ -41,6 +41,7 @@ CHANGES = {
         "score": {"precision": "fp32"},
     },
     "pairs": {"epochs": [1], "prompts_per_batch": 2, "reward": {"precision": "fp32"}},
+    "thumbs": {"judgements": 4},
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
     "human": {"test": 2, "rankings": [2, 4]},
@@ -208,6 +209,31 @@ def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> 
     before, after = records[0].rankings[0].tiers, turned[0].rankings[0].tiers
     assert after == before[::-1]
     assert turned[1] == records[1]
+
+
+def test_a_thumb_is_one_answer_and_a_pair_two_that_are_clearly_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, record_of = load(monkeypatch, "thumbs"), load(monkeypatch, "human").record
+    line = {"prompt": "p", "responses": ["a", "bb", "ccc", "dddddd"], "pairs": []}
+    records = [record_of({**line, "prompt": p}, "train") for p in "pqrstuvw"]
+    flat = record_of({**line, "responses": ["a", "b", "cc"]}, "train")
+
+    def length(prompt: str, text: str) -> float:
+        return len(text)
+
+    assert module.median_score(records[:1], length) == 2.5
+    dice = np.random.default_rng(0)
+    for record in records:
+        texts = {response.id: response.text for response in record.responses}
+        [thumb] = module.thumb(record, length, 2.5, dice).rankings
+        [[answer]] = thumb.tiers
+        assert thumb.flags == ("thumbs-up" if len(texts[answer]) > 2.5 else "thumbs-down",)
+        [[better], [worse]] = module.pair(record, length, 2, dice).rankings[0].tiers
+        assert len(texts[better]) > len(texts[worse]) + 2
+    assert module.pair(flat, length, 2, dice) is None
+    with pytest.raises(InputError, match="9 judgements are wanted and 8 prompts can be judged"):
+        module.judge([*records, flat], 9, lambda r, d: module.pair(r, length, 2, d), 0)
 
 
 def test_pairs_apart_say_what_they_said_together(

@@ -132,7 +132,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same reward training by one process, and by two that hold the model together."""
     folder = tmp_path_factory.mktemp("together")
     records = [build_record(n, "test" if n % 4 == 0 else "train") for n in range(22)]
-    records[-3:] = [thumbed(n, {0: "thumbs-up", 2: "thumbs-down"}) for n in range(19, 22)]
+    records[17:20] = [thumbed(n, {0: "thumbs-up", 2: "thumbs-down"}) for n in (17, 18, 19)]
     write_ranked(folder / "rankings", records, {})
     given = {"rankings": folder / "rankings", "model": str(tiny_model), "out": folder / "one"}
     train_reward(RewardSettings(**given, **TRAINING, keep_checkpoints=9))

@@ -7,11 +7,15 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
 
+from policies.demonstrations import read_demonstrations
+from policies.sft import _arguments, _build_trainer
 from policies.sft_settings import SFTSettings
+from rlhf.chat_template import template_kwargs
 from rlhf.cli import main
 from rlhf.errors import ConfigError
 from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
+from tests.families import FAMILIES, build_family_model
 
 LINES = [
     {"prompt": "How was the trip?", "completion": "The weather was lovely."},
@@ -144,3 +148,16 @@ def test_a_loss_that_is_no_number_ends_the_run(sft, lines, tiny_model, tmp_path)
     assert "The loss is not a number at step 1" in errors
     assert not (tmp_path / "out" / "model").exists()
     assert RunDir(tmp_path / "out").read_stage()["status"] == "failed"
+
+
+def test_template_values_reach_every_row_and_are_kept(tmp_path, sft, lines):
+    folder = build_family_model(tmp_path / "qwen", FAMILIES["qwen"])
+    given = ["--chat-template-kwargs", '{"enable_thinking": false}']
+    sft(lines, *given, "--epochs", "1", model=folder)
+    tokenizer = load_tokenizer(str(tmp_path / "out" / "model"))
+    assert template_kwargs(tokenizer) == {"enable_thinking": False}
+    settings = SFTSettings(demonstrations=lines, model=str(folder), out=tmp_path / "other")
+    rows, _ = read_demonstrations(lines)
+    trainer = _build_trainer(settings, _arguments(settings), rows, tokenizer)
+    for row in trainer.train_dataset:
+        assert "assistant\n<think>\n\n</think>\n\n" in tokenizer.decode(row["input_ids"])

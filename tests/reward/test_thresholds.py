@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import minimize_scalar
 
 from reward.groups import Group, Pointwise
@@ -79,74 +78,93 @@ def test_no_thumbs_no_thresholds():
     assert Thresholds([of_both("ann")]).sources == ["ann"]  # nobody is left over
 
 
+def scoring(groups, rewards):
+    """Gives these rewards of these groups."""
+    known = {one.prompt_id: row for one, row in zip(groups, rewards, strict=True)}
+    return lambda sample: [known[one.prompt_id] for one in sample]
+
+
 def test_what_says_one_thing_is_measured_against_the_mean_reward():
     groups = [of_both("ann", 8), group("bad", 0, 0, annotator="bob"), Group("pair", (1,), ((2,),))]
     found = Thresholds(groups)
     assert [found.is_fitted(source) for source in found.sources] == [True, False]
     rewards = [[1.0] * 8 + [0.0] * 8, [-1.0, 0.0], [12.0]]
-    found.fit(groups, rewards)
-    assert found.values["ann"] == pytest.approx(0.5)
-    assert found.values[OTHERS] == pytest.approx((8 - 1 + 12) / 19)
-    assert found.of(groups).tolist() == pytest.approx([0.5] * 16 + [1.0] * 2)
+    level = found.fit(groups, scoring(groups, rewards))
+    assert level == pytest.approx((8 - 1 + 12) / 19)
+    assert found.values(level) == {"ann": pytest.approx(0.5), OTHERS: level}
+    assert found.of(groups, level).tolist() == pytest.approx([0.5] * 16 + [1.0] * 2)
+    again = found.follow(groups[1:], [[5.0, 6.0], [7.0]])
+    assert found.values(again) == {"ann": pytest.approx(6 + 0.5 - level), OTHERS: 6}
 
 
-def test_b_moves_by_four_times_the_mean_gradient_by_hand():
-    groups = [of_both("ann", 8), group("more", 1, weight=2.0)]
+def test_offsets_move_by_four_times_the_mean_gradient_by_hand():
+    groups = [of_both("ann", 8), group("more", 1, 0, weight=2.0)]
     found = Thresholds(groups)
-    found.fit(groups[:1], [[0.0] * 16])
+    found.fit(groups[:1], scoring(groups[:1], [[0.0] * 16]))
     assert found.state() == {"ann": [pytest.approx(0, abs=1e-9), 16]}
-    # an up of weight 2 at reward 0: gradient 1 − ½; one thumb of 17
-    sums = found.tally(groups[1:], [[0.0]])
-    torch.testing.assert_close(sums, torch.tensor([[4.0, 2.0, 1.0]], dtype=torch.float64))
-    found.move(sums)
-    assert found.state() == {"ann": [pytest.approx(-4 * 0.5 / 17), 17]}
-    found.move(torch.zeros(1, 3))  # a step without thumbs
-    assert found.state() == {"ann": [pytest.approx(-4 * 0.5 / 17), 17]}
+    # rewards of 4 and 2: level 3, gradients 1 − σ(1) and −σ(−1), which cancel
+    assert found.follow(groups[1:], [[4.0, 2.0]]) == 3
+    assert found.state() == {"ann": [pytest.approx(0, abs=1e-9), 18]}
+    # both 3 above the level that a third response makes: gradients ½ and −½ of b, no move; two ups
+    ups = [group("ups", 1, 1), Group("pair", (1,), ((2,), (3,)))]
+    found.follow(ups, [[1.0, 1.0], [-1.0, -1.0]])
+    sigma = 1 / (1 + np.exp(-1.0))
+    assert found.state() == {"ann": [pytest.approx(-4 * (1 - sigma) * 2 / 20), 20]}
+    found.follow(ups[1:], [[9.0, 9.0]])  # a batch without thumbs
+    assert found.state() == {"ann": [pytest.approx(-4 * (1 - sigma) * 2 / 20), 20]}
 
 
-def test_moving_finds_the_best_b_and_follows_it():
+def test_a_shift_of_all_rewards_shifts_b_as_far_at_once():
+    groups = [group(str(n), 1, 0, 0) for n in range(20)]
+    moved = []
+    for shift in (0.0, 12.0):
+        found = Thresholds(groups)
+        found.fit(groups, scoring(groups, [[1.0, 0.0, -1.0]] * 20))
+        rewards = [[1.0 + shift, 0.5 + shift, -1.0 + shift]] * 4
+        moved.append(found.values(found.follow(groups[:4], rewards))["ann"])
+    assert moved[1] == pytest.approx(moved[0] + 12)
+
+
+def test_following_finds_the_best_b():
     dice = np.random.default_rng(1)
     groups = [group(str(n), *(dice.random(16) < 0.7)) for n in range(40)]
     found = Thresholds(groups)
-    for level, steps in ((5.0, 40), (-3.0, 200)):
-        rewards = dice.normal(level, 1, size=(40, 16))
-        good = np.array([[one.is_good for one in g.pointwise] for g in groups], dtype=float)
-        for step in range(steps):
-            found.move(found.tally(groups[step % 40 :][:1], [rewards[step % 40].tolist()]))
+    good = np.array([[one.is_good for one in g.pointwise] for g in groups], dtype=float)
+    for spread in (0.1, 3.0):
+        rewards = dice.normal(0, spread, size=(40, 16))
+        rewards += 5 - rewards.mean(axis=1, keepdims=True)  # of one level
+        for n in [*range(40)] * 2:
+            level = found.follow([groups[n]], [rewards[n].tolist()])
         best = solve(rewards.ravel(), good.ravel(), np.ones(640))
-        assert found.values["ann"] == pytest.approx(best, abs=0.25)
+        assert found.values(level)["ann"] == pytest.approx(best, abs=0.3)
 
 
-def test_a_step_of_more_thumbs_than_the_memory_does_not_overshoot():
-    groups = [group(str(n), 1, 0) for n in range(MEMORY)]
+def test_a_batch_of_more_thumbs_than_the_memory_does_not_overshoot():
+    groups = [group(str(n), 1, 1, 0) for n in range(MEMORY)]
     found = Thresholds(groups)
-    rewards = [[3.0, 3.0]] * MEMORY
     for _ in range(60):
-        found.move(found.tally(groups, rewards))
-    assert found.values["ann"] == pytest.approx(3, abs=1e-3)
-
-
-def test_passes_and_processes_add_up():
-    groups = [of_both("ann"), group("b", 0, 0, annotator="bob"), group("c", 1, annotator="cid")]
-    found = Thresholds(groups)
-    rewards = [list(np.linspace(-2, 2, 2 * MIN_OF_EACH)), [0.5, 3.0], [1.0]]
-    parts = [found.tally([one], [row]) for one, row in zip(groups, rewards, strict=True)]
-    torch.testing.assert_close(sum(parts), found.tally(groups, rewards))
-    assert not found.tally([], []).any()
+        level = found.follow(groups, [[3.0, 3.0, 3.0]] * MEMORY)
+    assert found.values(level)["ann"] == pytest.approx(3 - math.log(2), abs=1e-3)
 
 
 def test_a_checkpoint_brings_back_the_same_numbers():
     groups = [of_both("ann"), group("b", 0, annotator="bob")]
     found, again = Thresholds(groups), Thresholds(groups)
-    found.fit(groups, [list(np.linspace(0, 1, 16)), [0.1]])
+    found.fit(groups, scoring(groups, [list(np.linspace(0, 1, 16)), [0.1]]))
     again.restore(found.state())
     assert again.state() == found.state()
-    assert again.values == found.values
+    assert again.values(0.7) == found.values(0.7)
 
 
-def test_every_source_is_sampled():
+def test_every_source_is_scored_to_be_fitted():
     groups = [group(f"a{n}", 1, 0) for n in range(2 * MEMORY)]
     groups += [of_both("bob"), *(Group(f"p{n}", (1,), ((2,),)) for n in range(10))]
-    sample = Thresholds(groups).sample(groups)
-    assert len(sample) == MEMORY + 1
-    assert groups[2 * MEMORY] in sample
+    scored = []
+
+    def score(sample):
+        scored.extend(sample)
+        return [[0.0] * len(one.responses) for one in sample]
+
+    Thresholds(groups).fit(groups, score)
+    assert MEMORY < len(scored) <= MEMORY + 11
+    assert groups[2 * MEMORY] in scored

@@ -74,6 +74,10 @@ def test_end_tokens_of_a_folder_without_generation_config(qwen: Path, tmp_path: 
         closing = tokenizer.convert_tokens_to_ids("<|im_end|>")
         expected = (closing, tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends]))
         assert end_token_ids(load_tokenizer(str(tmp_path))) == expected
+    for broken in ("{", "[]"):
+        (tmp_path / "generation_config.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(InputError, match=r"generation_config.json that is no JSON object\n  "):
+            load_tokenizer(str(tmp_path))
 
 
 def test_the_quickstarts_model_has_one_end_token_and_its_old_fingerprint(real_model: Path) -> None:
@@ -120,6 +124,15 @@ def test_think_tags_stay_in_the_text_where_they_are_special() -> None:
     tokenizer.add_special_tokens({"extra_special_tokens": ["<think>", "</think>"]})
     ids = words(tokenizer, "<think>It rained.</think><|im_start|>Lovely!<|im_end|>")
     assert decode_response(tokenizer, ids, []) == "<think>It rained.</think>Lovely!"
+
+
+def test_what_is_recorded_in_another_form_counts_for_nothing(qwen: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(qwen))
+    ends = end_token_ids(tokenizer)
+    tokenizer.init_kwargs |= {"end_token_ids": "7", "chat_template_kwargs": [1]}
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(str(tmp_path))
+    assert (end_token_ids(again), template_kwargs(again)) == (ends, {})
 
 
 def test_template_values_are_part_of_the_fingerprint_and_travel(qwen: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ CASES = {
     "opened by the prompt": ("2 + 2</think>It is 4.", "2 + 2", "It is 4."),
     "thought twice": ("<think>a</think>One. <think>b</think>Two.", "a\n\nb", "One. Two."),
     "a tag as a word": ("Write <think> before it.", "", "Write <think> before it."),
+    "a closing tag alone, later": ("<think>a</think>b</think>c", "a", "b</think>c"),
     "opened by the prompt, again": ("a</think>One.<think>b</think>", "a\n\nb", "One."),
 }
 

@@ -1,335 +1,342 @@
-"""Files that nobody would write by hand, by the thousand: whole imports or one message.
+"""Settings, runs, exports, stores and answers of endpoints, mutated: one message or a result."""
 
-Two targets for every reader, together 100,000 cases in the slow run. `rows`: tables of texts and
-nulls, of which it is known by hand what must be stored. `noise`: good files with bytes changed, and
-lines of our fields with any JSON in them; nobody knows whether those still are good files, but
-either nothing is stored or what is stored can be exported and read again.
-"""
-
-import csv
 import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
-from io import StringIO
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
-from hypothesis import HealthCheck, given, settings
+from accelerate import Accelerator
 from hypothesis import strategies as st
 
-from labeling_app.exporting import ROWS
-from labeling_app.formats import KEYS, Defaults, Entry
-from labeling_app.importing import OnError, Report, import_file, read_entries
-from labeling_app.reading import Part
-from labeling_app.store import Store
-from rlhf.errors import InputError
-from rlhf.records import RankedPrompt
-from tests.labeling_app.test_bad_lines import exported
+from labeling_app.endpoint_voice import EndpointVoice, served_model
+from policies.reference_store import ReferenceStore
+from policies.reference_store import read_manifest as read_store_manifest
+from reward.text_scoring import load_text_reward
+from rlhf import cli, judge
+from rlhf.checkpoint import newest_checkpoint
+from rlhf.config import load_settings
+from rlhf.errors import InputError, InterruptedRunError
+from rlhf.jsonl import write_json
+from rlhf.metrics import forget_metrics_after
+from rlhf.models import policy_folder
+from rlhf.ranked import read_ranked, write_ranked
+from rlhf.records import Message, Prompt, RankedPrompt, Response, Sampling
+from rlhf.rundir import RunDir, open_stage, require_done, stage_status
+from rlhf.status import differing_settings, overview, read_run, tables
+from tests.trust.mutations import mutated, run_cases, spliced
 
-MEMORY = Path("/dev/shm")
-SECONDS = 5
-TABLES = ("prompts", "responses", "rankings", "annotators", "tasks", "imports", "import_tasks")
-Rows = list[dict[str, str | None]]
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    """A folder in memory with an empty database to copy."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        with Store(Path(folder) / "empty.db"):
-            pass
-        yield Path(folder)
-
-
-def require_named(path: Path, error: InputError) -> None:
-    assert str(path) in error.problem
+COUNTS = pytest.mark.parametrize("count", [200, pytest.param(100_000, marks=pytest.mark.slow)])
+# several files make one reader, or another test reads nearly the same
+PART = pytest.mark.parametrize("count", [100, pytest.param(25_000, marks=pytest.mark.slow)])
+PROMPT = Prompt.create((Message(role="user", content="Hi?"),), "train", "test")
+RESPONSE = Response(id="a", prompt_id=PROMPT.id, text="Yes", model="m")
 
 
-def read(path: Path, on_error: OnError) -> tuple[list[Entry], int] | None:
-    """What a file holds and how many lines were left out; None where it is refused."""
-    report = Report()
+def refusal(read: Callable[[], Any]) -> str | None:
+    """The problem that an InputError tells; None where there is none."""
     try:
-        placed = read_entries(path, Defaults(), on_error, report, Part())
-        entries = [entry for _, entry in placed]
+        read()
     except InputError as error:
-        require_named(path, error)
-        return None
-    assert report.lines == len(entries) + report.bad_lines
-    return entries, report.bad_lines
+        return error.problem
+    return None
 
 
-def store(place: Path, path: Path, on_error: OnError) -> Report | None:
-    """Import a file into an empty database: all of it, or nothing and None."""
-    for old in place.glob("labels.db*"):
-        old.unlink()
-    shutil.copy(place / "empty.db", place / "labels.db")
-    report = None
-    try:
-        report = import_file(path, place / "labels.db", Defaults(), on_error, Part())
-    except InputError as error:
-        require_named(path, error)
-    with Store(place / "labels.db") as opened:
-        count = "SELECT COUNT(*) FROM "
-        db = opened.connections.db
-        counts = {one: db.execute(count + one).fetchone()[0] for one in TABLES}
-        if report is None:
-            assert counts == dict.fromkeys(TABLES, 0)
-        else:
-            assert counts["prompts"] == report.new_prompts > 0
-            assert counts["responses"] == report.new_responses
-            assert counts["rankings"] == report.new_rankings
-            assert counts["import_tasks"] == 0
-            require_usable(opened)
-    return report
+SETTINGS = b"""# a file of settings
+model: &model runs/first/policy
+responses: [a.jsonl, *model]
+reward: &more {a: 1, b: [1.5, 2e-3, true, null]}
+again: *more
+out: 2026-01-01
+tokens-per-batch: 4096
+"""
 
 
-def is_drawn(case: object) -> bool:
-    """Whether a case goes through a database too, which takes ten times as long as reading it."""
-    return crc32(repr(case).encode()) % 16 == 0
+@COUNTS
+def test_settings_files(tmp_path: Path, count: int) -> None:
+    file = tmp_path / "settings.yaml"
+
+    def check(content: bytes) -> None:
+        file.write_bytes(content)
+        problem = refusal(lambda: json.dumps(load_settings([file])))
+        assert problem is None or str(file) in problem
+
+    run_cases(check, spliced(SETTINGS), count)
 
 
-def require_usable(store: Store) -> None:
-    """That what is stored can be exported in every format, and read again."""
-    for record in store.ranked_prompts():
-        text = json.dumps(record.to_json(), ensure_ascii=False).encode().decode()
-        assert RankedPrompt.from_json(json.loads(text)) == record
-        for rows_of in ROWS.values():
-            json.dumps(list(rows_of(record)), ensure_ascii=False).encode()
+@pytest.mark.parametrize("count", [20, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_settings_files_through_the_command_line(
+    tmp_path: Path, count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    whole = b"model: m\nreward: [r]\nreference: s\nout: o\nkl:\n  coefficient: 0.5\nsteps: 3\n"
+
+    def check(content: bytes) -> None:
+        file.write_bytes(content)
+        assert cli.main(["ppo", "--config", str(file), "--no-such-flag"]) == 2
+        assert "Traceback" not in capfd.readouterr().err
+
+    run_cases(check, spliced(whole), count)
 
 
-# ------------------------------------------------------------------------------------------- rows
+@dataclass(frozen=True)
+class Stage:
+    out: Path
+    steps: int = 2
+    seed: int = 0
 
 
-ODD = (
-    *("None", "NA", "null", "nan", "", " ", "\t", "0", "1e5", "True", "a,b", 'a"b', '"', "'"),
-    *("\r\n", "a\rb", "a\nb", "\x00", "a\x00b", "\ufeff", "\u2028x", "\ufeffx", "\\", "{}", "[]"),
-)
-TEXTS = st.one_of(
-    st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-)
-NULLABLE = st.one_of(TEXTS, st.none())
+METRICS = [{"step": n, "loss": 1.0 / n, "reward/mean": 0.5, "length": 7} for n in (1, 2, 3)]
+RATE = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+REPORT = {
+    "accuracy": RATE,
+    "reward": {"first": 0.1, "last": 0.2},
+    "verdict": {"judge": "gold"},
+    "win_rate": {"gold": RATE, "reward": RATE},
+    "rows": 3,
+    "prompts": 1,
+}
+HEART = {"rank": 0, "host": "h", "pid": 1, "beats": 3, "phase": "p", "step": 1, "waits": None}
 
 
-def tables(cells: st.SearchStrategy[str | None]) -> st.SearchStrategy[Rows]:
-    row = st.tuples(TEXTS, cells, cells).map(
-        lambda texts: dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A PPO stage that says it is done."""
+    inputs = {"model": {"path": "m", "hash": "h"}, "reward": {"path": "r", "hash": "h"}}
+    run = open_stage(tmp_path / "run" / "ppo", "ppo", Stage(Path("out")), inputs, resume=False)
+    with stage_status(run):
+        run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in METRICS))
+    write_json(run.report_json, REPORT)
+    write_json(run.heartbeat / "rank-00000.json", HEART)
+    run.policy.mkdir()
+    return run
+
+
+def read_all(run: RunDir) -> None:
+    """What `rlhf status` and the next stage read of a run."""
+    runs = {"run": read_run(run.path.parent)}
+    text = overview(runs, differing_settings(runs)) + tables(runs, differing_settings(runs))
+    (text + json.dumps(runs, ensure_ascii=False)).encode()
+    policy_folder(str(run.path))
+    require_done(run.path, "ppo", "policy")
+    if run.is_done:
+        open_stage(run.path, "ppo", Stage(Path("out")), run.inputs, resume=True)
+    forget_metrics_after(run.metrics_file, 3)
+
+
+@PART
+@pytest.mark.parametrize("name", ["stage.json", "report.json", "metrics.jsonl", "config.yaml"])
+def test_files_of_a_run(run: RunDir, name: str, count: int) -> None:
+    read_all(run)
+    file = run.path / name
+    whole = file.read_bytes()
+    cases = spliced(whole)
+    if name.endswith(".json"):
+        documents = [json.loads(whole), {**json.loads(whole), "status": "running"}]
+        cases = st.sampled_from(documents).flatmap(mutated)
+    if name == "metrics.jsonl":
+        lines = whole.splitlines(keepends=True)
+        row = st.sampled_from(METRICS).flatmap(mutated)
+        cases = cases | row.map(lambda line: lines[0] + line + b"\n" + lines[1])
+
+    def check(content: bytes) -> None:
+        file.write_bytes(content)
+        try:
+            problem = refusal(lambda: read_all(run))
+        finally:
+            file.write_bytes(whole)
+        assert problem is None or str(run.path) in problem
+
+    run_cases(check, cases, count)
+
+
+@PART
+def test_heartbeats(run: RunDir, count: int) -> None:
+    write_json(run.stage_file, {**run.read_stage(), "status": "running"})
+
+    def check(content: bytes) -> None:
+        (run.heartbeat / "rank-00000.json").write_bytes(content)
+        problem = refusal(lambda: read_run(run.path))
+        assert problem is None or "rank-00000.json" in problem
+
+    run_cases(check, mutated(HEART), count)
+
+
+@PART
+def test_manifests_of_exports(tmp_path: Path, count: int) -> None:
+    record = RankedPrompt(prompt=PROMPT, responses=(RESPONSE,), rankings=())
+    manifest = write_ranked(tmp_path, [record], {"checked": True})
+
+    def check(content: bytes) -> None:
+        (tmp_path / "manifest.json").write_bytes(content)
+        problem = refusal(lambda: read_ranked(tmp_path))
+        assert problem is None or str(tmp_path) in problem
+
+    run_cases(check, mutated(manifest), count)
+
+
+MODEL = {"path": "m", "hash": "h", "tokenizer": "t"}
+STORE = {
+    "format_version": 2,
+    "model": MODEL,
+    "reward": MODEL,
+    "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 8, "seed": 0},
+    "shards": {"train-00000.parquet": {"rows": 4, "hash": "h", "rewards": "r"}},
+    "samples_per_prompt": 2,
+    "longest_prompt": 9,
+    "stored_top_k": 0,
+}
+
+
+@PART
+def test_manifests_of_stores(tmp_path: Path, count: int) -> None:
+    def read() -> None:
+        manifest = read_store_manifest(tmp_path)
+        store = ReferenceStore(tmp_path, manifest, manifest["model"]["path"])
+        assert store.content_hash
+        assert len(store.rows) >= len(store.by_prompt("train"))
+        assert store.sampling.is_untruncated
+
+    def check(content: bytes) -> None:
+        (tmp_path / "manifest.json").write_bytes(content)
+        problem = refusal(read)
+        assert problem is None or str(tmp_path) in problem
+
+    run_cases(check, mutated(STORE), count)
+
+
+@PART
+def test_names_of_the_latest_checkpoint(tmp_path: Path, count: int) -> None:
+    def check(content: bytes) -> None:
+        (tmp_path / "latest").write_bytes(content)
+        problem = refusal(lambda: newest_checkpoint(tmp_path))
+        if problem is not None:
+            assert "latest names no checkpoint" in problem
+            return
+        found = newest_checkpoint(tmp_path)
+        assert found is not None
+        assert found.parent == tmp_path
+
+    run_cases(check, spliced(b"step-000100"), count)
+
+
+class Answering:
+    """A server that reads a request and sends the bytes of `answer`, whatever they are."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, client.makefile("rb") as stream:
+                length = 0
+                while (line := stream.readline()) not in (b"\r\n", b""):
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                stream.read(length)
+                with suppress(OSError):  # it has gone
+                    client.sendall(self.answer)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answering]:
+    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
+    server = Answering()
+    yield server
+    server.close()
+
+
+CHAT = {"choices": [{"message": {"content": "So. [[A]]"}, "finish_reason": "stop"}]}
+EVENT = {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}
+
+
+def whole_answer(body: bytes, kind: bytes = b"application/json") -> bytes:
+    size = str(len(body)).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %b\r\n\r\n%b" % (
+        kind,
+        size,
+        body,
     )
-    return st.lists(row, min_size=1, max_size=4)
 
 
-def write_jsonl(rows: Rows, path: Path) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def answers(document: Any) -> st.SearchStrategy[bytes]:
+    """Answers with another body, and answers spliced anywhere."""
+    body = json.dumps(document).encode()
+    return mutated(document).map(whole_answer) | spliced(whole_answer(body))
 
 
-def write_csv(rows: Rows, path: Path) -> None:
-    stream = StringIO(newline="")
-    writer = csv.writer(stream)
-    writer.writerow(rows[0])
-    writer.writerows(row.values() for row in rows)
-    path.write_bytes(stream.getvalue().encode())
+def check_answers(
+    server: Answering, ask: Callable[[], Any], cases: st.SearchStrategy[bytes], count: int
+) -> None:
+    def check(answer: bytes) -> None:
+        server.answer = answer
+        with suppress(InputError, InterruptedRunError):
+            ask()
+
+    run_cases(check, cases, count)
 
 
-def write_parquet(rows: Rows, path: Path) -> None:
-    schema = pa.schema([(name, pa.string()) for name in rows[0]])
-    pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=2)
+@COUNTS
+def test_answers_of_judges(answering: Answering, count: int) -> None:
+    endpoint = judge.Endpoint(url=answering.url, model="m", timeout_seconds=3)
+    question = judge.build_request("Which?", "one", "two", rubric="")
+
+    def ask() -> None:
+        text = judge.complete(endpoint, question)
+        assert judge.read_verdict(text) in ("first", "second", "tie", "unclear")
+        text.encode()
+
+    check_answers(answering, ask, answers(CHAT), count)
 
 
-def write_folder(rows: Rows, path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    Dataset.from_list(rows).save_to_disk(path)
+@COUNTS
+def test_answers_of_reward_endpoints(answering: Answering, count: int) -> None:
+    score = load_text_reward(answering.url, Accelerator(cpu=True), tokens_per_batch=1)
+    both = (RESPONSE, RESPONSE)
+
+    def ask() -> None:
+        [rewards] = score([(PROMPT, both)])
+        assert [type(reward) for reward in rewards] == [float, float]
+
+    check_answers(answering, ask, answers({"rewards": [1, -0.5]}), count)
 
 
-WRITERS: dict[str, tuple[str, Callable[[Rows, Path], None], st.SearchStrategy[Rows]]] = {
-    "JSONL": ("in.jsonl", write_jsonl, tables(NULLABLE)),
-    "CSV": ("in.csv", write_csv, tables(TEXTS)),
-    "Parquet": ("in.parquet", write_parquet, tables(NULLABLE)),
-    "folder": ("folder", write_folder, tables(NULLABLE)),
-}
+@PART
+def test_streams_of_live_mode(
+    answering: Answering, count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    voice = EndpointVoice(url=answering.url, model="m", sampling=Sampling(), timeout_seconds=1)
+    stream = b"data: " + json.dumps(EVENT).encode() + b"\n\n"
+    kind = b"text/event-stream"
+    event = mutated(EVENT).map(lambda one: whole_answer(stream + b"data: " + one + b"\n\n", kind))
+    cases = event | spliced(whole_answer(stream + b"data: [DONE]\n\n", kind)) | answers(CHAT)
+
+    def ask() -> None:
+        [response] = voice.answer(PROMPT, ["a"], 0, lambda row, text: True)
+        response.text.encode()
+
+    check_answers(answering, ask, cases, count)
+    capfd.readouterr()
 
 
-def is_good(row: dict[str, str | None]) -> bool:
-    return all(text is not None and text.strip() for text in row.values())
-
-
-def judgements(records: Iterable[Entry | RankedPrompt]) -> set[tuple[str, str, str]]:
-    """(prompt, chosen, rejected) of every ranking."""
-    found = set()
-    for record in records:
-        texts = {response.id: response.text for response in record.responses}
-        for ranking in record.rankings:
-            [[best], [worst]] = ranking.tiers
-            found.add((record.prompt.text, texts[best], texts[worst]))
-    return found
-
-
-def check_rows(container: str, rows: Rows, place: Path) -> None:
-    name, write, _ = WRITERS[container]
-    path = place / name
-    write(rows, path)
-    good = [row for row in rows if is_good(row)]
-    expected = {tuple(row.values()) for row in good}
-    stopped, skipped = read(path, "stop"), read(path, "skip")
-    assert skipped is not None
-    assert (judgements(skipped[0]), skipped[1]) == (expected, len(rows) - len(good))
-    assert (stopped is None) == (len(good) < len(rows))
-    if is_drawn(rows):
-        assert (store(place, path, "stop") is None) == (stopped is None)
-        assert (store(place, path, "skip") is None) == (not good)
-        with Store(place / "labels.db") as opened:
-            assert judgements(opened.ranked_prompts()) == expected
-
-
-# ------------------------------------------------------------------------------------------ noise
-
-
-GOOD_ROWS: Rows = [
-    {"prompt": f"Wie geht's {n}? ☃", "chosen": "good, " * 9, "rejected": 'a "no"\nand more'}
-    for n in range(12)
-]
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["set", "insert", "delete", "cut", "repeat"]),
-        st.floats(0, 1, exclude_max=True),
-        st.one_of(
-            st.binary(min_size=1, max_size=8), st.sampled_from([b"\xff" * 4, b'"', b"{", b"9" * 30])
-        ),
-    ),
-    min_size=1,
-    max_size=5,
-)
-
-
-def changed(content: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
-    for kind, share, new in changes:
-        at = int(share * len(content))
-        if kind == "set":
-            content = content[:at] + new + content[at + len(new) :]
-        elif kind == "insert":
-            content = content[:at] + new + content[at:]
-        elif kind == "delete":
-            content = content[:at] + content[at + len(new) :]
-        elif kind == "cut":
-            content = content[:at]
-        else:
-            content = content[:at] + content[at : at + 64] * new[0] + content[at:]
-    return content
-
-
-def check_noise(container: str, changes: list[tuple[str, float, bytes]], place: Path) -> None:
-    name, write, _ = WRITERS[container]
-    path = place / name
-    if container == "folder":
-        share = changes[0][1]
-        write_folder(GOOD_ROWS, path)
-        files = sorted(path.iterdir())
-        victim = files[int(share * len(files))]
-    else:
-        write(GOOD_ROWS, path)
-        victim = path
-    victim.write_bytes(changed(victim.read_bytes(), changes))
-    check_any(path, changes, place)
-
-
-def check_any(path: Path, case: object, place: Path) -> None:
-    for on_error in ("stop", "skip"):
-        found = read(path, on_error)
-        if is_drawn(case):
-            stored = store(place, path, on_error)
-            assert stored is None or found is not None
-
-
-JSON = st.recursive(
-    st.one_of(
-        *(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS),
-        st.sampled_from([2**63, -(2**63) - 1, 10**400, 1e308, "up", "train", "gold", "tie", 0, 1]),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(
-            st.sampled_from([*KEYS, "role", "content", "text", "x"]), inner, max_size=3
-        ),
-    ),
-    max_leaves=6,
-)
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant", "x"]), "content": NULLABLE}
-    ),
-    max_size=3,
-)
-FIELDS = st.dictionaries(
-    st.sampled_from([*KEYS, "instruction", "completions", "completion", "label", "response"]),
-    st.one_of(
-        JSON,
-        TEXTS,
-        MESSAGES,
-        st.lists(TEXTS, max_size=3),
-        st.lists(st.lists(st.integers(0, 2), max_size=2), max_size=2),
-    ),
-    max_size=7,
-)
-
-
-def replaced(record: dict, path: list[int], value: object) -> dict:
-    """A line of an export in which one value, somewhere inside, is another."""
-    copy = json.loads(json.dumps(record))
-    node: object = copy
-    for step in path:
-        keys = list(node) if isinstance(node, dict) else list(range(len(node)))  # type: ignore[arg-type, call-overload]
-        key = keys[step % len(keys)]
-        inner = node[key]  # type: ignore[index]
-        if not isinstance(inner, dict | list) or not inner or step == path[-1]:
-            node[key] = value  # type: ignore[index]
-            return copy
-        node = inner
-    return copy
-
-
-RECORDS = st.builds(
-    replaced,
-    st.just(exported("a", flags=["unsafe"], strengths=[2], scores=[2, 1])),
-    st.lists(st.integers(0, 50), min_size=2, max_size=6),
-    JSON,
-)
-
-
-def check_lines(values: list[dict], place: Path) -> None:
-    path = place / "in.jsonl"
-    path.write_text("".join(json.dumps(value) + "\n" for value in [{"prompt": "a"}, *values]))
-    check_any(path, values, place)
-
-
-# ---------------------------------------------------------------------------------------- targets
-
-
-TARGETS = {
-    **{f"{name} rows": (strategy, name, check_rows) for name, (_, _, strategy) in WRITERS.items()},
-    **{f"{name} noise": (CHANGES, name, check_noise) for name in WRITERS},
-    "JSONL fields": (st.lists(st.one_of(FIELDS, RECORDS), min_size=1, max_size=3), "", None),
-}
-
-
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("num_cases", [150, pytest.param(50_000, marks=pytest.mark.slow)])
-def test_a_reader_stores_all_of_a_file_or_says_why_not(name, num_cases, place):
-    strategy, container, check = TARGETS[name]
-
-    def one(case):
-        if check is None:
-            check_lines(case, place)
-        else:
-            check(container, case, place)
-
-    settings(
-        max_examples=num_cases,
-        deadline=timedelta(seconds=SECONDS),
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )(given(strategy)(one))()
+@PART
+def test_lists_of_served_models(answering: Answering, count: int) -> None:
+    cases = answers({"data": [{"id": "model"}]})
+    check_answers(answering, lambda: served_model(answering.url).encode(), cases, count)
