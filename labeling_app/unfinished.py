@@ -83,7 +83,8 @@ def _naming_full_disk(source: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # an error of our own has none
+        if code not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise
         raise InterruptedRunError(
             f"The database has no room for {source} ({error}); nothing of it is shown",
