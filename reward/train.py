@@ -31,7 +31,9 @@ from reward.settings import RewardSettings
 from reward.step import Trainee, score_groups, take_step
 from rlhf.adapters import add_adapters, four_bits
 from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint, save_checkpoint
+from rlhf.diagnose import as_input_error
 from rlhf.distributed import start
+from rlhf.documents import REMEDY
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
 from rlhf.models import new_reward_model
@@ -58,9 +60,14 @@ class Findings:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Findings":
-        """What `asdict` made of it, from a checkpoint."""
-        before, best = saved["before"], saved["best"]
-        return cls(Accuracy(**before) if before else None, Best(**best) if best else None)
+        """What `asdict` made of it, from a checkpoint.
+
+        Raises:
+            InputError: it is something else.
+        """
+        with as_input_error("The progress.json of the checkpoint is broken", REMEDY):
+            before, best = saved["before"], saved["best"]
+            return cls(Accuracy(**before) if before else None, Best(**best) if best else None)
 
 
 def train_reward(
