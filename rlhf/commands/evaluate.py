@@ -75,9 +75,10 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     from policies.sentences import describe_evaluation
     from rlhf.rundir import RunDir
 
-    report = RunDir(settings.out).read_report()
+    run = RunDir(settings.out)
     queued = f"Queued {result['queued']} pairs for people.\n" if settings.to_db else ""
-    return queued + describe_evaluation(settings, report, settings.to_db)
+    with run.reading_report():
+        return queued + describe_evaluation(settings, run.read_report(), settings.to_db)
 
 
 def _queue(settings: Settings, db: Path) -> int:

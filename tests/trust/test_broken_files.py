@@ -8,7 +8,7 @@ import pytest
 
 from rlhf import cli
 from rlhf.config import MAX_YAML_BYTES, load_settings
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, InputError
 from rlhf.rundir import open_stage, stage_status
 from tests.trust.test_fuzz_readers import METRICS, REPORT, Stage
 
@@ -98,3 +98,26 @@ def test_a_broken_file_of_a_run_is_named(
     assert f"{run.path / name}" in told
     assert words in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("report", [{}, {"verdict": 3}, {"win_rate": {"gold": "high"}}, {"a": [1]}])
+def test_a_broken_report_of_an_evaluation_is_named(
+    tmp_path: Path, report: dict[str, object], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = open_stage(tmp_path / "evaluate", "evaluate", Stage(Path("out")), {}, resume=False)
+    with stage_status(run):
+        run.answers.touch()
+        run.report_json.write_text(json.dumps(report))
+    arguments = ["evaluate", "--out", str(run.path), "--to-db", str(tmp_path / "labels.db")]
+    assert cli.main(arguments) == 2
+    told = capfd.readouterr().err
+    assert str(run.report_json) in told
+    assert "Traceback" not in told
+
+
+def test_votes_are_described_from_a_whole_report_only(tmp_path: Path) -> None:
+    run = open_stage(tmp_path / "evaluate", "evaluate", Stage(Path("out")), {}, resume=False)
+    run.report_json.write_text(json.dumps({"samples_per_prompt": "two"}))
+    words = "is not what its stage writes"
+    with pytest.raises(InputError, match=words), run.reading_report():
+        run.read_report()["samples_per_prompt"] / 2
