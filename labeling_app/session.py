@@ -78,8 +78,7 @@ class Board:
         self.board_id = store.board_id
         self.store = store
         self.queue = queue
-        # Each returns the task that it has ranked, if any.
-        self._operations: dict[str, Callable[[str, Payload], int | None]] = {
+        self._operations: dict[str, Callable[[str, Payload], None]] = {
             "next": lambda annotator, payload: None,
             "submit": self._submit,
             "skip": self._skip,
@@ -131,21 +130,21 @@ class Board:
         operation = self._operations.get(str(name))
         if operation is None:
             return refusal(f"Unknown operation {name!r:.{SHOWN_CHARACTERS}}. Reload the page.")
-        ranked = operation(annotator, payload)
+        operation(annotator, payload)
         screen = self._screen(annotator, self.queue.next_task(annotator))
-        if ranked is not None:
-            screen["feedback"] = self._feedback(annotator, ranked)
+        if name == "submit":
+            screen["feedback"] = self._feedback(annotator, payload)
         return screen
 
-    def _submit(self, annotator: str, payload: Payload) -> int:
+    def _submit(self, annotator: str, payload: Payload) -> None:
         task_id = self._task_id(annotator, payload)
         self.queue.submit(annotator, read_submission(payload, task_id, self.flags))
-        return task_id
 
     def _task_id(self, annotator: str, payload: Payload) -> int:
         return task_of(self.store.connections.db, read_ticket(payload), annotator)
 
-    def _feedback(self, annotator: str, task_id: int) -> Payload | None:
+    def _feedback(self, annotator: str, payload: Payload) -> Payload | None:
+        task_id = self._task_id(annotator, payload)
         feedback = feedback_on(self.store.connections, annotator, task_id)
         if feedback is None:
             return None
