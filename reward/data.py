@@ -87,13 +87,20 @@ def read_data(
         counts["test"]["prompts_also_in_train"] = leaked
     if not _can_measure(held_out, train) and len(train) > 1:
         train, aside = hold_out(train, settings.held_out_fraction)
+        lacking = "'s test prompts have no pairs" if held_out else " has no judged test prompts"
+        source = f"train prompts set aside, because the export{lacking}"
         held_out = held_out + aside
-        source = "train prompts set aside, because the export has no judged test prompts"
     wanted = part_of("limit", settings.limit, len(train))
     if wanted < len(train):
         counts["train"]["prompts_beyond_limit"] = len(train) - wanted
     train, validation = _take_train(settings, train, wanted)
     _require_judgements(settings, len(records), train, held_out)
+    if settings.eval_every and not validation:
+        raise InputError(
+            f"--eval-every {settings.eval_every} sets train prompts aside, and the {len(train)} of "
+            f"{settings.rankings} are too few",
+            "Leave --eval-every out, or judge responses of more prompts.",
+        )
     if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
         train, validation = standardise_scores(train, validation)
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)

@@ -230,14 +230,15 @@ def build_reference_groups(
 def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
     """Split groups into training and held-out ones by a hash of the prompt id.
 
-    Groups with pairs and those of thumbs alone are each split, so that both can be measured.
-    Prompts that read the same under several ids stay together, so that none is on both sides.
+    Groups with pairs and those of thumbs alone are each split, so that both can be measured; the
+    only prompt of its kind is trained on. Prompts that read the same under several ids stay
+    together, so that none is on both sides.
     """
     kinds = [[group for group in groups if bool(group.pairs) == has] for has in (True, False)]
     prompts = {
         group.prompt
         for kind in kinds
-        if kind
+        if len({group.prompt for group in kind}) > 1
         for group in take_part(kind, num_held_out(len(kind), fraction))
     }
     held_out = [group for group in groups if group.prompt in prompts]

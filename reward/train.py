@@ -133,7 +133,7 @@ def train_reward(
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
             **describe_run(settings, data, run, scale, findings.best),
-            **describe_thumbs(settings, data, thresholds, level, held_out, scale),
+            **describe_thumbs(settings, data, thresholds, level, held_out, scale, trainee.bias),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
