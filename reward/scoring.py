@@ -103,7 +103,8 @@ class Scorer:
         for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             if has_thinking(text):
                 response = Response(id="", prompt_id=prompt.id, text=text, model="")
-                rows[row] = encode_prompt(tokenizer, prompt) + self._reader.encode(response, "")
+                prompt_ids = encode_prompt(tokenizer, prompt)
+                rows[row] = prompt_ids + self._reader.encode(response, "", prompt_ids)
         return pad_right(rows, int(tokenizer.pad_token_id)).to(batch.ids.device)
 
     def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:

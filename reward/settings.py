@@ -71,7 +71,8 @@ class RewardSettings(ClusterSettings):
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0
@@ -212,7 +213,7 @@ class ScoreSettings:
     combine: Combine = "mean"
     """What counts of the members of an ensemble: their mean, or the worst of them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template of a reward model that keeps none, such as
+    """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
     tokens_per_batch: int = 4096
     """Tokens in one forward pass of a reward model."""

@@ -1,12 +1,13 @@
 """How a model reads text, from what was recorded of it: its tokenizer, and for rewards thinking."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf.chat_template import TEMPLATE_KWARGS, set_end_tokens
+from rlhf.chat_template import TEMPLATE_KWARGS, opens_thinking, set_end_tokens
 from rlhf.models import load_config
 from rlhf.records import Response
 from rlhf.tokens import encode_response, load_tokenizer
@@ -30,10 +31,14 @@ class Reader:
     tokenizer: PreTrainedTokenizerBase
     reads_thinking: bool
 
-    def encode(self, response: Response, fingerprint: str) -> list[int]:
+    def encode(self, response: Response, fingerprint: str, prompt_ids: Sequence[int]) -> list[int]:
         """Token ids of a response as this model reads it; see `rlhf.tokens.encode_response`."""
         return encode_response(
-            self.tokenizer, response, fingerprint, reads_thinking=self.reads_thinking
+            self.tokenizer,
+            response,
+            fingerprint,
+            reads_thinking=self.reads_thinking,
+            opened=opens_thinking(self.tokenizer, prompt_ids),
         )
 
 

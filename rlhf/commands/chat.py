@@ -40,7 +40,7 @@ class Settings:
     max_new_tokens: int = 256
     """Length limit of an answer, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat templates of models that keep none, for example
+    """Values passed to the chat templates of models that record none, e.g.
     '{"enable_thinking": false}'."""
 
     def __post_init__(self) -> None:
