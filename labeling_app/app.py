@@ -22,6 +22,7 @@ from labeling_app.board_route import add_board_route
 from labeling_app.content_policy import GradioPolicy, html_page
 from labeling_app.dashboard import dashboard_page
 from labeling_app.feedback_route import add_feedback_route
+from labeling_app.health import add_health
 from labeling_app.live import Live
 from labeling_app.live_routes import add_live_routes
 from labeling_app.session import Board
@@ -76,16 +77,13 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
         rank_board()
     app = FastAPI(title="rlhf label", docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.get("/healthz")
-    def health() -> dict[str, str]:
-        return {"status": "ok"}
-
     @app.get("/dashboard")
     def dashboard(request: Request) -> HTMLResponse:
         if _sender(request).role == "annotator":
             return html_page("The dashboard is for leads.", 403)
         return html_page(dashboard_page(board.store))
 
+    add_health(app, board.store.connections)
     add_board_route(app, board, has_live=live is not None)
     add_feedback_route(app, board.store)
     if live is not None:

@@ -5,8 +5,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from labeling_app.database_file import open_read_only, require_ours
 from labeling_app.private_files import make_private
-from labeling_app.store import Store
 from rlhf.errors import InputError
 
 
@@ -19,15 +19,20 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
     Raises:
         InputError: no database, `out` exists, or the copy cannot be written or is not whole.
     """
+    require_ours(db)
     if out.exists():
         raise InputError(f"{out} already exists", "Choose another --out; backups never overwrite.")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        with Store(db, must_exist=True) as store:
-            make_private(partial)
-            problems = _copy(store, partial)
+        make_private(partial)
+        with open_read_only(db) as source, closing(sqlite3.connect(partial)) as copy:
+            source.backup(copy)
+            # One file to carry away: no -wal and -shm beside it.
+            copy.execute("PRAGMA journal_mode = DELETE")
+            problems = [row[0] for row in copy.execute("PRAGMA integrity_check")]
+            counts: dict[str, int] = dict(copy.execute("SELECT name, value FROM totals"))
     except (sqlite3.OperationalError, OSError) as error:
         partial.unlink(missing_ok=True)
         raise InputError(
@@ -40,17 +45,7 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
             f"{db} is damaged ({problems[0]})", "Go back to an earlier backup of yours."
         )
     _move_durably(partial, out)
-    with Store(out) as store:
-        return store.counts()
-
-
-def _copy(store: Store, partial: Path) -> list[str]:
-    """Copy the database and return what SQLite finds wrong with the copy: ["ok"] is nothing."""
-    with closing(sqlite3.connect(partial)) as copy:
-        store.connections.db.conn.backup(copy)
-        # One file to carry away: no -wal and -shm beside it.
-        copy.execute("PRAGMA journal_mode = DELETE")
-        return [row[0] for row in copy.execute("PRAGMA integrity_check")]
+    return counts
 
 
 def _move_durably(partial: Path, out: Path) -> None:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from labeling_app.access import USER
 from labeling_app.bodies import BodyError, read_json, require_sender
 from labeling_app.gathering import Gatherer
+from labeling_app.screens import ScreenRenderer
 from labeling_app.session import Asked, Board, refusal
 from labeling_app.users import User
 
@@ -26,6 +27,7 @@ def add_board_route(app: Starlette, board: Board, *, has_live: bool) -> None:
         has_live: whether there are models to ask.
     """
     gatherer = Gatherer(board.answer_all)
+    renderer = ScreenRenderer()
 
     async def operation(request: Request) -> JSONResponse:
         sender: User = request.scope[USER]
@@ -36,6 +38,7 @@ def add_board_route(app: Starlette, board: Board, *, has_live: bool) -> None:
         except BodyError as error:
             return JSONResponse(refusal(error.problem), status_code=error.status)
         screen = await gatherer.answer(Asked(sender.name, payload, may_lead))
+        screen = await renderer.render(screen)
         return JSONResponse({**screen, "may_lead": may_lead, "has_live": has_live})
 
     app.add_route("/board", operation, methods=["POST"])

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request
 
-from rlhf.chat_completions import key_header, open_completion
+from rlhf.chat_completions import key_header, open_completion, text_of
 from rlhf.errors import InputError
 from rlhf.records import Prompt, Response, Sampling
 from rlhf.urls import DeadlineError, open_url, read_answer
@@ -143,7 +143,7 @@ def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
     """The events of a stream, or the one message of a server that does not stream."""
     if "text/event-stream" not in answer.headers.get("content-type", ""):
         [choice] = json.loads(read_answer(answer))["choices"]
-        yield choice["message"]["content"] or "", choice.get("finish_reason") or "stop"
+        yield text_of(choice["message"]["content"]), text_of(choice.get("finish_reason")) or "stop"
         return
     ended = False
     while line := answer.readline(MAX_LINE):
@@ -155,9 +155,9 @@ def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
         if "error" in event:
             raise BrokenOffError(event["error"])
         for choice in event["choices"]:
-            ending = choice.get("finish_reason") or ""
+            ending = text_of(choice.get("finish_reason"))
             ended = ended or bool(ending)
-            yield choice.get("delta", {}).get("content") or "", ending
+            yield text_of(choice.get("delta", {}).get("content")), ending
     if not ended:
         raise BrokenOffError("the stream ended without an ending")
 
@@ -172,7 +172,7 @@ def served_model(url: str) -> str:
     request = Request(address, headers=key_header(API_KEY))
     try:
         with open_url(request, timeout_seconds=10) as answer:
-            names = [str(model["id"]) for model in json.loads(read_answer(answer))["data"]]
+            names = [text_of(model["id"]) for model in json.loads(read_answer(answer))["data"]]
     except (OSError, HTTPException, *PROTOCOL_ERRORS) as error:
         raise InputError(
             f"{address} does not say which models there are ({error})",

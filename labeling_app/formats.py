@@ -209,8 +209,7 @@ def _messages(value: Any, name: str) -> tuple[Message, ...]:
 def _prompt_messages(value: JsonObject) -> tuple[Message, ...]:
     if value.get("messages") is not None:  # tables hold every column in every row
         return _messages(value["messages"], "messages")
-    prompt = value.get("prompt")
-    if isinstance(prompt, list):
+    if isinstance(prompt := value.get("prompt"), list):
         return _messages(prompt, "prompt")
     return (Message(role="user", content=_text(prompt, "prompt")),)
 

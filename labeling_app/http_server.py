@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -28,6 +29,9 @@ WANTED_FILES = 4096
 # asyncio accepts so many in one turn of its loop. Were there as many as the limit, a connection
 # could have to make room before its request is looked at.
 ACCEPTED_AT_ONCE = 16
+# A thread that computes, as one that renders a long table, gives way to others so often. With
+# Python's 5 ms a request, which changes threads dozens of times, would take half a second.
+SWITCH_SECONDS = 0.001
 BACKLOG = 1024  # those that wait in the kernel until they are accepted
 
 
@@ -182,26 +186,31 @@ class OncePerSecond(logging.Filter):
 
 
 def serve_app(app: ASGIApp, host: str, port: int) -> None:
-    """Serve an application until it is interrupted.
+    """Serve an application until it is interrupted."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    server = LimitedServer(configure(app, host, port))
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(OncePerSecond())
+    with suppress(KeyboardInterrupt):
+        server.run()
+
+
+def configure(app: ASGIApp, host: str, port: int) -> LimitedConfig:
+    """The settings of a server, for which this process may open more files.
 
     `X-Forwarded-For` is believed from the addresses in FORWARDED_ALLOW_IPS alone: where it is not
     set, from nobody, or programs on this machine and clients of a proxy that passes the header on
     could call themselves what they like.
     """
-    files = raise_file_limit()
-    config = LimitedConfig(
+    return LimitedConfig(
         app,
-        max_connections=min(MAX_CONNECTIONS, files // 2),  # the rest is for the database
+        max_connections=min(MAX_CONNECTIONS, raise_file_limit() // 2),  # the rest: the database
         host=host,
         port=port,
         log_level="warning",
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", ""),
     )
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(OncePerSecond())
-    with suppress(KeyboardInterrupt):
-        LimitedServer(config).run()
 
 
 def raise_file_limit() -> int:

@@ -70,7 +70,7 @@ def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, par
     """
     report = Report()
     named = defaults if defaults.source else replace(defaults, source=_source_name(path))
-    entries = _read_entries(path, named, on_error, report, part)
+    entries = read_entries(path, named, on_error, report, part)
     first = list(islice(entries, READ_AHEAD))
     if len(first) < READ_AHEAD:
         _require_good_lines(path, len(first), on_error, report)
@@ -164,9 +164,15 @@ def _source_name(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".jsonl") if path.is_file() else path.stem
 
 
-def _read_entries(
+def read_entries(
     path: Path, defaults: Defaults, on_error: OnError, report: Report, part: Part
 ) -> Iterator[Placed]:
+    """Yield what each line holds with its place, and count the lines, touching no database.
+
+    Raises:
+        BadLineError: a bad line, unless it is left out.
+        InputError: the file cannot be read.
+    """
     for place, row, split in read_rows(path, part):
         report.lines += 1
         with _named(place, on_error, report):

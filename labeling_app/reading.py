@@ -32,6 +32,10 @@ SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # by `save_to_
 BUILDERS = ("csv", "json", "parquet", "arrow", "cache")
 DATA_SET = "a data set"
 BATCH_ROWS = 64
+UNREACHED = (
+    "There is no such file either. Check the name and the network; without a network, only data "
+    "sets that `datasets` has kept can be read."
+)
 CELL_CHARACTERS = 8  # what a number, or nothing, counts
 
 
@@ -162,7 +166,7 @@ def _numbered(
     place = str(path) if kind == "parquet" else f"{path}:{split or 'row'}"
     following = iter(rows)
     while True:
-        with _readable(str(path), f"{place}:{number}", kind):
+        with _readable(path, f"{place}:{number}", kind):
             row = next(following, None)
         if row is None:
             return
@@ -191,28 +195,26 @@ def _num_characters(value: Any) -> int:
 
 
 @contextmanager
-def _readable(name: str, place: str, kind: str) -> Iterator[None]:
+def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
     """Around what libraries do with a file of somebody else's: it is at fault, and says where.
 
     They check little of what they read, so that a broken file ends in errors of many types.
     """
     import pyarrow as pa
     from datasets.exceptions import DatasetsError
-    from httpx import HTTPError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # of its own choice
 
+    of_python = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+    of_any_kind = (EOFError, RuntimeError, AssertionError, ImportError)
+    of_libraries = (pa.ArrowException, DatasetsError, httpx.HTTPError)
     try:
         yield
     except InputError:
         raise
-    except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError),
-        *(RuntimeError, AssertionError, ImportError, pa.ArrowException, DatasetsError, HTTPError),
-    ) as error:
+    except (*of_python, *of_any_kind, *of_libraries) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadLineError(
-            f"{place}: cannot be read as {kind} ({said:.300})",
-            f"See how {name} was written or fetched.",
-        ) from None
+        remedy = UNREACHED if is_hub_name(path) else f"See how {path} was written or copied."
+        raise BadLineError(f"{place}: cannot be read as {kind} ({said:.300})", remedy) from None
 
 
 # ------------------------------------------------------------------------------------- `datasets`
@@ -220,7 +222,7 @@ def _readable(name: str, place: str, kind: str) -> Iterator[None]:
 
 def _dataset_rows(path: Path, part: Part) -> Iterator[Row]:
     is_saved = any((path / name).exists() for name in SAVED)
-    with _readable(str(path), str(path), DATA_SET):
+    with _readable(path, str(path), DATA_SET):
         parts = _saved_parts(path) if is_saved else _built_parts(path, part)
     for split, rows in _chosen(parts, path, part).items():
         yield from _numbered(rows, path, DATA_SET, split=split)

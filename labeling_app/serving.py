@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from labeling_app.checks import CheckRates
+from labeling_app.health import require_undamaged
 from labeling_app.history import num_made_since
 from labeling_app.http_server import serve_app
 from labeling_app.live import Live, Note, Voice
@@ -47,10 +48,11 @@ def serve(
     in; without, one person labels on this machine.
 
     Raises:
-        InputError: no database, nothing to rank, a port in use, a host that others can reach and no
-            users to sign in, or an annotator named where people sign in.
+        InputError: no database, a damaged one, nothing to rank, a port in use, a host that others
+            can reach and no users to sign in, or an annotator named where people sign in.
     """
     with Store(db, must_exist=not voices) as store:
+        require_undamaged(store.connections)
         recover(store.connections)
         if not voices:
             _require_tasks(store, db)

@@ -18,7 +18,8 @@ from labeling_app.deciding import open_decision, opinions_on
 from labeling_app.endings import cut_offs
 from labeling_app.history import recent_work
 from labeling_app.queue import Task, TaskQueue
-from labeling_app.rendering import conversation_to_html, response_to_html, to_html
+from labeling_app.rendering import to_html
+from labeling_app.screens import Unrendered, render, render_quick
 from labeling_app.store import Store
 from labeling_app.submissions import (
     MAX_NOTE_CHARACTERS,
@@ -89,23 +90,26 @@ class Board:
 
     def answer(self, annotator: str, payload: Payload, *, may_lead: bool = False) -> Payload:
         """Do what the browser asks and say what comes next."""
-        return self.answer_all([Asked(annotator, payload, may_lead)])[0]
+        return render(self.answer_all([Asked(annotator, payload, may_lead)])[0])
 
     def answer_all(self, requests: Sequence[Asked]) -> list[Payload]:
         """Answer several people in one transaction: one wait for the disk, and nobody before it.
+
+        Texts that take long to render are left to the caller; see `screens.py`.
 
         When it fails, each gets a transaction of their own; not when another program holds the
         file, for which one wait is enough.
         """
         try:
             with self.store.connections.write() as db:
-                return [self._answer_apart(db, request) for request in requests]
+                screens = [self._answer_apart(db, request) for request in requests]
         except sqlite3.Error as error:
             is_busy = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
             if len(requests) > 1 and not is_busy:
                 return [self.answer_all([request])[0] for request in requests]
             problem = f"The database could not write ({error}). Your draft is kept."
             return [refusal(problem, retry=True)] * len(requests)
+        return [render_quick(screen) for screen in screens]
 
     def _answer_apart(self, db: Database, asked: Asked) -> Payload:
         """A refusal takes back what it had begun, and nothing of what others do."""
@@ -148,7 +152,7 @@ class Board:
         feedback = feedback_on(self.store.connections, annotator, task_id)
         if feedback is None:
             return None
-        return {**asdict(feedback), "explanation": to_html(feedback.explanation)}
+        return {**asdict(feedback), "explanation": Unrendered(feedback.explanation)}
 
     def _skip(self, annotator: str, payload: Payload) -> None:
         self.queue.skip(
@@ -201,13 +205,16 @@ class Board:
         }
 
     def _task_payload(self, task: Task) -> Payload:
-        """A task as the browser gets it: sanitised HTML and positions, no ids and no names."""
+        """A task as the browser gets it: texts and positions, no ids and no names."""
         endings = cut_offs(self.store.connections, task.shown)
         return {
             "id": task.ticket,
-            "prompt": conversation_to_html(task.messages),
+            "prompt": [
+                {"role": turn["role"], "html": Unrendered(turn["content"], turn["role"])}
+                for turn in task.messages
+            ],
             "cards": [
-                {"html": response_to_html(text), "characters": len(text), "ending": ending}
+                {"html": Unrendered(text, "assistant"), "characters": len(text), "ending": ending}
                 for text, ending in zip(task.texts, endings, strict=True)
             ],
             "draft": task.draft,

@@ -23,6 +23,7 @@ from typing import Any, Self, get_args
 from sqlite_utils import Database
 
 from labeling_app.database import SHOWN, UNFINISHED, Connections
+from labeling_app.database_file import no_database
 from labeling_app.fitting import (
     adopt,
     require_own_responses,
@@ -56,18 +57,16 @@ class Store:
     Args:
         path: the file; created when it does not exist.
         must_exist: refuse a path where there is no file yet.
+        read_only: as `must_exist`, and leave the file as it is.
 
     Raises:
         InputError: no such file (with `must_exist`), or not a label database.
     """
 
-    def __init__(self, path: Path, *, must_exist: bool = False) -> None:
-        if must_exist and not path.is_file():
-            raise InputError(
-                f"No label database at {path}",
-                f"Make one first: rlhf import prompts.jsonl --db {path}",
-            )
-        self.connections = Connections(path)
+    def __init__(self, path: Path, *, must_exist: bool = False, read_only: bool = False) -> None:
+        if (must_exist or read_only) and not path.is_file():
+            raise no_database(path)
+        self.connections = Connections(path, read_only=read_only)
 
     def __enter__(self) -> Self:
         return self

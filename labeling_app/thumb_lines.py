@@ -13,6 +13,7 @@ from rlhf.errors import InputError
 from rlhf.records import AnnotatorKind, JsonObject, Ranking, Response, content_id
 
 WORDS = {"up": THUMBS[1], "down": THUMBS[-1]}
+LABEL_WORDS = {"true": "up", "false": "down"}
 UNPAIRED = ("prompt", "completion", "label")
 EXAMPLE = 'Write {"prompt": "…", "response": "…", "thumbs": "up"}, or "down".'
 
@@ -25,11 +26,11 @@ def with_responses(value: JsonObject) -> JsonObject:
     """
     if all(value.get(name) is not None for name in UNPAIRED):
         rest = {name: found for name, found in value.items() if name not in UNPAIRED[1:]}
-        if not isinstance(value["label"], bool):
+        thumb = LABEL_WORDS.get(str(value["label"]).lower())  # a cell of a CSV file is text
+        if thumb is None:
             raise InputError(
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
-        thumb = "up" if value["label"] else "down"
         return {**rest, "responses": [_answer(value["completion"])], "thumbs": [thumb]}
     if value.get("thumbs") is None:  # tables hold every column in every row
         return value

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-VOCABULARY_CHUNK = 8192  # tokens whose float32 weights stand in memory at one time, without CUDA
+WEIGHT_ROWS = 8192  # tokens whose float32 weights stand in memory at one time, without CUDA
 
 
 @contextmanager
@@ -102,8 +102,8 @@ def float32_product(
     result = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
     wide = hidden.float()
     with _bf16_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
-        for first in range(0, len(weight), VOCABULARY_CHUNK):
-            part = weight[first : first + VOCABULARY_CHUNK]
+        for first in range(0, len(weight), WEIGHT_ROWS):
+            part = weight[first : first + WEIGHT_ROWS]
             torch.mm(wide, part.float().T, out=result[:, first : first + len(part)])
     return result
 

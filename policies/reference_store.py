@@ -64,13 +64,7 @@ MANIFEST_KINDS: Kinds = {
     "precision": str,
     "reused": int,
 }
-SAMPLING_KINDS: Kinds = {
-    "temperature": int | float,
-    "top_p": int | float,
-    "top_k": int,
-    "max_new_tokens": int,
-    "seed": int,
-}
+MAX_ROWS = 10**12  # of a shard
 GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows each, as shards are written
 SHARDS_CHECKED_AT_OPENING = 8  # the others are when they are first read
 
@@ -243,8 +237,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has format {manifest.get('format_version')}, not {FORMAT_VERSION}",
             "Make the store again with rlhf reference.",
         )
-    _require_well_formed(manifest, path)
-    if not Sampling(**manifest["sampling"]).is_untruncated:
+    if not _checked_sampling(manifest, path).is_untruncated:
         raise InputError(
             f"The outputs in {folder} were sampled with top_p or top_k: they give no KL",
             "Make the store again with rlhf reference, which samples the whole distribution.",
@@ -252,23 +245,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _require_well_formed(manifest: dict[str, Any], path: Path) -> None:
-    parts = [*manifest["shards"].items(), ("model", manifest["model"])]
+def _checked_sampling(manifest: dict[str, Any], path: Path) -> Sampling:
+    """The sampling of a manifest whose every part is what its readers expect.
+
+    Raises:
+        InputError: one is not.
+    """
+    needed: dict[str, tuple[str, ...]] = {"model": ("path", "hash", "tokenizer")}
     if manifest["reward"] is not None:
-        parts.append(("reward", manifest["reward"]))
-    for name, part in parts:
-        place = f"{path} ({name[:80]})"
-        require_kinds({name: part}, {name: dict}, place)
-        require_kinds(part, {"rows": int, "hash": str, "path": str, "tokenizer": str}, place)
-        needed = ("path", "hash", "tokenizer") if name == "model" else ("hash",)
-        for key in (*needed, *(("rows",) if name in manifest["shards"] else ())):
-            part[key]
-        if part.get("rows", 0) < 0 or Path(name).name != name:
+        needed["reward"] = ("path", "hash")
+    for name, keys in needed.items():
+        kinds = {key: str for key in keys if manifest[name][key]}
+        require_kinds(manifest[name], kinds, f"{path} ({name})")
+    for name, shard in manifest["shards"].items():
+        place = f"{path} (shard {name[:80]})"
+        require_kinds({name: shard}, {name: dict}, place)
+        require_kinds(shard, {"rows": int, "hash": str}, place)
+        if not 0 <= shard["rows"] <= MAX_ROWS or not shard["hash"] or Path(name).name != name:
             raise InputError(f"{place} is no shard of a store", REMEDY)
-    Sampling.from_json(manifest["sampling"])
-    require_kinds(manifest["sampling"], SAMPLING_KINDS, f"{path} (sampling)")
     if manifest["samples_per_prompt"] < 1:
-        raise InputError(f"{path} has 'samples_per_prompt' as 0", REMEDY)
+        raise InputError(f"{path} has no samples of a prompt", REMEDY)
+    try:
+        return Sampling.from_json(manifest["sampling"])
+    except InputError as error:
+        raise InputError(f"{path}: {error.problem}", REMEDY) from None
 
 
 def open_store(folder: Path, model: str | None = None) -> ReferenceStore:

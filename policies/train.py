@@ -41,6 +41,7 @@ from policies.update import KL_ESTIMATORS, reference_batch, update
 from rlhf.adapters import save_merged
 from rlhf.checkpoint import Saver, load_checkpoint, newest_checkpoint
 from rlhf.distributed import RANK_SEED_STRIDE, seed_all, start
+from rlhf.documents import Kinds, require_kinds
 from rlhf.errors import ConfigError
 from rlhf.jsonl import write_json
 from rlhf.metrics import append_metrics, forget_metrics_after, progress, read_metrics
@@ -61,6 +62,12 @@ AUDIT_PROMPTS = 64
 CLOCKS = ("seconds/sample", "seconds/score", "seconds/update")
 AUDITED_KL = "kl_audit/reverse_k1_per_token"
 CONTROL_PROMPTS = 16
+FACTS: Kinds = {  # what a checkpoint keeps beside weights
+    "critic_fit": dict | None,
+    "guard_counts": dict,
+    "audited_kl": int | float | None,
+    "kl_coefficient": int | float,
+}
 GUARD_PROMPTS = 10_000
 MEASURED_KL = (  # what the controller steers by, the first that a step has
     "kl/held_out_forward_k3_per_token",
@@ -113,6 +120,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         done = saved["step"]
         facts: dict[str, Any] = {"critic_fit": None, "guard_counts": {}, "audited_kl": None}
         facts["kl_coefficient"] = settings.kl.coefficient
+        require_kinds(saved, FACTS, f"{run.checkpoints} (progress.json)")
         facts |= {name: saved[name] for name in facts if name in saved}
         forget_metrics_after(run.metrics_file, done)
         if done == 0:

@@ -33,10 +33,11 @@ def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
     """
     report = run.read_report()
     samples, has_rival = report["samples_per_prompt"], "rival" in report
-    answers = [
-        (record.prompt, split_by_side(record.responses, samples, has_rival=has_rival))
-        for record in read_ranked_file(run.answers)
-    ]
+    with run.reading_report():
+        answers = [
+            (record.prompt, split_by_side(record.responses, samples, has_rival=has_rival))
+            for record in read_ranked_file(run.answers)
+        ]
     return {
         other: [
             (prompt, of[other][0], of["policy"][0])

@@ -34,7 +34,9 @@ from reward.thresholds import Thresholds
 from reward.thumb_report import describe_thumbs
 from rlhf.adapters import add_adapters, four_bits
 from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint, save_checkpoint
+from rlhf.diagnose import as_input_error
 from rlhf.distributed import start
+from rlhf.documents import REMEDY
 from rlhf.errors import GuardError
 from rlhf.metrics import append_metrics, forget_metrics_after, progress
 from rlhf.models import is_reward_model, new_reward_model
@@ -65,13 +67,18 @@ class Findings:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Findings":
-        """What `asdict` made of it, from a checkpoint."""
-        before, best = saved["before"], saved["best"]
-        return cls(
-            Accuracy(**before) if before else None,
-            Best(**best) if best else None,
-            saved.get("thresholds", {}),
-        )
+        """What `asdict` made of it, from a checkpoint.
+
+        Raises:
+            InputError: it is something else.
+        """
+        with as_input_error("The progress.json of the checkpoint is broken", REMEDY):
+            before, best = saved["before"], saved["best"]
+            return cls(
+                Accuracy(**before) if before else None,
+                Best(**best) if best else None,
+                saved.get("thresholds", {}),
+            )
 
 
 def train_reward(

@@ -38,6 +38,17 @@ def open_completion(
     return open_url(request, timeout_seconds=timeout_seconds, total_seconds=total_seconds)
 
 
+def text_of(content: Any) -> str:
+    """The text in an answer, "" for none; half characters, which JSON can hold, are replaced.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    if not isinstance(content, str | None):
+        raise TypeError(f"a {type(content).__name__} in the place of text")
+    return (content or "").encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def key_header(variable: str) -> dict[str, str]:
     """The header with the key in an environment variable; nothing where there is none.
 

@@ -46,7 +46,7 @@ def read_settings_file(file: Path) -> dict[str, Any]:
         if file.stat().st_size > MAX_YAML_BYTES:
             raise ValueError(f"more than {MAX_YAML_BYTES:,} bytes")
         text = file.read_text(encoding="utf-8")
-        loader = yaml.SafeLoader(text)
+        loader = _BoundedLoader(text)
         root = loader.get_single_node()
         _require_small(root)
         value = None if root is None else _plain(loader.construct_document(root))
@@ -88,6 +88,30 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is no setting")
 
 
+class _BoundedLoader(yaml.SafeLoader):
+    """Stops reading where there is more than settings can be: PyYAML's time grows with depth."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        self._count += 1
+        _require_bounds(self._depth, self._count)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def _require_bounds(depth: int, count: int) -> None:
+    if depth > MAX_YAML_DEPTH or count > MAX_YAML_VALUES:
+        raise ValueError(
+            f"more than {MAX_YAML_DEPTH} levels or {MAX_YAML_VALUES:,} values, with what *names "
+            "repeat"
+        )
+
+
 def _require_small(root: yaml.Node | None) -> None:
     """Refuse YAML that repeats itself by `&name` and `*name` without an end, or nearly so.
 
@@ -98,11 +122,7 @@ def _require_small(root: yaml.Node | None) -> None:
     while left:
         node, depth = left.pop()
         count += 1
-        if depth > MAX_YAML_DEPTH or count > MAX_YAML_VALUES:
-            raise ValueError(
-                f"more than {MAX_YAML_DEPTH} levels or {MAX_YAML_VALUES:,} values, with what "
-                "*names repeat"
-            )
+        _require_bounds(depth, count)
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         for part in parts:
             both = part if isinstance(part, tuple) else (part,)

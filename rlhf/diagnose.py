@@ -31,6 +31,7 @@ MISMATCH = ("same model across all ranks", "not to match sizes of the same param
 NO_KERNEL = ("no kernel image is available", "could not run '", "not implemented for '")
 BROKEN_DEVICE = ("uncorrectable ecc", "illegal memory access", "unspecified launch failure")
 BUSY_DATABASE = ("database is locked",)
+LOST_DATABASE = "LostDatabaseError"  # of the labeling app
 AT_ONCE = (  # settings that say how much is in memory at once
     "micro_batch_size",
     "micro_tokens",
@@ -180,6 +181,13 @@ def _busy_database(error: BaseException) -> RlhfError:
     )
 
 
+def _lost_database(error: BaseException) -> RlhfError:
+    return InputError(
+        f"The database that --db names cannot be written: {_first_line(error)}",
+        "Put its file back, or give the path of another; then run the same command again.",
+    )
+
+
 RULES: tuple[tuple[str, tuple[str, ...], Callable[[BaseException], RlhfError]], ...] = (
     ("OutOfMemoryError", OUT_OF_MEMORY, _out_of_memory),
     ("MemoryError", (), _out_of_memory),
@@ -190,5 +198,6 @@ RULES: tuple[tuple[str, tuple[str, ...], Callable[[BaseException], RlhfError]], 
     ("", MISMATCH, _mismatch),
     ("", BROKEN_DEVICE, _broken_device),
     ("", BUSY_DATABASE, _busy_database),
+    (LOST_DATABASE, (), _lost_database),
     ("", NO_KERNEL, _no_kernel),
 )

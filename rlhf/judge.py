@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from http.client import BAD_REQUEST
 from urllib.error import HTTPError
 
-from rlhf.chat_completions import open_completion
+from rlhf.chat_completions import open_completion, text_of
 from rlhf.errors import InputError
 from rlhf.retries import ask_patiently
 from rlhf.urls import read_answer
@@ -80,14 +80,12 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
         first_pause_seconds=endpoint.first_pause_seconds,
     )
     try:
-        text = json.loads(content)["choices"][0]["message"]["content"] or ""
-        whole: str = text.encode(errors="replace").decode()  # an escape may be half a character
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return text_of(json.loads(content)["choices"][0]["message"]["content"])
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         raise InputError(
             f"{endpoint.url} does not speak the chat completions protocol: {content[:200]!r}",
             "Give the address that ends in /v1.",
         ) from None
-    return whole
 
 
 def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:

@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,8 @@ from typing import Any
 
 from rlhf.cluster import ClusterSettings
 from rlhf.config import read_settings_file, to_plain, to_yaml, with_defaults, without_secrets
-from rlhf.documents import read_document, read_stage_document
+from rlhf.diagnose import as_input_error
+from rlhf.documents import REMEDY, read_document, read_stage_document
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json, write_text_atomically
 from rlhf.notify import notify
@@ -171,6 +172,10 @@ class RunDir:
             InputError: it is broken.
         """
         return read_document(self.report_json)
+
+    def reading_report(self) -> AbstractContextManager[None]:
+        """Around code that takes the report as its stage wrote it; if it fails, it is not."""
+        return as_input_error(f"{self.report_json} is not what its stage writes", REMEDY)
 
     @property
     def is_done(self) -> bool:

@@ -6,6 +6,7 @@ cut off, and so are all when the block of an `AskingPool` is interrupted.
 
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -95,6 +96,7 @@ class _Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._ends_at = time.monotonic() + seconds
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._connections: list[socket.socket] = []
@@ -135,7 +137,8 @@ class _Deadline:
         pool = getattr(_here, "pool", None)
         if pool is not None:
             pool.discard(self)
-        if self._over.is_set() and (kind is None or issubclass(kind, Exception)):
+        is_late = self._over.is_set() or time.monotonic() >= self._ends_at
+        if is_late and (kind is None or issubclass(kind, Exception)):
             raise DeadlineError(f"no whole answer within {self._seconds:g} seconds") from None
 
 

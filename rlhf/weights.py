@@ -18,6 +18,7 @@ from rlhf.ranks import is_main_process
 COPY_AGAIN = "Copy or download the model again: its folder must hold whole *.safetensors files."
 ADAPTER = "adapter_config.json"
 HEAD = "score."
+OUTPUT = ("lm_head.", "embed_out.")  # the output matrix of language models
 NAMES_SHOWN = 3
 
 Mismatch = tuple[str, Collection[int], Collection[int]]
@@ -53,10 +54,9 @@ def load_weights(
         )
     missing, unexpected = found["missing_keys"], found["unexpected_keys"]
     if new_head:
-        trunk = f"{model.base_model_prefix}."
         head = sorted(one for one in missing if one.startswith(HEAD))
         missing = missing - set(head)
-        unexpected = {one for one in unexpected if one.startswith(trunk)}
+        unexpected = {one for one in unexpected if not one.startswith(OUTPUT)}
         if head and is_main_process():
             sys.stderr.write(f"{name} has no reward head: {', '.join(head)} is new.\n")
     require_whole(name, "config.json", missing, unexpected, found["mismatched_keys"])

@@ -75,9 +75,10 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     from policies.sentences import describe_evaluation
     from rlhf.rundir import RunDir
 
-    report = RunDir(settings.out).read_report()
+    run = RunDir(settings.out)
     queued = f"Queued {result['queued']} pairs for people.\n" if settings.to_db else ""
-    return queued + describe_evaluation(settings, report, settings.to_db)
+    with run.reading_report():
+        return queued + describe_evaluation(settings, run.read_report(), settings.to_db)
 
 
 def _queue(settings: Settings, db: Path) -> int:
@@ -102,7 +103,7 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
 
     run = RunDir(settings.out)
     pairs = pairs_to_ask(run)
-    with Store(db, must_exist=True) as store:
+    with Store(db, read_only=True) as store:
         if not any(are_queued(store, of_side) for of_side in pairs.values()):
             raise InputError(
                 f"Nobody was asked about the pairs of {run.path} in {db}",

@@ -28,7 +28,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.exporting import export
     from labeling_app.store import Store
 
-    with Store(settings.db, must_exist=True) as store:
+    with Store(settings.db, read_only=True) as store:
         manifest = export(
             store,
             settings.out,

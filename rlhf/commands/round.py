@@ -14,7 +14,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.store import Store
     from policies.rounds import choose, sample_candidates
 
-    with Store(settings.db, must_exist=True):
+    with Store(settings.db, read_only=True):
         pass  # a database that is not there must not cost an hour of sampling first
     candidates, inputs = sample_candidates(settings)
     chosen = choose(

@@ -23,5 +23,5 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.rounds import trace
     from labeling_app.store import Store
 
-    with Store(settings.db, must_exist=True) as store:
+    with Store(settings.db, read_only=True) as store:
         return trace(store, settings.ranking)

@@ -26,7 +26,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     from reward.sentences import describe_training
     from rlhf.rundir import RunDir
 
-    return describe_training(settings, RunDir(settings.out).read_report())
+    run = RunDir(settings.out)
+    with run.reading_report():
+        return describe_training(settings, run.read_report())
 
 
 def memory_plan(settings: Settings) -> str:

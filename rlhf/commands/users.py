@@ -44,7 +44,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.tokens import make_token, programs, revoke_token
     from labeling_app.users import Users
 
-    with Store(settings.db, must_exist=True) as store:
+    with Store(settings.db, must_exist=True, read_only=settings.action == "list") as store:
         users = Users(store)
         if settings.action == "list":
             people = {u.name: u.role + (" (disabled)" if u.disabled else "") for u in users.all()}

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from labeling_app import http_server
 from labeling_app.bodies import BodyError, read_body
@@ -179,3 +180,21 @@ def test_the_soft_limit_of_files_is_raised(soft, hard, allowed):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
     )
     assert int(found.stdout) == allowed
+
+
+@pytest.mark.parametrize(
+    ("trusted", "address"), [(None, "127.0.0.1"), ("127.0.0.1", "10.0.0.7"), ("::1", "127.0.0.1")]
+)
+def test_an_address_is_believed_from_the_proxies_that_are_named(monkeypatch, trusted, address):
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    if trusted:
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+
+    async def whoami(scope, receive, send) -> None:
+        await PlainTextResponse(scope["client"][0])(scope, receive, send)
+
+    config = http_server.configure(whoami, "127.0.0.1", 0)
+    config.load()
+    client = TestClient(config.loaded_app, client=("127.0.0.1", 50000))
+    # What the client says comes first, what the proxy has seen last.
+    assert client.get("/", headers={"x-forwarded-for": "10.9.9.9, 10.0.0.7"}).text == address

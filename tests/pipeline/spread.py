@@ -269,7 +269,7 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
     trainee = replace(trainee, thresholds=Thresholds(groups))
     fit_thresholds(trainee, groups)
     rows = [
-        take_step(trainee, groups, RATE) | {"b": trainee.thresholds.values[OTHERS]}
+        take_step(trainee, groups, RATE) | {"b": trainee.thresholds.state()[OTHERS][0]}
         for _ in range(STEPS)
     ]
     return {"rows": rows}

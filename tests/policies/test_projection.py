@@ -94,7 +94,7 @@ def test_float32_stays_as_it_is_and_the_model_too(tiny_model: Path) -> None:
 
 
 def test_a_large_vocabulary_goes_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.projection.VOCABULARY_CHUNK", 30)
+    monkeypatch.setattr("policies.projection.WEIGHT_ROWS", 30)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 16, generator=generator).bfloat16() for n in (7, 100))
     expected = hidden.double() @ weight.double().T

@@ -60,7 +60,7 @@ def test_what_does_not_train_keeps_its_rewards(
     first, rankings, tiny_model, tmp_path, name, changes
 ):
     out = tmp_path / "next"
-    settings = settings_for(rankings, first / name, out, learning_rate=STILL, **changes)
+    settings = settings_for(rankings, first / name, out, learning_rate=STILL, seed=1, **changes)
     report = train_reward(settings)
     before = RunDir(first).read_report()
     error = 2e-2 if settings.precision == "bf16" else 1e-5  # adapters lie beside bf16 weights
@@ -169,9 +169,11 @@ def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
     first, rankings, tiny_model, tmp_path
 ):
     out = tmp_path / "all"
-    settings = settings_for(rankings, first, out, seeds=(0, 1), limit="4")
+    weights = {"annotator_weights": {"ann": 0.5}}
+    settings = settings_for(rankings, first, out, seeds=(0, 1), limit="4", **weights)
     report = train_ensemble(settings)
     assert report["started_from"]["path"] == f"{first}/model"
+    assert report["annotators"] == {"ann": {"weight": 0.5, "judgements": 24, "share": 1.0}}
     before = [one["accuracy_before_training"] for one in report["members"].values()]
     assert before == [RunDir(first).read_report()["accuracy"]] * 2
     told = describe_training(replace(settings, out=out), report)

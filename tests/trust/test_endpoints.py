@@ -25,12 +25,12 @@ from tests.local_server import LocalServer
 PROMPT = Prompt.create((Message(role="user", content="Hi?"),), "train", "test")
 QUESTION = judge.build_request("Which?", "one", "two", rubric="")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-QUICK = {"timeout_seconds": 0.15, "first_pause_seconds": 0.01}
+QUICK = {"timeout_seconds": 0.08, "first_pause_seconds": 0.01}
 
 
 @contextmanager
-def dripping(first: bytes, rest: bytes = b"x" * 200) -> Iterator[str]:
-    """The address of a server that says `first`, then a byte every 50 ms, for ten seconds."""
+def dripping(first: bytes, rest: bytes = b"x" * 500) -> Iterator[str]:
+    """The address of a server that says `first`, then a byte every 20 ms, for ten seconds."""
     ended = threading.Event()
 
     def serve(client: socket.socket) -> None:
@@ -39,7 +39,7 @@ def dripping(first: bytes, rest: bytes = b"x" * 200) -> Iterator[str]:
                 client.recv(65536)
                 client.sendall(first)
                 for byte in rest:
-                    if ended.wait(0.05):
+                    if ended.wait(0.02):
                         return
                     client.sendall(bytes([byte]))
             except OSError:
@@ -78,13 +78,14 @@ def ask_reward(url: str) -> list[list[float]]:
 
 
 def ask_live(url: str) -> list[Response]:
-    voice = EndpointVoice(url=url, model="m", sampling=Sampling(), timeout_seconds=0.08)
+    voice = EndpointVoice(url=url, model="m", sampling=Sampling(), timeout_seconds=0.2)
     return voice.answer(PROMPT, ["a"], 0, lambda row, text: True)
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_scoring, "TIMEOUT_SECONDS", 0.15)
+    monkeypatch.setattr(text_scoring, "TIMEOUT_SECONDS", 0.08)
+    monkeypatch.setattr("labeling_app.endpoint_voice.TOTAL_TIME", 2)
     monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
 
 
@@ -102,7 +103,7 @@ def test_a_server_that_drips_is_given_up(ask: Callable[[str], Any], first: bytes
 @pytest.mark.parametrize("first", [*DRIPS, HEAD + b'data: {"choices": []}\n\ndata: '])
 def test_live_mode_gives_up_a_server_that_drips(first: bytes) -> None:
     began = time.monotonic()
-    with dripping(first) as url, pytest.raises(InputError, match=r"took more than 0\.8 seconds"):
+    with dripping(first) as url, pytest.raises(InputError, match=r"took more than 0\.4 seconds"):
         ask_live(url)
     assert time.monotonic() - began < 5
 

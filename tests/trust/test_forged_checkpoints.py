@@ -1,7 +1,11 @@
 """A checkpoint is data: what somebody has put into its files is refused, and never runs."""
 
 import json
+import os
 import pickle
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from rlhf.checkpoint import load_checkpoint, save_checkpoint
 from rlhf.errors import InputError
+from tests.conftest import REPOSITORY
 from tests.rlhf.test_checkpoint import Loop
 
 
@@ -149,3 +154,52 @@ def test_a_word_that_is_no_text_is_no_name(saved: Path) -> None:
 def test_progress_is_what_the_loop_gave(saved: Path) -> None:
     progress = json.loads((saved / "progress.json").read_text())
     assert load_checkpoint(Loop().accelerator, saved.parent) == {"step": progress["step"]}
+
+
+ZERO = """
+import os, sys
+from pathlib import Path
+import torch
+from rlhf.checkpoint import load_checkpoint, save_checkpoint
+from rlhf.distributed import start
+from rlhf.errors import InputError
+from rlhf.sharding import Sharding, prepare
+
+class Forged:
+    def __reduce__(self):
+        return Path.touch, (folder / "ran",)
+
+folder = Path(sys.argv[1])
+accelerator = start("fp32", 0)
+if not torch.distributed.is_initialized():
+    torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+model, optimizer = prepare(accelerator, model, optimizer, Sharding(sys.argv[2]))
+saved = save_checkpoint(accelerator, folder, 1, {}, 1)
+assert load_checkpoint(accelerator, folder) == {"step": 1}
+for file in saved.glob("state/*.pt"):
+    torch.save({**torch.load(file, weights_only=False), "more": Forged()}, file)
+try:
+    load_checkpoint(accelerator, folder)
+except InputError as error:
+    print(error.problem)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_files_of_deepspeed_are_data_too(tmp_path: Path, strategy: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    ours = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(REPOSITORY)}
+    ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = subprocess.run(
+        [sys.executable, "-c", ZERO, str(tmp_path), strategy],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **ours},
+    )
+    assert "(it holds something else than tensors and numbers)" in done.stdout
+    assert not (tmp_path / "ran").exists()

@@ -27,6 +27,19 @@ def test_a_csv_cell_is_text_whatever_it_looks_like(text, tmp_path, capsys):
     assert (texts[best], texts[worst]) == (text, "Yes there is")
 
 
+def test_labels_of_a_csv_file_are_true_or_false(tmp_path, capsys):
+    path = tmp_path / "in.csv"
+    path.write_text("prompt,completion,label\na,None,True\na,no,false\n")
+    run_json(capsys, "import", path, "--db", tmp_path / "new.db")
+    with Store(tmp_path / "new.db") as store:
+        [record] = store.ranked_prompts()
+    texts = {response.id: response.text for response in record.responses}
+    said = [(texts[ranking.tiers[0][0]], ranking.flags) for ranking in record.rankings]
+    assert said == [("None", ("thumbs-up",)), ("no", ("thumbs-down",))]
+    path.write_text("prompt,completion,label\na,yes,\n")
+    assert f"{path}:2: label is ''" in refuse(path, tmp_path / "new.db", capsys)
+
+
 CSV = {
     "an empty cell": ("a,,b\n", "2: Response 0 is empty"),
     "a cell too few": ("a,b\n", "2: 2 cells under 3 columns"),

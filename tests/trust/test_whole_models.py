@@ -82,8 +82,10 @@ def test_a_policy_without_a_layer_is_refused_whoever_loads_it(policy: Path) -> N
 
 def test_a_weight_too_many_is_refused(policy: Path, reward: Path) -> None:
     for folder, load in ((policy, load_causal_lm), (policy, NEW_HEAD), (reward, load_reward_model)):
-        edit(folder, lambda weights: weights.update({"model.layers.7.x": torch.zeros(2)}))
-        assert "(unexpected: model.layers.7.x)" in refusal(load, str(folder))
+        for name in ("model.layers.7.x", "value_head.weight"):
+            edit(folder, lambda weights, name=name: weights.update({name: torch.zeros(2)}))
+            assert f"(unexpected: {name})" in refusal(load, str(folder))
+            edit(folder, lambda weights, name=name: weights.pop(name))
 
 
 def test_a_weight_of_another_shape_is_refused(policy: Path, reward: Path) -> None:

@@ -1,0 +1,342 @@
+"""Settings, runs, exports, stores and answers of endpoints, mutated: one message or a result."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from hypothesis import strategies as st
+
+from labeling_app.endpoint_voice import EndpointVoice, served_model
+from policies.reference_store import ReferenceStore
+from policies.reference_store import read_manifest as read_store_manifest
+from reward.text_scoring import load_text_reward
+from rlhf import cli, judge
+from rlhf.checkpoint import newest_checkpoint
+from rlhf.config import load_settings
+from rlhf.errors import InputError, InterruptedRunError
+from rlhf.jsonl import write_json
+from rlhf.metrics import forget_metrics_after
+from rlhf.models import policy_folder
+from rlhf.ranked import read_ranked, write_ranked
+from rlhf.records import Message, Prompt, RankedPrompt, Response, Sampling
+from rlhf.rundir import RunDir, open_stage, require_done, stage_status
+from rlhf.status import differing_settings, overview, read_run, tables
+from tests.trust.mutations import mutated, run_cases, spliced
+
+COUNTS = pytest.mark.parametrize("count", [200, pytest.param(100_000, marks=pytest.mark.slow)])
+# several files make one reader, or another test reads nearly the same
+PART = pytest.mark.parametrize("count", [100, pytest.param(25_000, marks=pytest.mark.slow)])
+PROMPT = Prompt.create((Message(role="user", content="Hi?"),), "train", "test")
+RESPONSE = Response(id="a", prompt_id=PROMPT.id, text="Yes", model="m")
+
+
+def refusal(read: Callable[[], Any]) -> str | None:
+    """The problem that an InputError tells; None where there is none."""
+    try:
+        read()
+    except InputError as error:
+        return error.problem
+    return None
+
+
+SETTINGS = b"""# a file of settings
+model: &model runs/first/policy
+responses: [a.jsonl, *model]
+reward: &more {a: 1, b: [1.5, 2e-3, true, null]}
+again: *more
+out: 2026-01-01
+tokens-per-batch: 4096
+"""
+
+
+@COUNTS
+def test_settings_files(tmp_path: Path, count: int) -> None:
+    file = tmp_path / "settings.yaml"
+
+    def check(content: bytes) -> None:
+        file.write_bytes(content)
+        problem = refusal(lambda: json.dumps(load_settings([file])))
+        assert problem is None or str(file) in problem
+
+    run_cases(check, spliced(SETTINGS), count)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_settings_files_through_the_command_line(
+    tmp_path: Path, count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    whole = b"model: m\nreward: [r]\nreference: s\nout: o\nkl:\n  coefficient: 0.5\nsteps: 3\n"
+
+    def check(content: bytes) -> None:
+        file.write_bytes(content)
+        assert cli.main(["ppo", "--config", str(file), "--no-such-flag"]) == 2
+        assert "Traceback" not in capfd.readouterr().err
+
+    run_cases(check, spliced(whole), count)
+
+
+@dataclass(frozen=True)
+class Stage:
+    out: Path
+    steps: int = 2
+    seed: int = 0
+
+
+METRICS = [{"step": n, "loss": 1.0 / n, "reward/mean": 0.5, "length": 7} for n in (1, 2, 3)]
+RATE = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+REPORT = {
+    "accuracy": RATE,
+    "reward": {"first": 0.1, "last": 0.2},
+    "verdict": {"judge": "gold"},
+    "win_rate": {"gold": RATE, "reward": RATE},
+    "rows": 3,
+    "prompts": 1,
+}
+HEART = {"rank": 0, "host": "h", "pid": 1, "beats": 3, "phase": "p", "step": 1, "waits": None}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A PPO stage that says it is done."""
+    inputs = {"model": {"path": "m", "hash": "h"}, "reward": {"path": "r", "hash": "h"}}
+    run = open_stage(tmp_path / "run" / "ppo", "ppo", Stage(Path("out")), inputs, resume=False)
+    with stage_status(run):
+        run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in METRICS))
+    write_json(run.report_json, REPORT)
+    write_json(run.heartbeat / "rank-00000.json", HEART)
+    run.policy.mkdir()
+    return run
+
+
+def read_all(run: RunDir) -> None:
+    """What `rlhf status` and the next stage read of a run."""
+    runs = {"run": read_run(run.path.parent)}
+    text = overview(runs, differing_settings(runs)) + tables(runs, differing_settings(runs))
+    (text + json.dumps(runs, ensure_ascii=False)).encode()
+    policy_folder(str(run.path))
+    require_done(run.path, "ppo", "policy")
+    if run.is_done:
+        open_stage(run.path, "ppo", Stage(Path("out")), run.inputs, resume=True)
+    forget_metrics_after(run.metrics_file, 3)
+
+
+@PART
+@pytest.mark.parametrize("name", ["stage.json", "report.json", "metrics.jsonl", "config.yaml"])
+def test_files_of_a_run(run: RunDir, name: str, count: int) -> None:
+    read_all(run)
+    file = run.path / name
+    whole = file.read_bytes()
+    cases = spliced(whole)
+    if name.endswith(".json"):
+        documents = [json.loads(whole), {**json.loads(whole), "status": "running"}]
+        cases = st.sampled_from(documents).flatmap(mutated)
+    if name == "metrics.jsonl":
+        lines = whole.splitlines(keepends=True)
+        row = st.sampled_from(METRICS).flatmap(mutated)
+        cases = cases | row.map(lambda line: lines[0] + line + b"\n" + lines[1])
+
+    def check(content: bytes) -> None:
+        file.write_bytes(content)
+        try:
+            problem = refusal(lambda: read_all(run))
+        finally:
+            file.write_bytes(whole)
+        assert problem is None or str(run.path) in problem
+
+    run_cases(check, cases, count)
+
+
+@PART
+def test_heartbeats(run: RunDir, count: int) -> None:
+    write_json(run.stage_file, {**run.read_stage(), "status": "running"})
+
+    def check(content: bytes) -> None:
+        (run.heartbeat / "rank-00000.json").write_bytes(content)
+        problem = refusal(lambda: read_run(run.path))
+        assert problem is None or "rank-00000.json" in problem
+
+    run_cases(check, mutated(HEART), count)
+
+
+@PART
+def test_manifests_of_exports(tmp_path: Path, count: int) -> None:
+    record = RankedPrompt(prompt=PROMPT, responses=(RESPONSE,), rankings=())
+    manifest = write_ranked(tmp_path, [record], {"checked": True})
+
+    def check(content: bytes) -> None:
+        (tmp_path / "manifest.json").write_bytes(content)
+        problem = refusal(lambda: read_ranked(tmp_path))
+        assert problem is None or str(tmp_path) in problem
+
+    run_cases(check, mutated(manifest), count)
+
+
+MODEL = {"path": "m", "hash": "h", "tokenizer": "t"}
+STORE = {
+    "format_version": 2,
+    "model": MODEL,
+    "reward": MODEL,
+    "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 8, "seed": 0},
+    "shards": {"train-00000.parquet": {"rows": 4, "hash": "h", "rewards": "r"}},
+    "samples_per_prompt": 2,
+    "longest_prompt": 9,
+    "stored_top_k": 0,
+}
+
+
+@PART
+def test_manifests_of_stores(tmp_path: Path, count: int) -> None:
+    def read() -> None:
+        manifest = read_store_manifest(tmp_path)
+        store = ReferenceStore(tmp_path, manifest, manifest["model"]["path"])
+        assert store.content_hash
+        assert len(store.rows) >= len(store.by_prompt("train"))
+        assert store.sampling.is_untruncated
+
+    def check(content: bytes) -> None:
+        (tmp_path / "manifest.json").write_bytes(content)
+        problem = refusal(read)
+        assert problem is None or str(tmp_path) in problem
+
+    run_cases(check, mutated(STORE), count)
+
+
+@PART
+def test_names_of_the_latest_checkpoint(tmp_path: Path, count: int) -> None:
+    def check(content: bytes) -> None:
+        (tmp_path / "latest").write_bytes(content)
+        problem = refusal(lambda: newest_checkpoint(tmp_path))
+        if problem is not None:
+            assert "latest names no checkpoint" in problem
+            return
+        found = newest_checkpoint(tmp_path)
+        assert found is not None
+        assert found.parent == tmp_path
+
+    run_cases(check, spliced(b"step-000100"), count)
+
+
+class Answering:
+    """A server that reads a request and sends the bytes of `answer`, whatever they are."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, client.makefile("rb") as stream:
+                length = 0
+                while (line := stream.readline()) not in (b"\r\n", b""):
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                stream.read(length)
+                with suppress(OSError):  # it has gone
+                    client.sendall(self.answer)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answering]:
+    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
+    server = Answering()
+    yield server
+    server.close()
+
+
+CHAT = {"choices": [{"message": {"content": "So. [[A]]"}, "finish_reason": "stop"}]}
+EVENT = {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}
+
+
+def whole_answer(body: bytes, kind: bytes = b"application/json") -> bytes:
+    size = str(len(body)).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %b\r\n\r\n%b" % (
+        kind,
+        size,
+        body,
+    )
+
+
+def answers(document: Any) -> st.SearchStrategy[bytes]:
+    """Answers with another body, and answers spliced anywhere."""
+    body = json.dumps(document).encode()
+    return mutated(document).map(whole_answer) | spliced(whole_answer(body))
+
+
+def check_answers(
+    server: Answering, ask: Callable[[], Any], cases: st.SearchStrategy[bytes], count: int
+) -> None:
+    def check(answer: bytes) -> None:
+        server.answer = answer
+        with suppress(InputError, InterruptedRunError):
+            ask()
+
+    run_cases(check, cases, count)
+
+
+@COUNTS
+def test_answers_of_judges(answering: Answering, count: int) -> None:
+    endpoint = judge.Endpoint(url=answering.url, model="m", timeout_seconds=3)
+    question = judge.build_request("Which?", "one", "two", rubric="")
+
+    def ask() -> None:
+        text = judge.complete(endpoint, question)
+        assert judge.read_verdict(text) in ("first", "second", "tie", "unclear")
+        text.encode()
+
+    check_answers(answering, ask, answers(CHAT), count)
+
+
+@COUNTS
+def test_answers_of_reward_endpoints(answering: Answering, count: int) -> None:
+    score = load_text_reward(answering.url, Accelerator(cpu=True), tokens_per_batch=1)
+    both = (RESPONSE, RESPONSE)
+
+    def ask() -> None:
+        [rewards] = score([(PROMPT, both)])
+        assert [type(reward) for reward in rewards] == [float, float]
+
+    check_answers(answering, ask, answers({"rewards": [1, -0.5]}), count)
+
+
+@PART
+def test_streams_of_live_mode(
+    answering: Answering, count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    voice = EndpointVoice(url=answering.url, model="m", sampling=Sampling(), timeout_seconds=1)
+    stream = b"data: " + json.dumps(EVENT).encode() + b"\n\n"
+    kind = b"text/event-stream"
+    event = mutated(EVENT).map(lambda one: whole_answer(stream + b"data: " + one + b"\n\n", kind))
+    cases = event | spliced(whole_answer(stream + b"data: [DONE]\n\n", kind)) | answers(CHAT)
+
+    def ask() -> None:
+        [response] = voice.answer(PROMPT, ["a"], 0, lambda row, text: True)
+        response.text.encode()
+
+    check_answers(answering, ask, cases, count)
+    capfd.readouterr()
+
+
+@PART
+def test_lists_of_served_models(answering: Answering, count: int) -> None:
+    cases = answers({"data": [{"id": "model"}]})
+    check_answers(answering, lambda: served_model(answering.url).encode(), cases, count)
