@@ -24,7 +24,7 @@ def with_responses(value: JsonObject) -> JsonObject:
     Raises:
         InputError: a label that is neither true nor false, or a completion that is no answer.
     """
-    if all(name in value for name in UNPAIRED):
+    if all(value.get(name) is not None for name in UNPAIRED):
         rest = {name: found for name, found in value.items() if name not in UNPAIRED[1:]}
         thumb = LABEL_WORDS.get(str(value["label"]).lower())  # a cell of a CSV file is text
         if thumb is None:
@@ -32,11 +32,11 @@ def with_responses(value: JsonObject) -> JsonObject:
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
         return {**rest, "responses": [_answer(value["completion"])], "thumbs": [thumb]}
-    if "thumbs" not in value:
+    if value.get("thumbs") is None:  # tables hold every column in every row
         return value
     rest = {name: found for name, found in value.items() if name != "response"}
     thumbs = value["thumbs"] if isinstance(value["thumbs"], list) else [value["thumbs"]]
-    own = {"responses": [value["response"]]} if "response" in value else {}
+    own = {"responses": [value["response"]]} if value.get("response") is not None else {}
     return {**rest, **own, "thumbs": thumbs}
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from reward.groups import (
     Encoder,
     Group,
+    PointwiseRules,
     build_groups,
     build_reference_groups,
     hold_out,
@@ -70,8 +71,10 @@ def read_data(
         min(settings.max_length, read_context(settings.model)),
         truncate=settings.too_long == "truncate",
         weights=settings.annotator_weights,
-        kind_weights={"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight},
-        down_flags=settings.thumbs_down_flags,
+        pointwise=PointwiseRules(
+            {"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight},
+            settings.thumbs_down_flags,
+        ),
         reads_thinking=settings.reads_thinking,
     )
     groups: dict[str, list[Group]] = {}

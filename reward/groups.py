@@ -85,10 +85,18 @@ class Group:
 
 
 @dataclass(frozen=True)
+class PointwiseRules:
+    """How much each kind of pointwise judgement counts, 1 unless given, and which flags are one."""
+
+    weights: Mapping[PointwiseKind, float] = field(default_factory=dict)
+    down_flags: Collection[str] = ()
+
+
+@dataclass(frozen=True)
 class Encoder:
     """How records become groups: the tokenizer, the longest sequence, and what counts how much.
 
-    `weights` are by annotator, `kind_weights` by kind of pointwise judgement, 1 unless given.
+    `weights` are by annotator.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -96,8 +104,7 @@ class Encoder:
     max_length: int
     truncate: bool
     weights: Mapping[str, float]
-    kind_weights: Mapping[PointwiseKind, float] = field(default_factory=dict)
-    down_flags: Collection[str] = ()
+    pointwise: PointwiseRules = PointwiseRules()
     reads_thinking: bool = False
 
     @classmethod
@@ -108,21 +115,13 @@ class Encoder:
         *,
         truncate: bool,
         weights: Mapping[str, float] | None = None,
-        kind_weights: Mapping[PointwiseKind, float] | None = None,
-        down_flags: Collection[str] = (),
+        pointwise: PointwiseRules = PointwiseRules(),
         reads_thinking: bool = False,
     ) -> "Encoder":
         """An encoder with the tokenizer's fingerprint computed once."""
         fingerprint = tokenizer_fingerprint(tokenizer)
         return cls(
-            tokenizer,
-            fingerprint,
-            max_length,
-            truncate,
-            weights or {},
-            kind_weights or {},
-            down_flags,
-            reads_thinking,
+            tokenizer, fingerprint, max_length, truncate, weights or {}, pointwise, reads_thinking
         )
 
     def responses(
@@ -299,9 +298,10 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
         for ranking in record.rankings
         if encoder.weight(ranking) > 0 and sum(map(len, ranking.tiers)) > 1
     ]
+    rules = encoder.pointwise
     flagged = [
-        (one, encoder.weight(one.ranking) * encoder.kind_weights.get(one.kind, 1.0))
-        for one in pointwise_judgements(record.rankings, encoder.down_flags)
+        (one, encoder.weight(one.ranking) * rules.weights.get(one.kind, 1.0))
+        for one in pointwise_judgements(record.rankings, rules.down_flags)
     ]
     flagged = [(one, weight) for one, weight in flagged if weight > 0]
     judged = {name for ranking in rankings for tier in ranking.tiers for name in tier}

@@ -110,10 +110,7 @@ def train_reward(
     accelerator.wait_for_everyone()
     require_shared(run)
     if run.is_done:
-        report = run.read_report()
-        return {name: report[name] for name in report if name not in DETAILS} | {
-            "already_done": True
-        }
+        return _read_done(run)
 
     tracked = tracking(accelerator, settings.track, run.path, settings)
     profiled = profiling(accelerator, settings.profile, run.profile)
@@ -121,8 +118,7 @@ def train_reward(
     with stage_status(run, "" if is_member else settings.notify), watched, tracked, profiled:
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
-        thresholds = Thresholds(data.train, [*data.validation, *data.held_out])
-        trainee = _build_trainee(settings, accelerator, sharding, pad_id, thresholds)
+        trainee = _build_trainee(settings, accelerator, sharding, pad_id, data)
         findings = _train(settings, run, trainee, data)
         held_out = score_groups(trainee, data.held_out)
         scale, reference = measure_scale(trainee, data, held_out)
@@ -133,7 +129,9 @@ def train_reward(
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
             **describe_run(settings, data, run, scale, findings.best),
-            **describe_thumbs(settings, data, thresholds, level, held_out, scale, trainee.bias),
+            **describe_thumbs(
+                settings, data, trainee.thresholds, level, held_out, scale, trainee.bias
+            ),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -144,6 +142,11 @@ def train_reward(
             )
         accelerator.wait_for_everyone()
     return report
+
+
+def _read_done(run: RunDir) -> dict[str, Any]:
+    report = run.read_report()
+    return {name: report[name] for name in report if name not in DETAILS} | {"already_done": True}
 
 
 def _ask_base_model(
@@ -170,7 +173,7 @@ def _build_trainee(
     accelerator: Accelerator,
     sharding: Sharding,
     pad_id: int,
-    thresholds: Thresholds,
+    data: Data,
 ) -> Trainee:
     """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
@@ -195,7 +198,7 @@ def _build_trainee(
         shared=settings.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
         bias=float(getattr(classifier.config, "reward_bias", 0.0)),
-        thresholds=thresholds,
+        thresholds=Thresholds(data.train, [*data.validation, *data.held_out]),
     )
 
 

@@ -3,7 +3,8 @@
 Users of a product give a thumb on the one answer they see. Here the signal does: up where it scores
 an answer above the median of all. The other reward model learns from one pair on each of as many
 prompts, of two answers that the signal scores clearly apart. Both are measured on the same held-out
-pairs. A thumb judges one answer and a pair two, so the pairs read twice as many answers.
+pairs. A thumb judges one answer and a pair two, so the pairs read twice as many answers. Each
+trains a head on the frozen model, which has one best solution, and all weights from there.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from rlhf.errors import InputError
 from rlhf.records import RankedPrompt, Ranking, Response
 from rlhf.signals import Signal
 
+PARTS = {"head": "the head", "reward": "all weights"}  # names of their settings
 Form = Callable[[RankedPrompt, np.random.Generator], RankedPrompt | None]
 
 
@@ -50,14 +52,15 @@ def measure(config: Config, out: Path) -> Config:
         for seed in config["seeds"]:
             judged = judge(train, config["judgements"], form, seed)
             data = write_dataset(out / f"{name}-{seed}", judged + held_out)
-            trained = stage(
-                out / f"reward-{name}-{seed}",
-                *("train-reward", "--rankings", data, "--model", config["model"]),
-                *("--seed", seed, *flags(config["reward"])),
-            )
             up = sum("thumbs-up" in record.rankings[0].flags for record in judged)
-            row = {"form": name, "seed": seed, "judgements": len(judged), "up": up}
-            rows.append({**row, "accuracy": trained["accuracy"]})
+            for part in PARTS:
+                trained = stage(
+                    out / f"{part}-{name}-{seed}",
+                    *("train-reward", "--rankings", data, "--model", config["model"]),
+                    *("--seed", seed, *flags(config[part])),
+                )
+                row = {"trained": part, "form": name, "judgements": len(judged), "seed": seed}
+                rows.append({**row, "up": up, "accuracy": trained["accuracy"]})
     return {"good_above": good_above, "runs": rows}
 
 
@@ -125,11 +128,13 @@ def _judged(record: RankedPrompt, responses: Sequence[Response], *flags: str) ->
 
 def tabulate(result: Config) -> Table:
     """One row for each run."""
-    rows = [["learned from", "seed", "thumbs up", "held-out pair accuracy (95 %)"]]
-    for one in result["runs"]:
+    rows = [["trained", "on", "seed", "thumbs up", "held-out pair accuracy (95 %)"]]
+    order = list(PARTS)
+    for one in sorted(result["runs"], key=lambda one: order.index(one["trained"])):
         up = f"{100 * one['up'] / one['judgements']:.0f} %" if one["form"] == "thumbs" else "–"
         learned = f"{one['judgements']} {one['form']}"
-        rows.append([learned, str(one["seed"]), up, interval(one["accuracy"])])
+        seed = str(one["seed"])
+        rows.append([PARTS[one["trained"]], learned, seed, up, interval(one["accuracy"])])
     return rows
 
 

@@ -41,7 +41,7 @@ CHANGES = {
         "score": {"precision": "fp32"},
     },
     "pairs": {"epochs": [1], "prompts_per_batch": 2, "reward": {"precision": "fp32"}},
-    "thumbs": {"judgements": 4},
+    "thumbs": {"judgements": 4, "head": FITTED},
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
     "human": {"test": 2, "rankings": [2, 4]},

@@ -331,6 +331,11 @@ def test_thumbs_are_rankings_of_one_response_with_a_flag(name):
     assert (thumb.flags, thumb.annotator, thumb.kind) == ((flag,), "imported", "human")
 
 
+def test_columns_without_a_thumb_say_nothing():
+    value = {"prompt": "Hi?", "responses": ["yes"], "thumbs": None, "response": None}
+    assert read_entry(value | {"completion": "yes", "label": None}, Defaults()).rankings == ()
+
+
 def test_thumbs_stand_beside_the_ranking_of_a_line():
     value = {"prompt": "Hi?", "responses": ["yes", "no"], "tiers": [[0], [1]], "annotator": "ann"}
     entry = read_entry({**value, "thumbs": [None, "down"]}, Defaults())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from reward.data import read_data
-from reward.groups import Encoder, Pair, Pointwise, build_groups, hold_out
+from reward.groups import Encoder, Pair, Pointwise, PointwiseRules, build_groups, hold_out
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InputError
 from rlhf.ranked import write_ranked
@@ -62,10 +62,11 @@ def test_weights_of_annotators_and_of_kinds_multiply_and_0_leaves_out(tokenizer)
     thumbs = thumbed(1, {2: "thumbs-up", 3: "thumbs-down"})
     record = replace(bad, rankings=bad.rankings + thumbs.rankings)
     kinds = {"thumbs": 0.5, "all_bad": 4.0}
-    [group], _ = build(tokenizer, [record], weights={"ann": 0.2, "bob": 0.25}, kind_weights=kinds)
+    given = {"weights": {"ann": 0.2, "bob": 0.25}, "pointwise": PointwiseRules(kinds)}
+    [group], _ = build(tokenizer, [record], **given)
     assert [one.weight for one in group.pointwise] == [0.1, 0.1, 1.0, 1.0]
     assert [pair.weight for pair in group.pairs] == [0.25]
-    [group], _ = build(tokenizer, [record], kind_weights={"thumbs": 0.0})
+    [group], _ = build(tokenizer, [record], pointwise=PointwiseRules({"thumbs": 0.0}))
     assert {one.kind for one in group.pointwise} == {"all_bad"}
     groups, counts = build(tokenizer, [thumbs], weights={"ann": 0.0})
     assert (groups, counts["prompts_without_pairs"]) == ([], 1)
@@ -77,7 +78,7 @@ def test_flags_of_responses_count_as_thumbs_where_they_are_named(tokenizer):
     record = replace(record, rankings=(replace(record.rankings[0], flags=(flag,)),))
     [plain], _ = build(tokenizer, [record])
     assert plain.pointwise == ()
-    [group], _ = build(tokenizer, [record], down_flags=("unsafe",))
+    [group], _ = build(tokenizer, [record], pointwise=PointwiseRules({}, ("unsafe",)))
     assert group.pointwise == (Pointwise(2, False, "ann", "thumbs"),)
     assert replace(group, pointwise=()) == plain
 
