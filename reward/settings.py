@@ -99,8 +99,9 @@ class RewardSettings(ClusterSettings):
     """Longest prompt + response in tokens."""
     too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
-    reads_thinking: bool = False
-    """Read the text inside <think> tags, too, in training and wherever the model scores."""
+    reads_thinking: bool | None = None
+    """Also read text inside <think> tags, in training and scoring. Default: as the model it starts
+    from, else no."""
     loss: Loss = "bradley_terry"
     """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
     margin: float = 0.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rlhf.chat_template import TEMPLATE_KWARGS, opens_thinking, set_end_tokens
 from rlhf.models import load_config
@@ -42,6 +42,20 @@ class Reader:
         )
 
 
+def reads_thinking(name: str) -> bool:
+    """Whether a reward model reads the text in think tags: what its config.json says.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    config = load_config(name)
+    return bool(getattr(config, "reads_thinking", _is_early(config)))
+
+
+def _is_early(config: PreTrainedConfig) -> bool:
+    return hasattr(config, "reward_bias") and not hasattr(config, "reads_thinking")
+
+
 def load_reader(description: dict[str, str]) -> Reader:
     """How a reward model reads that `rlhf.models.describe_model` described.
 
@@ -52,8 +66,7 @@ def load_reader(description: dict[str, str]) -> Reader:
     Raises:
         InputError: there is no such model.
     """
-    config, tokenizer = load_config(description["path"]), tokenizer_of(description)
-    is_early = hasattr(config, "reward_bias") and not hasattr(config, "reads_thinking")
-    if is_early:
+    name, tokenizer = description["path"], tokenizer_of(description)
+    if _is_early(load_config(name)):
         set_end_tokens(tokenizer, [int(tokenizer.eos_token_id)])
-    return Reader(tokenizer, bool(getattr(config, "reads_thinking", is_early)))
+    return Reader(tokenizer, reads_thinking(name))

@@ -173,7 +173,7 @@ def test_readers_take_an_older_database_and_leave_it_to_the_older_version(
     path = tmp_path / "apart" / "old.db"
     path.parent.mkdir()
     old = Database(path)
-    migrations.apply(old, stop_before="012_tickets")
+    migrations.apply(old, stop_before="013_tickets")
     old.attach("full", store.connections.path)
     for table in ("prompts", "responses", "annotators", "tasks", "assignments", "rankings"):
         old.execute(f"INSERT INTO {table} SELECT * FROM full.{table}")
