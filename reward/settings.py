@@ -100,8 +100,8 @@ class RewardSettings(ClusterSettings):
     too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
     reads_thinking: bool | None = None
-    """Also read text inside <think> tags, in training and scoring. Default: as the model it starts
-    from, else no."""
+    """Also read text inside `<think>` tags, in training and scoring. Default: as the model it
+    starts from, else no."""
     loss: Loss = "bradley_terry"
     """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
     margin: float = 0.0
