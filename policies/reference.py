@@ -28,10 +28,11 @@ from policies.log_probs import (
 )
 from policies.reference_settings import ReferenceSettings
 from policies.reference_shards import ReferenceRow, TopTokens, shard_name, write_shard
+from policies.reference_store import settle_end_tokens
 from policies.reference_summary import write_manifest
 from policies.reward_sources import Reward, describe_rewards, load_reward
 from policies.settings import Precision
-from rlhf.chat_template import end_token_ids
+from rlhf.chat_template import END_TOKENS, end_token_ids, set_end_tokens
 from rlhf.distributed import from_main, global_max, seed_all, start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
@@ -88,6 +89,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     run = open_stage(settings.out, "reference", settings, inputs, resume=settings.resume)
     if from_main(run.is_done):
         return run.read_report()
+    set_end_tokens(tokenizer, from_main(settle_end_tokens(run, tokenizer)))
     shards = cut_into_shards(records, settings.prompts_per_shard)
     watched = watching_stage(run, settings.stall_timeout, heartbeat=heartbeat_of(run, settings))
     with (
@@ -112,7 +114,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
                 "prompts_hash": prompts_hash,
                 "reward": inputs.get("reward"),
                 "sampling": asdict(writer.sampling),
-                "end_token_ids": list(end_token_ids(tokenizer)),
+                END_TOKENS: list(end_token_ids(tokenizer)),
                 "stored_top_k": settings.store_top_k,
                 "precision": precision,
                 "attention": str(models.original.config._attn_implementation),

@@ -8,8 +8,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.chat_template import TEMPLATE_KWARGS, opens_thinking, set_end_tokens
+from rlhf.documents import REMEDY
+from rlhf.errors import InputError
 from rlhf.models import load_config
 from rlhf.records import Response
+from rlhf.template_kwargs import are_template_kwargs
 from rlhf.tokens import encode_response, load_tokenizer
 
 
@@ -17,6 +20,25 @@ def described_kwargs(description: dict[str, str]) -> dict[str, Any]:
     """The --chat-template-kwargs of a model that `rlhf.models.describe_model` described."""
     kwargs: dict[str, Any] = json.loads(description.get(TEMPLATE_KWARGS, "{}"))
     return kwargs
+
+
+def require_described_kwargs(description: dict[str, str], place: str) -> None:
+    """Refuse a model's description that holds no JSON object of --chat-template-kwargs.
+
+    Raises:
+        InputError: names the place and what it holds.
+    """
+    text = description.get(TEMPLATE_KWARGS, "{}")
+    try:
+        valid = are_template_kwargs(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        valid = False
+    if not valid:
+        raise InputError(
+            f"{place} has {TEMPLATE_KWARGS!r} as {str(text)[:80]!r}, not as a JSON object of "
+            "values for a chat template",
+            REMEDY,
+        )
 
 
 def tokenizer_of(description: dict[str, str]) -> PreTrainedTokenizerBase:
