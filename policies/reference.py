@@ -38,14 +38,10 @@ from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
 from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
 from rlhf.metrics import progress
-from rlhf.models import (
-    describe_model,
-    load_causal_lm,
-    load_config,
-)
+from rlhf.models import describe_model, load_causal_lm, load_config
 from rlhf.planner import SCORE_BATCH
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
-from rlhf.readers import tokenizer_of
+from rlhf.readers import described_kwargs, tokenizer_of
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, shard_frozen
@@ -97,7 +93,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         watched,
     ):
         run.outputs.mkdir(exist_ok=True)
-        models = _load_models(settings, model_description["path"], accelerator, sharding)
+        models = _load_models(settings, model_description, accelerator, sharding)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
         writer = _ShardWriter(
             accelerator, sharding, models, tokenizer, settings, model_description, prompt_ids
@@ -219,14 +215,18 @@ class _Models:
 
 
 def _load_models(
-    settings: ReferenceSettings, path: str, accelerator: Accelerator, sharding: Sharding
+    settings: ReferenceSettings,
+    description: dict[str, str],
+    accelerator: Accelerator,
+    sharding: Sharding,
 ) -> _Models:
-    model = load_causal_lm(path, together=sharding.is_together).eval()
+    model = load_causal_lm(description["path"], together=sharding.is_together).eval()
     shell = Shell(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
-    reward: Reward | None = None
-    if settings.reward:
-        reward = load_reward([settings.reward], accelerator, sharding=sharding)
+    if settings.reward is None:
+        return _Models(model, shell, None)
+    given = described_kwargs(description)
+    reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
     return _Models(model, shell, reward)
 
 
