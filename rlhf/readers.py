@@ -7,9 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from rlhf.chat_template import TEMPLATE_KWARGS, opens_thinking, set_end_tokens
-from rlhf.models import load_config
+from rlhf.chat_template import TEMPLATE_KWARGS, opens_thinking, set_end_tokens, template_kwargs
+from rlhf.documents import REMEDY
+from rlhf.errors import InputError
+from rlhf.models import load_config, model_folder
 from rlhf.records import Response
+from rlhf.template_kwargs import are_template_kwargs
 from rlhf.tokens import encode_response, load_tokenizer
 
 
@@ -17,6 +20,53 @@ def described_kwargs(description: dict[str, str]) -> dict[str, Any]:
     """The --chat-template-kwargs of a model that `rlhf.models.describe_model` described."""
     kwargs: dict[str, Any] = json.loads(description.get(TEMPLATE_KWARGS, "{}"))
     return kwargs
+
+
+def kwargs_for(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The --chat-template-kwargs to give a model that another one is used with.
+
+    Args:
+        name: model folder or hub name.
+        given: the other's; none of them where this one records its own.
+    """
+    return given if given and not template_kwargs(load_tokenizer(name)) else {}
+
+
+def reward_kwargs(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The --chat-template-kwargs to give a reward model beside a policy.
+
+    Args:
+        name: a reward stage of ours, which knows with which values it was trained, be it none; or
+            another program's model.
+        given: the policy's.
+
+    Raises:
+        InputError: there is no such model, or its stage did not finish.
+    """
+    if not given:
+        return {}
+    folder = model_folder(name, "reward", "model")
+    is_ours = hasattr(load_config(folder), "reward_bias")
+    return {} if is_ours else kwargs_for(folder, given)
+
+
+def require_described_kwargs(description: dict[str, str], place: str) -> None:
+    """Refuse a model's description that holds no JSON object of --chat-template-kwargs.
+
+    Raises:
+        InputError: names the place and what it holds.
+    """
+    text = description.get(TEMPLATE_KWARGS, "{}")
+    try:
+        valid = are_template_kwargs(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        valid = False
+    if not valid:
+        raise InputError(
+            f"{place} has {TEMPLATE_KWARGS!r} as {str(text)[:80]!r}, not as a JSON object of "
+            "values for a chat template",
+            REMEDY,
+        )
 
 
 def tokenizer_of(description: dict[str, str]) -> PreTrainedTokenizerBase:

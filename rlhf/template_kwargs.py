@@ -25,6 +25,11 @@ RESERVED = (
 )
 
 
+def are_template_kwargs(value: Any) -> bool:
+    """Whether a JSON value is an object, and names only what is the template's."""
+    return isinstance(value, dict) and not value.keys() & set(RESERVED)
+
+
 def as_one_token(values: dict[str, Any]) -> dict[str, Any]:
     """The settings of a file with this mapping as a JSON object.
 
