@@ -156,24 +156,37 @@ def to_plain(settings: Any) -> Any:
     return settings
 
 
+def earlier_behavior(stage: str, recorded: dict[str, Any]) -> dict[str, Any]:
+    """What a run did before settings were there, where defaults now do something else.
+
+    Args:
+        stage: of the run.
+        recorded: the plain values of its settings.
+    """
+    if stage == "ppo" and recorded.get("engine", "generate") == "generate":
+        return {}  # its sampler is the trainer: there is nothing to correct for
+    return EARLIER.get(stage, {})
+
+
 def require_same_settings(
-    out: Path, stage: str, settings: Any, recorded: dict[str, Any], free: Collection[str]
+    out: Path,
+    settings: Any,
+    recorded: dict[str, Any],
+    earlier: dict[str, Any],
+    free: Collection[str],
 ) -> None:
     """Refuse to go on with a run under other settings than it was started with.
 
-    A run from before a setting was there went by EARLIER, or by what is now its default.
-
     Args:
         out: the folder of the run.
-        stage: of the run.
         settings: a dataclass of today's settings.
         recorded: the plain values of the run's.
+        earlier: what the run did where a setting was not there yet; else it is today's default.
         free: settings that may change.
 
     Raises:
         InputError: others differ; the message names them.
     """
-    earlier = EARLIER.get(stage, {})
     old = merge(_defaults(settings) | earlier, recorded)
     new = to_plain(settings)
     changed = sorted(key for key in new if key not in free and old.get(key) != new[key])

@@ -172,7 +172,9 @@ EARLIER = [
     ),
     (
         "ppo",
-        PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=Path("out")),
+        PPOSettings(
+            model="m", reward=("r",), reference=Path("ref"), out=Path("out"), engine="continuous"
+        ),
         {"sampler_correction": "none"},
         "sampler_correction: none → auto",
         "--sampler-correction none",
@@ -195,6 +197,20 @@ def test_a_run_from_before_a_setting_changed_what_is_done_goes_on_as_it_was(
         f"  Resume with the same settings (add {flags}), or choose another --out."
     )
     open_stage(run.path, stage, replace(settings, **earlier), INPUTS, resume=True)
+    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
+    with stage_status(run):
+        pass
+    open_stage(run.path, stage, settings, INPUTS, resume=True)  # nothing is left to be done
+
+
+def test_a_ppo_run_from_before_the_correction_of_its_sampler_goes_on(tmp_path: Path) -> None:
+    """Where transformers' plain sampling needs none."""
+    settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
+    run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
+    older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    del older["sampler_correction"], older["sampler_cap"]
+    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
+    open_stage(run.path, "ppo", settings, INPUTS, resume=True)
 
 
 SMALLER = [
