@@ -74,6 +74,14 @@ LINES = {
         {"prompt": "a", "responses": ["b", "c"], "pairs": [[[0], 1, "tie"]]},
         "tiers name position [0]",
     ),
+    "100,000 fields": (
+        {"prompt": "a", **dict.fromkeys(map(str, range(100_000)))},
+        "A line of 100,001 fields",
+    ),
+    "a million responses": (
+        {"prompt": "a", "responses": ["b"] * 1_000_000},
+        "responses holds 1,000,000 values",
+    ),
     "a purpose that is a list": (
         {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "purpose": ["gold"]},
         "A line with purpose ['gold']",
