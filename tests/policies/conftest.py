@@ -78,9 +78,9 @@ def already_loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         def watched(*args, **kwargs):
             counts.append(sum(map(has_weights, models)))
-            model = load(*args, **kwargs)
+            model, found = load(*args, **kwargs)
             models.append(weakref.ref(model))
-            return model
+            return model, found
 
         monkeypatch.setattr(kind, "from_pretrained", watched)
 
