@@ -187,5 +187,5 @@ def test_floods_that_last(app):
         app,
         lambda: hold_half_open(app, 60.0),
         lambda: send_bad_requests(app, 60.0),
-        lambda: try_to_sign_in(app, ["ann", "nobody-{}"] * 4),
+        lambda: try_to_sign_in(app, ["ann", "nobody-{}"] * 2),
     )
