@@ -97,7 +97,8 @@ def unusable(path: Path, error: Exception) -> InputError:
 def _look_at(path: Path, *, is_immutable: bool) -> tuple[set[str], bool]:
     """The tables of a file, and whether they are ours."""
     with open_read_only(path, is_immutable=is_immutable) as db:
-        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        query = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+        tables = {row[0] for row in db.execute(query)}
         if db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
             return tables, True
         record = migrations.migrations_table

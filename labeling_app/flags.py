@@ -27,12 +27,14 @@ def read_flags(stored: str, *, is_from_board: bool = False) -> tuple[str, ...]:
     Args:
         stored: the column, as JSON.
         is_from_board: whether the ranking was made on the board, where nobody can set a reserved
-            flag: one that is there was forged, and is left out.
+            flag, nor one of a response: one that is there was forged, and is left out.
     """
     value = json.loads(stored)
     found = value if isinstance(value, list) else [value]
     flags = [flag if isinstance(flag, str) else json.dumps(flag) for flag in found]
-    return tuple(flag for flag in flags if not (is_from_board and flag in RESERVED))
+    if is_from_board:
+        flags = [flag for flag in flags if flag.partition("@")[0] not in RESERVED]
+    return tuple(flags)
 
 
 def split_flags(

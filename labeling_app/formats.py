@@ -9,11 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from labeling_app.annotating import tiers_of_scores
 from labeling_app.checks import Purpose
+from labeling_app.fields import refuse_misspelt, require_bounded
 from labeling_app.thumb_lines import thumb_rankings, with_responses
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records import (
@@ -30,12 +30,6 @@ from rlhf.records import (
 )
 
 Tiers = Sequence[Sequence[int]]
-NEARLY = 0.85  # one letter of a short word, two of a long one
-KEYS = (
-    *("prompt", "messages", "responses", "models", "tiers", "strengths", "scores", "pairs"),
-    *("split", "source", "annotator", "kind", "purpose", "explanation", "chosen", "rejected"),
-    "thumbs",
-)
 HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
 EXAMPLES = (
     'Write {"prompt": "…"}, {"messages": […]}, with "responses": ["…", "…"] and "tiers": [[0], [1]]'
@@ -83,10 +77,11 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     Raises:
         InputError: no known format, or a field that cannot be used.
     """
+    require_bounded(value)
     if isinstance(value.get("prompt"), dict):
         record = RankedPrompt.from_json(value)
         return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
-    _refuse_misspelt(value)
+    refuse_misspelt(value)
     value = with_responses(value)
     if "chosen" in value and "rejected" in value:
         messages, answers = _read_preference(value)
@@ -97,18 +92,6 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     else:
         raise InputError(f"No known format has the fields {sorted(value)}", EXAMPLES)
     return _build(value, messages, answers, defaults)
-
-
-def _refuse_misspelt(value: JsonObject) -> None:
-    """A key that is nearly one of ours would be left out, and nobody would notice.
-
-    Other people's files have columns in the singular, such as `model`: those are left out.
-    """
-    absent = [key for key in KEYS if key not in value]
-    for key in sorted(set(value) - set(KEYS)):
-        close = get_close_matches(key, absent, n=1, cutoff=NEARLY)
-        if close and close[0] != f"{key}s":
-            raise InputError(f"Unknown key {key!r}", f"Did you mean {close[0]!r}? Rename it.")
 
 
 def _build(

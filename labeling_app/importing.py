@@ -10,7 +10,7 @@ from typing import Literal
 from sqlite_utils import Database
 
 from labeling_app.formats import Defaults, Entry, read_entry
-from labeling_app.reading import Part, read_rows
+from labeling_app.reading import Part, is_hub_name, read_rows
 from labeling_app.store import Store
 from labeling_app.unfinished import (
     READ_AHEAD,
@@ -161,6 +161,8 @@ def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Re
 
 
 def _source_name(path: Path) -> str:
+    if is_hub_name(path):
+        return path.name
     return path.name.removesuffix(".gz").removesuffix(".jsonl") if path.is_file() else path.stem
 
 

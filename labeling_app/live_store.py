@@ -10,7 +10,7 @@ from sqlite_utils import Database
 from labeling_app.database import SHOWN
 from labeling_app.flags import read_flags
 from labeling_app.store import Store, ensure_annotator, insert_ranking
-from labeling_app.submission_ids import is_stored, used_id, with_own_id
+from labeling_app.submission_ids import unless_stored, used_id
 from labeling_app.verdicts import subject
 from rlhf.errors import InputError
 from rlhf.records import Message, Prompt, Ranking, Response
@@ -102,15 +102,15 @@ def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
         InputError: another judgement was sent under its id.
     """
     with store.connections.write() as db:
-        ranking = with_own_id(db, ranking)
-        if is_stored(db, ranking):
+        new = unless_stored(db, ranking)
+        if new is None:
             return
-        own = _own_rankings(db, ranking.prompt_id, ranking.annotator)
-        old = [r.id for r in own if subject(r) == subject(ranking)]
+        own = _own_rankings(db, new.prompt_id, new.annotator)
+        old = [r.id for r in own if subject(r) == subject(new)]
         for ranking_id in old:
             db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [ranking_id])
         before = old[-1] if old else None
-        insert_ranking(db, ranking, shown=json.dumps(shown), supersedes=before)
+        insert_ranking(db, new, shown=json.dumps(shown), supersedes=before)
 
 
 def retire_verdict(store: Store, turn: Turn, like: Ranking) -> None:

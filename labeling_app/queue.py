@@ -19,8 +19,8 @@ from labeling_app.database import Connections
 from labeling_app.drafts import drop_draft, ranking_as_draft, read_draft, write_draft
 from labeling_app.overlap import ask_another
 from labeling_app.store import Store, ensure_annotator, insert_ranking
-from labeling_app.submission_ids import is_stored, is_stored_skip, with_own_id
-from labeling_app.tickets import ticket_of
+from labeling_app.submission_ids import is_stored_skip, unless_stored
+from labeling_app.tickets import add_ticket, ticket_of
 from rlhf.errors import InputError
 from rlhf.records import Ranking
 
@@ -29,10 +29,7 @@ LEASE_SECONDS = 15 * 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What one annotator is shown: the responses in this annotator's own order.
-
-    `ticket` is what the task is called outside.
-    """
+    """What one annotator is shown: the responses in an order of their own; outside a ticket."""
 
     id: int
     ticket: str
@@ -134,8 +131,9 @@ class TaskQueue:
         task_id, strengths = submission.task_id, submission.strengths
         with self.connections.write() as db:
             prompt_id, shown = _given(db, task_id, annotator)
-            ranking = with_own_id(db, _to_ranking(prompt_id, annotator, submission, shown))
-            if is_stored(db, ranking, task_id=task_id, strengths=strengths):
+            sent = _to_ranking(prompt_id, annotator, submission, shown)
+            ranking = unless_stored(db, sent, task_id=task_id, strengths=strengths)
+            if ranking is None:
                 return
             old = _ranking(db, task_id, annotator)
             if old is None or not _same_judgement(old, ranking, strengths):
@@ -253,6 +251,7 @@ class TaskQueue:
             "INSERT INTO assignments VALUES (?, ?, 'leased', ?, ?, ?)",
             [task_id, annotator, json.dumps(shown), expires_at, now],
         )
+        add_ticket(db, task_id, annotator)
         db.execute("UPDATE tasks SET open = open - 1 WHERE id = ?", [task_id])
 
 
@@ -331,16 +330,17 @@ def _given(db: Database, task_id: int, annotator: str) -> tuple[str, list[str]]:
 
 
 def _load_task(db: Database, task_id: int, annotator: str) -> Task:
-    query = """SELECT p.messages, t.purpose, t.decides, a.shown
+    query = """SELECT p.messages, t.purpose, t.decides, a.shown, o.ticket
                FROM assignments a JOIN tasks t ON t.id = a.task_id
                JOIN prompts p ON p.id = t.prompt_id
+               LEFT JOIN tickets o ON o.task_id = a.task_id AND o.annotator = a.annotator
                WHERE a.task_id = ? AND a.annotator = ?"""
-    messages, purpose, decides, order = db.execute(query, [task_id, annotator]).fetchone()
+    messages, purpose, decides, order, ticket = db.execute(query, [task_id, annotator]).fetchone()
     shown = json.loads(order)
     texts = dict(_texts(db, shown))
     return Task(
         id=task_id,
-        ticket=ticket_of(db, task_id, annotator),
+        ticket=ticket or ticket_of(db, task_id, annotator),
         messages=json.loads(messages),
         shown=tuple(shown),
         texts=tuple(texts[response_id] for response_id in shown),

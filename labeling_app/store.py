@@ -307,8 +307,7 @@ def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
 def ranking_from_row(row: Row) -> Ranking:
     """A ranking from its row joined with its annotator's kind and what its task decides.
 
-    The board lets people leave some strengths open; a `Ranking` has them all or none. Imports once
-    took in flags that are no text, which say nothing.
+    The board lets people leave some strengths open; a `Ranking` has them all or none.
     """
     strengths = json.loads(row["strengths"])
     flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)

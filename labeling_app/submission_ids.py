@@ -6,6 +6,7 @@ repetition would drop it.
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from sqlite_utils import Database
 
@@ -13,24 +14,13 @@ from rlhf.errors import InputError
 from rlhf.records import Ranking, content_id
 
 
-def with_own_id(db: Database, ranking: Ranking) -> Ranking:
-    """A ranking from a page under an id that nobody else's ranking has.
-
-    One that is taken is not refused: ids of imports and of judges follow from what they rank, and
-    a refusal would confirm to annotators which model they guessed.
-    """
-    query = "SELECT annotator, shown FROM rankings WHERE id = ?"
-    row = db.execute(query, [ranking.id]).fetchone()
-    if row is None or (row[0] == ranking.annotator and row[1] is not None):
-        return ranking
-    own = content_id("own id", ranking.annotator, ranking.id)
-    return with_own_id(db, replace(ranking, id=own))
-
-
-def is_stored(
+def unless_stored(
     db: Database, ranking: Ranking, *, task_id: int | None = None, strengths: tuple[int, ...] = ()
-) -> bool:
-    """Whether this very ranking is stored under its id.
+) -> Ranking | None:
+    """A ranking from a page, under an id that nobody else's has; None where it is stored already.
+
+    An id of somebody else's is not refused: ids of imports and of judges follow from what they
+    rank, and a refusal would confirm to annotators which model they guessed.
 
     Args:
         db: the database.
@@ -39,20 +29,46 @@ def is_stored(
         strengths: as they would be stored; a `Ranking` cannot leave some of them open.
 
     Raises:
-        InputError: another ranking is.
+        InputError: this annotator has sent another ranking under that id.
     """
-    query = """SELECT annotator, prompt_id, task_id, tiers, strengths, flags, note
-               FROM rankings WHERE id = ?"""
-    row = db.execute(query, [ranking.id]).fetchone()
+    row = _row(db, ranking.id)
     if row is None:
-        return False
-    annotator, prompt_id, of_task, *lists, note = row
-    there = (annotator, prompt_id, of_task, *map(json.loads, lists), note)
-    tiers = [list(tier) for tier in ranking.tiers]
-    sent = (tiers, list(strengths), list(ranking.flags), ranking.note)
-    if there != (ranking.annotator, ranking.prompt_id, task_id, *sent):
+        return ranking
+    if row["annotator"] != ranking.annotator or row["shown"] is None:
+        own = replace(ranking, id=content_id("own id", ranking.annotator, ranking.id))
+        return unless_stored(db, own, task_id=task_id, strengths=strengths)
+    _require_same(row, ranking, task_id, strengths)
+    return None
+
+
+def is_stored(db: Database, ranking: Ranking) -> bool:
+    """Whether this very ranking of a program, whose ids are its own, is stored.
+
+    Raises:
+        InputError: another one is, under its id.
+    """
+    row = _row(db, ranking.id)
+    if row is not None:
+        _require_same(row, ranking, None, ())
+    return row is not None
+
+
+def _row(db: Database, ranking_id: str) -> dict[str, Any] | None:
+    names = ("annotator", "shown", "prompt_id", "task_id", "tiers", "strengths", "flags", "note")
+    query = f"SELECT {', '.join(names)} FROM rankings WHERE id = ?"
+    row = db.execute(query, [ranking_id]).fetchone()
+    return dict(zip(names, row, strict=True)) if row else None
+
+
+def _require_same(
+    row: dict[str, Any], ranking: Ranking, task_id: int | None, strengths: tuple[int, ...]
+) -> None:
+    there = [row[name] for name in ("annotator", "prompt_id", "task_id", "note")]
+    there += [json.loads(row[name]) for name in ("tiers", "strengths", "flags")]
+    sent: list[Any] = [ranking.annotator, ranking.prompt_id, task_id, ranking.note]
+    sent += [[list(tier) for tier in ranking.tiers], list(strengths), list(ranking.flags)]
+    if there != sent:
         raise used_id()
-    return True
 
 
 def is_stored_skip(db: Database, skip_id: str, task_id: int, annotator: str) -> bool:

@@ -13,15 +13,18 @@ from rlhf.errors import InputError
 SHOWN_CHARACTERS = 20
 
 
-def ticket_of(db: Database, task_id: int, annotator: str) -> str:
-    """The ticket of an annotator's task; made when it is first asked for, in a transaction."""
-    query = "SELECT ticket FROM tickets WHERE task_id = ? AND annotator = ?"
-    row = db.execute(query, [task_id, annotator]).fetchone()
-    if row is not None:
-        return str(row[0])
+def add_ticket(db: Database, task_id: int, annotator: str) -> str:
+    """Make the ticket of a task that an annotator is given, and return it."""
     ticket = secrets.token_hex(16)
     db.execute("INSERT INTO tickets VALUES (?, ?, ?)", [task_id, annotator, ticket])
     return ticket
+
+
+def ticket_of(db: Database, task_id: int, annotator: str) -> str:
+    """The ticket of an annotator's task; made now where an older version gave it out."""
+    query = "SELECT ticket FROM tickets WHERE task_id = ? AND annotator = ?"
+    row = db.execute(query, [task_id, annotator]).fetchone()
+    return str(row[0]) if row else add_ticket(db, task_id, annotator)
 
 
 def task_of(db: Database, ticket: str, annotator: str) -> int:

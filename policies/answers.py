@@ -20,14 +20,15 @@ from policies.generate import (
 from policies.loading import in_memory
 from policies.reference_store import ReferenceRow, ReferenceStore
 from policies.sides import split_by_side
-from rlhf.chat_template import end_token_ids
+from rlhf.chat_template import end_token_ids, opens_thinking
 from rlhf.distributed import seed_all
 from rlhf.metrics import progress
 from rlhf.models import load_causal_lm, load_config
 from rlhf.ranked import read_ranked_file
 from rlhf.readers import tokenizer_of
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
-from rlhf.tokens import decode_response, tokenizer_fingerprint
+from rlhf.thinking import behind_opening
+from rlhf.tokens import decode_response, encode_prompt, tokenizer_fingerprint
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,24 @@ def sample_rival(
         return side
     rewritten = [
         [
-            _rewrite(policy_tokenizer, sample, text)
+            _rewrite(policy_tokenizer, sample, text, opened=opened)
             for sample, text in zip(samples_of, texts, strict=True)
         ]
-        for samples_of, texts in zip(side.samples, side.texts, strict=True)
+        for opened, samples_of, texts in zip(
+            (opens_thinking(policy_tokenizer, encode_prompt(policy_tokenizer, p)) for p in prompts),
+            side.samples,
+            side.texts,
+            strict=True,
+        )
     ]
     theirs = {**description, "tokenizer": tokenizer_fingerprint(policy_tokenizer)}
     return Side(theirs, rewritten, side.texts, sampling)
 
 
-def _rewrite(tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str) -> Sample:
+def _rewrite(
+    tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str, *, opened: bool
+) -> Sample:
+    text = behind_opening(text) if opened else text
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     end = [end_token_ids(tokenizer)[0]] if sample.finished or not ids else []
     return Sample([*ids, *end], sample.finished)

@@ -48,6 +48,7 @@ from rlhf.jsonl import write_jsonl
 from rlhf.judge import Endpoint
 from rlhf.metrics import read_metrics
 from rlhf.models import describe_model, load_causal_lm, policy_folder, require_same_tokenizer
+from rlhf.readers import described_kwargs
 from rlhf.records import Prompt
 from rlhf.rundir import RunDir, open_stage, require_done, stage_status
 from rlhf.signals import Signal, load_signal
@@ -195,7 +196,8 @@ def score(
     comparison: Comparison,
 ) -> Scores:
     """What the reward and the gold function give every answer."""
-    reward = load_reward([comparison.reward["path"]], accelerator)
+    given = described_kwargs(comparison.policy)
+    reward = load_reward([comparison.reward["path"]], accelerator, given=given)
     rows = [group[0] for group in comparison.groups]
     scores = {"reward": score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))}
     if comparison.gold is not None:

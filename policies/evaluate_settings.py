@@ -25,7 +25,7 @@ class EvaluateSettings:
     against: str | None = None
     """Another policy or model: it answers the same prompts and is compared with --policy too."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template of a --policy or --against that keeps none, for example
+    """Values passed to the chat template of a --policy or --against that records none, e.g.
     '{"enable_thinking": false}'."""
     gold: str | None = None
     """A function `package.module:function` of (prompt, response) that judges besides."""

@@ -28,23 +28,20 @@ from policies.log_probs import (
 )
 from policies.reference_settings import ReferenceSettings
 from policies.reference_shards import ReferenceRow, TopTokens, shard_name, write_shard
+from policies.reference_store import settle_end_tokens
 from policies.reference_summary import write_manifest
 from policies.reward_sources import Reward, describe_rewards, load_reward
 from policies.settings import Precision
-from rlhf.chat_template import end_token_ids
+from rlhf.chat_template import END_TOKENS, end_token_ids, set_end_tokens
 from rlhf.distributed import from_main, global_max, seed_all, start
 from rlhf.errors import InputError
 from rlhf.fingerprints import file_hash
 from rlhf.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
 from rlhf.metrics import progress
-from rlhf.models import (
-    describe_model,
-    load_causal_lm,
-    load_config,
-)
+from rlhf.models import describe_model, load_causal_lm, load_config
 from rlhf.planner import SCORE_BATCH
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
-from rlhf.readers import tokenizer_of
+from rlhf.readers import described_kwargs, tokenizer_of
 from rlhf.records import Prompt, RankedPrompt, Response, Sampling
 from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.sharding import Sharding, shard_frozen
@@ -88,6 +85,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     run = open_stage(settings.out, "reference", settings, inputs, resume=settings.resume)
     if from_main(run.is_done):
         return run.read_report()
+    set_end_tokens(tokenizer, from_main(settle_end_tokens(run, tokenizer)))
     shards = cut_into_shards(records, settings.prompts_per_shard)
     watched = watching_stage(run, settings.stall_timeout, heartbeat=heartbeat_of(run, settings))
     with (
@@ -95,7 +93,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         watched,
     ):
         run.outputs.mkdir(exist_ok=True)
-        models = _load_models(settings, model_description["path"], accelerator, sharding)
+        models = _load_models(settings, model_description, accelerator, sharding)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
         writer = _ShardWriter(
             accelerator, sharding, models, tokenizer, settings, model_description, prompt_ids
@@ -112,7 +110,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
                 "prompts_hash": prompts_hash,
                 "reward": inputs.get("reward"),
                 "sampling": asdict(writer.sampling),
-                "end_token_ids": list(end_token_ids(tokenizer)),
+                END_TOKENS: list(end_token_ids(tokenizer)),
                 "stored_top_k": settings.store_top_k,
                 "precision": precision,
                 "attention": str(models.original.config._attn_implementation),
@@ -217,14 +215,18 @@ class _Models:
 
 
 def _load_models(
-    settings: ReferenceSettings, path: str, accelerator: Accelerator, sharding: Sharding
+    settings: ReferenceSettings,
+    description: dict[str, str],
+    accelerator: Accelerator,
+    sharding: Sharding,
 ) -> _Models:
-    model = load_causal_lm(path, together=sharding.is_together).eval()
+    model = load_causal_lm(description["path"], together=sharding.is_together).eval()
     shell = Shell(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
-    reward: Reward | None = None
-    if settings.reward:
-        reward = load_reward([settings.reward], accelerator, sharding=sharding)
+    if settings.reward is None:
+        return _Models(model, shell, None)
+    given = described_kwargs(description)
+    reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
     return _Models(model, shell, reward)
 
 

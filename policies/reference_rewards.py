@@ -32,7 +32,7 @@ from rlhf.errors import InputError, InterruptedRunError
 from rlhf.jsonl import write_json
 from rlhf.metrics import progress
 from rlhf.planner import SCORE_BATCH
-from rlhf.readers import tokenizer_of
+from rlhf.readers import described_kwargs, tokenizer_of
 from rlhf.rundir import RunDir, require_done
 from rlhf.sharding import Sharding
 from rlhf.sharding_choice import choose_sharding
@@ -61,7 +61,12 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     reader = description if is_model(settings.reward) else manifest["model"]
     tokenizer = tokenizer_of(reader)
-    reward = load_reward([settings.reward], accelerator, sharding=sharding)
+    reward = load_reward(
+        [settings.reward],
+        accelerator,
+        sharding=sharding,
+        given=described_kwargs(manifest["model"]),
+    )
     names = share(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}
     # the stage is done, and stays so whatever becomes of its rewards

@@ -46,7 +46,8 @@ class ReferenceSettings(GroupSettings):
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
     reuse: bool = True
     """Take responses of the same model and sampling settings from the export."""
     store_top_k: int = 0

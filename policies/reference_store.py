@@ -3,11 +3,13 @@
 outputs/train-00000.parquet ...   one ReferenceRow a row; the M samples of a prompt lie together
 outputs/test-00000.parquet ...    the same of the test prompts
 outputs/manifest.json             model, tokenizer, sampling, counts, and the hashes of every shard
+end_tokens.json                   at what responses end, recorded before the first of them
 
 A store may hold millions of rows. Opening it reads the manifest; rows come from disk when they are
 wanted, their shard is checked against its hash first, and only the last ones stay in memory.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +30,16 @@ from policies.reference_shards import (
     split_of,
     with_rewards,
 )
-from rlhf.chat_template import set_end_tokens
+from rlhf.chat_template import END_TOKENS, end_token_ids, set_end_tokens
 from rlhf.documents import REMEDY, Kinds, read_document, require_kinds
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
-from rlhf.readers import described_kwargs
+from rlhf.jsonl import write_json
+from rlhf.models import load_config
+from rlhf.ranks import is_main_process
+from rlhf.readers import described_kwargs, require_described_kwargs
 from rlhf.records import Sampling, Split
+from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer
 
 __all__ = [
@@ -49,6 +55,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+END_TOKENS_FILE = "end_tokens.json"  # beside the folder of the store
 FORMAT_VERSION = 2
 MANIFEST_KINDS: Kinds = {
     "format_version": int,
@@ -63,6 +70,7 @@ MANIFEST_KINDS: Kinds = {
     "stored_top_k": int | None,
     "precision": str,
     "reused": int,
+    END_TOKENS: list,
 }
 MAX_ROWS = 10**12  # of a shard
 GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows each, as shards are written
@@ -193,10 +201,15 @@ class ReferenceStore:
 
         Args:
             name: model folder or hub name.
+
+        Raises:
+            InputError: there is no such tokenizer, or the manifest names tokens that it lacks.
         """
         tokenizer = load_tokenizer(name, self.template_kwargs)
-        eos = int(tokenizer.eos_token_id)
-        set_end_tokens(tokenizer, self.manifest.get("end_token_ids", [eos]))
+        ends = self.manifest.get(END_TOKENS, [int(tokenizer.eos_token_id)])
+        vocabulary = int(load_config(name).get_text_config().vocab_size)
+        require_end_tokens(ends, str(self.folder / MANIFEST), max(vocabulary, len(tokenizer)))
+        set_end_tokens(tokenizer, ends)
         return tokenizer
 
     @property
@@ -217,6 +230,45 @@ class ReferenceStore:
         train = sum(shard["rows"] for name, shard in shards if split_of(name) == "train")
         places = range(train) if split == "train" else range(train, len(self.rows))
         return StoredPrompts(self.rows, places, self.manifest["samples_per_prompt"])
+
+
+def require_end_tokens(ids: Sequence[Any], place: str, vocabulary: float = math.inf) -> None:
+    """Refuse end tokens that are none of a vocabulary of so many tokens.
+
+    Raises:
+        InputError: names the place and the end tokens.
+    """
+    if not ids or not all(type(one) is int and 0 <= one < vocabulary for one in ids):
+        raise InputError(
+            f"{place} has {END_TOKENS!r} as {str(ids)[:80]}, not as token ids of its model", REMEDY
+        )
+
+
+def settle_end_tokens(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """At what all responses of a stage end, which it records when it opens first.
+
+    Other jobs and a resumed run go by the record. A stage with shards and no record is from a
+    version that ended responses at `tokenizer.eos_token` alone.
+
+    Args:
+        run: the stage, open.
+        tokenizer: of its model; knows all end tokens.
+
+    Raises:
+        InputError: the record is broken.
+    """
+    path = run.path / END_TOKENS_FILE
+    if path.is_file():
+        ends = read_document(path, {END_TOKENS: list})[END_TOKENS]
+        require_end_tokens(ends, str(path))
+        return list(ends)
+    if any(run.outputs.glob("*.parquet")):
+        ends = [int(tokenizer.eos_token_id)]
+    else:
+        ends = list(end_token_ids(tokenizer))
+    if is_main_process():
+        write_json(path, {END_TOKENS: ends})
+    return ends
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -265,6 +317,10 @@ def _checked_sampling(manifest: dict[str, Any], path: Path) -> Sampling:
             raise InputError(f"{place} is no shard of a store", REMEDY)
     if manifest["samples_per_prompt"] < 1:
         raise InputError(f"{path} has no samples of a prompt", REMEDY)
+    for name in needed:
+        require_described_kwargs(manifest[name], f"{path} ({name})")
+    if END_TOKENS in manifest:
+        require_end_tokens(manifest[END_TOKENS], str(path))
     try:
         return Sampling.from_json(manifest["sampling"])
     except InputError as error:

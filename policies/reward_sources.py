@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +20,7 @@ from rlhf.distributed import from_main
 from rlhf.models import describe_model, model_folder, require_same_tokenizer
 from rlhf.planner import SCORE_BATCH
 from rlhf.ranks import is_main_process
+from rlhf.readers import described_kwargs, reward_kwargs
 from rlhf.records import Prompt, Response
 from rlhf.sharding import Sharding
 from rlhf.tokens import TokenBatch, pad_right
@@ -102,14 +104,19 @@ def reward_models(names: Sequence[str]) -> list[str]:
     return [folder for name in names if is_model(name) for folder in member_folders(name)]
 
 
-def describe_reward(name: str) -> dict[str, str]:
+def describe_reward(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
     """What manifests record of a reward; a function or an endpoint has its name as its hash.
+
+    Args:
+        name: of the reward.
+        given: the policy's --chat-template-kwargs, for another program's model that records none.
 
     Raises:
         InputError: there is no such model, or its stage did not finish.
     """
     if is_model(name):
-        return describe_model(model_folder(name, "reward", "model"))
+        kwargs = reward_kwargs(name, given or {})
+        return describe_model(model_folder(name, "reward", "model"), kwargs)
     return {"path": name, "hash": name}
 
 
@@ -121,7 +128,7 @@ def describe_rewards(names: Sequence[str], policy: dict[str, str]) -> dict[str, 
     """
     described = {}
     for number, name in enumerate(names, start=1):
-        description = describe_reward(name)
+        description = describe_reward(name, described_kwargs(policy))
         if is_model(name):
             require_same_tokenizer(description, policy)
         described["reward" if number == 1 else f"reward {number}"] = description
@@ -136,6 +143,7 @@ def load_reward(
     combination: Combination = "sum",
     sharding: Sharding | None = None,
     base: PreTrainedModel | None = None,
+    given: dict[str, Any] | None = None,
 ) -> Reward:
     """Load every source.
 
@@ -146,11 +154,12 @@ def load_reward(
         combination: how several become one.
         sharding: of the stage, which reward models follow where it divides weights.
         base: a language model whose frozen weights reward models were trained beside.
+        given: the policy's --chat-template-kwargs, for other programs' models that record none.
 
     Raises:
         InputError: a source cannot be loaded.
     """
-    parts = [describe_reward(name) for name in names]
+    parts = [describe_reward(name, given) for name in names]
     used = tuple(weights) or (1.0,) * len(names)
     members: Combine = "min" if combination == "worst" else "mean"
     worst_member = members == "min" and len(reward_models(names)) > 1  # stores have the mean
@@ -159,7 +168,7 @@ def load_reward(
         hashes = [part["hash"] for part in parts]
         whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
     sharding = sharding or Sharding()
-    sources = tuple(_load(name, accelerator, members, sharding, base) for name in names)
+    sources = tuple(_load(name, accelerator, members, sharding, base, given) for name in names)
     in_step = partial(sharding.in_step, accelerator)
     return Reward(sources, used, combination, whole, in_step)
 
@@ -170,9 +179,10 @@ def _load(
     members: Combine,
     sharding: Sharding,
     base: PreTrainedModel | None,
+    given: dict[str, Any] | None,
 ) -> Source:
     if is_model(name):
-        scorer = load_scorer(name, accelerator, members, sharding, base)
+        scorer = load_scorer(name, accelerator, members, sharding, base, given=given)
 
         def read(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
             rewards = scorer(scorer.without_thinking(prompts, texts, batch))

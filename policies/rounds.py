@@ -21,6 +21,7 @@ from policies.round_settings import RoundSettings
 from rlhf.distributed import start_alone
 from rlhf.errors import InputError
 from rlhf.models import describe_model, load_causal_lm, policy_folder, require_same_tokenizer
+from rlhf.readers import kwargs_for
 from rlhf.records import Prompt, Response
 from rlhf.rundir import require_done
 
@@ -54,9 +55,11 @@ def sample_candidates(
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.
     """
-    policy = describe_model(policy_folder(settings.policy))
+    path = policy_folder(settings.policy)
     outputs = require_done(settings.reference, "reference", "outputs").outputs
-    store = open_store_and_find_model(outputs, policy["path"])
+    store = open_store_and_find_model(outputs, path)
+    given = store.template_kwargs
+    policy = describe_model(path, kwargs_for(path, given))
     inputs = {
         "policy": policy,
         **describe_rewards([settings.reward], policy),
@@ -87,7 +90,7 @@ def sample_candidates(
         for mine, other in zip(log_probs, reference_log_probs, strict=True)
     ]
     nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
-    reward = load_reward([settings.reward], accelerator)
+    reward = load_reward([settings.reward], accelerator, given=given)
     sides = {"policy": ours, "reference": stored_answers(groups, store)}
     rows = [group[0] for group in groups]
     rewards = score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))

@@ -36,7 +36,8 @@ class GenerateSettings:
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
     batch_size: int = 64
     """Sequences sampled at once."""
     seed: int = 0
@@ -166,7 +167,7 @@ class PPOSettings(ClusterSettings):
     clip_range: float = 0.2
     """PPO's clip of the probability ratio, to 1 ± this."""
     clip_range_high: float | None = None
-    """Clip the ratio to at most 1 + this instead (DAPO's clip-higher: 0.28 beside 0.2)."""
+    """Upper clip of the ratio is 1 + this; default: --clip-range."""
     dual_clip: float | None = None
     """Bound the loss of a token with a negative advantage at this multiple of the advantage, 3 in
     the paper; no bound when not given."""

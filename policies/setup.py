@@ -103,6 +103,7 @@ def set_up(
         combination=settings.reward_combination,
         sharding=sharding,
         base=base,
+        given=store.template_kwargs,
     )
     return Training(
         accelerator=accelerator,

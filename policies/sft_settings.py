@@ -21,7 +21,8 @@ class SFTSettings:
     out: Path
     """Folder of this stage; the result is in OUT/model."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0

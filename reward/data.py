@@ -1,7 +1,7 @@
 """From an export folder to what a run trains on, is measured on, and takes its scale from."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,10 +17,12 @@ from reward.groups import (
     take_part,
 )
 from reward.settings import RewardSettings
+from rlhf.chat_template import end_token_ids
 from rlhf.config import part_of
 from rlhf.errors import ConfigError, InputError
-from rlhf.models import describe_model, load_config
+from rlhf.models import describe_model, is_reward_model, load_config
 from rlhf.ranked import SPLITS, read_manifest, read_ranked
+from rlhf.readers import load_reader, tokenizer_of
 from rlhf.records import RankedPrompt
 
 MAX_REFERENCE_OUTPUTS = 512
@@ -75,7 +77,7 @@ def read_data(
             {"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight},
             settings.thumbs_down_flags,
         ),
-        reads_thinking=settings.reads_thinking,
+        reads_thinking=bool(settings.reads_thinking),
     )
     groups: dict[str, list[Group]] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -90,17 +92,43 @@ def read_data(
         counts["test"]["prompts_also_in_train"] = leaked
     if not _can_measure(held_out, train) and len(train) > 1:
         train, aside = hold_out(train, settings.held_out_fraction)
+        lacking = "'s test prompts have no pairs" if held_out else " has no judged test prompts"
+        source = f"train prompts set aside, because the export{lacking}"
         held_out = held_out + aside
-        source = "train prompts set aside, because the export has no judged test prompts"
     wanted = part_of("limit", settings.limit, len(train))
     if wanted < len(train):
         counts["train"]["prompts_beyond_limit"] = len(train) - wanted
     train, validation = _take_train(settings, train, wanted)
     _require_judgements(settings, len(records), train, held_out)
+    if settings.eval_every and not validation:
+        raise InputError(
+            f"--eval-every {settings.eval_every} sets train prompts aside, and the {len(train)} of "
+            f"{settings.rankings} are too few",
+            "Leave --eval-every out, or judge responses of more prompts.",
+        )
     if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
         train, validation = standardise_scores(train, validation)
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
     return Data(train, validation, held_out, reference, source, counts)
+
+
+def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, str]) -> list[Group]:
+    """What is held out, as the reward model that the training starts from reads it.
+
+    Args:
+        settings: of the stage.
+        data: as the training reads it, which is how a language model does.
+        model: what `describe_model` says of the start.
+    """
+    if not is_reward_model(settings.model):
+        return data.held_out
+    reader = load_reader(model)
+    is_same = reader.reads_thinking == bool(settings.reads_thinking)
+    if is_same and end_token_ids(reader.tokenizer) == end_token_ids(tokenizer_of(model)):
+        return data.held_out
+    # with thinking a prompt may be too long that is not without
+    before = replace(settings, reads_thinking=reader.reads_thinking, too_long="truncate")
+    return read_data(before, reader.tokenizer, str(model["hash"])).held_out
 
 
 def read_context(model: str) -> int:

@@ -12,6 +12,7 @@ from itertools import combinations
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from rlhf.chat_template import opens_thinking
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import Prompt, RankedPrompt, Ranking, Response
@@ -123,12 +124,18 @@ class Encoder:
             tokenizer, fingerprint, max_length, truncate, weights or {}, pointwise, reads_thinking
         )
 
-    def response(self, response: Response) -> tuple[int, ...]:
-        """Token ids of a response as the reward model reads it."""
-        ids = encode_response(
-            self.tokenizer, response, self.fingerprint, reads_thinking=self.reads_thinking
+    def responses(
+        self, responses: Sequence[Response], prompt_ids: Sequence[int]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Token ids of the responses to one prompt as the reward model reads them."""
+        how = {
+            "reads_thinking": self.reads_thinking,
+            "opened": opens_thinking(self.tokenizer, prompt_ids),
+        }
+        return tuple(
+            tuple(encode_response(self.tokenizer, one, self.fingerprint, **how))
+            for one in responses
         )
-        return tuple(ids)
 
     def weight(self, ranking: Ranking) -> float:
         """How much a ranking counts: 1 unless its annotator has a weight."""
@@ -229,14 +236,15 @@ def build_reference_groups(
 def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
     """Split groups into training and held-out ones by a hash of the prompt id.
 
-    Groups with pairs and those of thumbs alone are each split, so that both can be measured.
-    Prompts that read the same under several ids stay together, so that none is on both sides.
+    Groups with pairs and those of thumbs alone are each split, so that both can be measured; the
+    only prompt of its kind is trained on. Prompts that read the same under several ids stay
+    together, so that none is on both sides.
     """
     kinds = [[group for group in groups if bool(group.pairs) == has] for has in (True, False)]
     prompts = {
         group.prompt
         for kind in kinds
-        if kind
+        if len({group.prompt for group in kind}) > 1
         for group in take_part(kind, num_held_out(len(kind), fraction))
     }
     held_out = [group for group in groups if group.prompt in prompts]
@@ -327,9 +335,9 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
 
 
 def _encode(prompt: Prompt, responses: Sequence[Response], encoder: Encoder) -> Group:
-    encoded = tuple(map(encoder.response, responses))
-    room = encoder.max_length - max(len(response) for response in encoded)
     ids = encode_prompt(encoder.tokenizer, prompt)
+    encoded = encoder.responses(responses, ids)
+    room = encoder.max_length - max(len(response) for response in encoded)
     while encoder.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):
         prompt = shorter
         ids = encode_prompt(encoder.tokenizer, prompt)

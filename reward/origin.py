@@ -8,11 +8,14 @@ from reward.scoring import member_folders
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InputError
 from rlhf.models import is_reward_model, policy_folder
+from rlhf.readers import reads_thinking
 from rlhf.rundir import RunDir
 
 
 def resolve_model(settings: RewardSettings) -> RewardSettings:
     """The settings with the model's folder where --model names the run that made it.
+
+    They also say whether to read thinking: where nobody does, as a reward model did so far.
 
     Raises:
         InputError: the run did not finish or made no model, or the model is an ensemble or a
@@ -29,12 +32,16 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
             "from one",
             f"Give one of them, such as {one}.",
         )
-    if is_reward_model(folder) and settings.head == "fitted":
+    is_trained = is_reward_model(folder)
+    if is_trained and settings.head == "fitted":
         raise ConfigError(
             f"--head fitted would replace the trained head of {name}",
             "Leave --head out: a reward model goes on with the head it has.",
         )
-    return replace(settings, model=folder)
+    reads = settings.reads_thinking
+    if reads is None:
+        reads = is_trained and reads_thinking(folder)
+    return replace(settings, model=folder, reads_thinking=reads)
 
 
 def describe_origin(model: dict[str, str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from reward.settings import Combine
 from rlhf.adapters import load_reward_model_on
 from rlhf.chat_template import end_token_ids
 from rlhf.models import describe_model, load_reward_model, model_folder
-from rlhf.readers import Reader, load_reader
+from rlhf.readers import Reader, load_reader, reward_kwargs
 from rlhf.records import Prompt, Response
 from rlhf.sharding import Sharding, shard_frozen
 from rlhf.thinking import has_thinking
@@ -103,7 +103,8 @@ class Scorer:
         for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             if has_thinking(text):
                 response = Response(id="", prompt_id=prompt.id, text=text, model="")
-                rows[row] = encode_prompt(tokenizer, prompt) + self._reader.encode(response, "")
+                prompt_ids = encode_prompt(tokenizer, prompt)
+                rows[row] = prompt_ids + self._reader.encode(response, "", prompt_ids)
         return pad_right(rows, int(tokenizer.pad_token_id)).to(batch.ids.device)
 
     def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:
@@ -149,6 +150,8 @@ def load_scorer(
     combine: Combine = "mean",
     sharding: Sharding | None = None,
     base: PreTrainedModel | None = None,
+    *,
+    given: dict[str, Any] | None = None,
 ) -> Scorer:
     """Load a reward model, or all members of an ensemble, to score with.
 
@@ -160,12 +163,15 @@ def load_scorer(
             score at the same time.
         base: a language model whose frozen weights the reward model was trained beside; then only
             its adapter is loaded.
+        given: the policy's --chat-template-kwargs, for another program's model that records none.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
     """
     sharding = sharding or Sharding()
-    loaded = [load_module(one, accelerator, sharding, base) for one in member_folders(name)]
+    kwargs = reward_kwargs(name, given or {})
+    folders = member_folders(name)
+    loaded = [load_module(one, accelerator, sharding, base, given=kwargs) for one in folders]
     description = loaded[0][2]
     members = [(module, bias) for module, bias, _ in loaded]
     # the attention of a shared base is the policy's

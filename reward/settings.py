@@ -71,7 +71,8 @@ class RewardSettings(ClusterSettings):
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template, kept with results, such as '{"enable_thinking": false}'."""
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
     resume: bool = False
     """Go on with the run in --out."""
     seed: int = 0
@@ -98,8 +99,9 @@ class RewardSettings(ClusterSettings):
     """Longest prompt + response in tokens."""
     too_long: TooLong = "refuse"
     """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
-    reads_thinking: bool = False
-    """Read the text inside <think> tags, too, in training and wherever the model scores."""
+    reads_thinking: bool | None = None
+    """Also read text inside `<think>` tags, in training and scoring. Default: as the model it
+    starts from, else no."""
     loss: Loss = "bradley_terry"
     """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
     margin: float = 0.0
@@ -212,7 +214,7 @@ class ScoreSettings:
     combine: Combine = "mean"
     """What counts of the members of an ensemble: their mean, or the worst of them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat template of a reward model that keeps none, such as
+    """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
     tokens_per_batch: int = 4096
     """Tokens in one forward pass of a reward model."""

@@ -204,13 +204,14 @@ def load_features(
     pad_id = int(tokenizer.pad_token_id)
     longest = getattr(module.classifier.config.get_text_config(), "max_position_embeddings", None)
 
+    def group(name: str, prompt: Prompt, responses: Sequence[Response]) -> Group:
+        ids = encode_prompt(tokenizer, prompt)
+        read = (reader.encode(one, fingerprint, ids) for one in responses)
+        return Group(name, tuple(ids), tuple(map(tuple, read)))
+
     def read(answers: Sequence[Answers]) -> list[tuple[Tensor, Tensor]]:
         groups = [
-            Group(
-                str(number),
-                tuple(encode_prompt(tokenizer, prompt)),
-                tuple(tuple(reader.encode(one, fingerprint)) for one in responses),
-            )
+            group(str(number), prompt, responses)
             for number, (prompt, responses) in enumerate(answers)
             if responses
         ]

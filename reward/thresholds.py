@@ -38,6 +38,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from reward.groups import Group, Pointwise, take_part
+from rlhf.errors import InputError
 
 MIN_OF_EACH = 8
 MEMORY = 256
@@ -134,8 +135,18 @@ class Thresholds:
         return {source: [self._offsets[source], self._seen[source]] for source in self.sources}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Go on from a checkpoint's state."""
-        for source in self._offsets.keys() & state.keys():
+        """Go on from a checkpoint's state.
+
+        Raises:
+            InputError: it lacks a source.
+        """
+        missing = [source or "others" for source in self.sources if source not in state]
+        if missing:
+            raise InputError(
+                f"The checkpoint has no threshold for the thumbs of {', '.join(missing)}",
+                "It comes from a run without them: start again in another --out.",
+            )
+        for source in self.sources:
             offset, seen = state[source]
             self._offsets[source], self._seen[source] = offset, round(seen)
 

@@ -28,6 +28,7 @@ def describe_thumbs(
     level: float,
     rewards: Sequence[Sequence[float]],
     scale: Scale,
+    bias: float,
 ) -> dict[str, Any]:
     """`judgements` by kind and `thresholds` by source, as report.json has them; {} without thumbs.
 
@@ -37,7 +38,9 @@ def describe_thumbs(
         thresholds: fitted to the weights that are saved.
         level: the mean reward that they were fitted at.
         rewards: of the held-out responses, on the scale of training.
-        scale: from that scale to the one of the saved model, on which thresholds are reported.
+        scale: from outputs of the head to rewards of the saved model, which thresholds are given
+            in.
+        bias: what training adds to outputs of the head.
     """
     if not thresholds.sources:
         return {}
@@ -67,7 +70,7 @@ def describe_thumbs(
     }
     sources = {
         source or OTHER_SOURCES: {
-            "threshold": scale.gain * value + scale.bias,
+            "threshold": scale.gain * (value - bias) + scale.bias,
             "fitted": thresholds.is_fitted(source),
             **row(_by(lambda one: thresholds.source(one.annotator), source)),
         }

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from reward.accuracy import Accuracy, pair_accuracy
 from reward.baseline import base_log_probs
 from reward.batches import epoch_order
-from reward.data import Data, describe_inputs, read_data
+from reward.data import Data, describe_inputs, held_out_as_before, read_data
 from reward.evaluation import Best, compare, evaluate
 from reward.finish import describe_run, measure_scale, plain_accuracy, save_result, write_report
 from reward.head import fit_head
@@ -129,7 +129,9 @@ def train_reward(
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
             **describe_run(settings, data, run, scale, findings.best),
-            **describe_thumbs(settings, data, trainee.thresholds, level, held_out, scale),
+            **describe_thumbs(
+                settings, data, trainee.thresholds, level, held_out, scale, trainee.bias
+            ),
             "shared_prompt": trainee.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
@@ -270,7 +272,8 @@ def _begin(
     fit_thresholds(trainee, data.train)
     if not settings.epochs:  # accuracy is measured at the end, of the same weights
         return 0, Findings(None)
-    return 0, Findings(pair_accuracy(data.held_out, score_groups(trainee, data.held_out)))
+    held_out = held_out_as_before(settings, data, run.inputs["model"])
+    return 0, Findings(pair_accuracy(held_out, score_groups(trainee, held_out)))
 
 
 def _is_due(every: int, step: int, total: int) -> bool:

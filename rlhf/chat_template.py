@@ -58,17 +58,19 @@ def set_end_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> No
 
 
 def tell_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the end tokens into a model's generation_config, by which other programs sample.
+    """Add the end tokens to a model's generation_config, by which other programs sample.
 
-    A classifier has none.
+    Those that it knows already stay. A classifier has no generation_config.
     """
     config = getattr(model, "generation_config", None)
     if config is None:
         return
     known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     ends = end_token_ids(tokenizer)
-    if set(ends) != set(known):
-        config.eos_token_id = list(ends)
+    if not set(ends) <= set(known):
+        config.eos_token_id = list(
+            dict.fromkeys((*ends, *(one for one in known if one is not None)))
+        )
 
 
 def template_kwargs(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

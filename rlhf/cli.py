@@ -31,6 +31,7 @@ from rlhf.config import flatten, load_settings, to_plain, to_yaml
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.ranks import is_main_process, leave, world_size
+from rlhf.template_kwargs import as_one_token
 from rlhf.usage import explain, is_required, show_panel
 
 COMMANDS = {
@@ -244,6 +245,7 @@ def _settings_from_files(
     values = load_settings(files)
     source = ", ".join(str(file) for file in files)
     _refuse_unknown(values, get_type_hints(app.default_command)["settings"], source)
+    values = as_one_token(values)
     for name in reversed(commands):  # at the root, settings named like a command would be dropped
         values = {name: values}
     Dict(values, source=source)(app, commands, arguments)

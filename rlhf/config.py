@@ -1,7 +1,7 @@
 """Settings: YAML files composed left to right, range checks, and settings back to YAML."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -15,6 +15,11 @@ MAX_SEED = 2**32 - 1  # NumPy's
 MAX_YAML_BYTES = 100_000
 MAX_YAML_DEPTH = 20
 MAX_YAML_VALUES = 10_000
+# What a stage did before these settings were there, where their defaults do something else.
+EARLIER: dict[str, dict[str, Any]] = {
+    "reward": {"all_bad_weight": 0.0, "reads_thinking": True, "thumbs_weight": 0.0},
+    "ppo": {"sampler_correction": "none"},
+}
 
 
 def load_settings(files: Sequence[Path]) -> dict[str, Any]:
@@ -151,20 +156,65 @@ def to_plain(settings: Any) -> Any:
     return settings
 
 
-def with_defaults(settings: Any, recorded: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings with the defaults of those that came into the program later.
+def earlier_behavior(stage: str, recorded: dict[str, Any]) -> dict[str, Any]:
+    """What a run did before settings were there, where defaults now do something else.
 
     Args:
-        settings: a dataclass of today's settings.
-        recorded: the plain values of an earlier one.
+        stage: of the run.
+        recorded: the plain values of its settings.
     """
+    if stage == "ppo" and recorded.get("engine", "generate") == "generate":
+        return {}  # its sampler is the trainer: there is nothing to correct for
+    return EARLIER.get(stage, {})
+
+
+def require_same_settings(
+    out: Path,
+    settings: Any,
+    recorded: dict[str, Any],
+    earlier: dict[str, Any],
+    free: Collection[str],
+) -> None:
+    """Refuse to go on with a run under other settings than it was started with.
+
+    Args:
+        out: the folder of the run.
+        settings: a dataclass of today's settings.
+        recorded: the plain values of the run's.
+        earlier: what the run did where a setting was not there yet; else it is today's default.
+        free: settings that may change.
+
+    Raises:
+        InputError: others differ; the message names them.
+    """
+    old = merge(_defaults(settings) | earlier, recorded)
+    new = to_plain(settings)
+    changed = sorted(key for key in new if key not in free and old.get(key) != new[key])
+    if not changed:
+        return
+    described = ", ".join(f"{key}: {old.get(key)} → {new[key]}" for key in changed)
+    flags = " ".join(_flag(k, earlier[k]) for k in changed if k in earlier and k not in recorded)
+    same = f"the same settings (add {flags})" if flags else "the same settings"
+    raise InputError(
+        f"{out} was started with other settings ({described})",
+        f"Resume with {same}, or choose another --out.",
+    )
+
+
+def _defaults(settings: Any) -> dict[str, Any]:
+    """The plain values of those settings that have a default."""
     usual: dict[str, Any] = {}
     for one in fields(settings):
         if one.default is not MISSING:
             usual[one.name] = to_plain(one.default)
         elif one.default_factory is not MISSING:
             usual[one.name] = to_plain(one.default_factory())
-    return merge(usual, recorded)
+    return usual
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = "--" + name.replace("_", "-")
+    return flag if value is True else f"{flag} {value}"
 
 
 def without_secrets(settings: Any) -> Any:

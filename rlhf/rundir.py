@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.cluster import ClusterSettings
-from rlhf.config import read_settings_file, to_plain, to_yaml, with_defaults, without_secrets
+from rlhf.config import (
+    earlier_behavior,
+    read_settings_file,
+    require_same_settings,
+    to_yaml,
+    without_secrets,
+)
 from rlhf.diagnose import as_input_error
 from rlhf.documents import REMEDY, read_document, read_stage_document
 from rlhf.errors import InputError, InterruptedRunError
@@ -353,18 +359,13 @@ def _require_same(
             f"{run.path} exists but holds no run of ours (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    # a run from before a setting was there went by what is now its default
-    old = with_defaults(settings, read_settings_file(run.config_file))
-    new = to_plain(settings)
     # of sft it is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")
-    changed = sorted(k for k in new if k not in free and old.get(k) != new[k])
-    if changed:
-        described = ", ".join(f"{key}: {old.get(key)} → {new[key]}" for key in changed)
-        raise InputError(
-            f"{run.path} was started with other settings ({described})",
-            "Resume with the same settings, or choose another --out.",
-        )
+    recorded = read_settings_file(run.config_file)
+    earlier = earlier_behavior(stage, recorded)
+    if run.is_done:  # nothing is left to do by them
+        earlier = {name: getattr(settings, name) for name in earlier}
+    require_same_settings(run.path, settings, recorded, earlier, free)
     before = run.read_stage().get("inputs", inputs)  # none yet where two jobs begin together
     for name, value in inputs.items():
         if before.get(name, {}).get("hash") != value["hash"]:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rlhf.errors import ConfigError
 
 FLAG = "--chat-template-kwargs"
+NAME = "chat_template_kwargs"
 # What `apply_chat_template` is given by this project alone.
 RESERVED = (
     "conversation",
@@ -24,8 +25,26 @@ RESERVED = (
 )
 
 
+def are_template_kwargs(value: Any) -> bool:
+    """Whether a JSON value is an object, and names only what is the template's."""
+    return isinstance(value, dict) and not value.keys() & set(RESERVED)
+
+
+def as_one_token(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a file with this mapping as a JSON object.
+
+    The parser would make text of every value, and `false` and `"false"` would be one.
+    """
+    return {
+        key: json.dumps(value)
+        if key.replace("-", "_") == NAME and isinstance(value, dict)
+        else value
+        for key, value in values.items()
+    }
+
+
 def read_template_kwargs(kind: Any, tokens: Any) -> dict[str, Any]:
-    """The values from a JSON object on the command line, or a mapping in a settings file.
+    """The values from a JSON object, or from several `--chat-template-kwargs.NAME VALUE`.
 
     Raises:
         ConfigError: it is no JSON object, or names what is not the template's.
@@ -44,7 +63,7 @@ def read_template_kwargs(kind: Any, tokens: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a settings file, which the parser hands on as text."""
+    """The value of `--chat-template-kwargs.NAME`, read as YAML."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     found = [_read_word(token.value) for token in value]

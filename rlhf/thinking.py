@@ -5,6 +5,7 @@ they were trained to (`--reads-thinking`).
 """
 
 OPENING, CLOSING = "<think>", "</think>"
+NO_THOUGHT = f"\n{CLOSING}\n\n"  # behind an opening tag, as templates write it
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -26,6 +27,14 @@ def split_thinking(text: str) -> tuple[str, str]:
         thoughts.append(thought.strip())
         said.append(before if tag else piece + CLOSING)
     return "\n\n".join(filter(None, thoughts)), "".join((*said, rest)).strip()
+
+
+def behind_opening(text: str) -> str:
+    """The text of a response as it goes on from a prompt that has opened the think tag."""
+    begun = text.lstrip()
+    if begun.startswith(OPENING):
+        return begun.removeprefix(OPENING).removeprefix("\n")
+    return text if has_thinking(text) else NO_THOUGHT + text
 
 
 def has_thinking(text: str) -> bool:

@@ -29,7 +29,14 @@ from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.fingerprints import text_hash
 from rlhf.records import Prompt, Response
-from rlhf.thinking import CLOSING, OPENING, has_thinking, split_thinking
+from rlhf.thinking import (
+    CLOSING,
+    NO_THOUGHT,
+    OPENING,
+    behind_opening,
+    has_thinking,
+    split_thinking,
+)
 
 PAD_TOKEN_NAMES = (
     "<|pad|>",
@@ -160,6 +167,7 @@ def encode_response(
     fingerprint: str,
     *,
     reads_thinking: bool = False,
+    opened: bool = False,
 ) -> list[int]:
     """Token ids of a response as a reward model reads it: closed as its template closes a turn.
 
@@ -172,12 +180,21 @@ def encode_response(
         response: the response.
         fingerprint: `tokenizer_fingerprint(tokenizer)`, computed once by the caller.
         reads_thinking: whether that model reads what stands inside think tags.
+        opened: whether the prompt ends with an open think tag (`opens_thinking`), which is closed
+            before an answer that is read without thinking.
     """
     text = response.text
-    if has_thinking(text) and not reads_thinking:
-        text = split_thinking(text)[1]
-    elif response.token_ids is not None and response.tokenizer_fingerprint == fingerprint:
+    is_whole = reads_thinking or not (opened or has_thinking(text))
+    if (
+        is_whole
+        and response.token_ids is not None
+        and response.tokenizer_fingerprint == fingerprint
+    ):
         return closed(response.token_ids, end_token_ids(tokenizer))
+    if opened and reads_thinking:
+        text = behind_opening(text)
+    elif opened or not is_whole:
+        text = (NO_THOUGHT if opened else "") + split_thinking(text)[1]
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return [*ids, end_token_ids(tokenizer)[0]]
 

@@ -31,7 +31,9 @@ def show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> N
         )
         panel = panel.copy(
             entries=[
-                entry if entry.default == "True" else entry.copy(negative_names=())
+                entry
+                if entry.default == "True" or (entry.default is None and not entry.required)
+                else entry.copy(negative_names=())
                 for entry in entries
             ]
         )

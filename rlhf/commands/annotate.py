@@ -1,12 +1,13 @@
 """`rlhf annotate`: rankings by a function or a judge, or the order in which people get tasks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from reward.settings import Precision
 from rlhf.config import MAX_SEED, read_text, require_range
 from rlhf.errors import ConfigError
+from rlhf.template_kwargs import TemplateKwargs
 
 SIGNAL = "signal:"
 JUDGE = "judge"
@@ -40,6 +41,9 @@ class Settings:
     """Prioritise: share of the queue drawn at random, for what the model does not know of."""
     most: int = 10_000
     """Prioritise: open tasks to look at; the others come after them."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Prioritise: values passed to the chat template of a reward model that records none, e.g.
+    '{"enable_thinking": false}'."""
     tokens_per_batch: int = 4096
     """Prioritise: tokens in one forward pass of the reward model."""
     precision: Precision = "auto"
@@ -109,7 +113,12 @@ def _prioritise(settings: Settings) -> dict[str, Any]:
         accelerator = start_alone(settings.precision, settings.seed)
         return prioritise(
             store,
-            load_features(settings.reward, accelerator, settings.tokens_per_batch),
+            load_features(
+                settings.reward,
+                accelerator,
+                settings.tokens_per_batch,
+                settings.chat_template_kwargs,
+            ),
             settings.by,
             random_share=settings.random_share,
             most=settings.most,

@@ -40,7 +40,7 @@ class Settings:
     max_new_tokens: int = 256
     """Length limit of an answer, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values for the chat templates of models that keep none, for example
+    """Values passed to the chat templates of models that record none, e.g.
     '{"enable_thinking": false}'."""
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ def run(settings: Settings) -> dict[str, Any]:
     policy = LocalVoice(policy_folder(settings.policy), sampling, given)
     reference = LocalVoice(settings.reference, sampling, given)
     reward = settings.reward or _trained_with(settings.policy)
-    note = _note(policy.description["hash"], reward)
+    note = _note(policy.description, reward)
     shown = f"rewards are those of {reward}" if reward else "--reward RM shows rewards, too"
     sys.stderr.write(f"Thumbs and picks are kept in {settings.db}; {shown}.\n")
     return serve(
@@ -95,17 +95,28 @@ def _trained_with(policy: str) -> str | None:
     return path if is_model(path) and Path(path).is_dir() else None
 
 
-def _note(policy: str, reward: str | None) -> "Callable[[Prompt, Sequence[Response]], list[str]]":
-    """Says of every response whose it is, and its reward."""
+def _note(
+    policy: dict[str, str], reward: str | None
+) -> "Callable[[Prompt, Sequence[Response]], list[str]]":
+    """Says of every response whose it is, and its reward.
+
+    Args:
+        policy: as `rlhf.models.describe_model` describes it.
+        reward: what gives the reward, if anything does.
+    """
     score = None
     if reward is not None:
+        from policies.reward_sources import is_model
         from reward.text_scoring import load_text_reward
         from rlhf.distributed import start
+        from rlhf.readers import described_kwargs, reward_kwargs
 
-        score = load_text_reward(reward, start("auto", seed=0), TOKENS_PER_BATCH)
+        given = reward_kwargs(reward, described_kwargs(policy)) if is_model(reward) else {}
+        accelerator = start("auto", seed=0)
+        score = load_text_reward(reward, accelerator, TOKENS_PER_BATCH, given=given)
 
     def note(prompt: "Prompt", responses: "Sequence[Response]") -> list[str]:
-        names = ["new" if r.model_fingerprint == policy else "original" for r in responses]
+        names = ["new" if r.model_fingerprint == policy["hash"] else "original" for r in responses]
         if score is None:
             return names
         [rewards] = score([(prompt, tuple(responses))])

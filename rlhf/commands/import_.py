@@ -29,9 +29,9 @@ class Settings:
     kind: Literal["human", "ai", "signal"] | None = None
     """What kind of annotator that is; human when not given, ai for UltraFeedback."""
     on_error: Literal["few", "skip", "stop"] = "few"
-    """What a bad line does: stop, with nothing of its file stored, or skip and count; few: leave
-    out and count lines with nothing to judge, such as an empty response, where they are fewer than
-    1 in 100, and stop at others."""
+    """few: skip lines with nothing to judge (e.g. an empty response) if fewer than 1 in 100, stop
+    at any other bad line; skip: skip and count all; stop: stop at the first. A stopped file stores
+    nothing."""
     data_split: str = ""
     """Read this split of a data set; all of them when not given, if they are train and test."""
     config_name: str = ""

@@ -50,7 +50,7 @@ class Settings:
     max_new_tokens: int = 256
     """Live mode: length limit of an answer, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Live mode: values for the chat template, for example '{"enable_thinking": false}'."""
+    """Live mode: values passed to the chat template, e.g. '{"enable_thinking": false}'."""
 
     def __post_init__(self) -> None:
         require_range("port", self.port, 1, 65535)

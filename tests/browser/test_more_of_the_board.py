@@ -168,3 +168,22 @@ def test_a_draft_flag_that_is_offered_no_more_is_left_out_and_a_refusal_is_told(
     assert page.inner_text(".rb-saved") == "Draft restored"
     submit_as_shown(page)
     page.wait_for_selector(".rb-progress:has-text('1 done')")
+
+
+def test_a_page_keeps_its_work_while_the_database_is_gone(serve, open_page):
+    app = serve(LINES, "--annotator", "ann")
+    page = open_page(app.url)
+    wait_for(page, "question 0")
+    moved = app.db.with_name("moved.db")
+    app.db.rename(moved)
+    page.keyboard.press("2")
+    page.wait_for_selector(".rb-saved:has-text('draft kept in this browser')")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".rb-error:has-text('its file was removed or replaced')")
+    page.reload()
+    page.wait_for_selector(".rb-error:has-text('its file was removed or replaced')")
+    moved.rename(app.db)
+    page.wait_for_selector(".rb-progress:has-text('1 done')")
+    wait_for(page, "question 1")
+    with Store(app.db, read_only=True) as store:
+        assert store.counts()["rankings"] == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
 from starlette.testclient import TestClient
 
 from labeling_app.checks import CheckRates
@@ -99,6 +100,18 @@ def test_what_another_program_has_not_moved_into_its_file_yet_is_seen(tmp_path):
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("invoices",)]
 
 
+def test_a_database_with_migrations_of_another_program_is_not_taken_for_ours(tmp_path):
+    theirs = Migrations("notes")
+    theirs(name="001")(lambda db: db.execute("CREATE TABLE notes (text TEXT)"))
+    db = Database(tmp_path / "notes.db")
+    theirs.apply(db)
+    db.close()
+    before = content_of(tmp_path)
+    with pytest.raises(InputError, match="its tables: _sqlite_migrations, notes"):
+        Store(tmp_path / "notes.db")
+    assert content_of(tmp_path) == before
+
+
 def test_a_new_database_says_in_its_header_whose_it_is(store):
     assert store.connections.db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
     assert APPLICATION_ID.to_bytes(4, "big") == b"RLHF"
@@ -160,7 +173,7 @@ def test_readers_take_an_older_database_and_leave_it_to_the_older_version(
     path = tmp_path / "apart" / "old.db"
     path.parent.mkdir()
     old = Database(path)
-    migrations.apply(old, stop_before="012_tickets")
+    migrations.apply(old, stop_before="013_tickets")
     old.attach("full", store.connections.path)
     for table in ("prompts", "responses", "annotators", "tasks", "assignments", "rankings"):
         old.execute(f"INSERT INTO {table} SELECT * FROM full.{table}")

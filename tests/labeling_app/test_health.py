@@ -15,11 +15,12 @@ from labeling_app.store import Store
 from rlhf.cli import main
 
 
-def damage(path: Path) -> None:
-    """Overwrite the middle of the file, as a failing disk does."""
+def damage(path: Path, page: int = -1) -> None:
+    """Overwrite a page of the file, as a failing disk does."""
+    pages = path.stat().st_size // 4096
     with path.open("r+b") as stream:
-        stream.seek(4096 * 3)
-        stream.write(b"\xff" * (path.stat().st_size - 4096 * 4))
+        stream.seek(4096 * (page % pages))
+        stream.write(b"\xff" * 4096)
 
 
 @pytest.fixture

@@ -183,7 +183,9 @@ def test_odd_flags_that_are_stored_break_neither_export_nor_undo_nor_decision(
 def test_a_flag_that_was_forged_on_the_board_makes_no_demonstration(board, store, fill, tmp_path):
     fill(1, 2)
     board.answer("ann", submission(next_task(board)))
-    forge(store, ["edited", "thumbs-down", "adjudicated", "all-bad"])
+    [record] = store.ranked_prompts()
+    of_one = f"thumbs-down@{record.responses[0].id}"
+    forge(store, ["edited", "thumbs-down", of_one, "adjudicated", "all-bad"])
     [record] = store.ranked_prompts()
     assert record.rankings[0].flags == ("all-bad",)
     with pytest.raises(InputError, match="Nobody has edited an answer"):

@@ -85,7 +85,7 @@ def test_a_ticket_stays_over_reloads_and_restarts_and_is_one_person_s_own(store,
 def make_old(path, fill_from: Store) -> None:
     """A database as it was before there were tickets, in which Ann holds a task with a draft."""
     db = Database(path)
-    migrations.apply(db, stop_before="012_tickets")
+    migrations.apply(db, stop_before="013_tickets")
     db.attach("full", fill_from.connections.path)
     for table in ("prompts", "responses", "annotators", "tasks"):
         db.execute(f"INSERT INTO {table} SELECT * FROM full.{table}")

@@ -1,6 +1,7 @@
 """A reward model goes on from a reward model: ours, or any classifier with one label."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ from reward.train import train_reward
 from rlhf.cli import main
 from rlhf.errors import ConfigError, InputError
 from rlhf.metrics import read_metrics
-from rlhf.models import describe_model
+from rlhf.models import describe_model, load_config
 from rlhf.ranked import write_ranked
 from rlhf.records import Sampling
 from rlhf.rundir import RunDir
 from rlhf.tokens import load_tokenizer, pad_right
 
-from .conftest import build_record, sequences_of
+from .conftest import BAD, GOOD, build_record, sequences_of
 
 HELD_OUT = [build_record(n, "test") for n in range(0, 32, 4)]
 STILL = 1e-12  # a learning rate that changes no weight
@@ -104,6 +105,56 @@ def test_the_report_says_what_it_started_from_and_how_good_that_was(
     again = train_reward(settings_for(rankings, settings.out, tmp_path / "third", limit="4"))
     assert again["started_from"]["path"] == f"{settings.out}/model"
     assert again["started_from"]["language_model"] == report["started_from"]["language_model"]
+
+
+@pytest.fixture(scope="module")
+def thoughtful(tmp_path_factory) -> Path:
+    """Responses that only their thinking tells apart."""
+    thoughts = [f"<think>{text}</think>Yes." for text in (*GOOD, *BAD)]
+    records = [build_record(n, "test" if n % 4 == 0 else "train", thoughts) for n in range(32)]
+    folder = tmp_path_factory.mktemp("thoughtful")
+    write_ranked(folder, records, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def thinker(thoughtful, tiny_model, tmp_path_factory) -> Path:
+    """A run that read them whole."""
+    out = tmp_path_factory.mktemp("thinker") / "reward"
+    train_reward(settings_for(thoughtful, tiny_model, out, epochs=2, reads_thinking=True))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded", "reads"),
+    [(None, True, True), (False, True, False), (None, None, True), (None, False, False)],
+)
+def test_a_training_reads_thinking_as_the_model_it_starts_from(
+    thoughtful, thinker, tmp_path, given, recorded, reads
+):
+    shutil.copytree(thinker / "model", tmp_path / "from")
+    config = json.loads((tmp_path / "from/config.json").read_text())
+    assert config.pop("reads_thinking") is True
+    if recorded is not None:  # early models of ours read all and do not say so
+        config["reads_thinking"] = recorded
+    (tmp_path / "from/config.json").write_text(json.dumps(config))
+    out = tmp_path / "next"
+    changes = {"learning_rate": STILL, "limit": "4", "reads_thinking": given}
+    report = train_reward(settings_for(thoughtful, tmp_path / "from", out, **changes))
+    assert load_config(str(out / "model")).reads_thinking is reads
+    assert f"reads_thinking: {str(reads).lower()}\n" in RunDir(out).config_file.read_text()
+    earlier = RunDir(thinker).read_report()["accuracy"]
+    assert earlier["value"] > 0.7
+    same = {True: earlier["value"], False: 0.5}  # without thinking all responses are the same
+    assert report["accuracy"]["value"] == pytest.approx(same[reads])
+    before = same[recorded is not False]
+    assert report["accuracy_before_training"]["value"] == pytest.approx(before)
+
+
+def test_a_language_model_does_not_read_thinking_unless_asked(tiny_model, rankings, tmp_path):
+    settings = settings_for(rankings, tiny_model, tmp_path / "out")
+    assert resolve_model(settings).reads_thinking is False
+    assert resolve_model(replace(settings, reads_thinking=True)).reads_thinking is True
 
 
 def test_a_model_of_another_maker_keeps_its_head_too(rankings, tiny_model, tmp_path):

@@ -8,6 +8,7 @@ from scipy.optimize import minimize_scalar
 
 from reward.groups import Group, Pointwise
 from reward.thresholds import MEMORY, MIN_OF_EACH, OTHERS, Thresholds, gradient, solve
+from rlhf.errors import InputError
 
 
 def group(name, *said, annotator="ann", weight=1.0):
@@ -154,6 +155,16 @@ def test_a_checkpoint_brings_back_the_same_numbers():
     again.restore(found.state())
     assert again.state() == found.state()
     assert again.values(0.7) == found.values(0.7)
+
+
+def test_a_checkpoint_that_lacks_a_source_is_refused():
+    found = Thresholds([of_both("ann"), of_both("bob")])
+    with pytest.raises(InputError) as caught:
+        found.restore({"ann": [0.5, 16]})
+    assert str(caught.value) == (
+        "The checkpoint has no threshold for the thumbs of bob\n"
+        "  It comes from a run without them: start again in another --out."
+    )
 
 
 def test_every_source_is_scored_to_be_fitted():

@@ -132,3 +132,37 @@ def test_thumbs_that_all_say_the_same_are_refused(tiny_model, tmp_path, flag, wo
     folder = export(tmp_path, *thumbs(range(4), flag))
     with pytest.raises(InputError, match=rf"All thumbs on the 3 train prompts .* are {word}, and"):
         read(folder, tiny_model)
+
+
+def test_the_only_ranked_prompt_is_trained_on(tiny_model, tmp_path):
+    pairs = [build_record(0)]
+    folder = export(tmp_path, *pairs, *thumbs(range(10, 30), "thumbs-up", "thumbs-down"))
+    data = read(folder, tiny_model)
+    assert sum(bool(group.pairs) for group in data.train) == 1
+    assert (len(data.train), len(data.held_out)) == (19, 2)  # a tenth of 20
+    twin = replace(data.train[0], prompt_id="twin")
+    assert hold_out([data.train[0], twin], 0.1) == ([data.train[0], twin], [])
+
+
+def test_evaluations_without_a_prompt_to_set_aside_are_refused(tiny_model, tmp_path):
+    tests = [build_record(n, "test") for n in range(3)]
+    folder = export(tmp_path, *tests, build_record(3), *thumbs([4], "thumbs-up"))
+    with pytest.raises(InputError) as caught:
+        read(folder, tiny_model, eval_every=5)
+    assert str(caught.value) == (
+        f"--eval-every 5 sets train prompts aside, and the 2 of {folder} are too few\n"
+        "  Leave --eval-every out, or judge responses of more prompts."
+    )
+
+
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [
+        (thumbs(range(3), "thumbs-up", split="test"), "the export's test prompts have no pairs"),
+        ([], "the export has no judged test prompts"),
+    ],
+)
+def test_why_train_prompts_are_set_aside(tiny_model, tmp_path, tests, why):
+    folder = export(tmp_path, *tests, *(build_record(n) for n in range(10, 20)))
+    data = read(folder, tiny_model)
+    assert data.held_out_source == f"train prompts set aside, because {why}"

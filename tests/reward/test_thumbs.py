@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -169,8 +170,22 @@ def test_the_report_has_each_kind_with_weight_counts_and_accuracy(trained):
     assert set(report["annotators"]) == {"ann", "bob", "cid"}
 
 
-def test_thresholds_are_on_the_scale_of_the_saved_model(trained, mixed):
-    settings, report = trained
+@pytest.fixture(scope="module")
+def shifted(trained, tmp_path_factory):
+    """The same data, from a reward model whose rewards are all higher by 3."""
+    settings, _ = trained
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(RunDir(settings.out).model, folder / "from")
+    file = folder / "from" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "reward_bias": config["reward_bias"] + 3.0}))
+    again = replace(settings, model=str(folder / "from"), out=folder / "next", epochs=1)
+    return again, train_reward(again)
+
+
+@pytest.mark.parametrize("name", ["trained", "shifted"])
+def test_thresholds_are_on_the_scale_of_the_saved_model(name, mixed, request):
+    settings, report = request.getfixturevalue(name)
     scorer = load_scorer(str(settings.out), Accelerator(mixed_precision="no"))
     tests = [one_thumb(n, ("ann", "bob")[n // 4 % 2]) for n in range(96) if n % 10 < 2 and n % 3]
     right = 0.0

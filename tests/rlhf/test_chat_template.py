@@ -7,12 +7,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rlhf.chat_template import end_token_ids, template_kwargs
+from reward.groups import Encoder, build_groups
+from rlhf.chat_template import end_token_ids, set_end_tokens, template_kwargs
 from rlhf.cli import main
+from rlhf.config import read_settings_file
 from rlhf.errors import InputError
 from rlhf.models import describe_model, load_causal_lm, new_reward_model, save_model
 from rlhf.readers import described_kwargs, load_reader, tokenizer_of
-from rlhf.records import Message, Prompt, Response
+from rlhf.records import Message, Prompt, RankedPrompt, Ranking, Response
 from rlhf.tokens import (
     close,
     decode_response,
@@ -87,6 +89,22 @@ def test_the_quickstarts_model_has_one_end_token_and_its_old_fingerprint(real_mo
     assert tokenizer_fingerprint(tokenizer) == "1c917d8e8fb0acb4"
 
 
+def test_a_saved_model_keeps_the_end_tokens_it_came_with(tmp_path: Path) -> None:
+    folder = build_family_model(tmp_path / "model", FAMILIES["llama3"])
+    tokenizer, model = load_tokenizer(str(folder)), load_causal_lm(str(folder))
+    known = set(end_token_ids(tokenizer))
+    assert len(known) == 3
+    set_end_tokens(tokenizer, [tokenizer.eos_token_id])  # as a store of an early version says
+    save_model(model, tokenizer, tmp_path / "saved")
+    told = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert set(told["eos_token_id"]) == known
+    set_end_tokens(tokenizer, [0, 1])
+    model.generation_config.eos_token_id = None
+    save_model(model, tokenizer, tmp_path / "other")
+    told = json.loads((tmp_path / "other" / "generation_config.json").read_text())
+    assert told["eos_token_id"] == [0, 1]
+
+
 def test_rows_are_closed_by_hand() -> None:
     batch = pad_right([[5, 9], [5, 8, 7], [5], [6, 7]], 0)
     found = close(batch, (9, 8))
@@ -117,6 +135,36 @@ def test_a_think_tag_that_the_prompt_opened_is_put_back() -> None:
     ids = words(tokenizer, "It rained.</think>Lovely!<|im_end|>")
     assert decode_response(tokenizer, ids, prompt) == "<think>\nIt rained.</think>Lovely!"
     assert decode_response(tokenizer, ids, prompt[:-2]) == "It rained.</think>Lovely!"
+
+
+@pytest.mark.parametrize(
+    ("text", "reads_thinking", "read"),
+    [
+        ("<think>\nIt rained.</think>Lovely!", False, "\n</think>\n\nLovely!"),
+        ("<think>\nIt rain", False, "\n</think>\n\n"),
+        ("Lovely!", False, "\n</think>\n\nLovely!"),
+        ("<think>\nIt rained.</think>Lovely!", True, "It rained.</think>Lovely!"),
+        ("It rained.</think>Lovely!", True, "It rained.</think>Lovely!"),
+        ("Lovely!", True, "\n</think>\n\nLovely!"),
+    ],
+)
+def test_a_tag_that_the_prompt_opened_is_closed_once_and_opened_once(
+    text: str, reads_thinking: bool, read: str
+) -> None:
+    tokenizer = build_family_tokenizer(FAMILIES["qwen"], ("<think>", "</think>"))
+    tokenizer.chat_template = FAMILIES["qwen"].template.replace(
+        "assistant\n{%", "assistant\n<think>\n{%"
+    )
+    response = Response(id="a", prompt_id=PROMPT.id, text=text, model="m")
+    encoder = Encoder.create(tokenizer, 100, truncate=False, reads_thinking=reads_thinking)
+    other = Response(id="b", prompt_id=PROMPT.id, text="No", model="m")
+    order = Ranking(
+        id="r", prompt_id=PROMPT.id, annotator="me", kind="human", tiers=(("a",), ("b",))
+    )
+    record = RankedPrompt(prompt=PROMPT, responses=(response, other), rankings=(order,))
+    [group] = build_groups([record], encoder)[0]
+    assert tokenizer.decode(list(group.prompt)).endswith("assistant\n<think>\n")
+    assert tokenizer.decode(list(group.responses[0])) == f"{read}<|im_end|>"
 
 
 def test_think_tags_stay_in_the_text_where_they_are_special() -> None:
@@ -193,7 +241,7 @@ def test_a_reward_model_reads_the_answer_unless_it_was_trained_to_read_all(
                 setattr(reward.config, key, value)
         save_model(reward, tokenizer, tmp_path / name)
         reader = load_reader(describe_model(str(tmp_path / name)))
-        read[name] = tokenizer.decode(reader.encode(response, fingerprint))
+        read[name] = tokenizer.decode(reader.encode(response, fingerprint, []))
     assert read == {
         "foreign": "Lovely!<|im_end|>",
         "early": f"{text}<|endoftext|>",  # as the version read that trained it
@@ -224,3 +272,21 @@ def test_the_flag_reads_json_and_settings_files(
     ):
         assert main([*start, flag, wrong]) == 2
         assert problem in capsys.readouterr().err
+
+
+def test_values_go_through_a_settings_file_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also as config.yaml of a run, which `--config RUN/config.yaml --resume` compares."""
+    values = {
+        **{"a": "no", "b": "1", "c": ["a"], "d": "", "e": "2024-07-26", "f": None, "g": False},
+        **{"h": {"i": [], "j": {}}, "k": "{}", "l": 1.5, "m": [[1], "x"], "n": "é"},
+    }
+    arguments = ["--db", "d", "--model", "m", "--dry-run"]
+    assert main(["generate", *arguments, "--chat-template-kwargs", json.dumps(values)]) == 0
+    file = tmp_path / "config.yaml"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert read_settings_file(file)["chat_template_kwargs"] == values
+    assert main(["generate", "--config", str(file), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["settings"]["chat_template_kwargs"]
+    assert found == values

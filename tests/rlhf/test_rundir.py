@@ -162,6 +162,57 @@ def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(tmp_path
     assert "\ngamma: 1.0\n" in run.config_file.read_text(encoding="utf-8")
 
 
+EARLIER = [
+    (
+        "reward",
+        RewardSettings(rankings=Path("r"), model="m", out=Path("out"), reads_thinking=False),
+        {"all_bad_weight": 0.0, "reads_thinking": True, "thumbs_weight": 0.0},
+        "all_bad_weight: 0.0 → 1.0, reads_thinking: True → False, thumbs_weight: 0.0 → 1.0",
+        "--all-bad-weight 0.0 --reads-thinking --thumbs-weight 0.0",
+    ),
+    (
+        "ppo",
+        PPOSettings(
+            model="m", reward=("r",), reference=Path("ref"), out=Path("out"), engine="continuous"
+        ),
+        {"sampler_correction": "none"},
+        "sampler_correction: none → auto",
+        "--sampler-correction none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("stage", "settings", "earlier", "changes", "flags"), EARLIER)
+def test_a_run_from_before_a_setting_changed_what_is_done_goes_on_as_it_was(
+    tmp_path: Path, stage: str, settings: Any, earlier: dict[str, Any], changes: str, flags: str
+) -> None:
+    run = open_stage(tmp_path / stage, stage, settings, INPUTS, resume=False)
+    recorded = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    older = {name: value for name, value in recorded.items() if name not in earlier}
+    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        open_stage(run.path, stage, settings, INPUTS, resume=True)
+    assert str(caught.value) == (
+        f"{run.path} was started with other settings ({changes})\n"
+        f"  Resume with the same settings (add {flags}), or choose another --out."
+    )
+    open_stage(run.path, stage, replace(settings, **earlier), INPUTS, resume=True)
+    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
+    with stage_status(run):
+        pass
+    open_stage(run.path, stage, settings, INPUTS, resume=True)  # nothing is left to be done
+
+
+def test_a_ppo_run_from_before_the_correction_of_its_sampler_goes_on(tmp_path: Path) -> None:
+    """Where transformers' plain sampling needs none."""
+    settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
+    run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
+    older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    del older["sampler_correction"], older["sampler_cap"]
+    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
+    open_stage(run.path, "ppo", settings, INPUTS, resume=True)
+
+
 SMALLER = [
     (
         "sft",

@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labeling_app.exporting import ROWS
-from labeling_app.formats import KEYS, Defaults, Entry
+from labeling_app.fields import KEYS
+from labeling_app.formats import Defaults, Entry
 from labeling_app.importing import OnError, Report, import_file, read_entries
 from labeling_app.reading import Part
 from labeling_app.store import Store

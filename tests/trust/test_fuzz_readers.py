@@ -179,7 +179,7 @@ def test_manifests_of_exports(tmp_path: Path, count: int) -> None:
     run_cases(check, mutated(manifest), count)
 
 
-MODEL = {"path": "m", "hash": "h", "tokenizer": "t"}
+MODEL = {"path": "m", "hash": "h", "tokenizer": "t", "chat_template_kwargs": '{"a": [false]}'}
 STORE = {
     "format_version": 2,
     "model": MODEL,
@@ -189,6 +189,7 @@ STORE = {
     "samples_per_prompt": 2,
     "longest_prompt": 9,
     "stored_top_k": 0,
+    "end_token_ids": [2, 7],
 }
 
 
@@ -200,6 +201,8 @@ def test_manifests_of_stores(tmp_path: Path, count: int) -> None:
         assert store.content_hash
         assert len(store.rows) >= len(store.by_prompt("train"))
         assert store.sampling.is_untruncated
+        assert "tokenize" not in store.template_kwargs
+        assert all(one >= 0 for one in manifest.get("end_token_ids", [0]))
 
     def check(content: bytes) -> None:
         (tmp_path / "manifest.json").write_bytes(content)
