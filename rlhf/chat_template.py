@@ -6,10 +6,10 @@ tokenizer_config.json: they travel with every folder that is saved here.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import (
     GenerationConfig,
     PreTrainedConfig,
@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.thinking import OPENING
 
@@ -152,12 +153,12 @@ def _closing_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     messages = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": WORDS}]
     if not tokenizer.chat_template:
         return None
-    try:
+    text = ""
+    # a template is a program, which may want other conversations; `encode_prompt` tells its errors
+    with suppress(InputError), as_input_error("The chat template failed", "Fix the template."):
         text = str(
             tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs(tokenizer))
         )
-    except (TemplateError, TypeError, ValueError):
-        return None  # it wants other conversations; `encode_prompt` says what it refuses
     if WORDS not in text:
         return None
     added = set(tokenizer.get_added_vocab().values())
