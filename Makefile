@@ -51,7 +51,7 @@ check: model browser
 	$(BIN)/pytest -m 'not slow' --numprocesses 2 --dist loadfile
 
 test-vllm: vllm
-	$(VLLM)/bin/python -m pytest tests/policies/test_vllm.py
+	$(VLLM)/bin/python -m pytest tests/policies/sampling/test_vllm.py
 
 few-demo: model # the demo with the real model, cut short
 	few=$$(mktemp -d); \

@@ -1,7 +1,7 @@
 """Several reward models from several seeds that score as one; their quarrels show what none knows.
 
-R/member-0, R/member-1, … are whole reward stages; R/model holds their models, as `reward.scoring`
-says.
+R/member-0, R/member-1, … are whole reward stages; R/model holds their models, as
+`reward.scoring.scorer` says.
 """
 
 import os
@@ -14,24 +14,24 @@ from typing import Any, get_args
 import torch
 from accelerate import Accelerator
 
-from reward.accuracy import pair_accuracy
-from reward.annotators import weigh_annotators
-from reward.data import Data, describe_inputs, read_data
-from reward.finish import plain_accuracy
-from reward.groups import Group
+from reward.data.annotators import weigh_annotators
+from reward.data.groups import Group
+from reward.data.loading import Data, describe_inputs, read_data
+from reward.model.origin import describe_origin, reference_fingerprint, resolve_model
+from reward.model.save import plain_accuracy
 from reward.objective import Objective
-from reward.origin import describe_origin, reference_fingerprint, resolve_model
-from reward.scoring import combine_members, load_scorer
+from reward.report.accuracy import pair_accuracy
+from reward.report.thumbs import Threshold, combine_thresholds, pointwise_accuracy
+from reward.scoring.scorer import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
-from reward.thumb_report import Threshold, combine_thresholds, pointwise_accuracy
 from reward.train import train_reward
-from rlhf.distributed import start
-from rlhf.jsonl import new_folder, write_json
-from rlhf.readers import tokenizer_of
-from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
-from rlhf.sharding import Sharding
-from rlhf.sharding_choice import choose_sharding
-from rlhf.tokens import pad_right
+from rlhf.modeling.readers import tokenizer_of
+from rlhf.modeling.tokens import pad_right
+from rlhf.parallel.distributed import start
+from rlhf.parallel.sharding import Sharding
+from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.records.jsonl import new_folder, write_json
+from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 
 TOLD = ("accuracy", "accuracy_before_training")  # of every member
 

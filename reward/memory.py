@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from reward.settings import RewardSettings
-from rlhf.distributed import choose_precision
 from rlhf.errors import ConfigError
-from rlhf.planner import GIB, Item, Plan, Shape, part_of, read_shape, reward_plan
-from rlhf.preflight import room_bytes
+from rlhf.parallel.distributed import choose_precision
+from rlhf.parallel.sharding import Sharding
+from rlhf.planning.planner import GIB, Item, Plan, Shape, part_of, read_shape, reward_plan
 from rlhf.ranks import world_size
-from rlhf.sharding import Sharding
+from rlhf.run.preflight import room_bytes
 
 WAYS_OUT = 3
 PARTS = (2, 4, 8, 16, 32, 64)

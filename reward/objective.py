@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from reward.groups import Group, Pair, Pointwise, TieredRanking
+from reward.data.groups import Group, Pair, Pointwise, TieredRanking
 from reward.losses import (
     bradley_terry,
     plackett_luce,

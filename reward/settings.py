@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter, Token
 
-from rlhf.cluster import ClusterSettings
 from rlhf.config import MAX_SEED, flatten, part_of, require_range
 from rlhf.errors import ConfigError
-from rlhf.template_kwargs import TemplateKwargs
+from rlhf.modeling.template_kwargs import TemplateKwargs
+from rlhf.parallel.settings import ClusterSettings
 
 Precision = Literal["auto", "bf16", "fp32"]
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]

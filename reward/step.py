@@ -11,15 +11,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reward.accuracy import add_counts, count_right, count_right_thumbs
-from reward.batches import lay_out, plan_step
-from reward.groups import Group
+from reward.data.batches import lay_out, plan_step
+from reward.data.groups import Group
+from reward.data.thresholds import Thresholds
 from reward.objective import Objective, sum_of_losses, total_weight
-from reward.thresholds import Thresholds
-from rlhf.distributed import global_sum
-from rlhf.metrics import progress
-from rlhf.sharding import accumulating, backward, clip_gradients
-from rlhf.watchdog import beat
+from reward.report.accuracy import add_counts, count_right, count_right_thumbs
+from rlhf.parallel.distributed import global_sum
+from rlhf.parallel.sharding import accumulating, backward, clip_gradients
+from rlhf.run.metrics import progress
+from rlhf.run.watchdog import beat
 
 MAX_GRAD_NORM = 1.0
 Value = TypeVar("Value")

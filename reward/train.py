@@ -15,39 +15,45 @@ from accelerate import Accelerator
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from reward.accuracy import Accuracy, pair_accuracy
-from reward.baseline import base_log_probs
-from reward.batches import epoch_order
-from reward.data import Data, describe_inputs, held_out_as_before, read_data
-from reward.evaluation import Best, compare, evaluate
-from reward.finish import describe_run, measure_scale, plain_accuracy, save_result, write_report
-from reward.head import fit_head
-from reward.health import collect_verdicts
+from reward.data.batches import epoch_order
+from reward.data.loading import Data, describe_inputs, held_out_as_before, read_data
+from reward.data.thresholds import Thresholds
 from reward.memory import device_bytes, require_memory, room_for
-from reward.model import RewardModule
+from reward.model.head import fit_head
+from reward.model.module import RewardModule
+from reward.model.origin import reference_fingerprint, resolve_model
+from reward.model.save import describe_run, measure_scale, plain_accuracy, save_result, write_report
 from reward.objective import Objective
-from reward.origin import reference_fingerprint, resolve_model
-from reward.prefix import share_prompts
+from reward.report.accuracy import Accuracy, pair_accuracy
+from reward.report.baseline import base_log_probs
+from reward.report.evaluation import Best, compare, evaluate
+from reward.report.health import collect_verdicts
+from reward.report.thumbs import describe_thumbs
 from reward.settings import RewardSettings
 from reward.step import Trainee, fit_thresholds, score_groups, take_step
-from reward.thresholds import Thresholds
-from reward.thumb_report import describe_thumbs
-from rlhf.adapters import add_adapters, four_bits
-from rlhf.checkpoint import Saver, last_good, load_checkpoint, newest_checkpoint, save_checkpoint
 from rlhf.diagnose import as_input_error
-from rlhf.distributed import start
-from rlhf.documents import REMEDY
 from rlhf.errors import GuardError
-from rlhf.metrics import append_metrics, forget_metrics_after, progress
-from rlhf.models import is_reward_model, new_reward_model
-from rlhf.preflight import check_before_training, require_shared
-from rlhf.profiling import profiling
-from rlhf.readers import tokenizer_of
-from rlhf.rundir import RunDir, open_stage, stage_status, watching_stage
-from rlhf.sharding import Sharding, prepare
-from rlhf.sharding_choice import choose_sharding
-from rlhf.tracking import tracking
-from rlhf.watchdog import beat
+from rlhf.modeling.adapters import add_adapters, four_bits
+from rlhf.modeling.attention.shared_prefix import share_prompts
+from rlhf.modeling.models import is_reward_model, new_reward_model
+from rlhf.modeling.readers import tokenizer_of
+from rlhf.parallel.distributed import start
+from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.records.documents import REMEDY
+from rlhf.run.checkpoint import (
+    Saver,
+    last_good,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from rlhf.run.metrics import append_metrics, forget_metrics_after, progress
+from rlhf.run.preflight import check_before_training, require_shared
+from rlhf.run.profiling import profiling
+from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
+from rlhf.run.tracking import tracking
+from rlhf.run.watchdog import beat
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-5  # PyTorch's 1e-8 makes the first steps of a fresh head far too large
@@ -58,7 +64,7 @@ DETAILS = ("health", "worst")  # in report.json, too long for a terminal
 class Findings:
     """What a run learns on its way: accuracy before training, the best evaluation, thresholds.
 
-    `thresholds` are the state of `reward.thresholds`.
+    `thresholds` are the state of `reward.data.thresholds`.
     """
 
     before: Accuracy | None

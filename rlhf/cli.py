@@ -1,6 +1,6 @@
 """`rlhf COMMAND`: reads settings, runs one command, turns errors into one message and an exit code.
 
-Every command lives in its own file of `rlhf.commands` and offers three names: `Settings` (a
+Every command lives in its own file below `rlhf.commands` and offers three names: `Settings` (a
 dataclass whose fields are the flags), `run(settings)` (returns what the command found, as plain
 JSON values). A training adds `memory_plan(settings)` (the text that --dry-run adds), and a command
 whose result is more than a few values adds `describe(settings, result)` (the text that people see
@@ -27,33 +27,33 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf import __version__
+from rlhf.commands.usage import explain, is_required, show_panel
 from rlhf.config import flatten, load_settings, to_plain, to_yaml
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
+from rlhf.modeling.template_kwargs import as_one_token
 from rlhf.ranks import is_main_process, leave, world_size
-from rlhf.template_kwargs import as_one_token
-from rlhf.usage import explain, is_required, show_panel
 
 COMMANDS = {
-    "import": "import_",
-    "generate": "generate",
-    "label": "label",
-    "users": "users",
-    "annotate": "annotate",
-    "export": "export",
-    "backup": "backup",
-    "sft": "sft",
-    "train-reward": "train_reward",
-    "score": "score",
-    "reference": "reference",
-    "ppo": "ppo",
-    "evaluate": "evaluate",
-    "chat": "chat",
-    "round": "round",
-    "trace": "trace",
-    "plan": "plan",
-    "status": "status",
-    "doctor": "doctor",
+    "import": "labels.import_",
+    "generate": "models.generate",
+    "label": "labels.label",
+    "users": "labels.users",
+    "annotate": "labels.annotate",
+    "export": "labels.export",
+    "backup": "labels.backup",
+    "sft": "models.sft",
+    "train-reward": "models.train_reward",
+    "score": "models.score",
+    "reference": "models.reference",
+    "ppo": "models.ppo",
+    "evaluate": "models.evaluate",
+    "chat": "models.chat",
+    "round": "models.round",
+    "trace": "machine.trace",
+    "plan": "machine.plan",
+    "status": "machine.status",
+    "doctor": "machine.doctor",
 }
 
 LIBRARY_SETTINGS = {

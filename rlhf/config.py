@@ -5,12 +5,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from rlhf.errors import ConfigError, InputError
 
+Precision = Literal["auto", "bf16", "fp32"]
 MAX_SEED = 2**32 - 1  # NumPy's
 MAX_YAML_BYTES = 100_000
 MAX_YAML_DEPTH = 20

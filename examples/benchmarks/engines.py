@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from policies.generate import Sampler
+    from policies.sampling.generate import Sampler
 
 REPOSITORY = Path(__file__).parents[2]
 PROMPTS = REPOSITORY / "examples" / "quickstart" / "prompts.jsonl"
@@ -32,14 +32,14 @@ def main() -> None:
     """Measure, and print a line for each engine."""
     import torch
 
-    from policies.continuous import sample_continuously
-    from policies.generate import encode_prompts
-    from policies.packing import pack_prefixes
-    from policies.reference import load_prompts
-    from policies.vllm_engine import VLLM
-    from rlhf.distributed import start
-    from rlhf.models import load_causal_lm, load_config
-    from rlhf.tokens import load_tokenizer
+    from policies.reference.build import load_prompts
+    from policies.sampling.continuous import sample_continuously
+    from policies.sampling.generate import encode_prompts
+    from policies.sampling.vllm_engine import VLLM
+    from rlhf.modeling.attention.packing import pack_prefixes
+    from rlhf.modeling.models import load_causal_lm, load_config
+    from rlhf.modeling.tokens import load_tokenizer
+    from rlhf.parallel.distributed import start
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default=str(REPOSITORY / "models" / "SmolLM2-135M-Instruct"))
@@ -83,8 +83,8 @@ def milliseconds_a_token(
     sampler: "Sampler | None",
 ) -> float:
     """Wall time of one batch over the tokens that it gave."""
-    from policies.generate import sample_responses
-    from rlhf.records import Sampling
+    from policies.sampling.generate import sample_responses
+    from rlhf.records.schema import Sampling
 
     sampling = Sampling(temperature=0.8, max_new_tokens=NEW_TOKENS, seed=0)
     began = time.perf_counter()

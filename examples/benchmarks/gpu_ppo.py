@@ -40,8 +40,8 @@ Line = dict[str, Any]
 
 def write_records(folder: Path, prompts: int, words: int) -> None:
     """Prompts of random words, with two ranked answers each, as `rlhf export` writes them."""
-    from rlhf.ranked import write_ranked
-    from rlhf.records import Message, Prompt, RankedPrompt, Ranking, Response
+    from rlhf.records.ranked import write_ranked
+    from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 
     generator = random.Random(0)
 
@@ -91,11 +91,11 @@ def work(folder: Path, engine: str, arguments: argparse.Namespace) -> Line:
     """Train for some steps in this process; what a step took, and what it held."""
     import torch
 
-    from policies.settings import KLSettings, PPOSettings
-    from policies.train import train_policy
-    from rlhf.commands.ppo import memory_plan
-    from rlhf.metrics import read_metrics
-    from rlhf.planner import read_shape
+    from policies.ppo.settings import KLSettings, PPOSettings
+    from policies.ppo.train import train_policy
+    from rlhf.commands.models.ppo import memory_plan
+    from rlhf.planning.planner import read_shape
+    from rlhf.run.metrics import read_metrics
 
     settings = PPOSettings(
         model=str(folder / "model"),

@@ -37,7 +37,7 @@ def write_model(folder: Path, *, tiny: bool) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlhf.tokens import load_tokenizer
+    from rlhf.modeling.tokens import load_tokenizer
 
     config = AutoConfig.from_pretrained(SHAPE, trust_remote_code=False, **(TINY if tiny else {}))
     torch.manual_seed(0)
@@ -88,7 +88,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run trl and ours on the same data, and set ours against the device and the plan."""
     from reward.memory import plan_memory
     from reward.settings import RewardSettings
-    from rlhf.planner import GIB, read_shape
+    from rlhf.planning.planner import GIB, read_shape
 
     script = REPOSITORY / "examples" / "benchmarks" / "reward.py"
     words = [sys.executable, str(script), "speed", "--json", "--model", str(folder / "model")]

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reward.groups import Group
+    from reward.data.groups import Group
 
 Line = dict[str, Any]
 
@@ -53,9 +53,9 @@ def random_judgements(prompts: int) -> list[Line]:
 
 def build_groups(lines: list[Line], arguments: Namespace, *, apart: bool) -> "list[Group]":
     """Groups of our trainer, texts cut as asked for; `apart` makes a group of a pair."""
-    from reward.groups import Group, Pair
-    from rlhf.records import Message, Prompt, Response
-    from rlhf.tokens import encode_prompt, encode_response, load_tokenizer
+    from reward.data.groups import Group, Pair
+    from rlhf.modeling.tokens import encode_prompt, encode_response, load_tokenizer
+    from rlhf.records.schema import Message, Prompt, Response
 
     tokenizer = load_tokenizer(arguments.model)
     longest = arguments.response_tokens

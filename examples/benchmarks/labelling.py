@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from crowd import RESPONSES, Annotator, drive
 
 if TYPE_CHECKING:
-    from labeling_app.store import Store
+    from labeling_app.db.store import Store
 
 REPOSITORY = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
@@ -67,8 +67,8 @@ SUBMIT_AND_LOOK = """() => new Promise(done => {
 
 def build_database(path: Path, num_prompts: int, users: int = ANNOTATORS) -> None:
     """Prompts of some 60 words with responses of some 100, and users who sign in, if any."""
-    from labeling_app.store import Store
-    from rlhf.records import Message, Prompt, Response
+    from labeling_app.db.store import Store
+    from rlhf.records.schema import Message, Prompt, Response
 
     generator = random.Random(0)
     words = ["time", "people", "water", "house", "music", "light", "paper", "river", "green"]
@@ -96,7 +96,7 @@ def build_database(path: Path, num_prompts: int, users: int = ANNOTATORS) -> Non
 
 def add_users(store: "Store", number: int) -> None:
     """Annotators who sign in; one slow hash is enough for all of them."""
-    from labeling_app.users import Users
+    from labeling_app.annotators.users import Users
 
     Users(store).add(name_of(0), "annotator", "long enough")
     with store.connections.write() as db:
@@ -151,8 +151,8 @@ def serving(*command: str) -> Iterator[Server]:
 
 def sign_in_all(db: Path, port: int) -> list[Annotator]:
     """A hundred annotators, each with a task on the screen."""
-    from labeling_app.auth import make_cookie
-    from labeling_app.store import Store
+    from labeling_app.db.store import Store
+    from labeling_app.web.access.passwords import make_cookie
 
     with Store(db) as store:
         secret = store.secret
@@ -236,8 +236,8 @@ def serve_bare(db: Path, port: int) -> None:
     import uvicorn
     from fastapi import FastAPI
 
-    from labeling_app.store import Store, insert_ranking
-    from rlhf.records import Ranking
+    from labeling_app.db.store import Store, insert_ranking
+    from rlhf.records.schema import Ranking
 
     store = Store(db)
     [prompt] = store.connections.db.query("SELECT id FROM prompts LIMIT 1")

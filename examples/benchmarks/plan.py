@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from rlhf.planner import Shape
+    from rlhf.planning.planner import Shape
 
 REPOSITORY = Path(__file__).parents[2]
 REAL_MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
@@ -84,15 +84,15 @@ def build_tiny_model(folder: Path) -> Path:
 
 def measure(model: str, case: Case) -> dict[str, float]:
     """Run one case in this process; returns plan and growth of the peak, in bytes."""
-    from policies.actor_critic import PolicyAndCritic  # noqa: F401 — imports belong to the baseline
-    from policies.generate import sample_responses  # noqa: F401
-    from rlhf.distributed import start
-    from rlhf.planner import read_shape
-    from rlhf.sharding import prepare  # noqa: F401
+    from policies.ppo.models.actor_critic import PolicyAndCritic  # noqa: F401 — imports belong to the baseline
+    from policies.sampling.generate import sample_responses  # noqa: F401
+    from rlhf.parallel.distributed import start
+    from rlhf.parallel.sharding import prepare  # noqa: F401
+    from rlhf.planning.planner import read_shape
 
     accelerator = start("bf16" if case.bf16 else "fp32", 0)
     if case.sharding.startswith("zero"):
-        from rlhf import zero  # noqa: F401
+        from rlhf.parallel import zero  # noqa: F401
     shape = read_shape(model)
     before = peak_resident_bytes()
     stages = {"reward": train_reward, "ppo": train_policy, "reference": sample}
@@ -102,11 +102,11 @@ def measure(model: str, case: Case) -> dict[str, float]:
 
 def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     """Sample one batch; returns the bytes that the plan says for it."""
-    from policies.generate import sample_responses
-    from rlhf.models import load_causal_lm
-    from rlhf.records import Sampling
-    from rlhf.reference_plan import reference_plan
-    from rlhf.tokens import load_tokenizer
+    from policies.sampling.generate import sample_responses
+    from rlhf.modeling.models import load_causal_lm
+    from rlhf.modeling.tokens import load_tokenizer
+    from rlhf.planning.reference_plan import reference_plan
+    from rlhf.records.schema import Sampling
 
     language_model = load_causal_lm(model).eval()
     sampling = Sampling(max_new_tokens=case.response)
@@ -128,10 +128,11 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     """Take three steps of reward training; returns the bytes that the plan says for them."""
     import torch
 
-    from reward.model import Inputs, RewardModule, last_tokens
-    from rlhf.models import new_reward_model
-    from rlhf.planner import reward_plan
-    from rlhf.strategies import Load, stage_bytes
+    from reward.model.module import RewardModule
+    from rlhf.modeling.attention.layout import Inputs, last_tokens
+    from rlhf.modeling.models import new_reward_model
+    from rlhf.planning.planner import reward_plan
+    from rlhf.planning.strategies import Load, stage_bytes
 
     classifier = new_reward_model(model, 0, 0)
     if case.checkpointing:
@@ -156,12 +157,12 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
 
 def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     """Take three steps of PPO's update; returns the bytes that the plan says for them."""
-    from policies.actor_critic import PolicyAndCritic
-    from policies.log_probs import Sequences
-    from reward.model import RewardModule
-    from rlhf.models import load_causal_lm, new_reward_model
-    from rlhf.ppo_plan import ppo_plan
-    from rlhf.tokens import pad_left, pad_right
+    from policies.ppo.models.actor_critic import PolicyAndCritic
+    from reward.model.module import RewardModule
+    from rlhf.modeling.log_probs import Sequences
+    from rlhf.modeling.models import load_causal_lm, new_reward_model
+    from rlhf.modeling.tokens import pad_left, pad_right
+    from rlhf.planning.ppo_plan import ppo_plan
 
     scorer = RewardModule(new_reward_model(model, 0, 1)).requires_grad_(False)
     module = PolicyAndCritic(load_causal_lm(model), new_reward_model(model, 0, 0), 0.0)
@@ -201,9 +202,9 @@ def take_three_steps(
     """
     import torch
 
-    from rlhf.cluster import GroupSettings
-    from rlhf.sharding import accumulating, backward, prepare
-    from rlhf.sharding_choice import choose_sharding
+    from rlhf.parallel.settings import GroupSettings
+    from rlhf.parallel.sharding import accumulating, backward, prepare
+    from rlhf.parallel.sharding_choice import choose_sharding
 
     module.train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)

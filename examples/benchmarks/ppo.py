@@ -68,8 +68,8 @@ def peer_python(work: Path) -> Path:
 
 def prepare(arguments: argparse.Namespace) -> Line:
     """Prompts, a reward model with a fresh head, and a reference store; made once in --work."""
-    from rlhf.models import new_reward_model, save_model
-    from rlhf.tokens import load_tokenizer
+    from rlhf.modeling.models import new_reward_model, save_model
+    from rlhf.modeling.tokens import load_tokenizer
 
     folder: Path = arguments.work / f"speed-{arguments.episodes}-{arguments.response}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def prepare(arguments: argparse.Namespace) -> Line:
 
 def write_prompt_ids(reference: str, file: Path) -> list[list[int]]:
     """The token ids of every training prompt of a reference store, also as a file for trl."""
-    from policies.reference_store import open_store
+    from policies.reference.store import open_store
 
     groups = open_store(Path(reference) / "outputs").by_prompt("train")
     ids = [[int(one) for one in group[0].prompt_ids] for group in groups]
@@ -100,7 +100,7 @@ def write_prompt_ids(reference: str, file: Path) -> list[list[int]]:
 
 def run_job(arguments: argparse.Namespace, inputs: Line, kind: str, **changes: Any) -> list[Line]:
     """Train in a process of its own; what each step took, and earned."""
-    from rlhf.distributed import choose_precision
+    from rlhf.parallel.distributed import choose_precision
 
     out = inputs["folder"] / f"run-{kind}"
     shutil.rmtree(out, ignore_errors=True)
@@ -183,7 +183,7 @@ def measure_speed(arguments: argparse.Namespace) -> Line:
 
 def show_limits(arguments: argparse.Namespace, prompts: list[list[int]], runs: list[Line]) -> Line:
     """What each phase of ours would take at this machine's own rates, and what it takes."""
-    from rlhf.planner import read_shape
+    from rlhf.planning.planner import read_shape
 
     flops, bandwidth = matmul_rate(arguments.quick), memory_rate(arguments.quick)
     length = statistics.fmean(run["length"] for run in runs)

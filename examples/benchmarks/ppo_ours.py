@@ -17,12 +17,12 @@ PHASES = ("sample", "score", "update")
 
 def train(job: Job) -> list[dict[str, float]]:
     """Run the stage, listening to what each step samples."""
-    import policies.train as stage
-    from policies.rollout import Rollout
-    from policies.settings import KLSettings, PPOSettings
-    from rlhf.metrics import read_metrics
-    from rlhf.signals import load_signal
-    from rlhf.tokens import load_tokenizer
+    import policies.ppo.train as stage
+    from policies.ppo.rollout import Rollout
+    from policies.ppo.settings import KLSettings, PPOSettings
+    from rlhf.endpoints.signals import load_signal
+    from rlhf.modeling.tokens import load_tokenizer
+    from rlhf.run.metrics import read_metrics
 
     tokenizer, collect = load_tokenizer(job["model"]), stage.collect_rollout
     gold = load_signal("examples.quickstart.sentiment:score")

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 import transformers
 
-from policies.audit import score_responses
-from policies.generate import encode_prompts, sample_responses
-from policies.log_probs import Sequences, log_probs_of, response_logits
-from rlhf.distributed import start
-from rlhf.jsonl import read_jsonl
-from rlhf.models import load_causal_lm
-from rlhf.records import Message, Prompt, Sampling
-from rlhf.tokens import load_tokenizer, pad_left, pad_right
+from policies.reference.audit import score_responses
+from policies.sampling.generate import encode_prompts, sample_responses
+from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.models import load_causal_lm
+from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
+from rlhf.parallel.distributed import start
+from rlhf.records.jsonl import read_jsonl
+from rlhf.records.schema import Message, Prompt, Sampling
 
 MODEL = "models/SmolLM2-135M-Instruct"
 PROMPTS = Path("examples/quickstart/prompts.jsonl")

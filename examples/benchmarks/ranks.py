@@ -1,9 +1,9 @@
 """Memory and traffic of one rank of an FSDP group of up to 512, on a machine without any of them.
 
 PyTorch's fake process group stands for the other ranks and fake tensors for all weights, so that
-`rlhf.sharding` divides the model as it would there, and a reward training takes a step and more
-passes. What PyTorch's memory tracker saw at the peak, and the bytes of the collectives, are
-compared with what `rlhf plan` says.
+`rlhf.parallel.sharding` divides the model as it would there, and a reward training takes a step
+and more passes. What PyTorch's memory tracker saw at the peak, and the bytes of the collectives,
+are compared with what `rlhf plan` says.
 
     python -P examples/benchmarks/ranks.py [--quick] [--json]
 
@@ -29,11 +29,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
-from reward.model import Inputs, RewardModule, last_tokens
-from rlhf.models import load_config
-from rlhf.planner import GIB, Shape, read_shape
-from rlhf.sharding import Sharding, accumulating, arrange, autocast_forward, shard
-from rlhf.strategies import Load, communication_bytes, sizes_of, stage_bytes
+from reward.model.module import RewardModule
+from rlhf.modeling.attention.layout import Inputs, last_tokens
+from rlhf.modeling.models import load_config
+from rlhf.parallel.sharding import Sharding, accumulating, arrange, autocast_forward, shard
+from rlhf.planning.planner import GIB, Shape, read_shape
+from rlhf.planning.strategies import Load, communication_bytes, sizes_of, stage_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 SIX = str(REPOSITORY / "examples" / "six_billion" / "llama_6b")

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from judgements import Line, build_groups, epoch_tokens, pairs_per_pass, read_judgements
 
 if TYPE_CHECKING:
-    from reward.groups import Group
+    from reward.data.groups import Group
     from reward.step import Trainee
 
 REPOSITORY = Path(__file__).parents[2]
@@ -60,11 +60,11 @@ def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
     """A model with all that our trainer wants."""
     from torch.optim import AdamW
 
-    from reward.model import RewardModule
+    from reward.model.module import RewardModule
     from reward.objective import Objective
-    from reward.prefix import share_prompts
     from reward.step import Trainee
-    from rlhf.distributed import start
+    from rlhf.modeling.attention.shared_prefix import share_prompts
+    from rlhf.parallel.distributed import start
 
     accelerator = start("auto", 0)
     module = RewardModule(model)
@@ -79,7 +79,7 @@ def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
 
 def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namespace) -> Line:
     """Train one epoch with this project; before that the mean loss over the first pairs."""
-    from reward.batches import epoch_order
+    from reward.data.batches import epoch_order
     from reward.step import take_step
 
     kind = arguments.kind
@@ -119,7 +119,7 @@ def first_loss(trainee: "Trainee", groups: "list[Group]") -> float:
 
 def count_tokens(trainee: "Trainee", groups: "list[Group]") -> tuple[int, int]:
     """Tokens that are not padding, and all that the forward passes of an epoch see."""
-    from reward.batches import lay_out, num_tokens
+    from reward.data.batches import lay_out, num_tokens
     from reward.step import my_passes
 
     real = total = 0
@@ -132,7 +132,7 @@ def count_tokens(trainee: "Trainee", groups: "list[Group]") -> tuple[int, int]:
 
 def judge(trainee: "Trainee", held_out: list[Line], arguments: argparse.Namespace) -> Line:
     """Of each held-out prompt's pairs, how many are ordered as judged, and how many there are."""
-    from reward.accuracy import count_right
+    from reward.report.accuracy import count_right
     from reward.step import score_groups
 
     if not held_out:
@@ -148,8 +148,8 @@ def run_trl(lines: list[Line], held_out: list[Line], arguments: argparse.Namespa
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    from rlhf.distributed import choose_precision
-    from rlhf.tokens import load_tokenizer
+    from rlhf.modeling.tokens import load_tokenizer
+    from rlhf.parallel.distributed import choose_precision
 
     groups = build_groups(lines, arguments, apart=True)
     rows = [
@@ -210,7 +210,7 @@ def mean_loss_of_trl(trainer: Any, pairs: int) -> float:
 
 def load_model(arguments: argparse.Namespace) -> Any:
     """The same model with the same head for everybody."""
-    from rlhf.models import new_reward_model
+    from rlhf.modeling.models import new_reward_model
 
     model = new_reward_model(arguments.model, 0, arguments.seed)
     if arguments.gradient_checkpointing:
@@ -311,7 +311,7 @@ MEASUREMENTS = {
 
 def announce(arguments: argparse.Namespace) -> None:
     """Print about how many minutes the runs will take, and would with other numbers of prompts."""
-    from rlhf.planner import read_shape
+    from rlhf.planning.planner import read_shape
 
     lines = read_judgements(arguments.data, arguments.prompts + arguments.held_out)
     groups = build_groups(lines, arguments, apart=False)

@@ -23,8 +23,8 @@ from experiment import (
 )
 from shaping import outcome
 
-from labeling_app.exporting import pairs
-from rlhf.records import RankedPrompt
+from labeling_app.data_io.exporting import pairs
+from rlhf.records.schema import RankedPrompt
 
 METHODS = ("dpo", "sft")
 
@@ -80,8 +80,8 @@ def fine_tune(
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    from rlhf.models import load_causal_lm, save_model
-    from rlhf.tokens import load_tokenizer
+    from rlhf.modeling.models import load_causal_lm, save_model
+    from rlhf.modeling.tokens import load_tokenizer
 
     kinds = {"dpo": (DPOConfig, DPOTrainer, preferences), "sft": (SFTConfig, SFTTrainer, best)}
     make_config, trainer_of, rows_of = kinds[method]

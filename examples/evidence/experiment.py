@@ -27,16 +27,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from labeling_app.annotating import tiers_of_scores
-from labeling_app.store import Store
+from labeling_app.annotators.signals import tiers_of_scores
+from labeling_app.db.store import Store
 from rlhf.cli import main
+from rlhf.endpoints.signals import Signal, load_signal
 from rlhf.errors import InputError
-from rlhf.jsonl import new_folder, read_jsonl, write_json, write_jsonl
-from rlhf.provenance import describe_environment
-from rlhf.ranked import write_ranked
-from rlhf.records import Message, RankedPrompt, Ranking, Response
-from rlhf.rundir import RunDir
-from rlhf.signals import Signal, load_signal
+from rlhf.records.jsonl import new_folder, read_jsonl, write_json, write_jsonl
+from rlhf.records.ranked import write_ranked
+from rlhf.records.schema import Message, RankedPrompt, Ranking, Response
+from rlhf.run.provenance import describe_environment
+from rlhf.run.rundir import RunDir
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

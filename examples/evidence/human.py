@@ -15,7 +15,7 @@ import numpy as np
 from experiment import Config, Table, flags, interval, run, stage, write_dataset
 
 from rlhf.errors import InputError
-from rlhf.records import Message, Prompt, RankedPrompt, Ranking, Response
+from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 
 Judgements = list[tuple[int, int, str]]
 

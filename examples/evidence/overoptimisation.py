@@ -31,11 +31,11 @@ from experiment import (
 )
 from matplotlib.figure import Figure
 
-from policies.statistics import bootstrap_interval
-from policies.summary import best_of_n_curve
-from rlhf.ranked import read_ranked_file
-from rlhf.records import RankedPrompt
-from rlhf.rundir import RunDir
+from policies.evaluate.statistics import bootstrap_interval
+from policies.evaluate.summary import best_of_n_curve
+from rlhf.records.ranked import read_ranked_file
+from rlhf.records.schema import RankedPrompt
+from rlhf.run.rundir import RunDir
 
 FORMS = {"best_of_n": "linear", "ppo": "log"}  # of the fitted curve
 

@@ -25,7 +25,7 @@ from experiment import (
     write_dataset,
 )
 
-from rlhf.records import RankedPrompt
+from rlhf.records.schema import RankedPrompt
 
 
 def measure(config: Config, out: Path) -> Config:

@@ -26,9 +26,9 @@ from experiment import (
     write_dataset,
 )
 
+from rlhf.endpoints.signals import Signal
 from rlhf.errors import InputError
-from rlhf.records import RankedPrompt, Ranking, Response
-from rlhf.signals import Signal
+from rlhf.records.schema import RankedPrompt, Ranking, Response
 
 PARTS = {"head": "the head", "reward": "all weights"}  # names of their settings
 Form = Callable[[RankedPrompt, np.random.Generator], RankedPrompt | None]

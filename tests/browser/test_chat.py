@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from labeling_app.store import Store
-from reward.text_scoring import load_text_reward
-from rlhf.distributed import start
-from rlhf.jsonl import write_json
-from rlhf.models import new_reward_model, save_model
-from rlhf.tokens import load_tokenizer
+from labeling_app.db.store import Store
+from reward.scoring.texts import load_text_reward
+from rlhf.modeling.models import new_reward_model, save_model
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import start
+from rlhf.records.jsonl import write_json
 from tests.browser.conftest import App
 from tests.conftest import build_tiny_model
 

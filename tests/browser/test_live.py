@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from labeling_app.exporting import export
-from labeling_app.store import Store
-from rlhf.jsonl import read_jsonl
+from labeling_app.data_io.exporting import export
+from labeling_app.db.store import Store
+from rlhf.records.jsonl import read_jsonl
 from tests.browser.conftest import App
 from tests.browser.test_whole_session import require_accessible
 from tests.chat_server import ChatServer

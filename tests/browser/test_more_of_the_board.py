@@ -5,8 +5,8 @@ import json
 import pytest
 from sqlite_utils import Database
 
-from labeling_app.queue import Submission, TaskQueue
-from labeling_app.store import Store
+from labeling_app.db.queue import Submission, TaskQueue
+from labeling_app.db.store import Store
 from tests.browser.conftest import submit_as_shown
 
 pytestmark = pytest.mark.browser

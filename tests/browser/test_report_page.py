@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from policies.report import Exhibit, write_report
-from rlhf.rundir import RunDir
+from policies.evaluate.report import Exhibit, write_report
+from rlhf.run.rundir import RunDir
 from tests.policies.conftest import done, inputs
 
 __all__ = ["done", "inputs"]

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from rlhf.cli import main
-from rlhf.planner import GIB, read_shape
-from rlhf.strategies import USABLE, Load, advice, stage_bytes, step_bytes
+from rlhf.planning.planner import GIB, read_shape
+from rlhf.planning.strategies import USABLE, Load, advice, stage_bytes, step_bytes
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 MODELS = {"6B": CLUSTER.parent / "six_billion" / "llama_6b", "70B": CLUSTER / "llama_70b"}

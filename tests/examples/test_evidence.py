@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlhf.errors import InputError
-from rlhf.records import RankedPrompt
+from rlhf.records.schema import RankedPrompt
 from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
 
 EVIDENCE = REPOSITORY / "examples" / "evidence"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reward.groups import Group, Pair
+from reward.data.groups import Group, Pair
 
 FILE = Path(__file__).parents[2] / "examples" / "benchmarks" / "judgements.py"
 PAIRS = (Pair(0, 1, 1.0, 0, "b"), Pair(0, 2, 1.0, 0, "b"))

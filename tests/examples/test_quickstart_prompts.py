@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.jsonl import read_jsonl
-from rlhf.records import Prompt
-from rlhf.signals import Signal, load_signal
+from rlhf.endpoints.signals import Signal, load_signal
+from rlhf.records.jsonl import read_jsonl
+from rlhf.records.schema import Prompt
 
 REPOSITORY = Path(__file__).parents[2]
 PROMPTS = REPOSITORY / "examples" / "quickstart" / "prompts.jsonl"

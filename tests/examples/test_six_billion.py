@@ -11,8 +11,8 @@ import yaml
 from reward.memory import divided_peak, plan_memory
 from reward.settings import RewardSettings
 from rlhf.cli import main
-from rlhf.planner import GIB, read_shape
-from rlhf.sharding import Sharding
+from rlhf.parallel.sharding import Sharding
+from rlhf.planning.planner import GIB, read_shape
 
 FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")

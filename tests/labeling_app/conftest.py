@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from labeling_app import auth
-from labeling_app.queue import TaskQueue
-from labeling_app.store import Store
-from rlhf.records import Message, Prompt, Response, content_id
+from labeling_app.db.queue import TaskQueue
+from labeling_app.db.store import Store
+from labeling_app.web.access import passwords as auth
+from rlhf.records.schema import Message, Prompt, Response, content_id
 
 Result = TypeVar("Result")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.jsonl import write_jsonl
+from rlhf.records.jsonl import write_jsonl
 
 REPOSITORY = Path(__file__).parents[2]
 SIGNAL = "tests.pipeline.signals:count_vowels"

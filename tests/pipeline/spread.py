@@ -19,29 +19,29 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from policies.actor_critic import PolicyAndCritic
-from policies.generate import sample_responses
-from policies.log_probs import Sequences
-from policies.pretraining import stack_pieces
-from policies.reference_store import ReferenceRow
-from policies.rollout import Rollout, advantages_of
-from policies.settings import KLSettings, PPOSettings
-from policies.update import reference_batch, update
-from reward.groups import Group, Pair, Pointwise
-from reward.model import RewardModule
+from policies.ppo.models.actor_critic import PolicyAndCritic
+from policies.ppo.pretraining import stack_pieces
+from policies.ppo.rollout import Rollout, advantages_of
+from policies.ppo.settings import KLSettings, PPOSettings
+from policies.ppo.update import reference_batch, update
+from policies.reference.store import ReferenceRow
+from policies.sampling.generate import sample_responses
+from reward.data.groups import Group, Pair, Pointwise
+from reward.data.thresholds import OTHERS, Thresholds
+from reward.model.module import RewardModule
 from reward.objective import Objective
-from reward.scoring import load_scorer
+from reward.scoring.scorer import load_scorer
 from reward.step import Trainee, fit_thresholds, take_step
-from reward.thresholds import OTHERS, Thresholds
-from rlhf.checkpoint import load_checkpoint, save_checkpoint
-from rlhf.cluster import GroupSettings
-from rlhf.distributed import start
-from rlhf.models import load_causal_lm, new_reward_model
-from rlhf.records import Message, Prompt, Sampling
-from rlhf.sharding import Sharding, prepare
-from rlhf.sharding_choice import choose_sharding
-from rlhf.shell import Shell, full_state
-from rlhf.tokens import load_tokenizer, pad_left, pad_right
+from rlhf.modeling.log_probs import Sequences
+from rlhf.modeling.models import load_causal_lm, new_reward_model
+from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
+from rlhf.parallel.distributed import start
+from rlhf.parallel.gathered_model import Shell, full_state
+from rlhf.parallel.settings import GroupSettings
+from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.records.schema import Message, Prompt, Sampling
+from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
 WEIGHTS = [1.0, 0.1, 0.5, 2.0]  # of the prompts' annotators

@@ -7,17 +7,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from labeling_app.store import Store
-from policies.generate import cut
-from policies.reference_store import open_store
-from reward.scoring import load_scorer
-from rlhf.chat_template import end_token_ids
+from labeling_app.db.store import Store
+from policies.reference.store import open_store
+from policies.sampling.generate import cut
+from reward.scoring.scorer import load_scorer
 from rlhf.cli import main
-from rlhf.distributed import start
-from rlhf.jsonl import write_jsonl
-from rlhf.models import load_causal_lm, save_model
-from rlhf.records import Response
-from rlhf.tokens import encode_response, load_tokenizer, pad_right, tokenizer_fingerprint
+from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.models import load_causal_lm, save_model
+from rlhf.modeling.tokens import encode_response, load_tokenizer, pad_right, tokenizer_fingerprint
+from rlhf.parallel.distributed import start
+from rlhf.records.jsonl import write_jsonl
+from rlhf.records.schema import Response
 from tests.families import FAMILIES, Family, build_family_model
 from tests.pipeline.loop import SHORT, SIGNAL, read_json, write_prompts
 

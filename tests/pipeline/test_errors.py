@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from labeling_app.store import Store
-from rlhf.jsonl import write_json, write_jsonl
+from labeling_app.db.store import Store
+from rlhf.records.jsonl import write_json, write_jsonl
 from tests.conftest import build_tiny_model
 from tests.pipeline.loop import SHORT, Loop, write_prompts
 

@@ -12,10 +12,10 @@ import pytest
 
 from reward.settings import RewardSettings
 from reward.train import train_reward
-from rlhf.distributed import run_processes
-from rlhf.metrics import read_metrics
-from rlhf.ranked import write_ranked
-from rlhf.rundir import RunDir
+from rlhf.parallel.distributed import run_processes
+from rlhf.records.ranked import write_ranked
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY
 from tests.reward.conftest import build_record
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from policies.reference_store import open_store
-from rlhf.metrics import read_metrics
-from rlhf.ranked import read_ranked
-from rlhf.rundir import RunDir
+from policies.reference.store import open_store
+from rlhf.records.ranked import read_ranked
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import SIGNAL, Loop, read_json
 
 Run = Callable[..., tuple[int, str, str]]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlhf.rundir import RunDir
+from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY, Loop, run_process
 from tests.policies.training import metrics_of
 

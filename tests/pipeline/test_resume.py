@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from policies.reference_store import open_store
+from policies.reference.store import open_store
 from rlhf.cli import main
-from rlhf.jsonl import write_json, write_jsonl
-from rlhf.metrics import read_metrics
-from rlhf.rundir import RunDir
-from rlhf.watchdog import read_hearts
+from rlhf.records.jsonl import write_json, write_jsonl
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import read_hearts
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process
 
 CLOCK = ("seconds/sample", "seconds/score", "seconds/update")

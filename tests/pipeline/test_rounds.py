@@ -8,13 +8,13 @@ from string import Template
 
 import pytest
 
-from labeling_app.queue import Submission, TaskQueue
-from labeling_app.rounds import rounds
-from labeling_app.store import Store
-from policies.reference_store import open_store
+from labeling_app.annotators.rounds import rounds
+from labeling_app.db.queue import Submission, TaskQueue
+from labeling_app.db.store import Store
+from policies.reference.store import open_store
 from rlhf.cli import main
-from rlhf.models import describe_model
-from rlhf.ranked import read_ranked
+from rlhf.modeling.models import describe_model
+from rlhf.records.ranked import read_ranked
 from tests.pipeline.loop import REPOSITORY, SIGNAL, Loop, read_json
 
 Run = Callable[..., tuple[int, str, str]]

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf.cli import main
-from rlhf.rundir import RunDir
-from rlhf.tokens import load_tokenizer
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import Loop
 
 STARTING_SECONDS = 600

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rlhf.metrics import read_metrics
-from rlhf.planner import read_shape
-from rlhf.strategies import Load, communication_bytes, sizes_of
+from rlhf.planning.planner import read_shape
+from rlhf.planning.strategies import Load, communication_bytes, sizes_of
+from rlhf.run.metrics import read_metrics
 from tests.pipeline.loop import Loop, require_same, run_process, spread
 
 CLOCK = ("seconds/sample", "seconds/score", "seconds/update")

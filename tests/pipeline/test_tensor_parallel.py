@@ -11,19 +11,19 @@ import pytest
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
-from policies.reference_store import open_store
+from policies.reference.store import open_store
 from reward.settings import RewardSettings
 from reward.train import train_reward
-from rlhf.distributed import run_processes
 from rlhf.errors import InputError
-from rlhf.jsonl import write_json
-from rlhf.metrics import read_metrics
-from rlhf.models import load_causal_lm, new_reward_model, save_model
-from rlhf.planner import part_of, read_shape
-from rlhf.ranked import write_ranked
-from rlhf.rundir import RunDir
-from rlhf.strategies import Load, together_traffic
-from rlhf.tokens import load_tokenizer
+from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import run_processes
+from rlhf.planning.planner import part_of, read_shape
+from rlhf.planning.strategies import Load, together_traffic
+from rlhf.records.jsonl import write_json
+from rlhf.records.ranked import write_ranked
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, read_json, run_process, write_prompts
 from tests.reward.conftest import build_record, thumbed
 
@@ -32,10 +32,10 @@ import json
 import sys
 from pathlib import Path
 import torch
-from reward.model import Inputs, RewardModule
-from rlhf.distributed import start
-from rlhf.models import new_reward_model
-from rlhf.together import hold_together
+from reward.model.module import Inputs, RewardModule
+from rlhf.parallel.distributed import start
+from rlhf.modeling.models import new_reward_model
+from rlhf.parallel.tensor_parallel import hold_together
 from tests.pipeline.spread import Collectives
 accelerator = start("fp32", 0)
 module = RewardModule(new_reward_model(sys.argv[1], 0, 0, together=True)).train()

@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.cli import main
-from rlhf.models import new_reward_model, save_model
-from rlhf.rundir import RunDir
-from rlhf.tokens import load_tokenizer
+from rlhf.modeling.models import new_reward_model, save_model
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.run.rundir import RunDir
 from tests.conftest import build_tiny_model
 from tests.judge_server import JudgeServer
 from tests.pipeline.loop import SHORT, SIGNAL, write_prompts

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from policies.reference_shards import ReferenceRow, shard_name, write_shard
-from policies.reference_summary import write_manifest
-from rlhf.jsonl import write_json
-from rlhf.records import Message, Prompt, Split
-from rlhf.rundir import RunDir
+from policies.reference.shards import ReferenceRow, shard_name, write_shard
+from policies.reference.summary import write_manifest
+from rlhf.records.jsonl import write_json
+from rlhf.records.schema import Message, Prompt, Split
+from rlhf.run.rundir import RunDir
 
 MODEL = {"path": "models/original", "hash": "weights", "tokenizer": "words"}
 REWARD = {"path": "runs/reward", "hash": "rm"}

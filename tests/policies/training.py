@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlhf.cli import main
-from rlhf.metrics import read_metrics
-from rlhf.models import new_reward_model, save_model
-from rlhf.tokens import load_tokenizer
+from rlhf.modeling.models import new_reward_model, save_model
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.run.metrics import read_metrics
 from tests.pipeline.loop import SHORT, write_prompts
 
 

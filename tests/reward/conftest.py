@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from rlhf.ranked import write_ranked
-from rlhf.records import Message, Prompt, RankedPrompt, Ranking, Response
-from rlhf.tokens import encode_prompt, encode_response
+from rlhf.modeling.tokens import encode_prompt, encode_response
+from rlhf.records.ranked import write_ranked
+from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 
 GOOD = ("Lovely, warm and happy!", "We loved the kind people.")
 BAD = ("Awful, cold and sad.", "I hated the late train.")

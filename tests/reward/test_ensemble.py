@@ -7,19 +7,18 @@ from accelerate import Accelerator
 from transformers import AutoModelForSequenceClassification
 
 from reward.ensemble import train_ensemble
-from reward.score_file import score_file
-from reward.scoring import combine_members, load_scorer
+from reward.scoring.files import score_file
+from reward.scoring.scorer import combine_members, load_scorer
 from reward.settings import RewardSettings, ScoreSettings
 from rlhf.cli import main
 from rlhf.errors import ConfigError, GuardError
-from rlhf.jsonl import read_jsonl, write_jsonl
-from rlhf.models import model_fingerprint
-from rlhf.rundir import watching_stage
-from rlhf.tokens import load_tokenizer, pad_right
-from rlhf.watchdog import read_hearts
+from rlhf.modeling.models import model_fingerprint
+from rlhf.modeling.tokens import load_tokenizer, pad_right
+from rlhf.records.jsonl import read_jsonl, write_jsonl
+from rlhf.run.rundir import watching_stage
+from rlhf.run.watchdog import read_hearts
 from tests.listener import Listener
-
-from .conftest import build_record, sequences_of
+from tests.reward.conftest import build_record, sequences_of
 
 RECORDS = [build_record(n, "test") for n in range(0, 32, 4)]
 

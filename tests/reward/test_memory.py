@@ -16,10 +16,10 @@ from reward.memory import (
     room_for,
 )
 from reward.settings import RewardSettings
-from rlhf.commands.train_reward import memory_plan
+from rlhf.commands.models.train_reward import memory_plan
 from rlhf.errors import ConfigError
-from rlhf.planner import GIB, read_shape
-from rlhf.sharding import Sharding
+from rlhf.parallel.sharding import Sharding
+from rlhf.planning.planner import GIB, read_shape
 
 
 def settings_for(model, **changes):

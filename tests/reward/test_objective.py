@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reward.groups import Group, Pair, TieredRanking
+from reward.data.groups import Group, Pair, TieredRanking
 from reward.objective import (
     Objective,
     sum_of_losses,

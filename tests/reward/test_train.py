@@ -15,21 +15,20 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
-from reward.finish import require_same_weights
-from reward.scoring import load_scorer
+from reward.model.save import require_same_weights
+from reward.scoring.scorer import load_scorer
 from reward.settings import RewardSettings
 from reward.train import anneal, train_reward
 from rlhf.cli import main
 from rlhf.errors import ConfigError, GuardError, InputError
-from rlhf.fingerprints import file_hash
-from rlhf.metrics import read_metrics
-from rlhf.models import model_fingerprint
-from rlhf.ranked import write_ranked
-from rlhf.records import Sampling
-from rlhf.rundir import RunDir
-from rlhf.tokens import load_tokenizer, pad_right
-
-from .conftest import build_record, sequences_of
+from rlhf.modeling.models import model_fingerprint
+from rlhf.modeling.tokens import load_tokenizer, pad_right
+from rlhf.records.fingerprints import file_hash
+from rlhf.records.ranked import write_ranked
+from rlhf.records.schema import Sampling
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
+from tests.reward.conftest import build_record, sequences_of
 
 SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
 

@@ -63,7 +63,7 @@ class Settings:
 
 
 def _command(run: Callable[[Settings], dict[str, Any]], plan: str = "") -> ModuleType:
-    module = ModuleType("rlhf.commands.generate")
+    module = ModuleType("rlhf.commands.models.generate")
     module.Settings = Settings
     module.run = run
     if plan:
@@ -85,7 +85,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Settings]]:
                 raise fail
             return RESULT | {"steps": settings.steps}
 
-        monkeypatch.setitem(sys.modules, "rlhf.commands.generate", _command(run, plan))
+        monkeypatch.setitem(sys.modules, "rlhf.commands.models.generate", _command(run, plan))
         monkeypatch.setitem(cli.COMMANDS, "probe", "generate")
         return seen
 
@@ -349,7 +349,7 @@ def test_interrupted(probe, capsys) -> None:
 def test_an_interrupted_stage_is_resumed(probe, monkeypatch, capsys) -> None:
     probe(fail=KeyboardInterrupt())
     monkeypatch.setattr(
-        sys.modules["rlhf.commands.generate"].Settings, "resume", False, raising=False
+        sys.modules["rlhf.commands.models.generate"].Settings, "resume", False, raising=False
     )
     assert cli.main(["probe", "--model", "m"]) == 75
     assert "with --resume to go on" in capsys.readouterr().err
@@ -400,8 +400,8 @@ SLEEPER = """
 import signal, sys, time
 from pathlib import Path
 from rlhf import cli
-from rlhf.rundir import RunDir, stage_status
-import rlhf.commands.generate as command
+from rlhf.run.rundir import RunDir, stage_status
+import rlhf.commands.models.generate as command
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 

@@ -9,7 +9,7 @@ import pytest
 from rlhf import cli
 from rlhf.config import MAX_YAML_BYTES, load_settings
 from rlhf.errors import ConfigError, InputError
-from rlhf.rundir import open_stage, stage_status
+from rlhf.run.rundir import open_stage, stage_status
 from tests.trust.test_fuzz_readers import METRICS, REPORT, Stage
 
 BOMB = "".join(

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
-from labeling_app.endpoint_voice import EndpointVoice, served_model
-from labeling_app.judging import annotate_with_judge
-from labeling_app.store import Store
-from reward import text_scoring
-from rlhf import judge, urls
+from labeling_app.annotators.judges import annotate_with_judge
+from labeling_app.db.store import Store
+from labeling_app.web.live.endpoint_voice import EndpointVoice, served_model
+from reward.scoring import texts as text_scoring
+from rlhf.endpoints import judge, urls
 from rlhf.errors import InputError, InterruptedRunError
-from rlhf.records import Message, Prompt, Response, Sampling
+from rlhf.records.schema import Message, Prompt, Response, Sampling
 from tests.local_server import LocalServer
 
 PROMPT = Prompt.create((Message(role="user", content="Hi?"),), "train", "test")
@@ -85,8 +85,8 @@ def ask_live(url: str) -> list[Response]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_scoring, "TIMEOUT_SECONDS", 0.08)
-    monkeypatch.setattr("labeling_app.endpoint_voice.TOTAL_TIME", 2)
-    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("labeling_app.web.live.endpoint_voice.TOTAL_TIME", 2)
+    monkeypatch.setattr("rlhf.endpoints.retries.time.sleep", lambda seconds: None)
 
 
 @pytest.mark.parametrize("first", [*DRIPS, *FAILURES])
@@ -195,7 +195,7 @@ def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_stream_in_one_endless_line_is_no_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labeling_app.endpoint_voice.MAX_LINE", 1000)
+    monkeypatch.setattr("labeling_app.web.live.endpoint_voice.MAX_LINE", 1000)
     stream = HEAD + b"data: " + b"1" * 5000
     with dripping(stream, b"") as url, pytest.raises(InputError, match="does not speak"):
         ask_live(url)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from rlhf.checkpoint import load_checkpoint, save_checkpoint
 from rlhf.errors import InputError
+from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
 from tests.conftest import REPOSITORY
-from tests.rlhf.test_checkpoint import Loop
+from tests.rlhf.run.test_checkpoint import Loop
 
 
 class Forged:
@@ -160,10 +160,10 @@ ZERO = """
 import os, sys
 from pathlib import Path
 import torch
-from rlhf.checkpoint import load_checkpoint, save_checkpoint
-from rlhf.distributed import start
+from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
+from rlhf.parallel.distributed import start
 from rlhf.errors import InputError
-from rlhf.sharding import Sharding, prepare
+from rlhf.parallel.sharding import Sharding, prepare
 
 class Forged:
     def __reduce__(self):

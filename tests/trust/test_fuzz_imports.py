@@ -23,15 +23,15 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labeling_app.exporting import ROWS
-from labeling_app.fields import KEYS
-from labeling_app.formats import Defaults, Entry
-from labeling_app.importing import OnError, Report, import_file, read_entries
-from labeling_app.reading import Part
-from labeling_app.store import Store
+from labeling_app.data_io.exporting import ROWS
+from labeling_app.data_io.fields import KEYS
+from labeling_app.data_io.formats import Defaults, Entry
+from labeling_app.data_io.importing import OnError, Report, import_file, read_entries
+from labeling_app.data_io.reading import Part
+from labeling_app.db.store import Store
 from rlhf.errors import InputError
-from rlhf.records import RankedPrompt
-from tests.labeling_app.test_bad_lines import exported
+from rlhf.records.schema import RankedPrompt
+from tests.labeling_app.data_io.test_bad_lines import exported
 
 MEMORY = Path("/dev/shm")
 SECONDS = 5

@@ -13,21 +13,22 @@ import pytest
 from accelerate import Accelerator
 from hypothesis import strategies as st
 
-from labeling_app.endpoint_voice import EndpointVoice, served_model
-from policies.reference_store import ReferenceStore
-from policies.reference_store import read_manifest as read_store_manifest
-from reward.text_scoring import load_text_reward
-from rlhf import cli, judge
-from rlhf.checkpoint import newest_checkpoint
+from labeling_app.web.live.endpoint_voice import EndpointVoice, served_model
+from policies.reference.store import ReferenceStore
+from policies.reference.store import read_manifest as read_store_manifest
+from reward.scoring.texts import load_text_reward
+from rlhf import cli
 from rlhf.config import load_settings
+from rlhf.endpoints import judge
 from rlhf.errors import InputError, InterruptedRunError
-from rlhf.jsonl import write_json
-from rlhf.metrics import forget_metrics_after
-from rlhf.models import policy_folder
-from rlhf.ranked import read_ranked, write_ranked
-from rlhf.records import Message, Prompt, RankedPrompt, Response, Sampling
-from rlhf.rundir import RunDir, open_stage, require_done, stage_status
-from rlhf.status import differing_settings, overview, read_run, tables
+from rlhf.modeling.models import policy_folder
+from rlhf.records.jsonl import write_json
+from rlhf.records.ranked import read_ranked, write_ranked
+from rlhf.records.schema import Message, Prompt, RankedPrompt, Response, Sampling
+from rlhf.run.checkpoint import newest_checkpoint
+from rlhf.run.metrics import forget_metrics_after
+from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
+from rlhf.run.status import differing_settings, overview, read_run, tables
 from tests.trust.mutations import mutated, run_cases, spliced
 
 COUNTS = pytest.mark.parametrize("count", [200, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -260,7 +261,7 @@ class Answering:
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answering]:
-    monkeypatch.setattr("rlhf.retries.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("rlhf.endpoints.retries.time.sleep", lambda seconds: None)
     server = Answering()
     yield server
     server.close()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from labeling_app.store import Store
+from labeling_app.db.store import Store
 from rlhf.cli import main
-from tests.labeling_app.test_bad_lines import exported
-from tests.labeling_app.test_import import write
+from tests.labeling_app.data_io.test_bad_lines import exported
+from tests.labeling_app.data_io.test_import import write
 
 DEEP = "[" * 2_000 + "]" * 2_000
 LONG = "9" * 4_301

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.commands import chat
+from rlhf.commands.models import chat
 from rlhf.errors import InputError
-from rlhf.jsonl import write_json
+from rlhf.records.jsonl import write_json
 
 
 def test_chat_runs_no_signal_that_stage_json_names(

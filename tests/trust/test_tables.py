@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
-from labeling_app.store import Store
-from tests.labeling_app.test_import import run_json
+from labeling_app.db.store import Store
+from tests.labeling_app.data_io.test_import import run_json
 from tests.trust.test_hostile_lines import refuse
 
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf.adapters import add_adapters, load_reward_model_on, save_adapters
 from rlhf.errors import InputError
-from rlhf.models import (
+from rlhf.modeling.adapters import add_adapters, load_reward_model_on, save_adapters
+from rlhf.modeling.models import (
     describe_model,
     load_causal_lm,
     load_config,
@@ -23,9 +23,9 @@ from rlhf.models import (
     new_reward_model,
     save_model,
 )
-from rlhf.planner import read_shape
-from rlhf.records import Message, Prompt
-from rlhf.tokens import encode_prompt, load_tokenizer
+from rlhf.modeling.tokens import encode_prompt, load_tokenizer
+from rlhf.planning.planner import read_shape
+from rlhf.records.schema import Message, Prompt
 from tests.conftest import REPOSITORY
 
 PROMPT = Prompt.create((Message(role="user", content="How was the trip?"),), "train", "test")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlhf.jsonl import write_json
+from rlhf.records.jsonl import write_json
 
 
 def test_votes_go_to_chat_db_and_a_reward_model_that_is_gone_is_left_out(

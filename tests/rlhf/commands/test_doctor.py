@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import cli, doctor
-from rlhf.doctor import Finding
+from rlhf import cli
 from rlhf.errors import InputError
+from rlhf.parallel import doctor
+from rlhf.parallel.doctor import Finding
 
 
 def test_this_machine_is_fit(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

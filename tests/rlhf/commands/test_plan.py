@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from rlhf import cli
-from rlhf.commands import plan
-from rlhf.commands.plan import Settings
+from rlhf.commands.machine import plan
+from rlhf.commands.machine.plan import Settings
 
 
 def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rlhf import cli
-from rlhf.jsonl import write_json
-from rlhf.metrics import append_metrics
-from rlhf.rundir import open_stage, stage_status
-from rlhf.status import sparklines
-from rlhf.watchdog import Heart
+from rlhf.records.jsonl import write_json
+from rlhf.run.metrics import append_metrics
+from rlhf.run.rundir import open_stage, stage_status
+from rlhf.run.status import sparklines
+from rlhf.run.watchdog import Heart
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def test_people_see_one_line_for_each_stage(runs: Path, capsys) -> None:
 
 WAITING = """
 import pathlib, sys, time
-from rlhf.rundir import RunDir, watching_stage
+from rlhf.run.rundir import RunDir, watching_stage
 with watching_stage(RunDir(pathlib.Path(sys.argv[1])), 0):
     print("running", flush=True)
     time.sleep(60)

@@ -1,0 +1,98 @@
+"""Blind comparisons of two responses: pairs into the queue, people's votes out of it.
+
+Such a task looks like any other: two responses without names, in an order of each person's own.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlite_utils import Database
+
+from labeling_app.db.store import Store
+from rlhf.records.schema import Prompt, Response
+
+REASON = "evaluation"
+Pair = tuple[Prompt, Response, Response]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """What one person said of a pair: the share of the second response, 1, ½ (a tie) or 0."""
+
+    prompt_id: str
+    annotator: str
+    second: float
+
+
+def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool, seed: int) -> int:
+    """Queue every pair that is not queued yet, in random order; returns how many were new.
+
+    Args:
+        store: the database; it gets the prompts and responses that it lacks.
+        pairs: a prompt and the two responses to compare.
+        overlap: how many people vote on each pair.
+        mix: put each at a random place among the open tasks, which keep their order, also where
+            `rlhf annotate --prioritise` goes over rankings later; else all come after them.
+        seed: of the order.
+    """
+    shuffled = random.Random(seed)
+    with store.connections.write() as db:
+        query = "SELECT id FROM tasks WHERE open > 0 ORDER BY priority DESC, id"
+        waiting = [row[0] for row in db.execute(query)]
+        store.add_prompts(prompt for prompt, _, _ in pairs)
+        store.add_responses((r for _, *both in pairs for r in both), queue=False)
+        new = [pair for pair in pairs if not _is_queued(db, pair)]
+        shuffled.shuffle(new)
+        added = [
+            db.execute(
+                "INSERT INTO tasks (prompt_id, responses, purpose, overlap, open, reason,"
+                " created_at) VALUES (?, ?, 'compare', ?, ?, ?, ?)",
+                [pair[0].id, _ids(pair), overlap, overlap, REASON, time.time()],
+            ).lastrowid
+            for pair in new
+        ]
+        if mix:
+            places: list[tuple[float, int | None]] = [*enumerate(waiting)]
+            places += [(shuffled.uniform(-1, len(waiting)), id_) for id_ in added]
+            order = enumerate((id_ for _, id_ in sorted(places, reverse=True)), start=1)
+            db.conn.executemany("UPDATE tasks SET priority = ? WHERE id = ?", order)
+    return len(new)
+
+
+def are_queued(store: Store, pairs: Iterable[Pair]) -> bool:
+    """Whether people were asked about any of these pairs in this database."""
+    return any(_is_queued(store.connections.db, pair) for pair in pairs)
+
+
+def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
+    """What people said of these pairs; a ranking that leaves one response out is no vote.
+
+    Nor is a lead's decision, made with the votes in view.
+    """
+    query = """
+        SELECT r.annotator, r.tiers FROM rankings r
+        JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
+        JOIN tasks t ON t.id = r.task_id AND t.purpose = 'compare' AND t.decides IS NULL
+        WHERE r.prompt_id = ? AND t.responses = ? AND r.live = 1 ORDER BY r.seq"""
+    votes = []
+    for pair in pairs:
+        prompt, first, second = pair
+        for annotator, tiers in store.connections.db.execute(query, [prompt.id, _ids(pair)]):
+            place = {id_: tier for tier, ids in enumerate(json.loads(tiers)) for id_ in ids}
+            if first.id in place and second.id in place:
+                above = place[first.id] - place[second.id]
+                share = 0.5 if above == 0 else float(above > 0)
+                votes.append(Vote(prompt_id=prompt.id, annotator=annotator, second=share))
+    return votes
+
+
+def _is_queued(db: Database, pair: Pair) -> bool:
+    query = "SELECT 1 FROM tasks WHERE prompt_id = ? AND purpose = 'compare' AND responses = ?"
+    return db.execute(query, [pair[0].id, _ids(pair)]).fetchone() is not None
+
+
+def _ids(pair: Pair) -> str:
+    return json.dumps([response.id for response in pair[1:]])

@@ -1,0 +1,168 @@
+"""The order of the queue by what a reward model would learn; the reason stays with every task."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeling_app.db.store import Store
+from labeling_app.quality.selection import (
+    Method,
+    choose_one_by_one,
+    information,
+    largest_plausible_gap,
+    mix,
+    pair_entropy,
+)
+from rlhf.errors import InputError
+from rlhf.records.schema import Prompt, RankedPrompt, Response
+
+Answers = tuple[Prompt, tuple[Response, ...]]
+# For every prompt: the features (K, d) of its responses and their rewards (K), as array-likes.
+Reader = Callable[[Sequence[Answers]], list[tuple[Any, Any]]]
+Array = NDArray[np.float64]
+BATCH = 256
+RANDOM = "random"
+OPEN = "open > 0 AND only_for IS NULL AND purpose = 'rank' AND reason NOT LIKE 'round %'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    id: int
+    features: Array
+    rewards: Array
+
+
+def prioritise(
+    store: Store, read: Reader, by: Method, *, random_share: float, most: int, seed: int
+) -> dict[str, Any]:
+    """Give open tasks a priority and a reason; other tasks come after them, as they were.
+
+    Args:
+        store: the database.
+        read: a reward model's last-layer features and rewards.
+        by: what makes a task worth ranking.
+        random_share: at least this share of every beginning of the queue is drawn at random.
+        most: how many open tasks to look at, drawn at random if there are more.
+        seed: of what is drawn.
+
+    Raises:
+        InputError: no task is open.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = _draw_open(store, most, rng)
+    tasks, known = _read(store, read, chosen)
+    scored = _score(tasks, known.covariance, by)
+    order = [task for task, _ in sorted(scored.items(), key=lambda item: -item[1])]
+    mixed = mix(order, random_share, rng)
+    reasons = [(id_, RANDOM if drawn else f"{by} {scored[id_]:.3g}") for id_, drawn in mixed]
+    with store.connections.write() as db:
+        db.execute(f"UPDATE tasks SET priority = 0, reason = '' WHERE {OPEN}")
+        db.conn.executemany(
+            "UPDATE tasks SET priority = ?, reason = ? WHERE id = ?",
+            [(len(reasons) - place, why, id_) for place, (id_, why) in enumerate(reasons)],
+        )
+    num_random = sum(drawn for _, drawn in mixed)
+    return {
+        "by": by,
+        "tasks": len(mixed),
+        "random": num_random,
+        "pairs_ranked_before": known.num_pairs,
+    }
+
+
+def _draw_open(
+    store: Store, most: int, rng: np.random.Generator
+) -> dict[str, list[tuple[int, list[str]]]]:
+    """(task, response ids) of open tasks by prompt."""
+    rows = store.connections.db.execute(
+        f"SELECT id, prompt_id, responses FROM tasks WHERE {OPEN}"
+    ).fetchall()
+    if not rows:
+        raise InputError(
+            "No task is open, so there is nothing to put first",
+            "Sample more responses: rlhf generate --db DB --model MODEL -k 4",
+        )
+    found = defaultdict(list)
+    for place in sorted(rng.permutation(len(rows))[:most]):
+        id_, prompt_id, responses = rows[place]
+        found[prompt_id].append((id_, json.loads(responses)))
+    return found
+
+
+def _read(
+    store: Store, read: Reader, chosen: dict[str, list[tuple[int, list[str]]]]
+) -> tuple[list[_Task], "_Known"]:
+    """The chosen tasks, and what the pairs ranked so far tell about the head."""
+    tasks: list[_Task] = []
+    known = _Known()
+    wanted = (r for r in store.ranked_prompts() if r.rankings or r.prompt.id in chosen)
+    for records in _batches(wanted):
+        read_now = read([(record.prompt, record.responses) for record in records])
+        for record, found in zip(records, read_now, strict=True):
+            features, rewards = (np.asarray(part, dtype=np.float64) for part in found)
+            place = {response.id: number for number, response in enumerate(record.responses)}
+            for id_, ids in chosen.get(record.prompt.id, []):
+                of_task = [place[i] for i in ids]
+                tasks.append(_Task(id=id_, features=features[of_task], rewards=rewards[of_task]))
+            pairs = _ranked_pairs(record, place)
+            rows = [information(rewards[pair], features[pair]) for pair in pairs]
+            known.add(rows, features.shape[1])
+    return tasks, known
+
+
+class _Known:
+    """What is known of the head's weights: first their spread at the start, then every pair."""
+
+    def __init__(self) -> None:
+        self.precision: Array = np.zeros((0, 0))
+        self.num_pairs = 0
+
+    def add(self, rows: list[Array], size: int) -> None:
+        if not self.precision.size:
+            # The head starts with weights of variance 1 / (d + 1).
+            self.precision = np.eye(size) * (size + 1)
+        if rows:
+            pairs = np.concatenate(rows)
+            self.precision += pairs.T @ pairs
+            self.num_pairs += len(pairs)
+
+    @property
+    def covariance(self) -> Array:
+        return np.asarray(np.linalg.inv(self.precision), dtype=np.float64)
+
+
+def _batches(records: Iterator[RankedPrompt]) -> Iterator[list[RankedPrompt]]:
+    batch: list[RankedPrompt] = []
+    for record in records:
+        batch.append(record)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _ranked_pairs(record: RankedPrompt, place: dict[str, int]) -> list[list[int]]:
+    """Every pair that a person or a judge has put in some order, ties included, once."""
+    pairs: set[tuple[int, int]] = set()
+    for ranking in record.rankings:
+        ids = sorted(place[i] for tier in ranking.tiers for i in tier)
+        pairs.update(combinations(ids, 2))
+    return [list(pair) for pair in sorted(pairs)]
+
+
+def _score(tasks: list[_Task], covariance: Array, by: Method) -> dict[int, float]:
+    """Every task's score, higher first."""
+    if by == "entropy":
+        return {task.id: pair_entropy(task.rewards) for task in tasks}
+    if by == "fisher":
+        rows = [information(task.rewards, task.features) for task in tasks]
+        # Picks come in the order of their choice, and gains only shrink along it.
+        return {tasks[place].id: found for place, found in choose_one_by_one(rows, covariance)}
+    return {t.id: largest_plausible_gap(t.rewards, t.features, covariance) for t in tasks}

@@ -1,0 +1,218 @@
+"""Rankings out of the database: our own `ranked` folder, or a dataset that trl trains on as it is.
+
+DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from labeling_app.db.connection import SHOWN
+from labeling_app.db.store import Store
+from labeling_app.quality.verdicts import EDITED, labels
+from labeling_app.web.access.passwords import pseudonym
+from rlhf.errors import InputError
+from rlhf.records.fingerprints import folder_hash
+from rlhf.records.jsonl import JsonObject, new_folder, write_json, write_jsonl
+from rlhf.records.ranked import MANIFEST, SPLITS, write_ranked
+from rlhf.records.schema import AnnotatorKind, RankedPrompt, Ranking
+
+Format = Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"]
+
+
+def export(
+    store: Store,
+    out: Path,
+    format: Format,
+    *,
+    kinds: Collection[AnnotatorKind] = (),
+    annotators: Collection[str] = (),
+    names: bool = False,
+) -> dict[str, Any]:
+    """Write the live rankings as a dataset and return its manifest.
+
+    People stand in it under pseudonyms that stay the same for one database, unless `names`.
+
+    Raises:
+        InputError: `out` exists, or there is nothing to export; the message names the command that
+        comes first.
+    """
+    if out.exists():
+        raise InputError(
+            f"{out} already exists", f"Choose another --out, or remove it first: rm -r {out}"
+        )
+    _require_content(store)
+    show = _Names(store, real=names)
+    records = [show.in_record(r) for r in store.ranked_prompts(kinds=kinds, annotators=annotators)]
+    by_kind = Counter(ranking.kind for record in records for ranking in record.rankings)
+    if not by_kind:
+        _raise_nothing_ranked(store, kinds, annotators)
+    chosen = {"kinds": sorted(kinds), "annotators": sorted(map(show.of, annotators))}
+    extra = {"rankings_by_kind": dict(by_kind), "chosen": chosen}
+    with new_folder(out) as folder:
+        if format == "ranked":
+            return write_ranked(folder, records, extra)
+        return _write_rows(folder, format, records, extra)
+
+
+class _Names:
+    """What annotators are called in an export."""
+
+    def __init__(self, store: Store, *, real: bool) -> None:
+        people = [name for name, kind in store.annotators().items() if kind == "human"]
+        self.pseudonyms = {} if real else {name: pseudonym(store.secret, name) for name in people}
+
+    def of(self, name: str) -> str:
+        return self.pseudonyms.get(name, name)
+
+    def in_record(self, record: RankedPrompt) -> RankedPrompt:
+        rankings = tuple(replace(r, annotator=self.of(r.annotator)) for r in record.rankings)
+        return replace(record, rankings=rankings)
+
+
+def _require_content(store: Store) -> None:
+    counts = store.counts()
+    path = store.connections.path
+    if not counts["prompts"]:
+        raise InputError(f"{path} is empty", f"Begin with: rlhf import prompts.jsonl --db {path}")
+    if not counts["responses"]:
+        raise InputError(
+            f"{path} holds {counts['prompts']} prompts and no responses",
+            f"Sample some first: rlhf generate --db {path} --model MODEL",
+        )
+
+
+def _raise_nothing_ranked(
+    store: Store, kinds: Collection[str], annotators: Collection[str]
+) -> None:
+    path = store.connections.path
+    if (kinds or annotators) and store.counts()["rankings"]:
+        query = f"SELECT DISTINCT annotator FROM rankings WHERE live = 1 AND {SHOWN}"
+        ranked = {row[0] for row in store.connections.db.execute(query)}
+        known = store.annotators().items()
+        there = ", ".join(f"{name} ({kind})" for name, kind in known if name in ranked)
+        wanted = ", ".join([*kinds, *annotators])
+        raise InputError(
+            f"No ranking in {path} is by {wanted}",
+            f"Change --kind or --annotator. There are: {there}.",
+        )
+    raise InputError(
+        f"{path} holds responses and no rankings",
+        f"Rank some first: rlhf label --db {path}, or rlhf annotate --db {path} --annotator …",
+    )
+
+
+def _write_rows(
+    folder: Path, format: Format, records: list[RankedPrompt], extra: dict[str, Any]
+) -> dict[str, Any]:
+    rows_of = ROWS[format]
+    counts = {}
+    for split in SPLITS:
+        rows = [row for r in records if r.prompt.split == split for row in rows_of(r)]
+        counts[split] = write_jsonl(folder / f"{split}.jsonl", rows)
+    if not any(counts.values()):
+        raise InputError(*_nothing_in(format))
+    manifest = {
+        "format": format,
+        "rows": counts,
+        "rankings": sum(len(record.rankings) for record in records),
+        "content_hash": folder_hash(folder, ("*.jsonl",)),
+        **extra,
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _nothing_in(format: Format) -> tuple[str, str]:
+    if format == "demonstrations":
+        problem = "Nobody has edited an answer, so there are no demonstrations"
+        return problem, "Ask and edit some first: rlhf label --db DB --model MODEL"
+    if format == "kto":
+        problem = "The rankings hold ties only and there are no thumbs: kto would have no rows"
+    else:
+        problem = f"The rankings hold ties only, or thumbs: format {format} would have no rows"
+    return problem, "Export with --format ranked, which keeps everything, or rank more."
+
+
+def pairs(ranking: Ranking) -> Iterator[tuple[str, str, float]]:
+    """Every (better id, worse id, margin) that a ranking implies; ties give none.
+
+    The margin is the sum of the strengths between the two tiers, and 0 where no strengths were
+    given, which leaves trl's loss as it is.
+    """
+    for high, low in combinations(range(len(ranking.tiers)), 2):
+        margin = float(sum(ranking.strengths[high:low]))
+        for better in ranking.tiers[high]:
+            for worse in ranking.tiers[low]:
+                yield better, worse, margin
+
+
+def _preferences(record: RankedPrompt) -> Iterator[tuple[str, str, float]]:
+    texts = {response.id: response.text for response in record.responses}
+    for ranking in record.rankings:
+        for better, worse, margin in pairs(ranking):
+            yield texts[better], texts[worse], margin
+
+
+def _trl_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    for chosen, rejected, margin in _preferences(record):
+        prompt = record.prompt.text
+        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin}
+
+
+def _answer(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def _conversational_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    for chosen, rejected, margin in _preferences(record):
+        yield {
+            "prompt": record.prompt.chat,
+            "chosen": _answer(chosen),
+            "rejected": _answer(rejected),
+            "margin": margin,
+        }
+
+
+def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    """HH-RLHF strings. They know no system turn: its text leads the first human turn."""
+    names = {"system": "Human", "user": "Human", "assistant": "Assistant"}
+    text = ""
+    after_system = False
+    for message in record.prompt.messages:
+        start = "\n\n" if after_system else f"\n\n{names[message.role]}: "
+        text += start + message.content
+        after_system = message.role == "system"
+    for chosen, rejected, _ in _preferences(record):
+        yield {
+            "chosen": f"{text}\n\nAssistant: {chosen}",
+            "rejected": f"{text}\n\nAssistant: {rejected}",
+        }
+
+
+def _kto_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    texts = {response.id: response.text for response in record.responses}
+    for response_id, label in labels(record.rankings):
+        completion = _answer(texts[response_id])
+        yield {"prompt": record.prompt.chat, "completion": completion, "label": label}
+
+
+def _demonstration_rows(record: RankedPrompt) -> Iterator[JsonObject]:
+    """What people wrote when they edited an answer."""
+    texts = {response.id: response.text for response in record.responses}
+    for ranking in record.rankings:
+        if EDITED in ranking.flags:
+            completion = _answer(texts[ranking.tiers[0][0]])
+            yield {"prompt": record.prompt.chat, "completion": completion}
+
+
+ROWS: dict[str, Callable[[RankedPrompt], Iterator[JsonObject]]] = {
+    "trl": _trl_rows,
+    "trl-conversational": _conversational_rows,
+    "hh": _hh_rows,
+    "kto": _kto_rows,
+    "demonstrations": _demonstration_rows,
+}

@@ -1,0 +1,383 @@
+"""One line of somebody's file → a prompt, its responses and what was said about them.
+
+Understood: our own objects, an exported `ranked` line, trl preference data (explicit or implicit
+prompt, plain or conversational, unpaired), HH-RLHF strings, UltraFeedback, and pairs over K
+responses. Text is kept exactly as it stands.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labeling_app.annotators.signals import tiers_of_scores
+from labeling_app.data_io.fields import refuse_misspelt, require_bounded
+from labeling_app.data_io.thumb_lines import thumb_rankings, with_responses
+from labeling_app.quality.checks import Purpose
+from rlhf.errors import InputError, UnusableContentError
+from rlhf.records.schema import (
+    AnnotatorKind,
+    JsonObject,
+    Message,
+    Prompt,
+    RankedPrompt,
+    Ranking,
+    Response,
+    Split,
+    content_id,
+    is_finite_number,
+)
+
+Tiers = Sequence[Sequence[int]]
+HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
+EXAMPLES = (
+    'Write {"prompt": "…"}, {"messages": […]}, with "responses": ["…", "…"] and "tiers": [[0], [1]]'
+    ' or "scores": [0.9, 0.2] if you have them, or {"prompt": "…", "chosen": "…", "rejected": "…"}.'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What to assume where a line does not say it."""
+
+    split: Split = "train"
+    source: str = ""
+    annotator: str = ""
+    kind: AnnotatorKind | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one line holds."""
+
+    prompt: Prompt
+    responses: tuple[Response, ...] = ()
+    rankings: tuple[Ranking, ...] = ()
+    # A gold or training item: its one ranking is the known answer, not somebody's judgement.
+    check: Purpose | None = None
+    explanation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """Responses in file order, their scores if any, and the judgements over their positions."""
+
+    texts: Sequence[str]
+    models: Sequence[str]
+    judgements: Sequence[Tiers] = ()
+    strengths: tuple[int, ...] = ()
+    scores: Sequence[float] = ()
+    kind: AnnotatorKind = "human"
+
+
+def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
+    """Recognise the format of one object and read it.
+
+    Raises:
+        InputError: no known format, or a field that cannot be used.
+    """
+    require_bounded(value)
+    if isinstance(value.get("prompt"), dict):
+        record = RankedPrompt.from_json(value)
+        return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
+    refuse_misspelt(value)
+    value = with_responses(value)
+    if "chosen" in value and "rejected" in value:
+        messages, answers = _read_preference(value)
+    elif "completions" in value and "instruction" in value:
+        messages, answers = _read_ultrafeedback(value)
+    elif "prompt" in value or "messages" in value:
+        messages, answers = _read_own(value)
+    else:
+        raise InputError(f"No known format has the fields {sorted(value)}", EXAMPLES)
+    return _build(value, messages, answers, defaults)
+
+
+def _build(
+    value: JsonObject, messages: Sequence[Message], answers: _Answers, defaults: Defaults
+) -> Entry:
+    split = value.get("split") or defaults.split
+    source = str(value.get("source") or defaults.source)
+    prompt = Prompt.create(tuple(messages), split, source)
+    responses = _responses(prompt.id, answers)
+    kind = value.get("kind") or defaults.kind or answers.kind
+    if kind not in ("human", "ai", "signal"):
+        raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
+    unnamed = "imported" if kind == "human" else f"imported-{kind}"
+    annotator = str(value.get("annotator") or defaults.annotator or unnamed)
+    rankings = []
+    for judgement in answers.judgements:
+        tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgement)
+        scores = [answers.scores[i] for tier in judgement for i in tier] if answers.scores else []
+        ranking = Ranking(
+            id=content_id("import", prompt.id, annotator, tiers, answers.strengths, *scores),
+            prompt_id=prompt.id,
+            annotator=annotator,
+            kind=kind,
+            tiers=tiers,
+            strengths=answers.strengths,
+            scores=tuple(scores),
+        )
+        rankings.append(ranking)
+    rankings += thumb_rankings(value, responses, annotator, kind)
+    check = _check(value, responses, rankings)
+    explanation = str(value.get("explanation") or "")
+    return Entry(
+        prompt=prompt,
+        responses=responses,
+        rankings=tuple(rankings),
+        check=check,
+        explanation=explanation,
+    )
+
+
+def _check(
+    value: JsonObject, responses: Sequence[Response], rankings: Sequence[Ranking]
+) -> Purpose | None:
+    purpose = value.get("purpose")
+    if purpose is None:
+        return None
+    num_ranked = sum(len(tier) for ranking in rankings for tier in ranking.tiers)
+    if purpose not in ("gold", "training") or num_ranked < 2 or len(rankings) != 1:
+        raise InputError(
+            f"A line with purpose {purpose!r} whose tiers name {num_ranked} of {len(responses)} "
+            "responses is no check",
+            'Give "purpose": "gold" or "training", responses, and "tiers" of two or more of them.',
+        )
+    known: Purpose = purpose
+    return known
+
+
+def _responses(prompt_id: str, answers: _Answers) -> tuple[Response, ...]:
+    seen: Counter[tuple[str, str]] = Counter()
+    responses = []
+    for index, (text, model) in enumerate(zip(answers.texts, answers.models, strict=True)):
+        if not text.strip():
+            raise UnusableContentError(
+                f"Response {index} is empty", "Leave it out, and mend the positions that follow it."
+            )
+        responses.append(
+            Response(
+                id=content_id(prompt_id, model, text, seen[model, text]),
+                prompt_id=prompt_id,
+                text=text,
+                model=model,
+                sample_index=index,
+            )
+        )
+        seen[model, text] += 1
+    return tuple(responses)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} must be text, found {value!r:.80}", EXAMPLES)
+    return value
+
+
+def _list(value: JsonObject, name: str) -> list[Any]:
+    found = value.get(name) or []
+    if not isinstance(found, list):
+        raise InputError(f"{name} must be a list, found {found!r:.80}", EXAMPLES)
+    return found
+
+
+def _messages(value: Any, name: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InputError(f"{name} must be a list of messages, found {value!r:.80}", EXAMPLES)
+    return tuple(Message.from_json(item) for item in value)
+
+
+def _prompt_messages(value: JsonObject) -> tuple[Message, ...]:
+    if value.get("messages") is not None:  # tables hold every column in every row
+        return _messages(value["messages"], "messages")
+    if isinstance(prompt := value.get("prompt"), list):
+        return _messages(prompt, "prompt")
+    return (Message(role="user", content=_text(prompt, "prompt")),)
+
+
+# ---------------------------------------------------------------------------------- our own lines
+
+
+def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+    listed, strengths = _list(value, "responses"), _list(value, "strengths")
+    models = _list(value, "models") or ["imported"] * len(listed)
+    if len(models) != len(listed):
+        raise InputError("responses and models must be lists of the same length", EXAMPLES)
+    texts, names = [], []
+    for index, (item, model) in enumerate(zip(listed, models, strict=True)):
+        given = item if isinstance(item, dict) else {"text": item}
+        texts.append(_text(given.get("text"), f"response {index}"))
+        names.append(str(given.get("model", model)))
+    scores = _checked_scores(value["scores"], len(texts)) if value.get("scores") else []
+    if value.get("pairs"):
+        judgements = judgements_of_pairs(value["pairs"], len(texts))
+    elif value.get("tiers"):
+        judgements = [_checked_tiers(value["tiers"], len(texts))]
+    else:
+        judgements = [tiers_of_scores(scores, 0.0)] if len(scores) > 1 else []
+    answers = _Answers(
+        texts=texts,
+        models=names,
+        judgements=judgements,
+        strengths=tuple(strengths) if value.get("tiers") else (),
+        scores=scores,
+    )
+    return _prompt_messages(value), answers
+
+
+def _checked_scores(scores: Any, num_responses: int) -> list[float]:
+    """Scores by position; where a line has no tiers, they make them, and equal ones tie."""
+    is_list = isinstance(scores, list) and len(scores) == num_responses
+    if not is_list or not all(map(is_finite_number, scores)):
+        raise InputError(
+            f"scores must hold a finite number for each of the {num_responses} responses, found "
+            f"{scores!r:.80}",
+            EXAMPLES,
+        )
+    return list(scores)
+
+
+def _checked_tiers(tiers: Any, num_responses: int) -> Tiers:
+    if not isinstance(tiers, list) or not all(isinstance(tier, list) for tier in tiers):
+        raise InputError(f"tiers must be lists of positions, found {tiers!r:.80}", EXAMPLES)
+    for position in (position for tier in tiers for position in tier):
+        if type(position) is not int or not 0 <= position < num_responses:
+            raise InputError(
+                f"tiers name position {position!r}, there are {num_responses} responses",
+                "Count positions from 0, best tier first: [[2], [0, 1]].",
+            )
+    return tiers
+
+
+def judgements_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
+    """Pair judgements [i, j, "first" | "second" | "tie"] as rankings.
+
+    When they cover every pair and fit one order, ties included, that order is the one ranking.
+    Otherwise each pair stays a ranking of its own two responses: people are intransitive, and no
+    order would say what they said. So it is where one pair got two different answers.
+
+    Raises:
+        InputError: a pair is malformed.
+    """
+    said: dict[tuple[int, int, str], Tiers] = {}
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 3
+            or pair[0] == pair[1]
+            or pair[2] not in ("first", "second", "tie")
+        ):
+            raise InputError(
+                f"pairs must hold [i, j, first|second|tie], found {pair!r:.80}", EXAMPLES
+            )
+        _checked_tiers([pair[:2]], num_responses)
+        said.setdefault(_in_order(*pair), _pair_tiers(*pair))
+    verdicts = {(first, second): verdict for first, second, verdict in said}
+    wins = Counter({index: 0 for index in range(num_responses)})
+    for (first, second), verdict in verdicts.items():
+        wins[first] += (verdict == "first") - (verdict == "second")
+        wins[second] += (verdict == "second") - (verdict == "first")
+    levels = sorted(set(wins.values()), reverse=True)
+    order = [[index for index in wins if wins[index] == level] for level in levels]
+    complete = len(said) == len(verdicts) == num_responses * (num_responses - 1) // 2
+    if complete and all(_verdict(wins, *pair) == verdict for pair, verdict in verdicts.items()):
+        return [order]
+    return list(said.values())
+
+
+def _in_order(first: int, second: int, verdict: str) -> tuple[int, int, str]:
+    """A pair that was asked the other way round says the same: the lower position comes first."""
+    if first < second:
+        return first, second, verdict
+    return second, first, {"first": "second", "second": "first"}.get(verdict, verdict)
+
+
+def _verdict(wins: Counter[int], first: int, second: int) -> str:
+    if wins[first] == wins[second]:
+        return "tie"
+    return "first" if wins[first] > wins[second] else "second"
+
+
+def _pair_tiers(first: int, second: int, verdict: str) -> Tiers:
+    if verdict == "tie":
+        return [[first, second]]
+    return [[first], [second]] if verdict == "first" else [[second], [first]]
+
+
+# ----------------------------------------------------------------------------- other people's lines
+
+
+def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+    """Trl's preference formats and HH-RLHF: a chosen and a rejected answer."""
+    chosen, rejected = value["chosen"], value["rejected"]
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        messages, texts = _conversations(value, _messages(chosen, "chosen"), rejected)
+    elif value.get("prompt") is not None:
+        messages = _prompt_messages(value)
+        texts = (_text(chosen, "chosen"), _text(rejected, "rejected"))
+    elif HH_TURN.match(_text(chosen, "chosen")):
+        better, worse = _hh_turns(chosen), _hh_turns(_text(rejected, "rejected"))
+        messages, texts = _same_start(better, worse)
+    else:
+        messages, texts = _split_common_start(chosen, _text(rejected, "rejected"))
+    models = [str(value.get(f"{side}_model") or "imported") for side in ("chosen", "rejected")]
+    return messages, _Answers(texts=texts, models=models, judgements=[[[0], [1]]])
+
+
+def _conversations(
+    value: JsonObject, chosen: tuple[Message, ...], rejected: Any
+) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    worse = _messages(rejected, "rejected")
+    if isinstance(value.get("prompt"), list) and len(chosen) == len(worse) == 1:
+        return _messages(value["prompt"], "prompt"), (chosen[0].content, worse[0].content)
+    return _same_start(chosen, worse)
+
+
+def _same_start(
+    chosen: tuple[Message, ...], rejected: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    if chosen[:-1] != rejected[:-1] or not chosen[:-1] or len(chosen) != len(rejected):
+        raise UnusableContentError(
+            "chosen and rejected are not two answers to one conversation",
+            "They must have the same turns except for the last one.",
+        )
+    return chosen[:-1], (chosen[-1].content, rejected[-1].content)
+
+
+def _hh_turns(text: str) -> tuple[Message, ...]:
+    pieces = HH_TURN.split(text)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    pairs = zip(pieces[::2], pieces[1::2], strict=True)
+    return tuple(Message(role=roles[name], content=content) for name, content in pairs)
+
+
+def _split_common_start(chosen: str, rejected: str) -> tuple[tuple[Message, ...], tuple[str, str]]:
+    """An implicit prompt is what both texts begin with, as trl's `extract_prompt` has it."""
+    length = 0
+    while length < min(len(chosen), len(rejected)) and chosen[length] == rejected[length]:
+        length += 1
+    if length and chosen[length - 1] == " ":
+        length -= 1
+    start = (Message(role="user", content=chosen[:length]),)
+    return start, (chosen[length:], rejected[length:])
+
+
+def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+    """UltraFeedback: completions with an overall score by GPT-4; equal scores tie."""
+    completions = value["completions"]
+    if not isinstance(completions, list) or not all(isinstance(c, dict) for c in completions):
+        raise InputError("completions must be a list of objects", EXAMPLES)
+    scores = [completion.get("overall_score") for completion in completions]
+    texts = [_text(completion.get("response"), "a response") for completion in completions]
+    models = [str(completion.get("model") or "imported") for completion in completions]
+    messages = (Message(role="user", content=_text(value["instruction"], "instruction")),)
+    if len(scores) < 2 or not all(isinstance(score, int | float) for score in scores):
+        return messages, _Answers(texts=texts, models=models)
+    if not all(map(is_finite_number, scores)):
+        raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
+    tiers = tiers_of_scores(scores, 0.0)
+    return messages, _Answers(
+        texts=texts, models=models, judgements=[tiers], scores=scores, kind="ai"
+    )

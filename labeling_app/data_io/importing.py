@@ -1,0 +1,184 @@
+"""Files into the label database: each one whole, or nothing of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Literal
+
+from sqlite_utils import Database
+
+from labeling_app.data_io.formats import Defaults, Entry, read_entry
+from labeling_app.data_io.reading import Part, is_hub_name, read_rows
+from labeling_app.db.store import Store
+from labeling_app.db.unfinished import (
+    READ_AHEAD,
+    Check,
+    Import,
+    importing,
+    put_off_check,
+    write_in_chunks,
+)
+from rlhf.errors import InputError, UnusableContentError
+from rlhf.records.jsonl import BadLineError, parse_line
+
+OnError = Literal["few", "skip", "stop"]
+SHOWN_ERRORS = 5
+FEW = 100  # one bad line in so many is no longer few
+Placed = tuple[str, Entry]
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What an import did."""
+
+    lines: int = 0
+    new_prompts: int = 0
+    new_responses: int = 0
+    new_rankings: int = 0
+    new_checks: int = 0
+    checks_not_made: int = 0
+    first_not_made: list[str] = field(default_factory=list)
+    bad_lines: int = 0
+    first_bad: list[str] = field(default_factory=list)
+
+    def add(self, other: "Report") -> None:
+        """Count another file's lines as well."""
+        for name, value in vars(other).items():
+            total = getattr(self, name) + value
+            setattr(self, name, total[:SHOWN_ERRORS] if isinstance(total, list) else total)
+
+
+def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, part: Part) -> Report:
+    """Bring what a file holds into a database; what is there already stays as it is.
+
+    A file that cannot be read from its first lines on leaves no new database behind.
+
+    Args:
+        path: a JSON Lines, Parquet or CSV file, a folder, or a name of the hub.
+        db: the label database; created when it does not exist.
+        defaults: what to assume where a line does not say it; an empty source: the file's name.
+        on_error: `stop` at the first bad line, `skip` and count them, or leave out only a `few`
+            that hold nothing to judge.
+        part: which part of a data set to read.
+
+    Raises:
+        BadLineError: a bad line, unless it is left out.
+        InputError: a file that cannot be read, or one without a single good line.
+        InterruptedRunError: another import is under way, or the disk is full.
+    """
+    report = Report()
+    named = defaults if defaults.source else replace(defaults, source=_source_name(path))
+    entries = read_entries(path, named, on_error, report, part)
+    first = list(islice(entries, READ_AHEAD))
+    if len(first) < READ_AHEAD:
+        _require_good_lines(path, len(first), on_error, report)
+    with Store(db) as store:
+        with importing(store.connections, str(path)) as current:
+            num_stored = _store(store, current, chain(first, entries), on_error, report)
+            _require_good_lines(path, num_stored, on_error, report)
+        report.new_checks = current.checks.made
+        report.checks_not_made = len(current.checks.refused)
+        report.first_not_made = current.checks.refused[:SHOWN_ERRORS]
+    return report
+
+
+def _store(
+    store: Store, current: Import, entries: Iterator[Placed], on_error: OnError, report: Report
+) -> int:
+    """Store entries unseen. Returns how many fitted."""
+    num_stored = 0
+
+    def store_one(db: Database, placed: Placed) -> None:
+        nonlocal num_stored
+        place, entry = placed
+        with _named(place, on_error, report), db.atomic():
+            _store_entry(store, db, current.id, place, entry, report)
+            num_stored += 1
+
+    write_in_chunks(store.connections, entries, store_one)
+    return num_stored
+
+
+def _store_entry(
+    store: Store, db: Database, import_id: int, place: str, entry: Entry, report: Report
+) -> None:
+    new_prompts = store.add_prompts([entry.prompt], import_id=import_id)
+    is_check = entry.check is not None
+    new_responses = store.add_responses(entry.responses, queue=not is_check, import_id=import_id)
+    if entry.check is None:
+        report.new_rankings += store.add_rankings(entry.rankings, import_id=import_id)
+    else:
+        check = Check(
+            place=place,
+            answer=entry.rankings[0],
+            responses=[response.id for response in entry.responses],
+            purpose=entry.check,
+            explanation=entry.explanation,
+        )
+        put_off_check(db, import_id, check)
+    # Only now: a ranking that does not fit takes its prompt and responses back with it.
+    report.new_prompts += new_prompts
+    report.new_responses += new_responses
+
+
+@contextmanager
+def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
+    """Around the work on one line: when it cannot be used, stop and name it, or count it."""
+    try:
+        yield
+    except InputError as error:
+        problem = error.problem if isinstance(error, BadLineError) else f"{place}: {error.problem}"
+        is_left_out = on_error == "skip" or (
+            on_error == "few" and isinstance(error, UnusableContentError)
+        )
+        if not is_left_out:
+            raise BadLineError(
+                problem,
+                f"{error.remedy} Nothing of the file was stored; --on-error skip leaves bad lines "
+                "out.",
+            ) from None
+        report.bad_lines += 1
+        if len(report.first_bad) < SHOWN_ERRORS:
+            report.first_bad.append(problem)
+
+
+def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Report) -> None:
+    if on_error == "few" and report.bad_lines * FEW >= max(report.lines, 1):
+        raise InputError(
+            f"{path}: {report.bad_lines} of {report.lines} lines hold nothing to judge, the first: "
+            f"{report.first_bad[0]}",
+            f"Fewer than 1 in {FEW} would be left out. Nothing of the file was stored; "
+            "--on-error skip leaves bad lines out.",
+        )
+    if not num_good:
+        reason = "no good line" if report.bad_lines else "no line"
+        raise InputError(
+            f"{path} holds {reason}; nothing of it was imported",
+            report.first_bad[0] if report.first_bad else "Check the file.",
+        )
+
+
+def _source_name(path: Path) -> str:
+    if is_hub_name(path):
+        return path.name
+    return path.name.removesuffix(".gz").removesuffix(".jsonl") if path.is_file() else path.stem
+
+
+def read_entries(
+    path: Path, defaults: Defaults, on_error: OnError, report: Report, part: Part
+) -> Iterator[Placed]:
+    """Yield what each line holds with its place, and count the lines, touching no database.
+
+    Raises:
+        BadLineError: a bad line, unless it is left out.
+        InputError: the file cannot be read.
+    """
+    for place, row, split in read_rows(path, part):
+        report.lines += 1
+        with _named(place, on_error, report):
+            if isinstance(row, BadLineError):
+                raise row
+            value = parse_line(row, place) if isinstance(row, str) else row
+            yield place, read_entry(value, replace(defaults, split=split) if split else defaults)

@@ -1,0 +1,285 @@
+"""Rows of other people's files, one at a time: JSON Lines, CSV, Parquet, data sets of `datasets`.
+
+What a file holds is what is read: every cell of a CSV file is text, also NA and None, and a null of
+a table stays a null. Memory stays flat, since a small file can hold a huge one: a row may have so
+many characters, and what is packed may only unpack to so many times its size.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import ConfigError, InputError
+from rlhf.records.jsonl import (
+    MAX_LINE,
+    BadLineError,
+    JsonObject,
+    expansion_limit,
+    read_lines,
+    read_text,
+    refuse_expansion,
+)
+from rlhf.records.schema import Split
+
+# A line or an object, or why there is none, with its place, and the split if the container says it.
+Row = tuple[str, str | JsonObject | BadLineError, Split | None]
+SPLIT_NAMES: dict[str, Split] = {"train": "train", "test": "test"}
+FILES = (".jsonl", ".json", ".gz", ".parquet", ".csv")
+SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # by `save_to_disk`
+BUILDERS = ("csv", "json", "parquet", "arrow", "cache")
+DATA_SET = "a data set"
+BATCH_ROWS = 64
+UNREACHED = (
+    "There is no such file either. Check the name and the network; without a network, only data "
+    "sets that `datasets` has kept can be read."
+)
+CELL_CHARACTERS = 8  # what a number, or nothing, counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Which part of a data set to read, and how."""
+
+    data_split: str = ""
+    config_name: str = ""
+    streaming: bool = False
+
+
+def is_hub_name(path: Path) -> bool:
+    """Whether this is OWNER/NAME of a data set of the hub rather than a path."""
+    owner = path.parent
+    return (
+        len(path.parts) == 2
+        and not path.exists()
+        and not owner.exists()
+        and path.suffix not in FILES
+        and not str(owner).startswith((".", "/", "~"))
+    )
+
+
+def require_there(path: Path, part: Part) -> None:
+    """Check that there is a file, a folder or a hub name to read, and that `part` fits it.
+
+    Raises:
+        InputError: there is none, or a part is asked of a single file.
+    """
+    if is_hub_name(path) or path.is_dir():
+        return
+    if not path.is_file():
+        raise InputError(
+            f"No such file: {path}",
+            "Check the path; `ls` its folder. A data set of the hub is named OWNER/NAME.",
+        )
+    for flag in ("data_split", "config_name"):
+        if getattr(part, flag):
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} has no effect on {path}, a single file",
+                "Give the data set's folder or its name on the hub, or leave the flag out.",
+            )
+
+
+def read_rows(path: Path, part: Part) -> Iterator[Row]:
+    """Yield every row of a file, of a folder, or of a data set of the hub.
+
+    Raises:
+        InputError: it cannot be read, or has no such part.
+        BadLineError: a row is too large, or what follows it cannot be read.
+    """
+    if is_hub_name(path) or path.is_dir():
+        yield from _dataset_rows(path, part)
+    elif path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+    elif path.suffix == ".csv":
+        yield from _csv_rows(path)
+    else:
+        for place, line in read_lines(path):
+            yield place, line, None
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(MAX_LINE)
+    reader = csv.reader(read_text(path, newline=""), strict=True)
+    header: list[str] = []
+    first = 1
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise BadLineError(
+                f"{path}:{first}: not valid CSV ({error})",
+                "Quote texts that hold commas, quotes or line ends, and double the quotes in them.",
+            ) from None
+        if cells is None:
+            return
+        if not header:
+            header = cells
+            _require_different(header, path)
+        elif len(cells) == len(header):
+            yield f"{path}:{first}", dict(zip(header, cells, strict=True)), None
+        elif cells:  # a blank line has none
+            yield f"{path}:{first}", _wrong_width(f"{path}:{first}", cells, header), None
+        first = reader.line_num + 1
+
+
+def _require_different(header: list[str], path: Path) -> None:
+    double = next((name for name in header if header.count(name) > 1), None)
+    if double is not None:
+        raise InputError(f"{path} has two columns {double!r}", "Rename or remove one of them.")
+
+
+def _wrong_width(place: str, cells: list[str], header: list[str]) -> BadLineError:
+    return BadLineError(
+        f"{place}: {len(cells)} cells under {len(header)} columns",
+        f"Give one cell for each of {', '.join(header)}; quote texts that hold commas.",
+    )
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def rows() -> Iterator[JsonObject]:
+        schema = pq.read_schema(path)
+        # Repeated texts stay references to one: a few bytes can stand for gigabytes.
+        texts = [field.name for field in schema if pa.types.is_string(field.type)]
+        with pq.ParquetFile(path, read_dictionary=texts) as file:
+            groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > limit:
+                refuse_expansion(str(path))
+            for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
+                batch.validate(full=True)
+                for number in range(batch.num_rows):
+                    yield {name: batch[name][number].as_py() for name in batch.schema.names}
+
+    limit = expansion_limit(path.stat().st_size)
+    yield from _numbered(rows(), path, "parquet", limit=limit)
+
+
+def _numbered(
+    rows: Iterable[JsonObject], path: Path, kind: str, *, split: str = "", limit: int | None = None
+) -> Iterator[Row]:
+    """Rows with their places, counted from 1, and no more than `limit` characters of them."""
+    number, remaining = 1, limit
+    place = str(path) if kind == "parquet" else f"{path}:{split or 'row'}"
+    following = iter(rows)
+    while True:
+        with _readable(path, f"{place}:{number}", kind):
+            row = next(following, None)
+        if row is None:
+            return
+        size = _num_characters(row)
+        if size > MAX_LINE:
+            raise BadLineError(
+                f"{place}:{number}: a row of more than {MAX_LINE:,} characters",
+                "Remove the row, or the columns that it does not need.",
+            )
+        if remaining is not None:
+            remaining -= size
+            if remaining < 0:
+                refuse_expansion(f"{place}:{number}")
+        yield f"{place}:{number}", row, SPLIT_NAMES.get(split)
+        number += 1
+
+
+def _num_characters(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return CELL_CHARACTERS + sum(map(_num_characters, value.values()))
+    if isinstance(value, list):
+        return CELL_CHARACTERS + sum(map(_num_characters, value))
+    return CELL_CHARACTERS
+
+
+@contextmanager
+def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
+    """Around what libraries do with a file of somebody else's: it is at fault, and says where.
+
+    They check little of what they read, so that a broken file ends in errors of many types.
+    """
+    import pyarrow as pa
+    from datasets.exceptions import DatasetsError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # of its own choice
+
+    of_python = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+    of_any_kind = (EOFError, RuntimeError, AssertionError, ImportError)
+    of_libraries = (pa.ArrowException, DatasetsError, httpx.HTTPError)
+    try:
+        yield
+    except InputError:
+        raise
+    except (*of_python, *of_any_kind, *of_libraries) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        remedy = UNREACHED if is_hub_name(path) else f"See how {path} was written or copied."
+        raise BadLineError(f"{place}: cannot be read as {kind} ({said:.300})", remedy) from None
+
+
+# ------------------------------------------------------------------------------------- `datasets`
+
+
+def _dataset_rows(path: Path, part: Part) -> Iterator[Row]:
+    is_saved = any((path / name).exists() for name in SAVED)
+    with _readable(path, str(path), DATA_SET):
+        parts = _saved_parts(path) if is_saved else _built_parts(path, part)
+    for split, rows in _chosen(parts, path, part).items():
+        yield from _numbered(rows, path, DATA_SET, split=split)
+
+
+def _saved_parts(folder: Path) -> dict[str, Any]:
+    """What `save_to_disk` wrote, by split; "" where it is one part alone."""
+    from datasets import DatasetDict, load_from_disk
+
+    loaded = load_from_disk(str(folder))
+    parts = loaded if isinstance(loaded, DatasetDict) else {"": loaded}
+    for rows in parts.values():
+        rows.data.validate(full=True)  # or broken offsets would be followed out of the memory
+    return dict(parts)
+
+
+def _built_parts(path: Path, part: Part) -> dict[str, Any]:
+    """The splits of a folder of files, or of a data set of the hub."""
+    from datasets import load_dataset_builder
+
+    try:
+        builder = load_dataset_builder(str(path), part.config_name or None)
+    except FileNotFoundError as error:
+        if not path.is_dir():
+            raise
+        raise InputError(
+            f"{path} is a folder, but not one that datasets' save_to_disk wrote, nor one of data "
+            f"files ({error})",
+            "Give the files in it, or the folder that save_to_disk made.",
+        ) from None
+    kind = type(builder).__module__.rpartition(".")[2]
+    if kind not in BUILDERS:
+        raise InputError(
+            f"{path} holds files of kind {kind}", "Known are JSON Lines, CSV, Parquet and Arrow."
+        )
+    if kind == "csv":  # NA and None are text
+        builder = load_dataset_builder(str(path), part.config_name or None, na_filter=False)
+    if path.is_dir() or part.streaming:
+        return dict(builder.as_streaming_dataset())
+    builder.download_and_prepare()
+    return dict(builder.as_dataset())
+
+
+def _chosen(parts: dict[str, Any], path: Path, part: Part) -> dict[str, Any]:
+    """The part that was asked for, or all where their names say what they are for."""
+    if part.data_split:
+        if part.data_split not in parts:
+            names = ", ".join(name for name in parts if name)
+            raise InputError(
+                f"{path} has no split {part.data_split!r}",
+                f"Its splits are: {names}." if names else "It has none; leave --data-split out.",
+            )
+        return {part.data_split: parts[part.data_split]}
+    unknown = next((name for name in parts if name and name not in SPLIT_NAMES), None)
+    if unknown is not None:
+        raise InputError(
+            f"{path} has a split {unknown!r}; only train and test say what they are for",
+            f"Import it by itself: --data-split {unknown} with --split train or --split test.",
+        )
+    return parts

@@ -1,0 +1,105 @@
+"""What a new row must fit: the rows that it names, and the one of its id that is there already.
+
+Rows are known by their id, and what is there stays as it is. So where somebody gives a known id
+with other content, nothing can be stored that would be right.
+"""
+
+import json
+
+from sqlite_utils import Database
+
+from labeling_app.db.connection import SHOWN, UNFINISHED
+from rlhf.errors import InputError, UnusableContentError
+from rlhf.records.schema import Prompt, Ranking, Response
+
+REMEDY = "Give it another id; what is in the database stays as it is."
+
+
+def adopt(db: Database, table: str, id_: str, import_id: int) -> bool:
+    """Let a row that an unfinished import holds be seen, now that somebody else has added it.
+
+    Returns whether it was such a row: to whoever adds it, it is new.
+    """
+    if import_id:
+        return False
+    query = f"UPDATE {table} SET import_id = 0 WHERE id = ? AND import_id IN {UNFINISHED}"
+    return bool(db.execute(query, [id_]).rowcount)
+
+
+def require_same_prompt(db: Database, prompt: Prompt) -> None:
+    """Check that the prompt of this id has the same text.
+
+    Raises:
+        InputError: it has another.
+    """
+    query = "SELECT messages FROM prompts WHERE id = ?"
+    [messages] = db.execute(query, [prompt.id]).fetchone()
+    if json.loads(messages) != prompt.chat:
+        raise InputError(f"Prompt {prompt.id} is in the database with another text", REMEDY)
+
+
+def require_same_response(db: Database, response: Response) -> None:
+    """Check that the response of this id answers the same prompt with the same text.
+
+    Raises:
+        InputError: it does not.
+    """
+    query = "SELECT prompt_id, text FROM responses WHERE id = ?"
+    prompt_id, text = db.execute(query, [response.id]).fetchone()
+    if prompt_id != response.prompt_id:
+        raise InputError(
+            f"Response {response.id} to prompt {response.prompt_id} is in the database as one to "
+            f"prompt {prompt_id}",
+            REMEDY,
+        )
+    if text != response.text:
+        raise InputError(f"Response {response.id} is in the database with another text", REMEDY)
+
+
+def require_same_ranking(db: Database, ranking: Ranking) -> None:
+    """Check that the ranking of this id says the same of the same prompt.
+
+    Raises:
+        InputError: it does not.
+    """
+    query = "SELECT prompt_id, tiers FROM rankings WHERE id = ?"
+    prompt_id, tiers = db.execute(query, [ranking.id]).fetchone()
+    if prompt_id != ranking.prompt_id or json.loads(tiers) != [list(t) for t in ranking.tiers]:
+        raise InputError(f"Ranking {ranking.id} is in the database with another order", REMEDY)
+
+
+def require_usable(db: Database, response: Response, import_id: int) -> None:
+    """Check that a response says something, to a prompt that is there.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not response.text.strip():
+        raise UnusableContentError(
+            f"Response {response.id} to prompt {response.prompt_id} is empty",
+            "Leave empty responses out; nobody can judge them.",
+        )
+    query = f"SELECT 1 FROM prompts WHERE id = ? AND ({SHOWN} OR import_id = ?)"
+    if not db.execute(query, [response.prompt_id, import_id]).fetchone():
+        raise InputError(
+            f"Response {response.id} answers prompt {response.prompt_id}, which is not there",
+            "Add the prompt first.",
+        )
+
+
+def require_own_responses(db: Database, ranking: Ranking, import_id: int) -> None:
+    """Check that a ranking names responses, all of them its prompt's.
+
+    Raises:
+        InputError: it does not.
+    """
+    query = f"SELECT id FROM responses WHERE prompt_id = ? AND ({SHOWN} OR import_id = ?)"
+    known = {row[0] for row in db.execute(query, [ranking.prompt_id, import_id])}
+    unknown = sorted({i for tier in ranking.tiers for i in tier} - known)
+    if not ranking.tiers:
+        raise InputError(f"Ranking {ranking.id} ranks no response", "Name some in its tiers.")
+    if unknown:
+        raise InputError(
+            f"Ranking {ranking.id} names responses its prompt does not have: {unknown}",
+            "Add the responses first.",
+        )

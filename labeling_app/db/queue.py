@@ -1,0 +1,399 @@
+"""The queue of work: which task an annotator gets next, leases, drafts, submissions, skips, undo.
+
+`tasks.open` is how many more people a task wants: its overlap (and one where people differ, see
+`overlap.py`), less those who ranked it, less those who hold a live lease. Every change of an
+assignment keeps it right in the same transaction, so the next task is one step in an index.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlite_utils import Database
+
+from labeling_app.db.connection import Connections
+from labeling_app.db.drafts import drop_draft, ranking_as_draft, read_draft, write_draft
+from labeling_app.db.store import Store, ensure_annotator, insert_ranking
+from labeling_app.db.submission_ids import is_stored_skip, unless_stored
+from labeling_app.db.tickets import add_ticket, ticket_of
+from labeling_app.quality.checks import CheckRates, choose_check
+from labeling_app.quality.overlap import ask_another
+from rlhf.errors import InputError
+from rlhf.records.schema import Ranking
+
+LEASE_SECONDS = 15 * 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What one annotator is shown: the responses in an order of their own; outside a ticket."""
+
+    id: int
+    ticket: str
+    messages: list[dict[str, str]]
+    shown: tuple[str, ...]
+    texts: tuple[str, ...]
+    draft: dict[str, Any] | None
+    purpose: str
+    decides: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A ranking as the browser sends it: positions in the order shown, best tier first."""
+
+    id: str
+    task_id: int
+    tiers: tuple[tuple[int, ...], ...]
+    strengths: tuple[int, ...] = ()
+    response_flags: tuple[tuple[int, str], ...] = ()
+    flags: tuple[str, ...] = ()
+    note: str = ""
+    duration_ms: int = 0
+    rubric: str = ""
+
+
+class TaskQueue:
+    """The work of one database, for any number of annotators at once.
+
+    Args:
+        store: the database.
+        lease_seconds: how long a task stays with an annotator who does nothing.
+        checks: how often a task with a known answer is mixed in.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        checks: CheckRates = CheckRates(),  # noqa: B008 - frozen
+    ) -> None:
+        self.checks = checks
+        self.connections: Connections = store.connections
+        self.lease_seconds = lease_seconds
+
+    def add_annotator(self, name: str) -> None:
+        """Make sure that a person of this name exists.
+
+        Raises:
+            InputError: the name belongs to a judge or a signal.
+        """
+        with self.connections.write() as db:
+            ensure_annotator(db, name, "human")
+
+    def next_task(self, annotator: str) -> Task | None:
+        """The task this annotator holds, or else a new one, leased; None when none is left."""
+        with self.connections.write() as db:
+            _expire_leases(db)
+            task_id = (
+                _own_lease(db, annotator)
+                or choose_check(db, annotator, self.checks)
+                or _first_open(db, annotator)
+            )
+            if task_id is None:
+                return None
+            self.lease(db, task_id, annotator)
+            return _load_task(db, task_id, annotator)
+
+    def busy_elsewhere(self, annotator: str) -> tuple[int, float | None]:
+        """How many tasks for this annotator others hold now, and when the first comes free."""
+        query = """
+            SELECT COUNT(*), MIN(expires_at) FROM assignments a JOIN tasks t ON t.id = a.task_id
+            WHERE state = 'leased' AND expires_at > :now AND annotator <> :me
+            AND t.open = 0 AND t.only_for IS NULL AND NOT EXISTS (
+                SELECT 1 FROM assignments mine
+                WHERE mine.task_id = a.task_id AND mine.annotator = :me
+                AND mine.state <> 'expired')"""
+        arguments = {"now": time.time(), "me": annotator}
+        count, until = self.connections.db.execute(query, arguments).fetchone()
+        return count, until
+
+    def num_done(self, annotator: str) -> int:
+        """How many tasks this annotator has ranked."""
+        query = """SELECT COUNT(*) FROM rankings
+                   WHERE annotator = ? AND live = 1 AND task_id IS NOT NULL"""
+        return int(self.connections.db.execute(query, [annotator]).fetchone()[0])
+
+    def submit(self, annotator: str, submission: Submission) -> None:
+        """Store a ranking; sending the same one again changes nothing, so a browser may retry.
+
+        A second, different ranking of the same task by the same annotator takes the first one's
+        place and adds to its time; the first stays in the database.
+
+        Raises:
+            InputError: the task was never shown to this annotator, the positions do not fit it, or
+            something else was sent under this id.
+        """
+        task_id, strengths = submission.task_id, submission.strengths
+        with self.connections.write() as db:
+            prompt_id, shown = _given(db, task_id, annotator)
+            sent = _to_ranking(prompt_id, annotator, submission, shown)
+            ranking = unless_stored(db, sent, task_id=task_id, strengths=strengths)
+            if ranking is None:
+                return
+            old = _ranking(db, task_id, annotator)
+            if old is None or not _same_judgement(old, ranking, strengths):
+                if old is not None:
+                    db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [old["id"]])
+                insert_ranking(
+                    db,
+                    ranking,
+                    task_id=task_id,
+                    strengths=json.dumps(strengths),
+                    shown=json.dumps(shown),
+                    duration_ms=submission.duration_ms + (old["duration_ms"] or 0 if old else 0),
+                    rubric=submission.rubric,
+                    supersedes=old["id"] if old else None,
+                )
+            _set_state(db, task_id, annotator, "done")
+            drop_draft(db, task_id, annotator)
+            ask_another(db, task_id)
+
+    def skip(
+        self,
+        annotator: str,
+        *,
+        skip_id: str,
+        task_id: int,
+        reason: str,
+        note: str,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        """Put a task aside for this annotator; others still get it. A ranking of it is taken back.
+
+        The work on it, `state` or else the draft that is there, is kept for an undo.
+
+        Raises:
+            InputError: the task was never shown to this annotator, the draft is too large, or
+            something else was sent under this id.
+        """
+        with self.connections.write() as db:
+            _given(db, task_id, annotator)
+            if is_stored_skip(db, skip_id, task_id, annotator):
+                return
+            db.execute(
+                "INSERT INTO skips VALUES (?, ?, ?, ?, ?, ?)",
+                [skip_id, task_id, annotator, reason, note, time.time()],
+            )
+            _set_state(db, task_id, annotator, "skipped")
+            if state:
+                write_draft(db, task_id, annotator, state)
+            db.execute(
+                "UPDATE rankings SET live = 0 WHERE task_id = ? AND annotator = ? AND live = 1",
+                [task_id, annotator],
+            )
+
+    def save_draft(self, annotator: str, task_id: int, state: dict[str, Any]) -> None:
+        """Keep unfinished work and renew the lease.
+
+        Raises:
+            InputError: the draft is too large.
+        """
+        with self.connections.write() as db:
+            state_now = _state(db, task_id, annotator)
+            # A draft that arrives after its submission is late, not new work.
+            if state_now not in ("leased", "expired"):
+                return
+            write_draft(db, task_id, annotator, state)
+            expires_at = time.time() + self.lease_seconds
+            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+
+    def undo(self, annotator: str) -> bool:
+        """Open this annotator's last submission or skip again, with the work on it as the draft.
+
+        The ranking stays live until another takes its place: an undo that is never finished loses
+        nothing. Returns False when there is nothing to undo.
+        """
+        query = """
+            SELECT task_id FROM (
+                SELECT task_id, created_at FROM rankings
+                WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL
+                UNION ALL SELECT task_id, created_at FROM skips WHERE annotator = :me)
+            WHERE task_id NOT IN (
+                SELECT task_id FROM assignments WHERE annotator = :me AND state = 'leased')
+            ORDER BY created_at DESC LIMIT 1"""
+        with self.connections.write() as db:
+            row = db.execute(query, {"me": annotator}).fetchone()
+            if row is not None:
+                self.reopen(annotator, row[0])
+            return row is not None
+
+    def reopen(self, annotator: str, task_id: int) -> None:
+        """Lease a task again to somebody who did or skipped it, with their work as the draft.
+
+        Raises:
+            InputError: the task was never shown to this annotator.
+        """
+        with self.connections.write() as db:
+            _, shown = _given(db, task_id, annotator)
+            old = _ranking(db, task_id, annotator) or _ranking(db, task_id, annotator, live=0)
+            stands = _state(db, task_id, annotator) == "done"  # against what was begun and left
+            if old and (stands or read_draft(db, task_id, annotator) is None):
+                write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
+            expires_at = time.time() + self.lease_seconds
+            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+
+    def lease(self, db: Database, task_id: int, annotator: str) -> None:
+        """Give a task to an annotator, in an order shuffled once for the two of them."""
+        now = time.time()
+        expires_at = now + self.lease_seconds
+        if _state(db, task_id, annotator) is not None:
+            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+            return
+        [ids] = db.execute("SELECT responses FROM tasks WHERE id = ?", [task_id]).fetchone()
+        shown = json.loads(ids)
+        random.shuffle(shown)
+        db.execute(
+            "INSERT INTO assignments VALUES (?, ?, 'leased', ?, ?, ?)",
+            [task_id, annotator, json.dumps(shown), expires_at, now],
+        )
+        add_ticket(db, task_id, annotator)
+        db.execute("UPDATE tasks SET open = open - 1 WHERE id = ?", [task_id])
+
+
+def _own_lease(db: Database, annotator: str) -> int | None:
+    query = """SELECT task_id FROM assignments WHERE annotator = ? AND state = 'leased'
+               ORDER BY updated_at DESC LIMIT 1"""
+    row = db.execute(query, [annotator]).fetchone()
+    return row[0] if row else None
+
+
+def _first_open(db: Database, annotator: str) -> int | None:
+    """The open task of highest priority that this annotator has neither ranked nor skipped.
+
+    One whose lease ran out comes first: the draft, if any, is still there.
+    """
+    for query in (
+        """SELECT a.task_id FROM drafts d JOIN assignments a USING (task_id, annotator)
+           JOIN tasks t ON t.id = a.task_id
+           WHERE d.annotator = :me AND a.state = 'expired' AND t.open > 0
+           ORDER BY d.updated_at DESC LIMIT 1""",
+        """SELECT id FROM tasks t WHERE open > 0 AND only_for = :me AND NOT EXISTS (
+               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
+               AND a.state <> 'expired')
+           ORDER BY id LIMIT 1""",
+        """SELECT id FROM tasks t WHERE open > 0 AND only_for IS NULL
+           AND purpose IN ('rank', 'compare') AND NOT EXISTS (
+               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
+               AND a.state <> 'expired')
+           ORDER BY priority DESC, id LIMIT 1""",
+    ):
+        row = db.execute(query, {"me": annotator}).fetchone()
+        if row:
+            return int(row[0])
+    return None
+
+
+def _expire_leases(db: Database) -> None:
+    query = "SELECT task_id, annotator FROM assignments WHERE state = 'leased' AND expires_at < ?"
+    for task_id, annotator in db.execute(query, [time.time()]).fetchall():
+        done = _ranking(db, task_id, annotator) is not None
+        _set_state(db, task_id, annotator, "done" if done else "expired")
+
+
+def _state(db: Database, task_id: int, annotator: str) -> str | None:
+    query = "SELECT state FROM assignments WHERE task_id = ? AND annotator = ?"
+    row = db.execute(query, [task_id, annotator]).fetchone()
+    return row[0] if row else None
+
+
+def _set_state(
+    db: Database, task_id: int, annotator: str, state: str, *, expires_at: float = 0.0
+) -> None:
+    """Move an assignment to a state and keep `tasks.open` right: leased and done hold a place."""
+    before = _state(db, task_id, annotator)
+    places = ("leased", "done")
+    change = (before in places) - (state in places)
+    db.execute(
+        "UPDATE assignments SET state = ?, expires_at = ?, updated_at = ?"
+        " WHERE task_id = ? AND annotator = ?",
+        [state, expires_at, time.time(), task_id, annotator],
+    )
+    if change:
+        db.execute("UPDATE tasks SET open = open + ? WHERE id = ?", [change, task_id])
+
+
+def _given(db: Database, task_id: int, annotator: str) -> tuple[str, list[str]]:
+    """The prompt of a task, and its responses in the order this annotator was shown."""
+    query = """SELECT t.prompt_id, a.shown FROM assignments a JOIN tasks t ON t.id = a.task_id
+               WHERE a.task_id = ? AND a.annotator = ?"""
+    row = db.execute(query, [task_id, annotator]).fetchone()
+    if row is None:
+        raise InputError(
+            f"Task {task_id} was never given to {annotator}", "Reload the page to get a task."
+        )
+    return row[0], json.loads(row[1])
+
+
+def _load_task(db: Database, task_id: int, annotator: str) -> Task:
+    query = """SELECT p.messages, t.purpose, t.decides, a.shown, o.ticket
+               FROM assignments a JOIN tasks t ON t.id = a.task_id
+               JOIN prompts p ON p.id = t.prompt_id
+               LEFT JOIN tickets o ON o.task_id = a.task_id AND o.annotator = a.annotator
+               WHERE a.task_id = ? AND a.annotator = ?"""
+    messages, purpose, decides, order, ticket = db.execute(query, [task_id, annotator]).fetchone()
+    shown = json.loads(order)
+    texts = dict(_texts(db, shown))
+    return Task(
+        id=task_id,
+        ticket=ticket or ticket_of(db, task_id, annotator),
+        messages=json.loads(messages),
+        shown=tuple(shown),
+        texts=tuple(texts[response_id] for response_id in shown),
+        draft=read_draft(db, task_id, annotator),
+        purpose=purpose,
+        decides=decides,
+    )
+
+
+def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
+    marks = ", ".join("?" * len(ids))
+    yield from db.execute(f"SELECT id, text FROM responses WHERE id IN ({marks})", ids)
+
+
+def _ranking(db: Database, task_id: int, annotator: str, live: int = 1) -> dict[str, Any] | None:
+    """The last ranking of a task by one annotator that is live, or that is not."""
+    names = ("id", "tiers", "strengths", "flags", "note", "duration_ms")
+    query = f"""SELECT {", ".join(names)} FROM rankings
+                WHERE annotator = ? AND live = ? AND task_id = ? ORDER BY seq DESC LIMIT 1"""
+    row = db.execute(query, [annotator, live, task_id]).fetchone()
+    return dict(zip(names, row, strict=True)) if row else None
+
+
+def _to_ranking(
+    prompt_id: str, annotator: str, submission: Submission, shown: list[str]
+) -> Ranking:
+    positions = [p for tier in submission.tiers for p in tier]
+    flagged = [p for p, _ in submission.response_flags]
+    fits = all(0 <= p < len(shown) for p in [*positions, *flagged]) and positions
+    again = "Reload the page and rank it again."
+    if not fits or len(submission.strengths) not in (0, len(submission.tiers) - 1):
+        raise InputError(f"The ranking does not fit its {len(shown)} responses", again)
+    # Before a `Ranking` says so, in ids that hash the names of models.
+    if len(set(positions)) < len(positions) or not all(submission.tiers):
+        raise InputError("A response is in two tiers, or a tier is empty", again)
+    named = tuple(f"{flag}@{shown[position]}" for position, flag in submission.response_flags)
+    return Ranking(
+        id=submission.id,
+        prompt_id=prompt_id,
+        annotator=annotator,
+        kind="human",
+        tiers=tuple(tuple(shown[p] for p in tier) for tier in submission.tiers),
+        # A strength left open is 0 on the board; a `Ranking` has them all or none.
+        strengths=submission.strengths if all(submission.strengths) else (),
+        flags=(*submission.flags, *named),
+        note=submission.note,
+    )
+
+
+def _same_judgement(old: dict[str, Any], new: Ranking, strengths: tuple[int, ...]) -> bool:
+    return (
+        json.loads(old["tiers"]) == [list(tier) for tier in new.tiers]
+        and json.loads(old["strengths"]) == list(strengths)
+        and json.loads(old["flags"]) == list(new.flags)
+        and bool(old["note"] == new.note)
+    )

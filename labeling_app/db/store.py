@@ -1,0 +1,385 @@
+"""What the label database holds: prompts, responses, annotators and rankings.
+
+The other files that hold SQL have tables of their own, or one question of their own: `queue.py`,
+`overlap.py`, `checks.py`, `deciding.py`, `users.py`, `judge_log.py`; `history.py`, `quality.py`,
+`endings.py`.
+A worked example:
+
+    with Store(Path("labels.db")) as store:
+        store.add_prompts([prompt])
+        store.add_responses([first, second])
+        store.add_rankings([Ranking(id="r1", prompt_id=prompt.id, annotator="ann", kind="human",
+                                    tiers=((first.id,), (second.id,)))])
+        [record] = store.ranked_prompts()
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from sqlite_utils import Database
+
+from labeling_app.db.connection import SHOWN, UNFINISHED, Connections
+from labeling_app.db.file import no_database
+from labeling_app.db.fitting import (
+    adopt,
+    require_own_responses,
+    require_same_prompt,
+    require_same_ranking,
+    require_same_response,
+    require_usable,
+)
+from labeling_app.db.tasks import put_off_tasks, queue_tasks
+from labeling_app.quality.flags import ADJUDICATED, read_flags
+from rlhf.errors import InputError
+from rlhf.records.fingerprints import text_hash
+from rlhf.records.schema import (
+    AnnotatorKind,
+    Message,
+    Prompt,
+    RankedPrompt,
+    Ranking,
+    Response,
+    Sampling,
+    Split,
+)
+
+KINDS: tuple[AnnotatorKind, ...] = get_args(AnnotatorKind)
+Row = dict[str, Any]
+
+
+class Store:
+    """The label database in one file.
+
+    Args:
+        path: the file; created when it does not exist.
+        must_exist: refuse a path where there is no file yet.
+        read_only: as `must_exist`, and leave the file as it is.
+
+    Raises:
+        InputError: no such file (with `must_exist`), or not a label database.
+    """
+
+    def __init__(self, path: Path, *, must_exist: bool = False, read_only: bool = False) -> None:
+        if (must_exist or read_only) and not path.is_file():
+            raise no_database(path)
+        self.connections = Connections(path, read_only=read_only)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.connections.close()
+
+    @property
+    def board_id(self) -> str:
+        """An id of this database, by which a browser keeps the drafts of two databases apart."""
+        return self._setting("board")
+
+    @property
+    def secret(self) -> str:
+        """What signs cookies and makes pseudonyms; never leaves the server."""
+        return self._setting("secret")
+
+    def _setting(self, name: str) -> str:
+        query = "SELECT value FROM settings WHERE name = ?"
+        return str(self.connections.db.execute(query, [name]).fetchone()[0])
+
+    # ------------------------------------------------------------------ prompts and responses
+
+    def add_prompts(self, prompts: Iterable[Prompt], *, import_id: int = 0) -> int:
+        """Store prompts that are not there yet, perhaps for an import. Returns how many were new.
+
+        Raises:
+            InputError: a prompt's id is there with another text.
+        """
+        new = 0
+        with self.connections.write() as db:
+            for p in prompts:
+                values = [p.id, _dump(p.chat), p.split, p.source, time.time(), import_id]
+                cursor = db.execute(
+                    "INSERT OR IGNORE INTO prompts (id, messages, split, source, created_at,"
+                    " import_id) VALUES (?, ?, ?, ?, ?, ?)",
+                    values,
+                )
+                if not cursor.rowcount:
+                    require_same_prompt(db, p)
+                new += cursor.rowcount or adopt(db, "prompts", p.id, import_id)
+        return new
+
+    def add_responses(
+        self, responses: Iterable[Response], *, queue: bool = True, import_id: int = 0
+    ) -> int:
+        """Store responses that are not there yet and queue their prompts for ranking.
+
+        Without `queue` they are only kept: somebody has judged them already. Those of an import are
+        queued when it is whole.
+
+        Returns how many were new.
+
+        Raises:
+            InputError: a response is empty, its prompt is not in the database, or its id is there
+            with another text.
+        """
+        new, touched = 0, dict[str, None]()
+        with self.connections.write() as db:
+            for response in responses:
+                require_usable(db, response, import_id)
+                cursor = db.execute(
+                    "INSERT OR IGNORE INTO responses (id, prompt_id, text, model,"
+                    " model_fingerprint, tokenizer_fingerprint, sampling, sample_index,"
+                    " token_ids, finished, created_at, import_id)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    [*_response_values(response), import_id],
+                )
+                if not cursor.rowcount:
+                    require_same_response(db, response)
+                if cursor.rowcount or adopt(db, "responses", response.id, import_id):
+                    new += 1
+                    touched[response.prompt_id] = None
+            if queue and import_id:
+                put_off_tasks(db, import_id, touched)
+            elif queue:
+                queue_tasks(db, touched)
+        return new
+
+    def prompts(self, split: Split | None = None) -> list[Prompt]:
+        """All prompts, or those of one split, in the order they came."""
+        query = f"SELECT * FROM prompts WHERE ? IN (split, '') AND {SHOWN} ORDER BY seq"
+        return [_prompt(row) for row in self.connections.db.query(query, [split or ""])]
+
+    def prompts_lacking_responses(self, k: int, model_fingerprint: str) -> list[tuple[Prompt, int]]:
+        """Prompts, checks aside, with fewer than `k` responses of that model, and how many."""
+        query = f"""
+            SELECT p.*, (SELECT COUNT(*) FROM responses r WHERE r.prompt_id = p.id
+                         AND r.model_fingerprint = :model AND r.{SHOWN}) AS have
+            FROM prompts p WHERE have < :k AND p.{SHOWN} AND NOT EXISTS (SELECT 1 FROM tasks t
+                WHERE t.prompt_id = p.id AND t.purpose IN ('gold', 'training'))
+            ORDER BY p.seq"""
+        rows = self.connections.db.query(query, {"model": model_fingerprint, "k": k})
+        return [(_prompt(row), row["have"]) for row in rows]
+
+    def responses(self, prompt_id: str) -> list[Response]:
+        """The responses to a prompt, ordered by model and sample index."""
+        return _responses(self.connections.db, prompt_id)
+
+    # ------------------------------------------------------------------ rankings
+
+    def add_rankings(
+        self,
+        rankings: Iterable[Ranking],
+        *,
+        supersede: bool = False,
+        rubric: str = "",
+        import_id: int = 0,
+    ) -> int:
+        """Store rankings that are not there yet. Returns how many were new.
+
+        Args:
+            rankings: each with the kind of its annotator; new annotators are added.
+            supersede: retire earlier rankings of the same prompt by the same annotator. They stay
+                in the database and are no longer exported.
+            rubric: version of the rubric that they were made by, as `add_rubric` gives it.
+            import_id: the import they belong to; a ranking that is there must then say the same.
+
+        Raises:
+            InputError: a ranking names a response its prompt does not have, or an annotator of
+            another kind; an imported one's id is there with another order.
+        """
+        new = 0
+        with self.connections.write() as db:
+            for ranking in rankings:
+                ensure_annotator(db, ranking.annotator, ranking.kind, import_id)
+                require_own_responses(db, ranking, import_id)
+                if db.execute("SELECT 1 FROM rankings WHERE id = ?", [ranking.id]).fetchone():
+                    if import_id:
+                        require_same_ranking(db, ranking)
+                    new += adopt(db, "rankings", ranking.id, import_id)
+                    continue
+                if supersede:
+                    db.execute(
+                        "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ?"
+                        f" AND live = 1 AND task_id IS NULL AND {SHOWN}",
+                        [ranking.prompt_id, ranking.annotator],
+                    )
+                insert_ranking(db, ranking, rubric=rubric, import_id=import_id)
+                new += 1
+        return new
+
+    def ranked_prompts(
+        self, *, kinds: Collection[AnnotatorKind] = (), annotators: Collection[str] = ()
+    ) -> Iterator[RankedPrompt]:
+        """Every prompt that has responses, with its live rankings, as of one moment.
+
+        Answers to checks and votes on pairs of an evaluation are none: what tests must not train.
+        Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
+        of those it settles, unless particular annotators are asked for.
+
+        Args:
+            kinds: only rankings of these kinds of annotator; empty means all.
+            annotators: only rankings of these annotators; empty means all.
+        """
+        with self.connections.snapshot() as db:
+            for row in db.query(f"SELECT * FROM prompts WHERE {SHOWN} ORDER BY seq"):
+                responses = _responses(db, row["id"])
+                if responses:
+                    rankings = tuple(
+                        ranking
+                        for ranking in _rankings(db, row["id"], settled=not annotators)
+                        if (not kinds or ranking.kind in kinds)
+                        and (not annotators or ranking.annotator in annotators)
+                    )
+                    yield RankedPrompt(
+                        prompt=_prompt(row), responses=tuple(responses), rankings=rankings
+                    )
+
+    def counts(self) -> dict[str, int]:
+        """Prompts, responses, live rankings, tasks and open tasks; triggers keep the numbers."""
+        hidden = (
+            f"(SELECT COUNT(import_id) FROM {{}} WHERE import_id > 0 AND import_id IN {UNFINISHED})"
+        )
+        query = f"""SELECT name, value - CASE name WHEN 'prompts' THEN {hidden.format("prompts")}
+                        WHEN 'responses' THEN {hidden.format("responses")}
+                        WHEN 'rankings' THEN {hidden.format("rankings")} ELSE 0 END FROM totals"""
+        return dict(self.connections.db.execute(query).fetchall())
+
+    def add_rubric(self, text: str) -> str:
+        """Keep a rubric and return its version, which follows from its text."""
+        version = text_hash(text)
+        with self.connections.write() as db:
+            values = [version, text, time.time()]
+            db.execute("INSERT OR IGNORE INTO rubrics VALUES (?, ?, ?)", values)
+        return version
+
+    def annotators(self) -> dict[str, AnnotatorKind]:
+        """Every annotator's kind, by name."""
+        query = """SELECT name, kind FROM annotators
+                   WHERE name NOT IN (SELECT name FROM import_annotators) ORDER BY name"""
+        rows = self.connections.db.query(query)
+        return {row["name"]: row["kind"] for row in rows}
+
+
+def ensure_annotator(db: Database, name: str, kind: AnnotatorKind, import_id: int = 0) -> None:
+    """Add an annotator, perhaps for an import, or check that one of that name is of that kind.
+
+    Raises:
+        InputError: there is one of another kind: a signal or a judge must never pass for a person.
+    """
+    row = db.execute("SELECT kind FROM annotators WHERE name = ?", [name]).fetchone()
+    if row is None:
+        db.execute("INSERT INTO annotators VALUES (?, ?, ?)", [name, kind, time.time()])
+        if import_id:
+            db.execute("INSERT OR IGNORE INTO import_annotators VALUES (?)", [name])
+    elif row[0] != kind:
+        raise InputError(
+            f"{name!r} is an annotator of kind {row[0]} in this database, not {kind}",
+            "Give --annotator another name; people, judges and signals are kept apart.",
+        )
+    elif not import_id:  # no longer of an unfinished import alone
+        db.execute("DELETE FROM import_annotators WHERE name = ?", [name])
+
+
+def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
+    """Append one ranking; `columns` are those a `Ranking` does not have, such as task_id."""
+    row = {
+        "id": ranking.id,
+        "prompt_id": ranking.prompt_id,
+        "annotator": ranking.annotator,
+        "tiers": _dump(ranking.tiers),
+        "strengths": _dump(ranking.strengths),
+        "scores": _dump(ranking.scores),
+        "flags": _dump(ranking.flags),
+        "note": ranking.note,
+        "created_at": time.time(),
+        **columns,
+    }
+    names, marks = ", ".join(row), ", ".join("?" * len(row))
+    db.execute(f"INSERT INTO rankings ({names}) VALUES ({marks})", list(row.values()))
+
+
+def ranking_from_row(row: Row) -> Ranking:
+    """A ranking from its row joined with its annotator's kind and what its task decides.
+
+    The board lets people leave some strengths open; a `Ranking` has them all or none.
+    """
+    strengths = json.loads(row["strengths"])
+    flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)
+    return Ranking(
+        id=row["id"],
+        prompt_id=row["prompt_id"],
+        annotator=row["annotator"],
+        kind=row["kind"],
+        tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
+        strengths=tuple(strengths) if all(strengths) else (),
+        scores=tuple(json.loads(row["scores"])),
+        flags=(*flags, *([ADJUDICATED] if row["decides"] else [])),
+        note=row["note"],
+    )
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _response_values(response: Response) -> list[Any]:
+    return [
+        response.id,
+        response.prompt_id,
+        response.text,
+        response.model,
+        response.model_fingerprint,
+        response.tokenizer_fingerprint,
+        _dump(asdict(response.sampling)) if response.sampling else None,
+        response.sample_index,
+        _dump(response.token_ids) if response.token_ids is not None else None,
+        response.finished,
+        time.time(),
+    ]
+
+
+def _prompt(row: Row) -> Prompt:
+    messages = tuple(Message(**message) for message in json.loads(row["messages"]))
+    return Prompt(id=row["id"], messages=messages, split=row["split"], source=row["source"])
+
+
+def _responses(db: Database, prompt_id: str) -> list[Response]:
+    query = f"""SELECT * FROM responses WHERE prompt_id = ? AND {SHOWN}
+                ORDER BY model, sample_index, seq"""
+    return [_response(row) for row in db.query(query, [prompt_id])]
+
+
+def _response(row: Row) -> Response:
+    tokens = row["token_ids"]
+    return Response(
+        id=row["id"],
+        prompt_id=row["prompt_id"],
+        text=row["text"],
+        model=row["model"],
+        model_fingerprint=row["model_fingerprint"],
+        tokenizer_fingerprint=row["tokenizer_fingerprint"],
+        sampling=Sampling(**json.loads(row["sampling"])) if row["sampling"] else None,
+        sample_index=row["sample_index"],
+        token_ids=tuple(json.loads(tokens)) if tokens is not None else None,
+        finished=None if row["finished"] is None else bool(row["finished"]),
+    )
+
+
+def _rankings(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
+    query = f"""
+        SELECT r.*, a.kind, t.decides FROM rankings r
+        JOIN annotators a ON a.name = r.annotator
+        LEFT JOIN tasks t ON t.id = r.task_id
+        WHERE r.prompt_id = ? AND r.live = 1 AND r.{SHOWN}
+        AND COALESCE(t.purpose, 'rank') = 'rank'
+        AND NOT (? AND EXISTS (
+            SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
+            WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))
+        ORDER BY r.seq"""
+    return [ranking_from_row(row) for row in db.query(query, [prompt_id, settled])]

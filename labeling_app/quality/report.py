@@ -1,0 +1,249 @@
+"""What a lead wants to know: who did how much, do people agree, where do they not.
+
+Numbers come from the latest 5,000 live rankings that people made in the app, so that the dashboard
+costs the same however large the database is.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import combinations
+from statistics import fmean, median
+from typing import Any
+
+from labeling_app.db.store import Store
+from labeling_app.quality.adjudication import decisions
+from labeling_app.quality.agreement import (
+    Interval,
+    longer_wins,
+    mean_interval,
+    ordinal_alpha,
+    pair_agreement,
+    ranks,
+    tau_b,
+    top_share_by_position,
+)
+from labeling_app.quality.checks import check_scores
+from labeling_app.quality.history import in_letters
+
+LATEST = 5_000
+# Twice the speed of a very fast reader, about 1,200 words a minute.
+TOO_FAST_CHARACTERS_PER_SECOND = 120.0
+SHOWN_DISAGREEMENTS = 20
+SHOWN_NEXT = 10
+PROMPT_CHARACTERS = 140
+
+Tiers = list[list[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """One ranking by one person, with what the screen held."""
+
+    task_id: int
+    annotator: str
+    tiers: Tiers
+    shown: list[str]
+    seconds: float
+    at: float
+    prompt: str
+    lengths: dict[str, int]
+
+    @property
+    def is_too_fast(self) -> bool:
+        """Faster than anybody reads."""
+        return sum(self.lengths.values()) > TOO_FAST_CHARACTERS_PER_SECOND * max(self.seconds, 0.1)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Submitted in the order in which it was shown, without a tie."""
+        return self.tiers == [[response] for response in self.shown]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person:
+    """One annotator's row."""
+
+    name: str
+    done: int
+    today: int
+    median_seconds: float
+    too_fast: float
+    unchanged: float
+    agreement: Interval | None
+    gold: Interval | None
+    self_agreement: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """A task on which people differ, what each said, and what a lead decided ("" is not yet)."""
+
+    task_id: int
+    prompt: str
+    agreement: float
+    answers: list[str]
+    decision: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Everything the dashboard shows."""
+
+    counts: dict[str, int]
+    considered: int
+    last_hour: int
+    people: list[Person] = field(default_factory=list)
+    agreement: Interval | None = None
+    tau: Interval | None = None
+    alpha: float | None = None
+    matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
+    top_by_position: list[float] = field(default_factory=list)
+    longer_wins: Interval | None = None
+    disagreements: list[Disagreement] = field(default_factory=list)
+    next_tasks: list[tuple[str, str]] = field(default_factory=list)
+
+
+def measure_quality(store: Store) -> Quality:
+    """Measure the latest work of everybody."""
+    judgements = _latest(store)
+    by_task: dict[int, list[Judgement]] = defaultdict(list)
+    for judgement in judgements:
+        by_task[judgement.task_id].append(judgement)
+    shared = [group for group in by_task.values() if len(group) > 1]
+    by_pair = _agreements(shared)
+    task_means = [fmean(v) for group in shared if (v := _values(group, pair_agreement))]
+    taus = [fmean(v) for group in shared if (v := _values(group, tau_b))]
+    longer = [fmean(wins) for j in judgements if (wins := longer_wins(j.tiers, j.lengths))]
+    names = sorted({judgement.annotator for judgement in judgements})
+    checks = check_scores(store.connections)
+    return Quality(
+        counts=store.counts(),
+        considered=len(judgements),
+        last_hour=sum(j.at > time.time() - 3600 for j in judgements),
+        people=[_person(name, judgements, by_pair, checks) for name in names],
+        agreement=mean_interval(task_means),
+        tau=mean_interval(taus),
+        alpha=ordinal_alpha(_units(shared)),
+        matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
+        top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgements]),
+        longer_wins=mean_interval(longer),
+        disagreements=_disagreements(store, shared),
+        next_tasks=_next_tasks(store),
+    )
+
+
+def _latest(store: Store) -> list[Judgement]:
+    query = """
+        SELECT r.task_id, r.annotator, r.tiers, r.shown, r.duration_ms, r.created_at, p.messages,
+            (SELECT json_group_object(s.id, LENGTH(s.text)) FROM json_each(r.shown) j
+             JOIN responses s ON s.id = j.value) AS lengths
+        FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
+        JOIN prompts p ON p.id = r.prompt_id
+        JOIN tasks t ON t.id = r.task_id AND t.purpose IN ('rank', 'compare')
+            AND t.decides IS NULL
+        WHERE r.live = 1 ORDER BY r.seq DESC LIMIT ?"""
+    return [_judgement(row) for row in store.connections.db.query(query, [LATEST])]
+
+
+def _next_tasks(store: Store) -> list[tuple[str, str]]:
+    """Prompt and reason of what is given out next, where a reason was stored."""
+    query = """
+        SELECT p.messages, t.reason FROM (
+            SELECT prompt_id, reason, priority, id FROM tasks
+            WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')
+            ORDER BY priority DESC, id LIMIT ?) t
+        JOIN prompts p ON p.id = t.prompt_id WHERE t.reason <> ''
+        ORDER BY t.priority DESC, t.id"""
+    rows = store.connections.db.execute(query, [SHOWN_NEXT])
+    return [(_shortened(messages), reason) for messages, reason in rows]
+
+
+def _shortened(messages: str) -> str:
+    text: str = json.loads(messages)[-1]["content"]
+    return text[:PROMPT_CHARACTERS]
+
+
+def _judgement(row: dict[str, Any]) -> Judgement:
+    return Judgement(
+        task_id=row["task_id"],
+        annotator=row["annotator"],
+        tiers=json.loads(row["tiers"]),
+        shown=json.loads(row["shown"]),
+        seconds=row["duration_ms"] / 1000,
+        at=row["created_at"],
+        prompt=_shortened(row["messages"]),
+        lengths=json.loads(row["lengths"]),
+    )
+
+
+def _values(group: Sequence[Judgement], measure: Any) -> list[float]:
+    found = [measure(a.tiers, b.tiers) for a, b in combinations(group, 2)]
+    return [value for value in found if value is not None]
+
+
+def _agreements(shared: list[list[Judgement]]) -> dict[tuple[str, str], list[float]]:
+    by_pair: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for group in shared:
+        for a, b in combinations(sorted(group, key=lambda j: j.annotator), 2):
+            value = pair_agreement(a.tiers, b.tiers)
+            if value is not None:
+                by_pair[a.annotator, b.annotator].append(value)
+    return dict(by_pair)
+
+
+def _units(shared: list[list[Judgement]]) -> list[list[int]]:
+    """For every response of every shared task, the place each person gave it."""
+    units = []
+    for group in shared:
+        places = [ranks(judgement.tiers) for judgement in group]
+        for response in group[0].shown:
+            units.append([place[response] for place in places if response in place])
+    return units
+
+
+def _person(
+    name: str,
+    judgements: list[Judgement],
+    by_pair: dict[tuple[str, str], list[float]],
+    checks: dict[str, dict[str, Interval | None]],
+) -> Person:
+    own = [judgement for judgement in judgements if judgement.annotator == name]
+    now = datetime.fromtimestamp(time.time())
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+    with_others = [value for pair, values in by_pair.items() if name in pair for value in values]
+    return Person(
+        name=name,
+        done=len(own),
+        today=sum(judgement.at >= midnight for judgement in own),
+        median_seconds=median(judgement.seconds for judgement in own),
+        too_fast=fmean(judgement.is_too_fast for judgement in own),
+        unchanged=fmean(judgement.is_unchanged for judgement in own),
+        agreement=mean_interval(with_others),
+        gold=checks.get("gold", {}).get(name),
+        self_agreement=checks.get("repeat", {}).get(name),
+    )
+
+
+def _disagreements(store: Store, shared: list[list[Judgement]]) -> list[Disagreement]:
+    """The tasks people agree on least, worst first and settled ones last.
+
+    The letters are those of one screen, and nobody is named: a decision should not follow names.
+    """
+    means = [(fmean(v), group) for group in shared if (v := _values(group, pair_agreement))]
+    differ = [(mean, group) for mean, group in means if mean < 1.0]
+    decided = decisions(store.connections, [group[0].task_id for _, group in differ])
+    differ.sort(key=lambda item: (item[1][0].task_id in decided, item[0]))
+    return [
+        Disagreement(
+            task_id=group[0].task_id,
+            prompt=group[0].prompt,
+            agreement=mean,
+            answers=sorted(in_letters(group[0].shown, json.dumps(j.tiers)) for j in group),
+            decision=in_letters(group[0].shown, decided.get(group[0].task_id, "[]")),
+        )
+        for mean, group in differ[:SHOWN_DISAGREEMENTS]
+    ]

@@ -1,0 +1,22 @@
+"""Which responses end because their length limit cut them off: people must not blame the model."""
+
+from collections.abc import Sequence
+
+from labeling_app.db.connection import Connections
+
+CUT = """SELECT id, json_extract(sampling, '$.max_new_tokens') FROM responses
+            WHERE finished = 0 AND id IN ({})"""
+
+
+def cut_offs(connections: Connections, ids: Sequence[str]) -> list[str]:
+    """For every response what its card says of its end: nothing where it ended by itself.
+
+    Nothing either where nobody knows, as of imported responses.
+    """
+    query = CUT.format(", ".join("?" * len(ids)))
+    limits = dict(connections.db.execute(query, list(ids)).fetchall())
+    return [_words(limits[one]) if one in limits else "" for one in ids]
+
+
+def _words(limit: int | None) -> str:
+    return f"Cut off at {limit} tokens" if limit else "Cut off at the length limit"

@@ -1,0 +1,125 @@
+"""The door of the app: sign-in, cookie, Origin check and security headers, round everything else.
+
+Gradio's own `auth=` keeps sessions in memory, has no lockout and does not cover other routes; and
+it sends no security headers. This ASGI layer stands in front of all of it.
+"""
+
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from labeling_app.annotators.users import User, Users
+from labeling_app.web.access import content_policy
+from labeling_app.web.access.passwords import host_of, is_own_origin, read_cookie
+from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS, SignInPage
+
+USER = "rlhf.user"
+CACHED_PATHS = ("/assets/", "/static/", "/theme.css")  # Gradio's own, the same for everybody
+OPEN_PATHS = ("/healthz", "/feedback")  # the latter asks for a token instead
+SECURITY_HEADERS = {
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    # Not no-referrer: with that, browsers send "Origin: null" with our own sign-in form.
+    "referrer-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+FindUser = Callable[[Request], User | None]
+
+
+class Door:
+    """ASGI layer in front of the app.
+
+    Args:
+        app: what is behind the door.
+        find_user: who sends a request; None for somebody who has not signed in.
+        users: the users of the database; None when one local person labels without signing in.
+        secret: signs the cookies.
+        hosts: Host names that are answered; empty answers all. A local app without sign-in answers
+            loopback names only, or a web page could reach it through a name of its own.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        find_user: FindUser,
+        users: Users | None,
+        secret: str,
+        hosts: frozenset[str] = frozenset(),
+    ) -> None:
+        self.app = app
+        self.find_user = find_user
+        self.sign_in_page = SignInPage(users, secret) if users is not None else None
+        self.hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, redirect, sign in, or pass the request on with its user."""
+        if scope["type"] != "http":
+            # No web sockets are served; lifespan events have no user.
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault(content_policy.HEADER, content_policy.NOTHING)
+                if not scope["path"].startswith(CACHED_PATHS):
+                    headers["cache-control"] = "no-store"  # or Back shows pages after signing out
+            await send(message)
+
+        request = Request(scope, receive)
+        answer = await self._answer(request)
+        await (answer or self.app)(scope, receive, send_with_headers)
+
+    async def _answer(self, request: Request) -> Response | None:
+        """What the door itself says; None lets the request through."""
+        refusal = self._refusal(request.method, request.headers)
+        if refusal:
+            return JSONResponse({"error": refusal}, status_code=403)
+        path = request.scope["path"]  # what is routed; a URL ends its path at a "?"
+        if path in OPEN_PATHS:
+            return None
+        # One look-up by key, which no writer holds up; handing it to a thread would cost more.
+        user = self.find_user(request)
+        if self.sign_in_page is not None and path in SIGN_IN_PATHS:
+            return await self.sign_in_page.answer(request, user)
+        if user is None:
+            if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+                return RedirectResponse("/sign-in", status_code=303)
+            return JSONResponse({"error": "Sign in first."}, status_code=401)
+        request.scope[USER] = user
+        return None
+
+    def _refusal(self, method: str, headers: Headers) -> str:
+        host = headers.get("host", "")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if self.hosts and name.strip("[]") not in self.hosts:
+            return f"This app does not answer to the name {name!r}."
+        origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "")
+        if is_own_origin(method, host, origin, site):
+            return ""
+        refusal = "Requests from other sites are refused"
+        if site or not host_of(origin):
+            return f"{refusal}."
+        return (
+            f"{refusal}: the page is from {host_of(origin)!r}, and the request is for {host!r}. "
+            "If a proxy stands between them, let it pass the name on "
+            "(nginx: proxy_set_header Host $http_host)."
+        )
+
+
+def user_of_cookie(users: Users, secret: str) -> FindUser:
+    """Find the sender of a request by the signed cookie."""
+
+    def find(request: Request) -> User | None:
+        return users.of_ticket(read_cookie(secret, request.cookies.get(COOKIE, ""), time.time()))
+
+    return find

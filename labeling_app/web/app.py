@@ -1,0 +1,119 @@
+"""The labelling app: one Gradio component over the queue, served by one process.
+
+Gradio evaluates templates as JavaScript, so no text from the database is ever put into one: the
+component asks for its task after it has loaded, and gets it as JSON from `board_route.py`.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+# Before gradio is imported: it decides at import time whether to phone home.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import gradio as gr
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+from starlette.routing import Mount
+
+from labeling_app.annotators.users import User
+from labeling_app.web.access.content_policy import GradioPolicy, html_page
+from labeling_app.web.access.middleware import USER
+from labeling_app.web.board.route import add_board_route
+from labeling_app.web.board.session import Board
+from labeling_app.web.dashboard import dashboard_page
+from labeling_app.web.feedback_route import add_feedback_route
+from labeling_app.web.health import add_health
+from labeling_app.web.live.live import Live
+from labeling_app.web.live.routes import add_live_routes
+
+BOARD_FILES = Path(__file__).parent / "pages" / "board"
+SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "board.js")
+PAGE_CSS = """
+footer { display: none !important; }
+:root { --body-background-fill: #f6f6f3; }
+.dark { --body-background-fill: #151716; }
+.gradio-container { overflow: visible !important; }
+.gradio-container main, .gradio-container .main {
+  padding: 0 !important; max-width: none !important;
+}
+#board .html-container { padding: 0 !important; }
+"""
+# What the page of the board asks for.
+GRADIO_ROUTES = frozenset(
+    {"/", "/assets/{path:path}", "/static/{path:path}", "/theme.css", "/favicon.ico"}
+)
+SYSTEM_FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
+CODE_FONT = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
+
+
+def rank_board() -> gr.HTML:
+    """The ranking board: HTML, CSS and JavaScript from `board/`.
+
+    Not a subclass: Gradio writes a .pyi file beside the source of every subclass of a component.
+    """
+    return gr.HTML(
+        html_template=_read("board.html"),
+        css_template=_read("board.css"),
+        js_on_load="\n".join(_read(name) for name in SCRIPTS),
+        apply_default_css=False,
+        elem_id="board",
+    )
+
+
+def _read(name: str) -> str:
+    return (BOARD_FILES / name).read_text(encoding="utf-8")
+
+
+def build_app(board: Board, live: Live | None = None) -> FastAPI:
+    """The web application; a `Door` in front of it says who sends each request.
+
+    Args:
+        board: ranking.
+        live: asking models, where there are any.
+    """
+    with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
+        rank_board()
+    app = FastAPI(title="rlhf label", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/dashboard")
+    def dashboard(request: Request) -> HTMLResponse:
+        if _sender(request).role == "annotator":
+            return html_page("The dashboard is for leads.", 403)
+        return html_page(dashboard_page(board.store))
+
+    add_health(app, board.store.connections)
+    add_board_route(app, board, has_live=live is not None)
+    add_feedback_route(app, board.store)
+    if live is not None:
+        add_live_routes(app, live, lambda request: _sender(request).name)
+    gr.mount_gradio_app(
+        app,
+        page,
+        path="/",
+        ssr_mode=False,
+        run_history=False,
+        footer_links=[],
+        show_error=False,
+        pwa=False,
+        enable_monitoring=False,
+        theme=gr.themes.Default(font=SYSTEM_FONT, font_mono=CODE_FONT),
+        css=PAGE_CSS,
+    )
+    _confine_gradio(app)
+    return app
+
+
+def _confine_gradio(app: FastAPI) -> None:
+    """Give Gradio's page its policy and close its other routes: uploads, queues, files, more."""
+    [gradio] = [route.app for route in app.routes if isinstance(route, Mount)]
+    assert isinstance(gradio, FastAPI)
+    kept = [route for route in gradio.routes if getattr(route, "path", "") in GRADIO_ROUTES]
+    gradio.router.routes[:] = kept
+    gradio.add_middleware(GradioPolicy)
+
+
+def _sender(request: Any) -> User:
+    user: User = request.scope[USER]
+    return user

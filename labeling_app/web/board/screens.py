@@ -1,0 +1,68 @@
+"""The texts of a screen, rendered after the transaction that chose them.
+
+While the database is being written nobody else can write, and rendering can take long. So the
+answer of the board holds `Unrendered` texts until the transaction is over; short ones are rendered
+at once, and for the rest a thread of its own stands between one person's tables and the others.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
+from labeling_app.web.board.rendering import html_of_turn, is_at_hand
+
+QUICK_CHARACTERS = 10_000
+Payload = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unrendered:
+    """A text that a screen will show as HTML.
+
+    Args:
+        text: markdown.
+        role: who says it: user or assistant.
+    """
+
+    text: str
+    role: str = "user"
+
+
+def render(screen: Payload) -> Payload:
+    """Put HTML in the place of every text that is not rendered yet."""
+    for holder, name in _unrendered(screen):
+        holder[name] = html_of_turn(holder[name].role, holder[name].text)
+    return screen
+
+
+def render_quick(screen: Payload) -> Payload:
+    """The same, unless it might take long."""
+    texts = [holder[name].text for holder, name in _unrendered(screen)]
+    if sum(map(len, texts)) > QUICK_CHARACTERS:
+        texts = [text for text in texts if not is_at_hand(text)]
+    return render(screen) if sum(map(len, texts)) <= QUICK_CHARACTERS else screen
+
+
+class ScreenRenderer:
+    """Renders what `render_quick` has left, one screen at a time."""
+
+    def __init__(self) -> None:
+        self._threads = CapacityLimiter(1)
+
+    async def render(self, screen: Payload) -> Payload:
+        """Put HTML in the place of every text that is not rendered yet."""
+        if next(_unrendered(screen), None) is not None:
+            await run_sync(render, screen, limiter=self._threads)
+        return screen
+
+
+def _unrendered(screen: Payload) -> Iterator[tuple[Payload, str]]:
+    """Where the texts are: the turns of the prompt, the responses, and why an answer is right."""
+    task = screen.get("task") or {"prompt": [], "cards": []}
+    places = [(holder, "html") for holder in (*task["prompt"], *task["cards"])]
+    if screen.get("feedback"):
+        places.append((screen["feedback"], "explanation"))
+    return ((holder, name) for holder, name in places if isinstance(holder[name], Unrendered))

@@ -1,0 +1,241 @@
+"""What the board asks and what it gets: plain JSON in, plain JSON out.
+
+Every answer has `ok`. A refusal carries `error`, a sentence for the annotator; `retry` says that
+sending the same again may help. No model name and no id of the database goes out: responses travel
+as positions in the order shown, tasks as tickets.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlite_utils import Database
+
+from labeling_app.db.queue import Task, TaskQueue
+from labeling_app.db.store import Store
+from labeling_app.db.tickets import task_of, ticket_of
+from labeling_app.quality.adjudication import open_decision, opinions_on
+from labeling_app.quality.checks import feedback_on
+from labeling_app.quality.history import recent_work
+from labeling_app.quality.truncation import cut_offs
+from labeling_app.web.board.rendering import to_html
+from labeling_app.web.board.screens import Unrendered, render, render_quick
+from labeling_app.web.board.submissions import (
+    MAX_NOTE_CHARACTERS,
+    MAX_REASON,
+    SHOWN_CHARACTERS,
+    read_id,
+    read_state,
+    read_submission,
+    read_text,
+    read_ticket,
+    read_whole_number,
+)
+from rlhf.errors import InputError
+
+FLAGS = ("unsafe", "untrue", "off-topic", "broken")
+SKIP_REASONS = ("I don't know enough", "Prompt makes no sense", "Too long", "Upsetting")
+
+Payload = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What somebody's browser asks; a lead may also decide."""
+
+    annotator: str
+    payload: Payload
+    may_lead: bool = False
+
+
+class Board:
+    """The operations of the board over one database.
+
+    Args:
+        store: the database.
+        queue: its work.
+        has_sign_in: whether people signed in, and so may sign out.
+        rubric: what to judge by, as markdown; shown beside the work.
+        flags: what a response can be flagged as.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: TaskQueue,
+        *,
+        has_sign_in: bool = False,
+        rubric: str = "",
+        flags: tuple[str, ...] = FLAGS,
+    ) -> None:
+        self.has_sign_in = has_sign_in
+        self.flags = flags
+        self.rubric = {
+            "version": store.add_rubric(rubric) if rubric else "",
+            "html": to_html(rubric) if rubric else "",
+        }
+        self.board_id = store.board_id
+        self.store = store
+        self.queue = queue
+        self._operations: dict[str, Callable[[str, Payload], None]] = {
+            "next": lambda annotator, payload: None,
+            "submit": self._submit,
+            "skip": self._skip,
+            "undo": self._undo,
+            "open": self._open,
+            "decide": self._decide,
+        }
+
+    def answer(self, annotator: str, payload: Payload, *, may_lead: bool = False) -> Payload:
+        """Do what the browser asks and say what comes next."""
+        return render(self.answer_all([Asked(annotator, payload, may_lead)])[0])
+
+    def answer_all(self, requests: Sequence[Asked]) -> list[Payload]:
+        """Answer several people in one transaction: one wait for the disk, and nobody before it.
+
+        Texts that take long to render are left to the caller; see `screens.py`.
+
+        When it fails, each gets a transaction of their own; not when another program holds the
+        file, for which one wait is enough.
+        """
+        try:
+            with self.store.connections.write() as db:
+                screens = [self._answer_apart(db, request) for request in requests]
+        except sqlite3.Error as error:
+            is_busy = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+            if len(requests) > 1 and not is_busy:
+                return [self.answer_all([request])[0] for request in requests]
+            problem = f"The database could not write ({error}). Your draft is kept."
+            return [refusal(problem, retry=True)] * len(requests)
+        return [render_quick(screen) for screen in screens]
+
+    def _answer_apart(self, db: Database, asked: Asked) -> Payload:
+        """A refusal takes back what it had begun, and nothing of what others do."""
+        if asked.payload.get("op") == "decide" and not asked.may_lead:
+            return refusal("Decisions are for leads.")
+        try:
+            with db.atomic():
+                return self._answer(asked.annotator, asked.payload)
+        except InputError as error:
+            return refusal(f"{error.problem}. {error.remedy}")
+        except (LookupError, TypeError, ValueError, OverflowError):
+            # Not in the error's own words, which may hold ids of the database.
+            return refusal("The request is malformed. Reload the page.")
+
+    def _answer(self, annotator: str, payload: Payload) -> Payload:
+        name = payload.get("op")
+        if name == "draft":
+            self._draft(annotator, payload)
+            return {"ok": True}
+        if name == "history":
+            return {"ok": True, "past": self._history(annotator)}
+        operation = self._operations.get(str(name))
+        if operation is None:
+            return refusal(f"Unknown operation {name!r:.{SHOWN_CHARACTERS}}. Reload the page.")
+        operation(annotator, payload)
+        screen = self._screen(annotator, self.queue.next_task(annotator))
+        if name == "submit":
+            screen["feedback"] = self._feedback(annotator, payload)
+        return screen
+
+    def _submit(self, annotator: str, payload: Payload) -> None:
+        task_id = self._task_id(annotator, payload)
+        self.queue.submit(annotator, read_submission(payload, task_id, self.flags))
+
+    def _task_id(self, annotator: str, payload: Payload) -> int:
+        return task_of(self.store.connections.db, read_ticket(payload), annotator)
+
+    def _feedback(self, annotator: str, payload: Payload) -> Payload | None:
+        task_id = self._task_id(annotator, payload)
+        feedback = feedback_on(self.store.connections, annotator, task_id)
+        if feedback is None:
+            return None
+        return {**asdict(feedback), "explanation": Unrendered(feedback.explanation)}
+
+    def _skip(self, annotator: str, payload: Payload) -> None:
+        self.queue.skip(
+            annotator,
+            skip_id=read_id(payload),
+            task_id=self._task_id(annotator, payload),
+            reason=read_text(payload, "reason", MAX_REASON),
+            note=read_text(payload, "note", MAX_NOTE_CHARACTERS),
+            state=read_state(payload),
+        )
+
+    def _undo(self, annotator: str, payload: Payload) -> None:
+        if not self.queue.undo(annotator):
+            raise InputError("There is nothing to undo", "Rank a task first.")
+
+    def _open(self, annotator: str, payload: Payload) -> None:
+        self.queue.reopen(annotator, self._task_id(annotator, payload))
+
+    def _decide(self, annotator: str, payload: Payload) -> None:
+        open_decision(self.queue, annotator, read_whole_number(payload, "task_id"))
+
+    def _history(self, annotator: str) -> list[Payload]:
+        db = self.store.connections.db
+        return [
+            {**asdict(past), "task_id": ticket_of(db, past.task_id, annotator)}
+            for past in recent_work(self.store.connections, annotator)
+        ]
+
+    def _draft(self, annotator: str, payload: Payload) -> None:
+        self.queue.save_draft(annotator, self._task_id(annotator, payload), read_state(payload))
+
+    def _screen(self, annotator: str, task: Task | None) -> Payload:
+        """The task to show now, progress, and why there is none if there is none.
+
+        Progress is what the person has done, which every submission moves by one. How much is open
+        is for the dashboard: a check leaves that as it is, and would be known by it.
+        """
+        return {
+            "ok": True,
+            "board": self.board_id,
+            "annotator": annotator,
+            "has_sign_in": self.has_sign_in,
+            "done": self.queue.num_done(annotator),
+            "flags": self.flags,
+            "rubric": self.rubric,
+            "skip_reasons": SKIP_REASONS,
+            "task": self._task_payload(task) if task else None,
+            "opinions": self._opinions(task),
+            "nothing_left": "" if task else self._nothing_left(annotator),
+        }
+
+    def _task_payload(self, task: Task) -> Payload:
+        """A task as the browser gets it: texts and positions, no ids and no names."""
+        endings = cut_offs(self.store.connections, task.shown)
+        return {
+            "id": task.ticket,
+            "prompt": [
+                {"role": turn["role"], "html": Unrendered(turn["content"], turn["role"])}
+                for turn in task.messages
+            ],
+            "cards": [
+                {"html": Unrendered(text, "assistant"), "characters": len(text), "ending": ending}
+                for text, ending in zip(task.texts, endings, strict=True)
+            ],
+            "draft": task.draft,
+        }
+
+    def _opinions(self, task: Task | None) -> list[Payload]:
+        if task is None or task.decides is None:
+            return []
+        return [asdict(opinion) for opinion in opinions_on(self.store.connections, task)]
+
+    def _nothing_left(self, annotator: str) -> str:
+        num_busy, until = self.queue.busy_elsewhere(annotator)
+        if num_busy and until is not None:
+            what = "1 task is" if num_busy == 1 else f"{num_busy} tasks are"
+            clock = datetime.fromtimestamp(until).strftime("%H:%M")
+            return f"{what} being labelled by others until {clock}. Come back then, or reload."
+        if not self.store.counts()["tasks"]:
+            return "There is nothing to rank yet: no prompt has two responses."
+        return "You have done everything there is. Thank you!"
+
+
+def refusal(error: str, *, retry: bool = False) -> Payload:
+    """What the browser is told instead; with `retry` it sends the same again by itself."""
+    return {"ok": False, "error": error, "retry": retry}

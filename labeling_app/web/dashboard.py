@@ -1,0 +1,45 @@
+"""The page for leads: plain HTML made by the server, every text escaped."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+
+from labeling_app.db.store import Store
+from labeling_app.quality.agreement import Interval
+from labeling_app.quality.report import Quality, measure_quality
+
+FOLDER = Path(__file__).parent / "pages" / "board"
+
+
+def dashboard_page(store: Store) -> str:
+    """The dashboard as of now."""
+    return render(measure_quality(store))
+
+
+def render(quality: Quality) -> str:
+    """The dashboard of some numbers."""
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
+    environment.filters["interval"] = _interval
+    environment.filters["coefficient"] = _coefficient
+    environment.filters["percent"] = _percent
+    return environment.get_template("dashboard.html").render(quality=quality)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}\u00a0%"
+
+
+def _interval(value: Interval | None) -> str:
+    if value is None:
+        return "–"
+    mean, low, high = value
+    if low is None or high is None:
+        return _percent(mean)
+    return f"{_percent(mean)} ({100 * low:.0f}–{100 * high:.0f})"
+
+
+def _coefficient(value: Interval | None) -> str:
+    if value is None:
+        return "–"
+    mean, low, high = value
+    return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} ({low:.2f}–{high:.2f})"

@@ -1,0 +1,186 @@
+"""A model behind an OpenAI-compatible endpoint as a voice of live mode, read as it streams."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request
+
+from rlhf.endpoints.chat_completions import key_header, open_completion, text_of
+from rlhf.endpoints.urls import DeadlineError, open_url, read_answer
+from rlhf.errors import InputError
+from rlhf.records.schema import Prompt, Response, Sampling
+
+API_KEY = "RLHF_LIVE_API_KEY"
+EMPTY_TEXT = "(no answer)"
+KEPT = "Try again; your prompt is kept."
+MAX_ERROR_BYTES = 300
+MAX_LINE = 2**20
+TOTAL_TIME = 10  # times as long as it may be silent
+PROTOCOL_ERRORS = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+
+
+class BrokenOffError(Exception):
+    """The server ended its answer before it was whole; the message is the server's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointVoice:
+    """A model of a server.
+
+    What weights it serves nobody knows here: its responses have no model fingerprint.
+    """
+
+    url: str
+    model: str
+    sampling: Sampling
+    timeout_seconds: float = 60.0
+
+    def answer(
+        self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Callable[[int, str], bool]
+    ) -> list[Response]:
+        """One response for each id, all asked for at the same time; see `live.Voice`.
+
+        Raises:
+            InputError: the server is down, too slow, refuses, or speaks another protocol.
+        """
+
+        def one(row: int) -> Response:
+            text, finished = "", None
+            for piece, ending in self._stream(prompt, seed + row):
+                text += piece
+                finished = {"stop": True, "length": False}.get(ending, finished)
+                if not hear(row, text):
+                    finished = False
+                    break
+            sampling = replace(self.sampling, seed=seed + row)
+            return Response(
+                id=ids[row],
+                prompt_id=prompt.id,
+                text=text.strip() or EMPTY_TEXT,
+                model=self.model,
+                sampling=sampling,
+                sample_index=row,
+                finished=finished,
+            )
+
+        with ThreadPoolExecutor(len(ids)) as pool:
+            return list(pool.map(one, range(len(ids))))
+
+    def _stream(self, prompt: Prompt, seed: int) -> Iterator[tuple[str, str]]:
+        """Pieces of text, each with the reason why the answer ends, "" while it does not.
+
+        Raises:
+            InputError: as `answer`.
+        """
+        try:
+            with self._open(prompt, seed) as answer:
+                yield from _pieces(answer)
+        # The server's words often name the model: they are for whoever started this, not for
+        # annotators.
+        except HTTPError as error:
+            words = error.read(MAX_ERROR_BYTES).decode(errors="replace")
+            sys.stderr.write(f"{self.model}: {error.code} {words}\n")
+            raise InputError(
+                f"The model server refused the question (status {error.code})", KEPT
+            ) from None
+        except DeadlineError:
+            raise InputError(
+                f"The model server took more than {TOTAL_TIME * self.timeout_seconds:g} seconds",
+                KEPT,
+            ) from None
+        except TimeoutError:
+            raise InputError(
+                f"The model server said nothing for {self.timeout_seconds:g} seconds", KEPT
+            ) from None
+        except (URLError, ConnectionError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise InputError(f"The model server cannot be reached ({reason})", KEPT) from None
+        except BrokenOffError as error:
+            sys.stderr.write(f"{self.model} broke off: {error}\n")
+            raise InputError("The model server broke off in mid-answer", KEPT) from None
+        except PROTOCOL_ERRORS as error:
+            sys.stderr.write(f"{self.model} answers in another protocol: {error!r}\n")
+            raise InputError(
+                "The model server does not speak the chat completions protocol",
+                "Tell whoever started it: --endpoint must end in /v1.",
+            ) from None
+
+    def _open(self, prompt: Prompt, seed: int) -> AbstractContextManager[HTTPResponse]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": prompt.chat,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_new_tokens,
+            "seed": seed,
+            "stream": True,
+        }
+        if self.sampling.top_k:
+            body["top_k"] = self.sampling.top_k  # not in OpenAI's protocol; vLLM and others know it
+        return open_completion(
+            self.url,
+            body,
+            key_variable=API_KEY,
+            timeout_seconds=self.timeout_seconds,
+            total_seconds=TOTAL_TIME * self.timeout_seconds,
+        )
+
+
+def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
+    """The events of a stream, or the one message of a server that does not stream."""
+    if "text/event-stream" not in answer.headers.get("content-type", ""):
+        [choice] = json.loads(read_answer(answer))["choices"]
+        yield text_of(choice["message"]["content"]), text_of(choice.get("finish_reason")) or "stop"
+        return
+    ended = False
+    while line := answer.readline(MAX_LINE):
+        data = line.strip().removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
+            ended = ended or data == b"[DONE]"
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise BrokenOffError(event["error"])
+        for choice in event["choices"]:
+            ending = text_of(choice.get("finish_reason"))
+            ended = ended or bool(ending)
+            yield text_of(choice.get("delta", {}).get("content")), ending
+    if not ended:
+        raise BrokenOffError("the stream ended without an ending")
+
+
+def served_model(url: str) -> str:
+    """The one model that a server serves.
+
+    Raises:
+        InputError: it cannot be asked, or serves several.
+    """
+    address = url.rstrip("/") + "/models"
+    request = Request(address, headers=key_header(API_KEY))
+    try:
+        with open_url(request, timeout_seconds=10) as answer:
+            names = [text_of(model["id"]) for model in json.loads(read_answer(answer))["data"]]
+    except (OSError, HTTPException, *PROTOCOL_ERRORS) as error:
+        raise InputError(
+            f"{address} does not say which models there are ({error})",
+            "Start the server, check --endpoint (it ends in /v1), or name the model: --model NAME",
+        ) from None
+    if len(names) != 1:
+        raise InputError(
+            f"{url} serves {len(names)} models: {', '.join(names[:5])}",
+            f"Choose: --model {names[0] if names else 'NAME'}",
+        )
+    return names[0]

@@ -1,0 +1,149 @@
+"""Questions asked in live mode: what was answered, in which order it was shown, what was said."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlite_utils import Database
+
+from labeling_app.db.connection import SHOWN
+from labeling_app.db.store import Store, ensure_annotator, insert_ranking
+from labeling_app.db.submission_ids import unless_stored, used_id
+from labeling_app.quality.flags import read_flags
+from labeling_app.quality.verdicts import subject
+from rlhf.errors import InputError
+from rlhf.records.schema import Message, Prompt, Ranking, Response
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One question and its answers, in the order shown; `rankings` are its asker's, live ones."""
+
+    id: str
+    annotator: str
+    prompt: Prompt
+    shown: tuple[str, ...]
+    texts: dict[str, str]
+    rankings: tuple[Ranking, ...]
+
+
+def save_turn(
+    store: Store, turn_id: str, annotator: str, prompt: Prompt, responses: Sequence[Response]
+) -> None:
+    """Keep a question and its answers, given in the order shown. Nobody else is asked to rank them.
+
+    Raises:
+        InputError: the annotator is a judge or a signal, or another question had that id.
+    """
+    with store.connections.write() as db:
+        require_new_turn(store, turn_id)
+        ensure_annotator(db, annotator, "human")
+        store.add_prompts([prompt])
+        store.add_responses(responses, queue=False)
+        db.execute(
+            "INSERT INTO live_turns VALUES (?, ?, ?, ?, ?)",
+            [turn_id, annotator, prompt.id, json.dumps([r.id for r in responses]), time.time()],
+        )
+
+
+def require_new_turn(store: Store, turn_id: str) -> None:
+    """Check that no question of that id was answered: its answers would be taken for the new ones.
+
+    Raises:
+        InputError: one was.
+    """
+    query = "SELECT 1 FROM live_turns WHERE id = ?"
+    if store.connections.db.execute(query, [turn_id]).fetchone():
+        raise used_id()
+
+
+def latest_turn(store: Store, annotator: str) -> Turn | None:
+    """The last question of an annotator that was answered."""
+    query = "SELECT id FROM live_turns WHERE annotator = ? ORDER BY created_at DESC LIMIT 1"
+    row = store.connections.db.execute(query, [annotator]).fetchone()
+    return find_turn(store, annotator, row[0]) if row else None
+
+
+def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
+    """A question of this annotator that was answered."""
+    db = store.connections.db
+    query = """SELECT t.shown, p.id, p.messages, p.split, p.source FROM live_turns t
+               JOIN prompts p ON p.id = t.prompt_id WHERE t.id = ? AND t.annotator = ?"""
+    row = db.execute(query, [turn_id, annotator]).fetchone()
+    if row is None:
+        return None
+    stored, prompt_id, messages, split, source = row
+    shown = tuple(json.loads(stored))
+    # Asked again, the same question has the same prompt; what was said then is about other answers.
+    about = [
+        ranking
+        for ranking in _own_rankings(db, prompt_id, annotator)
+        if any(i in shown for tier in ranking.tiers for i in tier)
+    ]
+    chat = tuple(Message(**message) for message in json.loads(messages))
+    query = "SELECT id, text FROM responses WHERE prompt_id = ?"
+    return Turn(
+        id=turn_id,
+        annotator=annotator,
+        prompt=Prompt(id=prompt_id, messages=chat, split=split, source=source),
+        shown=shown,
+        texts=dict(db.execute(query, [prompt_id])),
+        rankings=tuple(about),
+    )
+
+
+def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
+    """Append a judgement; an earlier one of the same annotator about the same is retired.
+
+    Sending the same one again changes nothing.
+
+    Raises:
+        InputError: another judgement was sent under its id.
+    """
+    with store.connections.write() as db:
+        new = unless_stored(db, ranking)
+        if new is None:
+            return
+        own = _own_rankings(db, new.prompt_id, new.annotator)
+        old = [r.id for r in own if subject(r) == subject(new)]
+        for ranking_id in old:
+            db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [ranking_id])
+        before = old[-1] if old else None
+        insert_ranking(db, new, shown=json.dumps(shown), supersedes=before)
+
+
+def retire_verdict(store: Store, turn: Turn, like: Ranking) -> None:
+    """Take back what was said about the same as `like`; it stays in the database."""
+    with store.connections.write() as db:
+        for ranking in _own_rankings(db, turn.prompt.id, turn.annotator):
+            if subject(ranking) == subject(like):
+                db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [ranking.id])
+
+
+def require_turn(store: Store, annotator: str, turn_id: str) -> Turn:
+    """A question of this annotator that was answered.
+
+    Raises:
+        InputError: there is none of that id.
+    """
+    turn = find_turn(store, annotator, turn_id)
+    if turn is None:
+        raise InputError("That question has no stored answers", "Reload the page and ask again.")
+    return turn
+
+
+def _own_rankings(db: Database, prompt_id: str, annotator: str) -> list[Ranking]:
+    query = f"""SELECT id, tiers, flags FROM rankings WHERE prompt_id = ? AND annotator = ?
+                AND live = 1 AND task_id IS NULL AND {SHOWN} ORDER BY seq"""
+    return [
+        Ranking(
+            id=ranking_id,
+            prompt_id=prompt_id,
+            annotator=annotator,
+            kind="human",
+            tiers=tuple(tuple(tier) for tier in json.loads(tiers)),
+            flags=read_flags(flags),
+        )
+        for ranking_id, tiers, flags in db.execute(query, [prompt_id, annotator])
+    ]

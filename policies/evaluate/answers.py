@@ -1,0 +1,181 @@
+"""The answers that an evaluation compares: stored ones, and ones sampled now.
+
+Letters: P prompts, N answers of one model to each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+from transformers import PreTrainedTokenizerBase
+
+from policies.evaluate.sides import split_by_side
+from policies.reference.loading import in_memory
+from policies.reference.store import ReferenceRow, ReferenceStore
+from policies.sampling.generate import (
+    EMPTY_TEXT,
+    Sample,
+    as_response,
+    encode_prompts,
+    sample_responses,
+)
+from rlhf.modeling.chat_template import end_token_ids, opens_thinking
+from rlhf.modeling.models import load_causal_lm, load_config
+from rlhf.modeling.readers import tokenizer_of
+from rlhf.modeling.thinking import behind_opening
+from rlhf.modeling.tokens import decode_response, encode_prompt, tokenizer_fingerprint
+from rlhf.parallel.distributed import seed_all
+from rlhf.records.ranked import read_ranked_file
+from rlhf.records.schema import Prompt, RankedPrompt, Response, Sampling
+from rlhf.run.metrics import progress
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model and its answers to all prompts.
+
+    Args:
+        model: path, hash and tokenizer fingerprint, as `describe_model` gives them.
+        samples: (P, N) token ids in the policy's tokenizer.
+        texts: (P, N) the same as text.
+        sampling: how they were sampled.
+    """
+
+    model: dict[str, str]
+    samples: Sequence[Sequence[Sample]]
+    texts: Sequence[Sequence[str]]
+    sampling: Sampling
+
+    def responses(self, prompts: Sequence[Prompt]) -> list[list[Response]]:
+        """The answers as records, which know the model that gave them."""
+        return [
+            [
+                as_response(prompt, index, sample, text, self.model, self.sampling)
+                for index, (sample, text) in enumerate(zip(samples, texts, strict=True))
+            ]
+            for prompt, samples, texts in zip(prompts, self.samples, self.texts, strict=True)
+        ]
+
+
+def stored_answers(groups: Sequence[tuple[ReferenceRow, ...]], store: ReferenceStore) -> Side:
+    """The reference outputs of each prompt."""
+    return Side(
+        store.manifest["model"],
+        [[Sample(row.response_ids, row.finished) for row in group] for group in groups],
+        [[row.text for row in group] for group in groups],
+        store.sampling,
+    )
+
+
+def sample_answers(
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    description: dict[str, str],
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    *,
+    samples: int,
+    batch_size: int,
+) -> Side:
+    """Load a model and let it give `samples` answers to every prompt, given as token ids."""
+    repeated = [ids for ids in prompts for _ in range(samples)]
+    model = load_causal_lm(description["path"]).to(accelerator.device)
+    seed_all(sampling.seed)
+    with in_memory(model), progress("answers", total=len(repeated)) as bar:
+        flat = sample_responses(
+            accelerator, model, tokenizer, repeated, sampling, batch_size, bar.advance
+        )
+    grouped = [flat[first : first + samples] for first in range(0, len(flat), samples)]
+    texts = [
+        [decode_response(tokenizer, sample.token_ids, ids) for sample in group]
+        for ids, group in zip(prompts, grouped, strict=True)
+    ]
+    return Side(description, grouped, texts, sampling)
+
+
+def sample_rival(
+    accelerator: Accelerator,
+    description: dict[str, str],
+    prompts: Sequence[Prompt],
+    policy_tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    *,
+    samples: int,
+    batch_size: int,
+) -> Side:
+    """Load another model, with a tokenizer of its own, and let it answer the same prompts.
+
+    Its answers are written in the policy's tokens, in which lengths compare and rewards are read;
+    the side names that tokenizer.
+    """
+    tokenizer, config = tokenizer_of(description), load_config(description["path"])
+    encoded = encode_prompts(tokenizer, config, prompts, sampling.max_new_tokens)
+    side = sample_answers(
+        accelerator,
+        tokenizer,
+        description,
+        encoded,
+        sampling,
+        samples=samples,
+        batch_size=batch_size,
+    )
+    if description["tokenizer"] == tokenizer_fingerprint(policy_tokenizer):
+        return side
+    rewritten = [
+        [
+            _rewrite(policy_tokenizer, sample, text, opened=opened)
+            for sample, text in zip(samples_of, texts, strict=True)
+        ]
+        for opened, samples_of, texts in zip(
+            (opens_thinking(policy_tokenizer, encode_prompt(policy_tokenizer, p)) for p in prompts),
+            side.samples,
+            side.texts,
+            strict=True,
+        )
+    ]
+    theirs = {**description, "tokenizer": tokenizer_fingerprint(policy_tokenizer)}
+    return Side(theirs, rewritten, side.texts, sampling)
+
+
+def _rewrite(
+    tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str, *, opened: bool
+) -> Sample:
+    text = behind_opening(text) if opened else text
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    end = [end_token_ids(tokenizer)[0]] if sample.finished or not ids else []
+    return Sample([*ids, *end], sample.finished)
+
+
+def as_records(prompts: Sequence[Prompt], sides: Sequence[Side]) -> list[RankedPrompt]:
+    """Every prompt with the answers of all sides, in the order of the sides."""
+    answers = [side.responses(prompts) for side in sides]
+    return [
+        RankedPrompt(
+            prompt=prompt, responses=tuple(r for of in answers for r in of[row]), rankings=()
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, Side]:
+    """The policy's side, and the rival's, from the records of an evaluation that was stopped."""
+    rows = [
+        split_by_side(record.responses, samples, has_rival=has_rival)
+        for record in read_ranked_file(file)
+    ]
+    return {name: _as_side([row[name] for row in rows]) for name in rows[0] if name != "reference"}
+
+
+def _as_side(rows: Sequence[Sequence[Response]]) -> Side:
+    one = rows[0][0]
+    return Side(
+        {
+            "path": one.model,
+            "hash": str(one.model_fingerprint),
+            "tokenizer": str(one.tokenizer_fingerprint),
+        },
+        [[Sample(list(r.token_ids or ()), bool(r.finished)) for r in row] for row in rows],
+        [["" if r.text == EMPTY_TEXT else r.text for r in row] for row in rows],
+        one.sampling or Sampling(),
+    )

@@ -1,0 +1,327 @@
+"""`rlhf evaluate`: is the policy better than what the original model said to the same prompts?
+
+The answers y* are sampled now, with the settings that the stored originals y0 were sampled with;
+every y* meets every y0 of its prompt, a tie counting half. Another model may answer the same
+prompts and be compared with the policy too. Intervals resample prompts, because answers to one
+prompt resemble each other.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from jaxtyping import Float
+from numpy import ndarray
+from transformers import PreTrainedTokenizerBase
+
+from policies.evaluate.answers import (
+    Side,
+    as_records,
+    read_sampled,
+    sample_answers,
+    sample_rival,
+    stored_answers,
+)
+from policies.evaluate.judges import AIJudge, score_with_reward, score_with_signal, try_judge
+from policies.evaluate.report import Exhibit, headline, write_report
+from policies.evaluate.settings import EvaluateSettings
+from policies.evaluate.statistics import compare
+from policies.evaluate.summary import (
+    best_of_n_curve,
+    length_groups,
+    sides_of,
+    win_rates,
+    win_rates_within,
+)
+from policies.reference.audit import estimate_reverse_kl, measure_forward_kl, score_responses
+from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
+from policies.reference.store import ReferenceRow, ReferenceStore
+from policies.rewards.sources import describe_rewards, is_model, load_reward
+from rlhf.config import read_text
+from rlhf.endpoints.judge import Endpoint
+from rlhf.endpoints.signals import Signal, load_signal
+from rlhf.errors import InputError
+from rlhf.modeling.models import (
+    describe_model,
+    load_causal_lm,
+    policy_folder,
+    require_same_tokenizer,
+)
+from rlhf.modeling.readers import described_kwargs
+from rlhf.parallel.distributed import start_alone
+from rlhf.records.jsonl import write_jsonl
+from rlhf.records.schema import Prompt
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
+
+Scores = dict[str, dict[str, Float[ndarray, "P N"]]]
+Wins = dict[str, Float[ndarray, " P"]]
+
+RIVAL_SEED_STRIDE = 1  # a rival that is the policy itself must not repeat its answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is evaluated, read and checked before anything is written."""
+
+    settings: EvaluateSettings
+    store: ReferenceStore
+    groups: list[tuple[ReferenceRow, ...]]
+    policy: dict[str, str]
+    reward: dict[str, str]
+    rival: dict[str, str] | None
+    gold: Signal | None
+    rubric: str
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts to answer."""
+        return [group[0].prompt for group in self.groups]
+
+    @property
+    def inputs(self) -> dict[str, dict[str, str]]:
+        """Path and hash of everything that the result depends on."""
+        store = {"path": str(self.settings.reference), "hash": self.store.content_hash}
+        rival = {"against": self.rival} if self.rival else {}
+        return {"policy": self.policy, "reward": self.reward, "reference": store, **rival}
+
+
+def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
+    """Run the stage and return the main numbers of its report.
+
+    Raises:
+        InputError: an input is missing or unfinished, belongs to another model, or the split is
+            empty.
+    """
+    began = time.monotonic()
+    comparison = prepare(settings)
+    accelerator = start_alone(settings.precision, settings.seed)
+    run = open_stage(settings.out, "evaluate", settings, comparison.inputs, resume=settings.resume)
+    if run.is_done:
+        return headline(run.read_report())
+    with stage_status(run):
+        tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
+        sides = answer(accelerator, tokenizer, comparison, run.answers)
+        scores = score(accelerator, tokenizer, sides, comparison)
+        wins = {
+            name: judge(sides, name, scores, comparison, run) for name in sides if name != "policy"
+        }
+        report = {
+            "judges": describe_judges(settings, comparison),
+            **count_verdicts(wins),
+            **summarise(sides, scores, wins, comparison),
+            "kl": measure_kls(accelerator, tokenizer, sides["policy"], comparison),
+            "seed": settings.seed,
+            "split": settings.split,
+            "samples_per_prompt": settings.samples,
+            "inputs": comparison.inputs,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        metrics = read_metrics(RunDir(Path(settings.policy)).metrics_file)
+        shown = exhibits(comparison.prompts, sides, scores, wins["reference"])
+        write_report(report, shown, metrics, run.report_json, run.report_html)
+    return headline(run.read_report())
+
+
+def prepare(settings: EvaluateSettings) -> Comparison:
+    """Read and check the inputs, and the judge before answers are sampled; no weights yet.
+
+    Raises:
+        InputError: one is missing or unfinished, or belongs to another model; or the judge's server
+            refuses a question.
+        InterruptedRunError: nobody answers there.
+    """
+    gold = load_signal(settings.gold) if settings.gold else None
+    rubric = read_text(settings.judge_rubric, "--judge-rubric")
+    given = settings.chat_template_kwargs
+    policy = describe_model(policy_folder(settings.policy), given)
+    outputs = require_done(settings.reference, "reference", "outputs").outputs
+    store = open_store_and_find_model(outputs, policy["path"])
+    reward = describe_rewards([settings.reward], policy)["reward"]
+    require_same_tokenizer(store.manifest["model"], policy)
+    rival = settings.against and describe_model(policy_folder(settings.against), given)
+    groups = store.by_prompt(settings.split)
+    if not groups:
+        raise InputError(
+            f"The store {settings.reference} has no prompts of the split {settings.split!r}",
+            "Import prompts of that split (`rlhf import --split test`), or give --split train.",
+        )
+    if settings.judge_endpoint and not RunDir(settings.out).answers.is_file():
+        try_judge(Endpoint(url=settings.judge_endpoint, model=settings.judge_model))
+    return Comparison(
+        settings=settings,
+        store=store,
+        groups=list(groups),
+        policy=policy,
+        reward=reward,
+        rival=rival or None,
+        gold=gold,
+        rubric=rubric,
+    )
+
+
+def answer(
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    comparison: Comparison,
+    file: Path,
+) -> dict[str, Side]:
+    """The stored answers, the policy's, and the rival's if there is one.
+
+    They are sampled once: `file` keeps them for an evaluation that goes on.
+    """
+    settings = comparison.settings
+    stored = {"reference": stored_answers(comparison.groups, comparison.store)}
+    if file.is_file():
+        has_rival = comparison.rival is not None
+        return stored | read_sampled(file, settings.samples, has_rival=has_rival)
+    how = {"samples": settings.samples, "batch_size": settings.batch_size}
+    sampling = replace(comparison.store.sampling, seed=settings.seed)
+    encoded = [group[0].prompt_ids for group in comparison.groups]
+    policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, **how)
+    sides = stored | {"policy": policy}
+    if comparison.rival:
+        sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
+        sides["rival"] = sample_rival(
+            accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, **how
+        )
+    records = as_records(comparison.prompts, list(sides.values()))
+    write_jsonl(file, (record.to_json() for record in records))
+    return sides
+
+
+def score(
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    sides: Mapping[str, Side],
+    comparison: Comparison,
+) -> Scores:
+    """What the reward and the gold function give every answer."""
+    given = described_kwargs(comparison.policy)
+    reward = load_reward([comparison.reward["path"]], accelerator, given=given)
+    rows = [group[0] for group in comparison.groups]
+    scores = {"reward": score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))}
+    if comparison.gold is not None:
+        scores["gold"] = score_with_signal(comparison.prompts, sides, comparison.gold)
+    return scores
+
+
+def judge(
+    sides: Mapping[str, Side], other: str, scores: Scores, comparison: Comparison, run: RunDir
+) -> Wins:
+    """By every judge, each prompt's share of comparisons that the policy won against `other`."""
+    settings = comparison.settings
+    wins = {name: compare(of["policy"], of[other]) for name, of in scores.items()}
+    if settings.judge_endpoint:
+        asked = AIJudge(
+            endpoint=Endpoint(url=settings.judge_endpoint, model=settings.judge_model),
+            rubric=comparison.rubric,
+            parallel=settings.judge_parallel,
+            log=run.judge_log,
+        )
+        wins["ai"] = asked.wins(comparison.prompts, sides["policy"], sides[other])
+    return wins
+
+
+def describe_judges(
+    settings: EvaluateSettings, comparison: Comparison
+) -> dict[str, dict[str, str | bool]]:
+    """Kind and name of every judge, and whether the policy was trained to please the reward."""
+    name = comparison.reward["path"]
+    kind = "reward model" if is_model(name) else "reward function"
+    trained = RunDir(Path(comparison.policy["path"]).parent).read_stage().get("inputs", {})
+    pleased = {given["hash"] for role, given in trained.items() if role.startswith("reward")}
+    is_objective = comparison.reward["hash"] in pleased
+    judges: dict[str, dict[str, str | bool]] = {
+        "reward": {"kind": kind, "name": name, "is_objective": is_objective}
+    }
+    if settings.gold:
+        judges["gold"] = {"kind": "signal", "name": settings.gold}
+    if settings.judge_endpoint:
+        judges["ai"] = {"kind": "AI judge", "name": settings.judge_model}
+    return judges
+
+
+def count_verdicts(wins: Mapping[str, Wins]) -> dict[str, dict[str, int]]:
+    """How many verdicts an AI judge was asked for, and how many say nothing; {} without one."""
+    found = [of["ai"] for of in wins.values() if "ai" in of]
+    if not found:
+        return {}
+    every = np.concatenate(found)
+    return {"verdicts": {"asked": every.size, "unclear": int(np.isnan(every).sum())}}
+
+
+def summarise(
+    sides: Mapping[str, Side], scores: Scores, wins: Mapping[str, Wins], comparison: Comparison
+) -> dict[str, Any]:
+    """Win rates and the measures of every side, as report.json holds them."""
+    seed = comparison.settings.seed
+    sources = [group[0].prompt.source for group in comparison.groups]
+    lengths = [len(group[0].prompt_ids) for group in comparison.groups]
+    groups = length_groups(lengths)
+    by_length = dict.fromkeys(name for _, name in sorted(zip(lengths, groups, strict=True)))
+    rates = {name: win_rates(of, sides["policy"], sides[name], seed) for name, of in wins.items()}
+    first = wins["reference"]
+    report = {
+        "win_rate": rates["reference"],
+        "win_rate_by_source": win_rates_within(first, sources, sorted(set(sources)), seed),
+        "win_rate_by_length": win_rates_within(first, groups, by_length, seed),
+        "best_of_n": best_of_n_curve(scores),
+        **sides_of(sides, scores),
+    }
+    if comparison.rival:
+        report["rival"] = {"name": comparison.settings.against, "win_rate": rates["rival"]}
+    return report
+
+
+def measure_kls(
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    ours: Side,
+    comparison: Comparison,
+) -> dict[str, Any]:
+    """Forward KL from the store; reverse KL of the policy's answers with the reference loaded."""
+    store, policy = comparison.store, comparison.policy["path"]
+    how = (store.sampling.temperature, comparison.settings.batch_size)
+    rows = [row for group in comparison.groups for row in group]
+    prompts = [
+        group[0].prompt_ids
+        for group, part in zip(comparison.groups, ours.samples, strict=True)
+        for _ in part
+    ]
+    responses = [sample.token_ids for part in ours.samples for sample in part]
+    with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
+        forward = measure_forward_kl(accelerator, model, tokenizer, rows, *how)
+        asked = (tokenizer, prompts, responses, *how)
+        log_probs = score_responses(accelerator, model, *asked)
+    with in_memory(load_reference_model(store, accelerator)) as reference:
+        reference_log_probs = score_responses(accelerator, reference, *asked)
+    reverse = estimate_reverse_kl(prompts, log_probs, reference_log_probs)
+    kls = {"forward": forward, "reverse": reverse}
+    return {name: {**kl, "sqrt_nats": max(0.0, kl["nats"]) ** 0.5} for name, kl in kls.items()}
+
+
+def exhibits(
+    prompts: Sequence[Prompt], sides: Mapping[str, Side], scores: Scores, wins: Wins
+) -> list[Exhibit]:
+    """The first answer of every side to every prompt, and what the judges say of them."""
+
+    def verdict(row: int) -> dict[str, float]:
+        return {"policy": float(wins["ai"][row]), "reference": 1 - float(wins["ai"][row])}
+
+    return [
+        Exhibit(
+            turns=prompt.chat,
+            answers={name: side.texts[row][0] for name, side in sides.items()},
+            scores={
+                judge: {name: float(values[row, 0]) for name, values in of.items()}
+                for judge, of in scores.items()
+            }
+            | ({"ai": verdict(row)} if "ai" in wins else {}),
+        )
+        for row, prompt in enumerate(prompts)
+    ]

@@ -1,0 +1,128 @@
+"""Who judges an evaluation: a reward model, a function, another language model.
+
+Every judge gives each prompt the share of comparisons that the policy won against another side.
+Letters: P prompts, N answers of one side to each.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from policies.evaluate.answers import Side
+from policies.reference.store import ReferenceRow
+from policies.rewards.sources import Reward
+from rlhf.endpoints.judge import Endpoint, build_request, combine, complete, read_verdict
+from rlhf.endpoints.signals import Signal
+from rlhf.endpoints.urls import AskingPool
+from rlhf.modeling.tokens import pad_right
+from rlhf.records.fingerprints import text_hash
+from rlhf.records.jsonl import write_jsonl
+from rlhf.records.schema import Prompt
+from rlhf.run.metrics import append_metrics, progress, read_metrics
+
+Scores = Float[ndarray, "P N"]
+Messages = list[dict[str, str]]
+POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
+
+
+def score_with_reward(
+    rows: Sequence[ReferenceRow], sides: Mapping[str, Side], reward: Reward, pad_id: int
+) -> dict[str, Scores]:
+    """What the policy was trained to please says of every side's answers to the rows' prompts."""
+    scores = {}
+    for name, side in sides.items():
+        answers = [
+            (row.prompt, text, row.prompt_ids + sample.token_ids)
+            for row, texts, samples in zip(rows, side.texts, side.samples, strict=True)
+            for text, sample in zip(texts, samples, strict=True)
+        ]
+        prompts, texts, ids = zip(*answers, strict=True)
+        flat = reward(prompts, texts, pad_right(ids, pad_id)).tolist()
+        scores[name] = np.array(flat).reshape(len(rows), -1)
+    return scores
+
+
+def score_with_signal(
+    prompts: Sequence[Prompt], sides: Mapping[str, Side], signal: Signal
+) -> dict[str, Scores]:
+    """A function's scores of every side's answers."""
+    return {
+        name: np.array(
+            [
+                [signal(prompt.text, text) for text in texts]
+                for prompt, texts in zip(prompts, side.texts, strict=True)
+            ]
+        )
+        for name, side in sides.items()
+    }
+
+
+def try_judge(endpoint: Endpoint) -> None:
+    """Ask one question whose answer does not matter, before hours of sampling depend on it.
+
+    Raises:
+        InputError: the endpoint refuses it or answers in another protocol.
+        InterruptedRunError: nobody answers.
+    """
+    complete(endpoint, build_request("Which is a fruit?", "An apple.", "A stone.", rubric=""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AIJudge:
+    """A judge model that is asked about the first answers of two sides, in both orders.
+
+    `log` keeps every question with its answer; what stands in it is not asked again.
+    """
+
+    endpoint: Endpoint
+    rubric: str
+    parallel: int
+    log: Path
+
+    def wins(self, prompts: Sequence[Prompt], ours: Side, theirs: Side) -> Float[ndarray, " P"]:
+        """1, ½ or 0 for each prompt; NaN where the judge was unclear.
+
+        Raises:
+            InputError: the endpoint refuses the request.
+            InterruptedRunError: it does not answer; what was asked so far is kept.
+        """
+        pairs = [
+            (prompt.text, mine[0], other[0])
+            for prompt, mine, other in zip(prompts, ours.texts, theirs.texts, strict=True)
+        ]
+        orders = [*pairs, *((prompt, other, mine) for prompt, mine, other in pairs)]
+        requests = [build_request(*order, self.rubric) for order in orders]
+        verdicts = [read_verdict(answer) for answer in self._ask(requests)]
+        both = zip(verdicts[: len(pairs)], verdicts[len(pairs) :], strict=True)
+        combined = [combine(there, back) for there, back in both]
+        return np.array([POINTS[verdict] if verdict else np.nan for verdict in combined])
+
+    def _ask(self, requests: Sequence[Messages]) -> list[str]:
+        """The judge's words to every request, in their order."""
+        calls = read_metrics(self.log)
+        write_jsonl(self.log, calls)  # a kill may have cut the last line
+        answers = {call["key"]: call["answer"] for call in calls}
+        keys = [text_hash(f"{self.endpoint.model}\n{json.dumps(r)}") for r in requests]
+        todo = {k: r for k, r in zip(keys, requests, strict=True) if k not in answers}
+        writing = Lock()
+
+        def ask(key: str, request: Messages) -> None:
+            answer = complete(self.endpoint, request)
+            call = {"key": key, "model": self.endpoint.model, "request": request}
+            with writing:  # at once: a question that fails or hangs must not take others with it
+                answers[key] = answer
+                append_metrics(self.log, {**call, "answer": answer})
+
+        with AskingPool(self.parallel) as pool, progress("judged", len(todo)) as bar:
+            asked = [pool.submit(ask, *question) for question in todo.items()]
+            for one in as_completed(asked):
+                one.result()
+                bar.advance()
+        return [answers[key] for key in keys]

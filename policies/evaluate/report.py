@@ -1,0 +1,365 @@
+"""report.json for programs and report.html for people, both from one dictionary.
+
+The page shows a number only by naming its place in that dictionary, so what people read cannot
+differ from what programs read. It is one file that opens offline: pictures are data URIs, the only
+script is the search over the samples, and a content security policy forbids everything else. Texts
+of models are escaped and isolated; they can neither run nor reorder what stands around them.
+
+What `write_report` reads of the dictionary (the rest is kept in report.json, not shown); SIDE is
+policy, reference, or rival where another model was compared too:
+
+    win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives;
+                            optional: length_controlled, with value low high
+    judges.JUDGE            optional: kind (signal, reward model, AI judge, people) and name;
+                            is_objective where the policy was trained to please it
+    rival                   optional: name, win_rate.JUDGE of the policy against it, and votes
+    win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
+    win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
+    kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional,
+                            and so are clamped_fraction and abandoned_fraction, the
+                            shares of tokens with a log-ratio above 10 (clamped) and below −10
+    reward.SIDE, gold.SIDE  mean std; gold where there is one
+    best_of_n               optional: n nats reward gold of choosing among n stored answers
+    length.SIDE             mean tokens of an answer
+    eos_rate.SIDE           share of answers that end by themselves
+    distinct.SIDE           distinct_1 distinct_2
+    self_bleu.SIDE          optional: how much the answers repeat each other
+    scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
+    verdicts                optional: asked of the AI judge, and how many are unclear
+    votes                   optional: given, prompts, same_answers, still_needed of a blind vote by
+                            people; the last counts votes on other prompts, as many on each as
+                            there are now, and same_answers prompts that nobody was asked about
+    seed, inputs            inputs: name → path and hash
+    split                   optional: test (default) or train
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from policies.evaluate import plots
+from rlhf.records.jsonl import write_json, write_text_atomically
+
+Outcome = Literal["better", "worse", "unproven"]
+
+JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy first
+SIDES = {"reference": "Original", "policy": "New", "rival": "Other"}
+DEFAULT_KINDS = {"people": "people", "ai": "AI judge", "gold": "signal", "reward": "reward model"}
+BRIEF = (
+    "verdict",
+    "win_rate",
+    "rival",
+    "votes",
+    "verdicts",
+    "kl",
+    "reward",
+    "gold",
+    "length",
+    "eos_rate",
+)
+CURVES = {
+    "reward/mean": "Reward",
+    "kl/forward_k3_per_token": "Forward KL, nats per token",
+    "length": "Length, tokens",
+    "entropy": "Entropy, nats per token",
+}
+NUM_OPEN = 10
+FEW_PROMPTS = 30
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """One prompt with an answer of every side, and what the judges say of them.
+
+    Args:
+        turns: the conversation, role and content of each turn; the last one is the user's.
+        answers: text by side.
+        scores: by judge and side; judges that compare give the winner 1, a tie ½.
+    """
+
+    turns: Sequence[Mapping[str, str]]
+    answers: Mapping[str, str]
+    scores: Mapping[str, Mapping[str, float]]
+
+
+def write_report(
+    report: Mapping[str, Any],
+    samples: Sequence[Exhibit],
+    metrics: Sequence[Mapping[str, Any]],
+    json_path: Path,
+    html_path: Path,
+    curves: Mapping[str, str] = CURVES,
+) -> dict[str, Any]:
+    """Write both files, atomically, and return the content of report.json.
+
+    Args:
+        report: the numbers, as the top of this file tells.
+        samples: prompts with both answers; the page opens the first ten.
+        metrics: one object per training step, for the curves; may be empty.
+        json_path: where report.json goes.
+        html_path: where report.html goes.
+        curves: which metrics to draw, and their titles; those that no step has are left out.
+    """
+    return write_content(
+        build_content(report, samples, metrics, curves), json_path, html_path, curves
+    )
+
+
+def write_content(
+    content: Mapping[str, Any],
+    json_path: Path,
+    html_path: Path,
+    curves: Mapping[str, str] = CURVES,
+) -> dict[str, Any]:
+    """Write both files of a `build_content`; what is not finite becomes null."""
+    stored: dict[str, Any] = _storable(content)
+    page = render(stored, curves)
+    write_json(json_path, stored)
+    write_text_atomically(html_path, lambda stream: stream.write(page))
+    return stored
+
+
+def headline(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of report.json that fits on a terminal."""
+    return {name: content[name] for name in (*BRIEF, "seconds") if name in content}
+
+
+def outcome(rate: Mapping[str, Any]) -> Outcome:
+    """What a win rate proves.
+
+    Better or worse only where the interval excludes one half and the sign test, if there is one,
+    agrees: a handful of prompts that all went one way has an interval of no width and proves
+    nothing.
+    """
+    low, high, p_value = rate["low"], rate["high"], rate.get("p_value", 0.0)
+    if low is None or high is None or p_value is None or not p_value < SIGNIFICANCE:
+        return "unproven"
+    if low > 0.5:
+        return "better"
+    return "worse" if high < 0.5 else "unproven"
+
+
+def is_hacking(rates: Mapping[str, Mapping[str, Any]], judge: str) -> bool:
+    """Whether the reward model sees an improvement where a more trustworthy judge does not.
+
+    Too few votes are no sign: that judge must see harm, or provably less of an improvement.
+
+    Args:
+        rates: win rates by judge.
+        judge: of the verdict.
+    """
+    if judge == "reward" or "reward" not in rates or outcome(rates["reward"]) != "better":
+        return False
+    seen, high = outcome(rates[judge]), rates[judge]["high"]
+    less = high is not None and high < rates["reward"]["low"]
+    return seen == "worse" or (seen == "unproven" and bool(less))
+
+
+def build_content(
+    report: Mapping[str, Any],
+    samples: Sequence[Exhibit],
+    metrics: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, str] = CURVES,
+) -> dict[str, Any]:
+    """The content of report.json: the numbers, the verdict, the drawn curves and the samples."""
+    content: dict[str, Any] = _storable(
+        {
+            **report,
+            "split": report.get("split", "test"),
+            "training": {
+                name: [[row["step"], row[name]] for row in metrics if name in row]
+                for name in curves
+                if any(name in row for row in metrics)
+            },
+            "samples": [asdict(sample) for sample in samples],
+        }
+    )
+    return with_verdict(content)
+
+
+def with_verdict(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with its judges named and the verdict of the most trustworthy of them."""
+    rates = {name: {"level": 0.95, **rate} for name, rate in content["win_rate"].items()}
+    judge = next(name for name in (*JUDGES, *rates) if name in rates)
+    named = content.get("judges", {})
+    judges = {
+        name: {"kind": DEFAULT_KINDS.get(name, name), "name": "", **named.get(name, {})}
+        for name in {**rates, **content.get("rival", {}).get("win_rate", {})}
+    }
+    verdict = {"judge": judge, "outcome": outcome(rates[judge])}
+    return {**content, "win_rate": rates, "judges": judges, "verdict": verdict}
+
+
+def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> str:
+    """The page of a `build_content`."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["script_hash"] = _script_hash
+    judge = content["verdict"]["judge"]
+    page = environment.get_template("report.html").render(
+        report=content,
+        judge=judge,
+        judges=_judges(content),
+        grouped=_grouped(content),
+        sides=_sides(content),
+        rate=content["win_rate"][judge],
+        outcomes={name: outcome(rate) for name, rate in content["win_rate"].items()},
+        is_hacking=is_hacking(content["win_rate"], judge),
+        pictures=_pictures(content, curves),
+        show=lambda *path, form="number": _show(content, path, form),
+        winner=_winner,
+        num_open=NUM_OPEN,
+        few_prompts=FEW_PROMPTS,
+    )
+    return page + "\n"
+
+
+def save_main_plot(content: Mapping[str, Any], path: Path) -> None:
+    """Write the picture of a README: win rates, and the first judge's scores before and after."""
+    judge = content["verdict"]["judge"]
+    panel = _scores(content, judge) or _scores(content, "reward")
+    plots.save_main_plot(path, _rates(content), panel or ("", [], []))
+
+
+def _judges(content: Mapping[str, Any]) -> list[str]:
+    """All judges, the one of the verdict first."""
+    first = content["verdict"]["judge"]
+    return [first, *(name for name in content["win_rate"] if name != first)]
+
+
+def _grouped(content: Mapping[str, Any]) -> str:
+    """The judge whose win rates within groups of prompts are shown: people vote on too few."""
+    grouped = content.get("win_rate_by_source", {})
+    return next((name for name in (*JUDGES, *grouped) if grouped.get(name)), "")
+
+
+def _sides(content: Mapping[str, Any]) -> dict[str, str]:
+    """What the page calls each side."""
+    return {name: title for name, title in SIDES.items() if name in content["length"]}
+
+
+def _pictures(content: Mapping[str, Any], curves: Mapping[str, str]) -> dict[str, str]:
+    figures = {"win_rates": plots.win_rates(_rates(content))}
+    panels = [p for p in (_scores(content, name) for name in ("gold", "reward")) if p]
+    if panels:
+        figures["scores"] = plots.score_distributions(panels)
+    for name, key in (("sources", "win_rate_by_source"), ("lengths", "win_rate_by_length")):
+        groups = content.get(key, {}).get(_grouped(content))
+        if groups:
+            figures[name] = plots.win_rate_by_group(
+                list(groups.items()), sort_by_value=name == "sources"
+            )
+    if content["kl"].get("reverse", {}).get("sqrt_nats") is not None:
+        figures["kl"] = plots.reward_against_kl(_kl_panels(content))
+    training = {curves[name]: points for name, points in content["training"].items()}
+    if training:
+        figures["training"] = plots.training_curves(training)
+    return {name: plots.to_data_uri(figure) for name, figure in figures.items()}
+
+
+def _kl_panels(content: Mapping[str, Any]) -> list[plots.KLPanel]:
+    """For every judge of scores: best-of-n of the original, and where the new model stands."""
+    curve = content.get("best_of_n", [])
+    return [
+        plots.KLPanel(
+            title=f"Mean score by the {_judge_title(content, judge).lower()}",
+            best_of_n=[(point["nats"] ** 0.5, point[judge], point["n"]) for point in curve],
+            original=content[judge]["reference"]["mean"],
+            new=(content["kl"]["reverse"]["sqrt_nats"], content[judge]["policy"]["mean"]),
+        )
+        for judge in ("gold", "reward")
+        if judge in content
+    ]
+
+
+def _rates(content: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Judges with their win rates, the one of the verdict first."""
+    return [(_judge_title(content, name), content["win_rate"][name]) for name in _judges(content)]
+
+
+def _judge_title(content: Mapping[str, Any], judge: str) -> str:
+    described = content["judges"].get(judge, {"kind": judge, "name": ""})
+    kind = str(described["kind"])
+    short = str(described["name"]).rpartition(".")[2] if kind == "signal" else ""
+    return f"{kind[:1].upper()}{kind[1:]}{f': {short}' if short else ''}"
+
+
+def _scores(content: Mapping[str, Any], judge: str) -> tuple[str, list[float], list[float]] | None:
+    """Title and scores of a judge: all that the report has, else those of the samples."""
+    title = f"Scores by the {_judge_title(content, judge).lower()}"
+    every = content.get("scores", {}).get(judge)
+    if every:
+        return title, every["policy"], every["reference"]
+    pairs = [sample["scores"].get(judge) for sample in content["samples"]]
+    kept = [pair for pair in pairs if pair]
+    if not kept:
+        return None
+    return title, [pair["policy"] for pair in kept], [pair["reference"] for pair in kept]
+
+
+def _winner(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """Who wins by the most trustworthy judge that has an opinion on a sample."""
+    for name in (*JUDGES, *scores):
+        ours, theirs = (scores.get(name, {}).get(side) for side in ("policy", "reference"))
+        if ours is not None and theirs is not None:
+            return "tie" if ours == theirs else "new" if ours > theirs else "original"
+    return "tie"
+
+
+def _show(content: Mapping[str, Any], path: Sequence[str | int], form: str) -> Markup:
+    """The number at `path` of the report, in an element that names its place (a JSON pointer)."""
+    value: Any = content
+    for key in path:
+        value = value[key]
+    if value is None:
+        return Markup('<span class="none">–</span>')
+    pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
+    return Markup('<data value="{}" data-path="{}">{}</data>').format(
+        json.dumps(value), pointer, _format(value, form)
+    )
+
+
+def _format(value: float, form: str) -> str:
+    if form == "percent":
+        return plots.percent(value)
+    if form == "bare_percent":
+        return f"{100 * value:.0f}"
+    if form == "p_value" and value < 0.001:
+        return "< 0.001"
+    if form == "number":
+        return f"{value:.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f}"
+    return {"fixed": "{:.2f}", "signed": "{:+.2f}", "p_value": "{:.3f}", "count": "{}"}[
+        form
+    ].format(value)
+
+
+def _script_hash(script: str) -> str:
+    digest = hashlib.sha256(str(script).encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _storable(value: Any) -> Any:
+    """`value` as JSON can hold it: not-finite numbers become null, lone surrogates a `?`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {str(key): _storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(item) for item in value]
+    return value

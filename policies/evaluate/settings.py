@@ -1,0 +1,66 @@
+"""The settings of `rlhf evaluate`; torch-free, so that `--help` is quick."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.errors import ConfigError
+from rlhf.modeling.template_kwargs import TemplateKwargs
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """What is compared with what, and who judges."""
+
+    policy: str
+    """The --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
+    reference: Path
+    """The --out of `rlhf reference`."""
+    reward: str
+    """Reward model, signal:package.module:function or address that judges."""
+    out: Path
+    """Folder of this stage."""
+    against: str | None = None
+    """Another policy or model: it answers the same prompts and is compared with --policy too."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values passed to the chat template of a --policy or --against that records none, e.g.
+    '{"enable_thinking": false}'."""
+    gold: str | None = None
+    """A function `package.module:function` of (prompt, response) that judges besides."""
+    judge_endpoint: str = ""
+    """Address of an OpenAI-compatible server, ending in /v1, whose model judges besides."""
+    judge_model: str = ""
+    """The model that judges there; its key in RLHF_JUDGE_API_KEY."""
+    judge_rubric: Path | None = None
+    """A text file that says what that model judges by."""
+    judge_parallel: int = 4
+    """Questions asked at the same time."""
+    split: Literal["test", "train"] = "test"
+    """Which prompts to answer; those of `test` were never trained on."""
+    samples: int = 4
+    """Responses of the policy per prompt."""
+    batch_size: int = 64
+    """Sequences sampled or scored at once."""
+    seed: int = 0
+    """Random seed of sampling and bootstrap."""
+    precision: Precision = "auto"
+    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    resume: bool = False
+    """Show the result of an --out that is finished, run one that is not."""
+
+    def __post_init__(self) -> None:
+        require_range("samples", self.samples, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
+        require_range("batch_size", self.batch_size, 1)
+        require_range("judge_parallel", self.judge_parallel, 1, 64)
+        wants_judge = bool(self.judge_endpoint or self.judge_model or self.judge_rubric)
+        has_judge = bool(self.judge_model) and self.judge_endpoint.startswith(
+            ("http://", "https://")
+        )
+        if wants_judge and not has_judge:
+            raise ConfigError(
+                f"A judge needs --judge-endpoint (is {self.judge_endpoint!r}) and --judge-model "
+                f"(is {self.judge_model!r})",
+                "For example: --judge-endpoint http://localhost:8000/v1 --judge-model NAME",
+            )

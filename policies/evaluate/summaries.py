@@ -1,0 +1,120 @@
+"""What the stages of a policy found, in sentences for a terminal."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from policies.evaluate.settings import EvaluateSettings
+from policies.ppo.settings import PPOSettings
+from policies.reference.settings import ReferenceSettings
+from policies.sampling.settings import GenerateSettings
+from rlhf.run.intervals import in_words
+from rlhf.run.rundir import RunDir
+
+VERDICTS = {
+    "better": "The new model is better.",
+    "worse": "The new model is worse.",
+    "unproven": "No proven difference.",
+}
+
+
+def describe_generated(settings: GenerateSettings, result: Mapping[str, Any]) -> str:
+    """How many responses were added, or why there was nothing to do."""
+    if not result["responses"]:
+        return (
+            f"Nothing to do: all prompts in {settings.db} have {settings.k} responses of "
+            f"{settings.model} already. A larger -k samples more."
+        )
+    return (
+        f"Sampled {result['responses']} responses to {result['prompts']} prompts.\n"
+        f"Next: {_command('label', db=settings.db)}"
+    )
+
+
+def describe_stored(settings: ReferenceSettings, result: Mapping[str, Any]) -> str:
+    """What was stored ahead of time; of a part of the shards, how many there are."""
+    if "rows" not in result:
+        [[done, number]] = [item for item in result["shards"].items() if item[0] != "of"]
+        return f"{number} of {result['shards']['of']} shards are {done}; other jobs do the rest."
+    rows, reward = result["rows"], settings.reward
+    lines = [
+        f"Stored {rows} answers to {result['prompts']} prompts with log-probs in {settings.out}: "
+        f"{result['mean_length']:.0f} tokens on average, {100 * result['finished'] / rows:.0f} % "
+        "ended by themselves."
+    ]
+    if reward is None:
+        return "\n".join([*lines, f"Next: {_command('reference', reward='RM', out=settings.out)}"])
+    model, out = result["model"]["path"], settings.out.parent / "ppo"
+    following = _command("ppo", model=model, reward=reward, reference=settings.out, out=out)
+    return "\n".join([*lines, f"They have the rewards of {reward}.", f"Next: {following}"])
+
+
+def describe_policy(settings: PPOSettings, report: Mapping[str, Any]) -> str:
+    """How far the reward and the policy moved, and how to find out whether it is better."""
+    reward, kl = report["reward"], report["kl"]
+    out = settings.out.parent / "evaluate"
+    judges: dict[str, str | Path] = {"reward": settings.reward[0], "reference": settings.reference}
+    return "\n".join(
+        [
+            f"The mean reward went from {reward['first']:.2f} to {reward['last']:.2f} in "
+            f"{report['steps']} steps.",
+            f"The policy is {kl['reverse']['nats']:.2f} nats per answer (reverse KL) away from "
+            f"the original; forward KL {kl['forward']['nats']:.2f}.",
+            f"Whether it is better: {_command('evaluate', policy=settings.out, **judges, out=out)}",
+        ]
+    )
+
+
+def describe_evaluation(
+    settings: EvaluateSettings, report: Mapping[str, Any], votes: Path | None = None
+) -> str:
+    """The verdict, every judge's win rate, what else changed, where the report is, whom to ask.
+
+    Args:
+        settings: of the stage.
+        report: what report.json holds.
+        votes: the label database in which people are to vote, if they are.
+    """
+    length, kl, out = report["length"], report["kl"]["reverse"], settings.out
+    rival = report.get("rival", {"win_rate": {}, "name": ""})
+    lines = [
+        VERDICTS[report["verdict"]["outcome"]],
+        *_win_rates(report, report, "the original"),
+        *_win_rates(report, rival, rival["name"]),
+        *_unclear(report.get("verdicts", {"asked": 0, "unclear": 0})),
+        f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens; reverse KL "
+        f"{kl['nats']:.2f} nats per answer.",
+        f"Report: {RunDir(out).report_html}",
+    ]
+    if votes:
+        lines.append(f"Let people vote: {_command('label', db=votes)}")
+        lines.append(f"Then: {_command('evaluate', out=out, from_db=votes)}")
+    elif "people" not in report["win_rate"]:
+        lines.append(f"Ask people, too: {_command('evaluate', out=out, to_db='labels.db')}")
+    return "\n".join(lines)
+
+
+def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -> Iterator[str]:
+    for judge, rate in part["win_rate"].items():
+        described = report["judges"][judge]
+        name = f"{described['kind']} {described['name']}".strip()
+        yield f"Wins {in_words(rate)} against {other} on {rate['n']} prompts, judged by {name}."
+    needed = part.get("votes", {}).get("still_needed")
+    if needed:
+        yield f"About {needed} more votes, on other prompts, would prove a difference of this size."
+
+
+def _unclear(verdicts: Mapping[str, int]) -> Iterator[str]:
+    if verdicts["unclear"]:
+        yield (
+            f"{verdicts['unclear']} of {verdicts['asked']} verdicts of the AI judge could not be "
+            "read and count for nothing; its words are in judge.jsonl."
+        )
+
+
+def _command(name: str, **flags: str | Path) -> str:
+    words = [
+        f"--{flag.replace('_', '-')} {shlex.quote(str(value))}" for flag, value in flags.items()
+    ]
+    return " ".join(["rlhf", name, *words])

@@ -1,0 +1,152 @@
+"""The numbers of an evaluation, as report.json holds them; pure functions of answers and scores.
+
+Letters: P prompts, S answers of the policy, M of the other side.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from policies.evaluate.answers import Side
+from policies.evaluate.length_control import length_controlled_rate
+from policies.evaluate.statistics import (
+    best_of_n,
+    best_of_n_nats,
+    distinct_n,
+    judge_wins,
+    self_bleu,
+    spread,
+)
+
+Wins = Mapping[str, Float[ndarray, " P"]]
+Scores = Mapping[str, Mapping[str, Float[ndarray, "P N"]]]
+
+READ_FIRST_ANSWERS = ("ai",)  # judges that see one answer of each side
+MAX_LENGTH_GROUPS = 4
+PROMPTS_PER_LENGTH_GROUP = 4
+
+
+def win_rates(wins: Wins, ours: Side, theirs: Side, seed: int) -> dict[str, dict[str, Any]]:
+    """For every judge the win rate with interval and sign test, and the one at equal length.
+
+    Args:
+        wins: by judge, each prompt's share of comparisons won; NaN where the judge was unclear.
+        ours: the policy's answers.
+        theirs: the answers they were compared with.
+        seed: of the bootstrap.
+    """
+    every, first = (of(ours) - of(theirs) for of in (mean_lengths, _first_lengths))
+    rates = {}
+    for judge, shares in wins.items():
+        clear = ~np.isnan(shares)
+        if not clear.any():
+            continue
+        longer = first if judge in READ_FIRST_ANSWERS else every
+        at_equal_length = length_controlled_rate(shares[clear], longer[clear], seed=seed)
+        rates[judge] = {
+            **judge_wins(shares[clear], seed=seed).to_json(),
+            "unclear": int((~clear).sum()),
+            "length_controlled": at_equal_length.to_json(),
+        }
+    return rates
+
+
+def win_rates_within(
+    wins: Wins, groups: Sequence[str], order: Iterable[str], seed: int
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """For every judge the win rate within each group of prompts.
+
+    Args:
+        wins: as in `win_rates`.
+        groups: the group of each prompt.
+        order: all groups, in the order that the result has.
+        seed: of the bootstrap.
+    """
+    names = np.array(groups)
+    order = list(order)
+    return {
+        judge: {
+            group: judge_wins(shares[chosen], seed=seed).to_json()
+            for group in order
+            if (chosen := (names == group) & ~np.isnan(shares)).any()
+        }
+        for judge, shares in wins.items()
+    }
+
+
+def length_groups(lengths: Sequence[int]) -> list[str]:
+    """A name for each prompt's quarter of the lengths, such as `9–14 tokens`.
+
+    Fewer groups where there are few prompts, or few different lengths.
+    """
+    num_groups = max(1, min(MAX_LENGTH_GROUPS, len(lengths) // PROMPTS_PER_LENGTH_GROUP))
+    cuts = np.unique(np.quantile(lengths, np.arange(1, num_groups) / num_groups, method="lower"))
+    places = np.searchsorted(cuts, lengths, side="left")  # a length equal to a cut stands below it
+    names = {}
+    for place in np.unique(places):
+        inside = np.array(lengths)[places == place]
+        low, high = int(inside.min()), int(inside.max())
+        names[place] = f"{low} tokens" if low == high else f"{low}–{high} tokens"
+    return [names[place] for place in places]
+
+
+def sides_of(sides: Mapping[str, Side], scores: Scores) -> dict[str, Any]:
+    """Lengths, endings, variety and scores of every side."""
+    return {
+        "length": {name: float(mean_lengths(side).mean()) for name, side in sides.items()},
+        "eos_rate": {
+            name: float(np.mean([s.finished for row in side.samples for s in row]))
+            for name, side in sides.items()
+        },
+        # one answer to each prompt: both measures compare sets of equal size only
+        "distinct": {
+            name: {f"distinct_{n}": distinct_n(_first(side), n) for n in (1, 2)}
+            for name, side in sides.items()
+        },
+        "self_bleu": {name: self_bleu(_first(side)) for name, side in sides.items()},
+        **{
+            judge: {name: spread(values.ravel()).to_json() for name, values in of.items()}
+            for judge, of in scores.items()
+        },
+        "scores": {
+            judge: {name: values.ravel().tolist() for name, values in of.items()}
+            for judge, of in scores.items()
+        },
+    }
+
+
+def best_of_n_curve(scores: Scores) -> list[dict[str, float]]:
+    """What choosing among n stored answers by their reward would give, for every possible n.
+
+    Each point has n, the nats that this choice stands away from the original model, and the mean
+    score by every judge of scores.
+    """
+    rewards = scores["reward"]["reference"]
+    return [
+        {
+            "n": n,
+            "nats": best_of_n_nats(n),
+            **{
+                judge: float(best_of_n(rewards, of["reference"], n).mean())
+                for judge, of in scores.items()
+            },
+        }
+        for n in range(1, rewards.shape[1] + 1)
+    ]
+
+
+def mean_lengths(side: Side) -> Float[ndarray, " P"]:
+    """Mean tokens of the answers to each prompt."""
+    return np.array([np.mean([len(s.token_ids) for s in row]) for row in side.samples])
+
+
+def _first_lengths(side: Side) -> Float[ndarray, " P"]:
+    """Tokens of the first answer to each prompt."""
+    return np.array([len(row[0].token_ids) for row in side.samples])
+
+
+def _first(side: Side) -> list[str]:
+    return [texts[0] for texts in side.texts]

@@ -1,0 +1,139 @@
+"""People's votes in an evaluation: which pairs to ask about, and what their answers prove.
+
+The pairs are the first answers of the policy and of what it is compared with, the original and the
+rival if there is one, to every prompt. The votes come from the labelling app, where nobody could
+see which answer was whose.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from policies.evaluate.length_control import length_controlled_rate
+from policies.evaluate.report import with_verdict, write_content
+from policies.evaluate.sides import split_by_side
+from policies.evaluate.statistics import judge_wins, votes_needed
+from rlhf.errors import InputError
+from rlhf.records.ranked import read_ranked_file
+from rlhf.records.schema import Prompt, Response
+from rlhf.run.rundir import RunDir
+
+Pair = tuple[Prompt, Response, Response]
+Votes = Sequence[tuple[str, float]]
+
+
+def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
+    """Every prompt of an evaluation with the other side's and the policy's first answer.
+
+    The other sides are `reference` and, where another model was compared too, `rival`. Pairs of
+    equal texts are left out: nobody can prefer one.
+    """
+    report = run.read_report()
+    samples, has_rival = report["samples_per_prompt"], "rival" in report
+    with run.reading_report():
+        answers = [
+            (record.prompt, split_by_side(record.responses, samples, has_rival=has_rival))
+            for record in read_ranked_file(run.answers)
+        ]
+    return {
+        other: [
+            (prompt, of[other][0], of["policy"][0])
+            for prompt, of in answers
+            if of[other][0].text != of["policy"][0].text
+        ]
+        for other in (("reference", "rival") if has_rival else ("reference",))
+    }
+
+
+def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
+    """Write people's verdict into report.json and report.html of an evaluation.
+
+    Args:
+        run: a finished evaluation.
+        votes: on the pairs of each other side; for each vote the prompt's id and the share of the
+            policy's answer: 1, ½ or 0.
+
+    Returns:
+        The win rates and the counts of the votes, as report.json holds them.
+
+    Raises:
+        InputError: nobody has voted yet.
+    """
+    content = run.read_report()
+    if not (any(votes.values()) or _has_votes(content)):
+        raise InputError(
+            f"Nobody has voted on the pairs of {run.path} yet",
+            "Queue them with --to-db DB, let people compare (rlhf label --db DB), and come back.",
+        )
+    parts = {"reference": content, "rival": content.get("rival", {})}
+    pairs = pairs_to_ask(run)
+    _forget_votes(content)
+    for other, given in votes.items():
+        if given:
+            _judge(parts[other], given, pairs[other], content["seed"])
+            same = len(content["samples"]) - len(pairs[other])
+            parts[other]["votes"]["same_answers"] = same
+    by_prompt = _shares(votes["reference"])
+    for record, sample in zip(read_ranked_file(run.answers), content["samples"], strict=True):
+        if record.prompt.id in by_prompt:
+            share = by_prompt[record.prompt.id]
+            sample["scores"]["people"] = {"policy": share, "reference": 1 - share}
+    written = write_content(with_verdict(content), run.report_json, run.report_html)
+    rival = {"rival": _by_people(written["rival"])} if "rival" in written else {}
+    return {"verdict": written["verdict"], **_by_people(written), **rival}
+
+
+def _has_votes(content: Mapping[str, Any]) -> bool:
+    return "votes" in content or "votes" in content.get("rival", {})
+
+
+def _forget_votes(content: dict[str, Any]) -> None:
+    """Remove an earlier verdict of people: votes may have been withdrawn since."""
+    for part in (content, content.get("rival", {})):
+        part.pop("votes", None)
+        part.get("win_rate", {}).pop("people", None)
+    for sample in content["samples"]:
+        sample["scores"].pop("people", None)
+
+
+def _shares(votes: Votes) -> dict[str, float]:
+    """The policy's share of the votes on each prompt."""
+    by_prompt: dict[str, list[float]] = defaultdict(list)
+    for prompt_id, share in votes:
+        by_prompt[prompt_id].append(share)
+    return {prompt_id: float(np.mean(shares)) for prompt_id, shares in by_prompt.items()}
+
+
+def _judge(part: dict[str, Any], votes: Votes, pairs: Sequence[Pair], seed: int) -> None:
+    """Add win rate and counts of these votes to the part of report.json of one other side.
+
+    Prompts are what counts, as in every interval: several votes on one pair resemble each other.
+    """
+    by_prompt = _shares(votes)
+    longer = {prompt.id: float(_length(new) - _length(old)) for prompt, old, new in pairs}
+    shares = np.array(list(by_prompt.values()))
+    differences = np.array([longer[prompt_id] for prompt_id in by_prompt])
+    part["win_rate"]["people"] = {
+        **judge_wins(shares, seed=seed).to_json(),
+        "length_controlled": length_controlled_rate(shares, differences, seed=seed).to_json(),
+    }
+    needed = votes_needed(shares)
+    more = None if needed is None else max(0, needed - len(shares)) * len(votes) / len(shares)
+    part["votes"] = {
+        "given": len(votes),
+        "prompts": len(shares),
+        "still_needed": None if more is None else math.ceil(more),
+    }
+
+
+def _by_people(part: Mapping[str, Any]) -> dict[str, Any]:
+    if "people" not in part["win_rate"]:
+        return {}
+    return {"votes": part["votes"], "win_rate": {"people": part["win_rate"]["people"]}}
+
+
+def _length(response: Response) -> int:
+    return len(response.token_ids or ())

@@ -1,0 +1,148 @@
+"""Where the KL term gets its reference from, how strong it is, and the audit of the true one.
+
+reference   forward KL on stored outputs, a loss beside the clip loss (see update.py)
+adapter     reverse KL on the policy's own samples, the reference being the policy with its LoRA
+            adapter switched off; k1 of each token is taken from its reward
+resident    the same with a frozen copy of the original model in memory
+none        no brake
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policies.ppo.models.actor_critic import PolicyAndCritic
+from policies.ppo.settings import MAX_RELATIVE_ERROR, KLSettings
+from policies.reference.kl import reverse_kl_k1, reverse_kl_k3
+from policies.reference.loading import load_reference_model
+from policies.reference.store import ReferenceStore
+from rlhf.errors import InputError
+from rlhf.modeling.adapters import without_adapters
+from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.parallel.distributed import global_sum
+
+ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
+
+
+def reference_policy(
+    source: str, store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
+) -> ReferencePolicy | None:
+    """What gives the reference's log-probs of fresh samples; None where nothing in memory can.
+
+    `together` all processes hold one resident model.
+
+    Raises:
+        InputError: the resident model is not where the store says, or has changed.
+    """
+    if source not in ("adapter", "resident"):
+        return None
+    resident: PreTrainedModel | None = None
+    if source == "resident":
+        resident = load_reference_model(store, accelerator, together=together)
+    temperature = store.sampling.temperature
+
+    def score(model: PolicyAndCritic, sequences: Sequences) -> Tensor:
+        policy: Any = model.policy
+        with without_adapters(policy) if resident is None else nullcontext():
+            logits = response_logits(resident or policy, sequences)
+        return log_probs_of(logits, sequences.responses, temperature)
+
+    return score
+
+
+def require_top_k(store: ReferenceStore, kl: KLSettings) -> None:
+    """Refuse the exact forward KL of a store that has only the log-probs of its own tokens.
+
+    Raises:
+        InputError: says how to make one that has more.
+    """
+    if kl.source == "reference" and kl.estimator == "top_k" and not store.manifest["stored_top_k"]:
+        raise InputError(
+            f"--kl.estimator top_k needs the likeliest tokens of every place, and {store.folder} "
+            "has none",
+            "Make the store with rlhf reference --store-top-k 32, or use --kl.estimator k3.",
+        )
+
+
+def adjust(coefficient: float, measured: float, episodes: int, kl: KLSettings) -> float:
+    """β ← β (1 + clip(KL/target − 1, ±.2) · n/horizon) (Ziegler et al., arXiv 1909.08593, eq. 3).
+
+    Args:
+        coefficient: β.
+        measured: the KL, in nats per token.
+        episodes: n, responses sampled since the last adjustment.
+        kl: target and horizon; without a target β stays.
+    """
+    if kl.target is None:
+        return coefficient
+    error = min(max(measured / kl.target - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
+    return coefficient * (1 + error * episodes / kl.horizon)
+
+
+def describe_reverse_kl(
+    accelerator: Accelerator,
+    log_probs: Float[Tensor, "B R"],
+    reference_log_probs: Float[Tensor, "B R"],
+    mask: Bool[Tensor, "B R"],
+    prefix: str = "kl",
+) -> dict[str, float]:
+    """KL(policy ‖ reference) of fresh samples of all processes, in nats a token and a response."""
+    k1, k3 = (
+        estimate(log_probs, reference_log_probs, mask).sum()
+        for estimate in (reverse_kl_k1, reverse_kl_k3)
+    )
+    counts = [mask.sum(), torch.tensor(len(mask), device=mask.device)]
+    sums = global_sum(accelerator, torch.stack([k1, k3, *counts])).tolist()
+    return {
+        f"{prefix}/reverse_k1_per_token": sums[0] / sums[2],
+        f"{prefix}/reverse_k3_per_token": sums[1] / sums[2],
+        f"{prefix}/reverse_k1": sums[0] / sums[3],
+    }
+
+
+@torch.no_grad()
+def audit(
+    accelerator: Accelerator,
+    store: ReferenceStore,
+    model: PolicyAndCritic,
+    sequences: Sequences,
+    log_probs: Float[Tensor, "B R"],
+    micro_batch_size: int,
+    *,
+    together: bool = False,
+    holds_reference: bool = False,
+) -> dict[str, float]:
+    """The true reverse KL of a step's samples; the reference is loaded for it, and let go.
+
+    Where the policy `holds_reference`, beneath its adapters, that is asked instead.
+    """
+    source = "adapter" if holds_reference else "resident"
+    score = reference_policy(source, store, accelerator, together=together)
+    assert score is not None
+    found = measure_reference(accelerator, model, score, sequences, micro_batch_size)
+    mask = sequences.responses.mask
+    return describe_reverse_kl(accelerator, log_probs, found, mask, "kl_audit")
+
+
+@torch.no_grad()
+def measure_reference(
+    accelerator: Accelerator,
+    model: PolicyAndCritic,
+    score: ReferencePolicy,
+    sequences: Sequences,
+    micro_batch_size: int,
+) -> Float[Tensor, "B R"]:
+    """The reference's log-probs of fresh samples, in batches of like length; 0 at padding."""
+    log_probs = torch.zeros(sequences.responses.ids.shape, device=accelerator.device)
+    order = sequences.joined.mask.sum(dim=1).argsort()
+    with accelerator.autocast():
+        for rows in order.split(micro_batch_size):
+            part = sequences.rows(rows).trimmed()
+            log_probs[rows, : part.responses.ids.shape[1]] = score(model, part)
+    return log_probs

@@ -1,0 +1,126 @@
+"""What a PPO run will hold in the memory of each process, before anything is loaded."""
+
+import math
+from dataclasses import replace
+
+from policies.ppo.pretraining import pieces_per_step
+from policies.ppo.settings import KLSettings, PPOSettings
+from policies.reference.store import open_store
+from policies.rewards.sources import reward_models
+from rlhf.modeling.adapters import adapter_rank
+from rlhf.parallel.distributed import choose_precision
+from rlhf.planning.planner import GIB, Plan, part_of, read_shape
+from rlhf.planning.ppo_plan import Critic, Roles, Spread, ppo_plan, trained_parameters
+from rlhf.ranks import world_size
+from rlhf.run.preflight import room_bytes
+from rlhf.run.rundir import RunDir
+
+ASSUMED_TOKENS = 256
+
+
+def plan_memory(settings: PPOSettings) -> str:
+    """The plan as a table; with a shared base, the peak without it too.
+
+    Raises:
+        InputError: a model has no config that can be read.
+    """
+    critic, roles = _roles(settings)
+    text = _plan(settings, critic, roles).text
+    if settings.share_base:
+        apart = replace(roles, share_base=False, four_bits=False)
+        peak = _plan(settings, critic, apart).peak / GIB
+        text += f"\nWithout --share-base the peak is {peak:.4g} GiB."
+    return text
+
+
+def room_for(settings: PPOSettings) -> int:
+    """Bytes of the checkpoints that are kept, of one more while it is written, and of the policy.
+
+    Raises:
+        InputError: a model has no config that can be read.
+    """
+    critic, roles = _roles(settings)
+    policy = read_shape(settings.model)
+    trained = sum(trained_parameters(policy, read_shape(critic), roles).values())
+    return room_bytes(trained, policy.parameters, settings.keep_checkpoints)
+
+
+def _roles(settings: PPOSettings) -> tuple[str, Roles]:
+    """The model that the critic starts from, and what has weights of its own."""
+    models = reward_models(settings.reward)
+    roles = Roles(
+        critic=_critic(settings),
+        reward_models=len(models),
+        lora_rank=settings.lora_rank,
+        share_base=settings.share_base,
+        four_bits=settings.four_bit_base,
+        resident=settings.kl.source == "resident",
+        audited_rows=settings.micro_batch_size if _audits_on_the_way(settings.kl) else 0,
+        vllm=settings.engine == "vllm",
+        reward_ranks=tuple(adapter_rank(name) or settings.lora_rank for name in models),
+    )
+    return models[0] if models else settings.model, roles
+
+
+def _audits_on_the_way(kl: KLSettings) -> bool:
+    """Whether steps load the original model; other sources measure the reverse KL without."""
+    return kl.audit_every > 0 and kl.source in ("reference", "none")
+
+
+def _critic(settings: PPOSettings) -> Critic:
+    if not settings.has_critic:
+        return "none"
+    if settings.critic == "head":
+        return "head"
+    return "own" if settings.critic_trains == "all" else "own head"
+
+
+def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
+    prompt, new = _lengths(settings)
+    episodes = settings.micro_batch_size
+    uses_rows = settings.kl.source == "reference"
+    share = settings.kl.rows_per_episode / settings.samples_per_prompt
+    rows = round(episodes * share) if uses_rows else 0
+    if settings.micro_tokens:  # stored rows count among them
+        episodes, rows = max(1, settings.micro_tokens // (prompt + new)), 0
+    processes = max(settings.processes, world_size())
+    parts = settings.shard_group or processes
+    together = settings.tensor_parallel
+    if together > 1:
+        processes = parts = 1
+    rollout = settings.episodes_per_step // processes
+    return ppo_plan(
+        part_of(read_shape(settings.model), together),
+        part_of(read_shape(critic), together),
+        sample_batch=settings.sample_batch_size,
+        episodes=episodes,
+        reference_rows=rows,
+        prompt=prompt,
+        new=new,
+        rollout=rollout,
+        texts=_texts(settings, processes),
+        bf16=choose_precision(settings.precision) == "bf16",
+        checkpointing=settings.gradient_checkpointing,
+        roles=roles,
+        spread=Spread(settings.sharding, processes, parts, settings.offload),
+    )
+
+
+def _texts(settings: PPOSettings, processes: int) -> tuple[int, int]:
+    """Pretraining texts in one pass, and the tokens of each."""
+    if settings.ptx_data is None:
+        return 0, 0
+    length, rows = settings.ptx_length, settings.micro_batch_size
+    if settings.micro_tokens:
+        rows = max(1, settings.micro_tokens // length)
+    pieces = pieces_per_step(settings, processes)
+    return min(rows, math.ceil(pieces / settings.minibatches)), length
+
+
+def _lengths(settings: PPOSettings) -> tuple[int, int]:
+    """Tokens of the longest prompt and response; assumed where there is no store yet."""
+    reference = RunDir(settings.reference)
+    if not reference.is_done:
+        return ASSUMED_TOKENS, ASSUMED_TOKENS
+    store = open_store(reference.outputs)
+    return store.manifest["longest_prompt"], store.sampling.max_new_tokens

@@ -1,0 +1,132 @@
+"""Policy and critic as one module, so that one engine shards, wraps and steps both.
+
+Letters: B sequences, R response tokens, d hidden size.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf.modeling.attention.packing import features
+from rlhf.modeling.log_probs import Sequences, log_probs_at, log_probs_of, response_logits
+from rlhf.modeling.models import reward_head
+
+
+class PolicyHead(nn.Module):
+    """A critic that is a linear head on the policy's last hidden states, 0 until it is fitted.
+
+    Args:
+        width: the policy's hidden size.
+        trains_policy: whether the value loss reaches the policy's weights through the head.
+    """
+
+    def __init__(self, width: int, *, trains_policy: bool) -> None:
+        super().__init__()
+        self.score = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(self.score.weight)
+        self.trains_policy = trains_policy
+
+
+class PolicyAndCritic(nn.Module):
+    """A language model and what predicts its rewards: a copy of the reward model, or a head on it.
+
+    Args:
+        policy: the language model.
+        critic: a reward model; its head, read at every token instead of the last, gives the values.
+            Or a head on the policy. None where advantages come without a critic.
+        value_bias: the reward model's constant, added to every value; kept in checkpoints.
+
+    `reads_frozen_features` tells that the critic is a head on a frozen model of its own, which need
+    be read only once for a rollout.
+    """
+
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        critic: PreTrainedModel | PolicyHead | None,
+        value_bias: float,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.critic: Any = critic
+        self.value_bias: Tensor
+        self.register_buffer("value_bias", torch.tensor(value_bias))
+        self.reads_frozen_features = isinstance(critic, PreTrainedModel) and not any(
+            one.requires_grad for one in critic.base_model.parameters()
+        )
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What is trained, by name."""
+        critic = {} if self.critic is None else {"critic": self.critic}
+        return {"policy": self.policy, **critic}
+
+    def forward(
+        self,
+        sequences: Sequences,
+        episodes: int,
+        temperature: float,
+        ids: Int[Tensor, "S R K"] | None = None,
+        critic_features: Float[Tensor, "E R d"] | None = None,
+    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "E R"] | None, Float[Tensor, "S R K"] | None]:
+        """Log-probs of every response token, and values before each token of the first rows.
+
+        All in one forward, because data-parallel wrappers synchronise gradients per forward of
+        the module.
+
+        Args:
+            sequences: episodes, followed by rows of the reference store.
+            episodes: how many of the rows are episodes; only they need values.
+            temperature: sampling temperature.
+            ids: K tokens to look up at every place of the S stored rows.
+            critic_features: what the critic's head reads, where that is known already.
+
+        Returns:
+            Log-probs of all rows; values of the first `episodes` rows, None without a critic or
+            without episodes; log-probs of `ids`.
+        """
+        if critic_features is None:
+            logits, values = self.read(sequences, episodes)
+        else:
+            logits = response_logits(self.policy, sequences)
+            values = self.values_of(critic_features)
+        found = None if ids is None else log_probs_at(logits[episodes:], ids, temperature)
+        return log_probs_of(logits, sequences.responses, temperature), values, found
+
+    def read(
+        self, sequences: Sequences, episodes: int
+    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "E R"] | None]:
+        """Logits of the distribution that each response token came from, and values, as above."""
+        if not isinstance(self.critic, PolicyHead):
+            logits = response_logits(self.policy, sequences)
+            has_values = self.critic is not None and episodes > 0
+            return logits, self.values(sequences.rows(slice(0, episodes))) if has_values else None
+        read: list[Tensor] = []  # what the output matrix reads is what the head reads
+        output = self.policy.get_output_embeddings()
+        hook = output.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        try:
+            logits = response_logits(self.policy, sequences)
+        finally:
+            hook.remove()
+        hidden = read[0] if self.critic.trains_policy else read[0].detach()
+        hidden = hidden.view(*logits.shape[:2], -1)  # a packed row is one
+        return logits, self.values_of(hidden[:episodes]) if episodes else None
+
+    def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
+        """The critic's value before each response token."""
+        return self.values_of(self.critic_features(sequences))
+
+    def values_of(self, hidden: Float[Tensor, "B R d"]) -> Float[Tensor, "B R"]:
+        """What the critic's head makes of features."""
+        head = reward_head(self.critic)
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = head(hidden.to(head.weight.dtype)).squeeze(2)
+        return values.float() + self.value_bias
+
+    def critic_features(self, sequences: Sequences) -> Float[Tensor, "B R d"]:
+        """What the critic's head reads before each response token."""
+        model: Any = self.policy if isinstance(self.critic, PolicyHead) else self.critic
+        return features(model, sequences.joined, sequences.responses.mask)

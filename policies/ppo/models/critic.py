@@ -1,0 +1,233 @@
+"""Fitting the critic's head on the reference outputs, before the policy moves.
+
+The critic is a copy of the reward model, which has learnt to read whole responses: in mid-sentence
+its numbers mean nothing. At the first step the policy is the reference, so the reward of every
+stored response is a Monte-Carlo return (λ = 1) for each of its tokens, and the head that predicts
+them best from frozen features is a ridge regression: one forward over the stored rows. More
+gradient steps on the same rows gained nothing.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
+from policies.ppo.settings import PPOSettings
+from policies.reference.store import ReferenceRow
+from policies.rewards.shaping import shape_rewards
+from policies.rewards.sources import is_model
+from rlhf.modeling.log_probs import Sequences
+from rlhf.modeling.models import (
+    load_config,
+    load_reward_model,
+    model_folder,
+    new_reward_model,
+    reward_head,
+)
+from rlhf.modeling.tokens import pad_left, pad_right
+from rlhf.parallel.distributed import global_sum
+from rlhf.run.metrics import progress
+
+MAX_ROWS = 20_000  # more would hardly change a head
+BATCH = 32
+HELD_OUT_EVERY = 5
+PENALTIES = tuple(10.0**power for power in range(-4, 2))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """All that least squares needs of N inputs x (their last column 1) and targets y.
+
+    `gram` is Σ x xᵀ, `product` Σ x y, `squares` Σ y²; sums over rows add up over processes.
+    """
+
+    gram: Float[Tensor, "d d"]
+    product: Float[Tensor, " d"]
+    squares: Float[Tensor, ""]
+
+    @classmethod
+    def of(cls, inputs: Float[Tensor, "N d"], targets: Float[Tensor, " N"]) -> "Moments":
+        """The moments of one batch, in float64."""
+        x, y = inputs.double(), targets.double()
+        return cls(x.T @ x, x.T @ y, y @ y)
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(
+            self.gram + other.gram, self.product + other.product, self.squares + other.squares
+        )
+
+    def over_all_ranks(self, accelerator: Accelerator) -> "Moments":
+        """The moments of all processes' rows."""
+        parts = (self.gram, self.product, self.squares)
+        return Moments(*(global_sum(accelerator, part) for part in parts))
+
+
+def ridge(moments: Moments, penalty: float) -> Float[Tensor, " d"]:
+    """argmin_w Σ (y − wᵀx)² + penalty · s · |w|², s the mean Σ x² of a column.
+
+    The weight of the last column, which is 1, goes free.
+    """
+    diagonal = moments.gram.diagonal()[:-1]
+    added = torch.nn.functional.pad(torch.full_like(diagonal, penalty) * diagonal.mean(), (0, 1))
+    weight: Tensor = torch.linalg.solve(moments.gram + torch.diag(added), moments.product)
+    return weight
+
+
+def explained_variance(moments: Moments, weight: Float[Tensor, " d"]) -> float:
+    """1 − Var(y − wᵀx) / Var(y): 1 is perfect, 0 no better than a constant."""
+    count = moments.gram[-1, -1]
+    product = moments.gram @ weight
+    squared_error = moments.squares - 2 * weight @ moments.product + weight @ product
+    mean_error = (moments.product[-1] - product[-1]) / count
+    variance = moments.squares / count - (moments.product[-1] / count) ** 2
+    return float(1 - (squared_error / count - mean_error**2) / variance.clamp(min=1e-12))
+
+
+def new_critic(
+    settings: PPOSettings, tokenizer: PreTrainedTokenizerBase
+) -> tuple[PreTrainedModel | PolicyHead | None, float]:
+    """The critic before any training, and the constant added to its values.
+
+    A copy of the first reward model, else (rewards are functions) the policy's with a new head; or
+    a head alone, on the policy; None where the settings want no critic.
+    """
+    if not settings.has_critic:
+        return None, 0.0
+    if settings.critic == "head":
+        width = load_config(settings.model).get_text_config().hidden_size
+        return PolicyHead(width, trains_policy=settings.critic_trains == "all"), 0.0
+    models = [name for name in settings.reward if is_model(name)]
+    together = settings.tensor_parallel > 1
+    if models:
+        folder = model_folder(models[0], "reward", "model")
+        critic = load_reward_model(folder, together=together)
+    else:
+        pad_id = int(tokenizer.pad_token_id)
+        critic = new_reward_model(settings.model, pad_id, settings.seed, together=together)
+    if settings.critic_trains == "head":
+        critic.requires_grad_(False)
+        reward_head(critic).requires_grad_(True)
+    return critic, float(getattr(critic.config, "reward_bias", 0.0))
+
+
+def fit_critic(
+    accelerator: Accelerator,
+    model: PolicyAndCritic,
+    prompts: Sequence[tuple[ReferenceRow, ...]],
+    reference_rewards: dict[str, list[float]],
+    settings: PPOSettings,
+    pad_id: int,
+) -> dict[str, Any]:
+    """Replace the critic's head and bias by those that best predict the stored rewards.
+
+    Every fifth prompt is held out to choose the penalty and to say how good the critic was and
+    is; then all rows are fitted.
+
+    Args:
+        accelerator: device, precision and processes; each process reads its share of the rows.
+        model: its critic is changed, on all processes alike.
+        prompts: the stored rows of each training prompt.
+        reference_rewards: r(y0) of each prompt's rows, by prompt id.
+        settings: how rewards are shaped.
+        pad_id: the padding token.
+
+    Returns:
+        Explained variance on held-out prompts before and after, the penalty and the row count.
+    """
+    prompts = prompts[:MAX_ROWS]
+    targets = warmup_targets(prompts, reference_rewards, settings)
+    parts = settings.tensor_parallel
+    fitted, held_out = _moments(accelerator, model, prompts, targets, pad_id, parts)
+    head = reward_head(model.critic)
+    before = torch.cat([head.weight.detach()[0], model.value_bias[None]]).double()
+    scores = {p: explained_variance(held_out, ridge(fitted, p)) for p in PENALTIES}
+    penalty = max(scores, key=scores.__getitem__)
+    weight = ridge(fitted + held_out, penalty).float()
+    with torch.no_grad():
+        head.weight.copy_(weight[None, :-1])
+        model.value_bias.copy_(weight[-1])
+    at_first, now = explained_variance(held_out, before), scores[penalty]
+    words = f"Critic fitted: explained variance {at_first:.2f} → {now:.2f} on held-out prompts"
+    accelerator.print(words, file=sys.stderr)
+    return {
+        "explained_variance": {"before": at_first, "after": now},
+        "penalty": penalty,
+        "rows": min(len(targets), MAX_ROWS),
+    }
+
+
+def warmup_targets(
+    prompts: Sequence[tuple[ReferenceRow, ...]],
+    reference_rewards: dict[str, list[float]],
+    settings: PPOSettings,
+) -> Float[Tensor, " N"]:
+    """What PPO would have given for each stored row, before its prompt's baseline is taken off.
+
+    Each row is shaped against the other stored rows of its prompt, as a fresh response is against
+    all of them; a prompt with one row borrows the next prompt's.
+    """
+    by_prompt = [reference_rewards[rows[0].prompt.id] for rows in prompts]
+    targets = []
+    for place, rows in enumerate(prompts):
+        mine, borrowed = by_prompt[place], by_prompt[(place + 1) % len(prompts)]
+        others = [mine[:i] + mine[i + 1 :] or borrowed for i in range(len(mine))]
+        shaped, baseline = shape_rewards(
+            torch.tensor(mine),
+            torch.tensor(others),
+            torch.tensor([row.finished for row in rows]),
+            torch.tensor([len(row.response_ids) for row in rows]),
+            **settings.shaping,
+        )
+        targets.append(shaped + baseline)
+    return torch.cat(targets)
+
+
+@torch.no_grad()
+def _moments(
+    accelerator: Accelerator,
+    model: PolicyAndCritic,
+    prompts: Sequence[tuple[ReferenceRow, ...]],
+    targets: Float[Tensor, " N"],
+    pad_id: int,
+    parts: int,
+) -> tuple[Moments, Moments]:
+    """Moments over the response tokens of the fitted and of the held-out prompts."""
+    rows = [row for group in prompts for row in group][:MAX_ROWS]
+    held_out = torch.tensor(
+        [place % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for place, g in enumerate(prompts) for _ in g]
+    )
+    # processes that hold the model together read the same, and count it as often
+    first, step = accelerator.process_index // parts, accelerator.num_processes // parts
+    mine = range(first, len(rows), step)
+    order = sorted(mine, key=lambda i: len(rows[i].prompt_ids) + len(rows[i].response_ids))
+    width = reward_head(model.critic).in_features + 1
+    zero = torch.zeros((width, width), dtype=torch.float64, device=accelerator.device)
+    sums = [Moments(zero, zero[0], zero[0, 0])] * 2
+    with progress("fitting the critic", total=len(order)) as bar, accelerator.autocast():
+        for first in range(0, len(order), BATCH):
+            part = order[first : first + BATCH]
+            sequences = _stack([rows[i] for i in part], pad_id).to(accelerator.device)
+            features = torch.nn.functional.pad(model.critic_features(sequences), (0, 1), value=1.0)
+            mask = sequences.responses.mask
+            expected = targets[part].to(accelerator.device)[:, None].expand(mask.shape)
+            for held, total in enumerate(sums):
+                chosen = mask & (held_out[part] == bool(held)).to(accelerator.device)[:, None]
+                sums[held] = total + Moments.of(features[chosen], expected[chosen])
+            bar.advance(len(part))
+    fitted, unseen = (part.over_all_ranks(accelerator) for part in sums)
+    # too few prompts to hold one out
+    return fitted, unseen if unseen.gram[-1, -1] > 0 else fitted
+
+
+def _stack(rows: Sequence[ReferenceRow], pad_id: int) -> Sequences:
+    return Sequences(
+        pad_left([row.prompt_ids for row in rows], pad_id),
+        pad_right([row.response_ids for row in rows], pad_id),
+    )

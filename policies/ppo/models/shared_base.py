@@ -1,0 +1,91 @@
+"""One frozen model under policy, critic and reward models: `--share-base`.
+
+Every role has modules of its own with LoRA adapters on them, but all modules hold the same frozen
+tensors. So no adapter is ever switched over: a role is a plain model, and the reference is the
+policy without its adapters.
+"""
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from policies.ppo.settings import PPOSettings
+from policies.rewards.sources import is_model
+from reward.scoring.scorer import member_folders
+from rlhf.modeling.adapters import (
+    add_adapters,
+    four_bits,
+    load_reward_model_on,
+    require_adapters,
+    share_weights,
+)
+from rlhf.modeling.models import load_causal_lm, put_head_on, reward_head, start_head
+
+
+def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
+    """Refuse reward models that cannot stand on the policy's base.
+
+    Args:
+        settings: of the run.
+        model: what `describe_model` says of the policy.
+
+    Raises:
+        InputError: one was trained whole, beside other weights, or in the other form of these.
+    """
+    for name in filter(is_model, settings.reward if settings.share_base else ()):
+        for folder in member_folders(name):
+            require_adapters(folder, model, four_bits=settings.four_bit_base)
+
+
+def load_base(settings: PPOSettings, accelerator: Accelerator) -> PreTrainedModel | None:
+    """The frozen model; None where every role has weights of its own.
+
+    Raises:
+        InputError: there is no such model.
+        ConfigError: 4 bits are wanted where they cannot be.
+    """
+    if not settings.share_base:
+        return None
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    packing = None
+    if settings.four_bit_base:
+        packing = four_bits(dtype, "--four-bit-base", "--share-base alone")
+    return load_causal_lm(settings.model, dtype, packing).requires_grad_(False)
+
+
+def policy_on(base: PreTrainedModel, settings: PPOSettings) -> PreTrainedModel:
+    """The policy: the base with adapters that change nothing yet."""
+    policy: PreTrainedModel = share_weights(base)
+    add_adapters(policy, settings.lora_rank, 2 * settings.lora_rank, settings.seed)
+    return policy
+
+
+def critic_on(
+    base: PreTrainedModel, settings: PPOSettings, pad_token_id: int
+) -> tuple[PreTrainedModel, float]:
+    """A critic that starts as the first reward model's adapter, else with one of its own.
+
+    Returns:
+        The critic, and the constant added to its values.
+    """
+    models = [name for name in settings.reward if is_model(name)]
+    if models:
+        critic = load_reward_model_on(base, member_folders(models[0])[0])
+        bias = float(critic.config.reward_bias)
+    else:
+        critic, bias = put_head_on(share_weights(base.base_model), pad_token_id), 0.0
+        add_adapters(critic, settings.lora_rank, 2 * settings.lora_rank, settings.seed)
+        start_head(reward_head(critic), settings.seed)
+    if settings.critic_trains == "head":
+        critic.requires_grad_(False)
+        reward_head(critic).requires_grad_(True)
+    return critic.eval(), bias
+
+
+def frozen_bytes(base: PreTrainedModel, settings: PPOSettings) -> dict[str, int]:
+    """What the frozen weights take, and what they would take with a copy for every role."""
+    whole = sum(weight.nbytes for weight in base.parameters())
+    trunk = sum(weight.nbytes for weight in base.base_model.parameters())
+    roles = sum(len(member_folders(name)) for name in settings.reward if is_model(name))
+    roles += settings.has_critic and settings.critic == "own"
+    return {"shared": whole, "separate": whole + roles * trunk}

@@ -1,0 +1,217 @@
+"""True KLs of a policy: forward on stored reference outputs, reverse with the reference loaded.
+
+The reverse KL of a policy's own samples cannot come from a store; it needs the reference's
+log-probs of fresh samples. Training never loads the reference model; this audit does, and says
+so, or asks the policy without its adapters, where the reference is beneath them.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.reference.kl import (
+    abandoned_tokens,
+    clamped_tokens,
+    forward_kl_k3,
+    reverse_kl_k1,
+    reverse_kl_k3,
+)
+from policies.reference.loading import in_memory, load_reference_model
+from policies.reference.store import ReferenceRow, ReferenceStore
+from policies.sampling.generate import Sampler, sample_responses
+from rlhf.modeling.adapters import without_adapters
+from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.tokens import pad_left, pad_right
+from rlhf.planning.planner import SCORE_BATCH
+
+
+@torch.no_grad()
+def score_responses(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[int]],
+    temperature: float,
+    batch_size: int = SCORE_BATCH,
+) -> list[Tensor]:
+    """Log-probs of every response token, one tensor per response, in the order given."""
+    pad_id = int(tokenizer.pad_token_id)
+    order = sorted(range(len(responses)), key=lambda row: len(responses[row]))
+    scored: dict[int, Tensor] = {}
+    size = min(batch_size, SCORE_BATCH)
+    for first in range(0, len(order), size):
+        rows = order[first : first + size]
+        sequences = Sequences(
+            pad_left([prompts[row] for row in rows], pad_id),
+            pad_right([responses[row] for row in rows], pad_id),
+        ).to(accelerator.device)
+        with accelerator.autocast():
+            logits = response_logits(model, sequences)
+        log_probs = log_probs_of(logits, sequences.responses, temperature).cpu()
+        scored |= {row: log_probs[i, : len(responses[row])] for i, row in enumerate(rows)}
+    return [scored[row] for row in range(len(responses))]
+
+
+def estimate_reverse_kl(
+    prompts: Sequence[list[int]], ours: Sequence[Tensor], theirs: Sequence[Tensor]
+) -> dict[str, Any]:
+    """KL(policy ‖ reference) from both models' log-probs of the policy's own samples.
+
+    Args:
+        prompts: of each sample; a prompt's samples share an error, see `estimate`.
+        ours: the policy's log-probs, a tensor of tokens for each sample.
+        theirs: the reference's.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    nats = [_sum(reverse_kl_k1, *pair) for pair in pairs]
+    return {
+        **estimate(nats, [len(mine) for mine in ours], [str(ids) for ids in prompts]),
+        "estimator": "k1",
+        "k3_nats": statistics.fmean(_sum(reverse_kl_k3, *pair) for pair in pairs),
+    }
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a policy answered, and how likely it finds that and the stored outputs.
+
+    Attributes:
+        prompts: token ids, one list for each answer.
+        responses: the answers.
+        log_probs: the policy's, a tensor of tokens for each answer.
+        reference_log_probs: the reference's, where it lies beneath the policy's adapters.
+        forward: the forward KL on the stored outputs.
+    """
+
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    log_probs: list[Tensor]
+    reference_log_probs: list[Tensor] | None
+    forward: dict[str, Any]
+
+
+def hear_policy(
+    accelerator: Accelerator,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    store: ReferenceStore,
+    groups: Sequence[tuple[ReferenceRow, ...]],
+    batch_size: int,
+    *,
+    sampler: Sampler | None = None,
+    holds_reference: bool = False,
+) -> Heard:
+    """Fresh answers to some prompts and all that only the policy can say for an audit.
+
+    Where the policy `holds_reference`, beneath its adapters, that is asked too.
+    """
+    prompts = [group[0].prompt_ids for group in groups]
+    temperature = store.sampling.temperature
+    samples = sample_responses(
+        accelerator, policy, tokenizer, prompts, store.sampling, batch_size, sampler=sampler
+    )
+    responses = [sample.token_ids for sample in samples]
+    asked = (tokenizer, prompts, responses, temperature)
+    log_probs = score_responses(accelerator, policy, *asked)
+    reference_log_probs = None
+    if holds_reference:
+        with without_adapters(policy):
+            reference_log_probs = score_responses(accelerator, policy, *asked)
+    rows = [row for group in groups for row in group]
+    forward = measure_forward_kl(accelerator, policy, tokenizer, rows, temperature)
+    return Heard(prompts, responses, log_probs, reference_log_probs, forward)
+
+
+def audit_policy(
+    accelerator: Accelerator,
+    heard: Heard,
+    tokenizer: PreTrainedTokenizerBase,
+    store: ReferenceStore,
+    *,
+    together: bool = False,
+) -> dict[str, Any]:
+    """Both KLs; the reference model is loaded where the policy does not hold it."""
+    theirs = heard.reference_log_probs
+    how = "the policy's adapters switched off"
+    if theirs is None:
+        how = "the reference model loaded"
+        asked = (tokenizer, heard.prompts, heard.responses, store.sampling.temperature)
+        with in_memory(load_reference_model(store, accelerator, together=together)) as reference:
+            theirs = score_responses(accelerator, reference, *asked)
+    return {
+        "forward": heard.forward,
+        "reverse": {
+            **estimate_reverse_kl(heard.prompts, heard.log_probs, theirs),
+            "audit": f"measured after training with {how}",
+        },
+    }
+
+
+def measure_forward_kl(
+    accelerator: Accelerator,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[ReferenceRow],
+    temperature: float,
+    batch_size: int = SCORE_BATCH,
+) -> dict[str, Any]:
+    """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed.
+
+    `clamped_fraction` is the share of tokens at which k3 clamps log r (> 10): there the KL is
+    larger. `abandoned_fraction` is the share with log r < −10, which counts in full.
+    """
+    ours = score_responses(
+        accelerator,
+        policy,
+        tokenizer,
+        [row.prompt_ids for row in rows],
+        [row.response_ids for row in rows],
+        temperature,
+        batch_size,
+    )
+    pairs = [(mine, torch.tensor(row.log_probs)) for mine, row in zip(ours, rows, strict=True)]
+    nats = [_sum(forward_kl_k3, *pair) for pair in pairs]
+    lengths = [len(mine) for mine in ours]
+    groups = [row.prompt.id for row in rows]
+    return {
+        **estimate(nats, lengths, groups),
+        "estimator": "k3",
+        "clamped_fraction": sum(_sum(clamped_tokens, *pair) for pair in pairs) / sum(lengths),
+        "abandoned_fraction": sum(_sum(abandoned_tokens, *pair) for pair in pairs) / sum(lengths),
+    }
+
+
+def estimate(
+    nats: Sequence[float], lengths: Sequence[int], groups: Sequence[str]
+) -> dict[str, Any]:
+    """Mean KL per sequence and per token, with the standard error of the first.
+
+    Args:
+        nats: one estimate per sequence.
+        lengths: tokens of each sequence.
+        groups: the prompt of each sequence; answers to one prompt resemble each other, so the
+            error is that of the prompts' means. None where there is a single prompt.
+    """
+    by_prompt: dict[str, list[float]] = {}
+    for group, value in zip(groups, nats, strict=True):
+        by_prompt.setdefault(group, []).append(value)
+    means = [statistics.fmean(values) for values in by_prompt.values()]
+    several = len(means) > 1
+    return {
+        "nats": statistics.fmean(nats),
+        "standard_error": statistics.stdev(means) / len(means) ** 0.5 if several else None,
+        "per_token": sum(nats) / sum(lengths),
+        "sequences": len(nats),
+    }
+
+
+def _sum(estimator: Callable[..., Tensor], mine: Tensor, other: Tensor) -> float:
+    everything = torch.ones((1, len(mine)), dtype=torch.bool)
+    return float(estimator(mine[None], other[None], everything))

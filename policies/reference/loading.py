@@ -1,0 +1,66 @@
+"""Language models that are asked something and let go: where several are, one is in memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import nn
+from transformers import PreTrainedModel
+
+from policies.reference.store import ReferenceStore, open_store, require_reference_of
+from rlhf.errors import InputError
+from rlhf.modeling.attention.packing import pack_prefixes
+from rlhf.modeling.models import describe_model, load_causal_lm
+from rlhf.run.rundir import RunDir
+
+
+@contextmanager
+def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """A model for as long as it is asked: its weights leave memory then, whoever names it."""
+    try:
+        yield model
+    finally:
+        nn.Module.to(model, "meta")
+
+
+def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
+    """Open a store whose model will be asked, and say now where that cannot be found.
+
+    It is sought where the manifest says, and where the training of `policy`, a folder of weights,
+    took it from.
+
+    Raises:
+        InputError: it is in neither place; or the store cannot be used.
+    """
+    store = open_store(folder)
+    trained = RunDir(Path(policy).parent).read_stage().get("inputs", {})
+    places = [store.model, *([trained["model"]["path"]] if "model" in trained else [])]
+    problems = []
+    for place in places:
+        try:
+            require_reference_of(store, describe_model(place, store.template_kwargs))
+        except InputError as error:
+            problems.append(error.problem)
+        else:
+            return store if place == store.model else open_store(folder, place)
+    raise InputError(
+        f"The model that made the reference outputs in {folder} is not to be found: {problems[0]}",
+        f"Bring it back to {store.model}, or a link to it: the reverse KL is measured with it.",
+    )
+
+
+def load_reference_model(
+    store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
+) -> PreTrainedModel:
+    """Load the model that made a store, frozen, to be asked; `together` all processes hold one.
+
+    Raises:
+        InputError: the model is not where the store says, or has changed.
+    """
+    require_reference_of(store, describe_model(store.model, store.template_kwargs))
+    model: PreTrainedModel = load_causal_lm(store.model, together=together).to(accelerator.device)
+    pack_prefixes(model)
+    model.requires_grad_(False)  # autocast would keep a copy of every weight
+    model.eval()
+    return model

@@ -1,0 +1,170 @@
+"""Rewards for reference outputs that are already stored: `rlhf reference --reward R --out STORE`.
+
+Every state on the way is a valid store. Before another reward model's numbers are replaced, the
+manifest stops naming them; every shard changes in one moment; the manifest names the new rewards
+when all shards have them. A killed run goes on with the shards that still lack them.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedTokenizerBase
+
+from policies.reference.build import heartbeat_of, share, writes
+from policies.reference.settings import ReferenceSettings
+from policies.reference.shards import (
+    describe_shard,
+    read_table,
+    require_unchanged,
+    reward_of,
+    rows_of,
+    with_rewards,
+    write_table,
+)
+from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
+from policies.rewards.sources import Reward, describe_rewards, is_model, load_reward
+from rlhf.errors import InputError, InterruptedRunError
+from rlhf.modeling.readers import described_kwargs, tokenizer_of
+from rlhf.parallel.distributed import from_main, start
+from rlhf.parallel.sharding import Sharding
+from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.planning.planner import SCORE_BATCH
+from rlhf.records.jsonl import write_json
+from rlhf.run.metrics import progress
+from rlhf.run.rundir import RunDir, require_done
+from rlhf.run.watchdog import watching
+
+
+def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
+    """Score the outputs that a store holds, in place, and return its report.
+
+    Raises:
+        InputError: there is no finished store, the reward cannot be used, or the store has those
+            of another one.
+    """
+    assert settings.reward is not None
+    run = require_done(settings.out, "reference", "outputs")
+    sharding = choose_sharding(settings) if is_model(settings.reward) else Sharding()
+    accelerator = start(settings.precision, settings.seed)
+    manifest = from_main(read_manifest(run.outputs))
+    description = describe_rewards([settings.reward], manifest["model"])["reward"]
+    if manifest["reward"] == description:
+        return run.read_report()
+    if manifest["reward"] is not None:
+        _require_replacing(settings, manifest["reward"], description)
+        if accelerator.is_main_process:
+            write_json(run.outputs / MANIFEST, {**manifest, "reward": None})
+    accelerator.wait_for_everyone()
+    reader = description if is_model(settings.reward) else manifest["model"]
+    tokenizer = tokenizer_of(reader)
+    reward = load_reward(
+        [settings.reward],
+        accelerator,
+        sharding=sharding,
+        given=described_kwargs(manifest["model"]),
+    )
+    names = share(list(manifest["shards"]), settings, accelerator)
+    mine = {name: manifest["shards"][name] for name in names}
+    # the stage is done, and stays so whatever becomes of its rewards
+    with watching(heartbeat_of(run, settings), settings.stall_timeout, _say):
+        scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
+        scorer.score(run.outputs, mine)
+        accelerator.wait_for_everyone()
+    names = list(manifest["shards"])
+    scored = from_main([n for n in names if reward_of(run.outputs / n) == description["hash"]])
+    if len(scored) < len(names):
+        accelerator.wait_for_everyone()
+        return {"shards": {"scored": len(scored), "of": len(names)}}
+    if accelerator.is_main_process:
+        _name_rewards(run, manifest, description)
+    accelerator.wait_for_everyone()
+    return run.read_report()
+
+
+def _say(error: InterruptedRunError) -> None:
+    sys.stderr.write(f"error {error}\n")
+    sys.stderr.flush()
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    accelerator: Accelerator
+    sharding: Sharding
+    reward: Reward
+    tokenizer: PreTrainedTokenizerBase
+    batch_size: int
+
+    def score(self, folder: Path, shards: dict[str, dict[str, Any]]) -> None:
+        """Give this process's shards the rewards that they lack."""
+        for name, expected in shards.items():
+            require_unchanged(folder / name, expected, scored=False)
+        wanted = self.reward.description["hash"]
+        lacking = [name for name in shards if reward_of(folder / name) != wanted]
+        if self.sharding.is_together:
+            lacking = from_main(lacking)
+        total, left = (sum(shards[name]["rows"] for name in some) for some in (shards, lacking))
+        spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]
+        with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
+            for turn, name in enumerate(self.sharding.in_step(self.accelerator, lacking, spare)):
+                table = read_table(folder / name)
+                if turn >= len(lacking):  # others have files left, and their weights are here
+                    self._rewards(rows_of(table)[:1])
+                    continue
+                rewards = self._rewards(rows_of(table))
+                if writes(self.accelerator, self.sharding):
+                    write_table(folder / name, with_rewards(table, rewards), wanted)
+                bar.advance(shards[name]["rows"])
+
+    def _rewards(self, rows: Sequence[ReferenceRow]) -> list[float]:
+        device = self.accelerator.device
+        size = min(self.batch_size, SCORE_BATCH)
+        return self.reward.of_rows(rows, self.tokenizer, device, size)
+
+
+def _require_replacing(
+    settings: ReferenceSettings, present: dict[str, str], wanted: dict[str, str]
+) -> None:
+    if not settings.replace_reward:
+        raise InputError(
+            f"The outputs in {settings.out} have the rewards of {present['path']} "
+            f"({present['hash']}), not of {wanted['path']} ({wanted['hash']})",
+            "Add --replace-reward to give them the new ones.",
+        )
+
+
+def _name_rewards(run: RunDir, manifest: dict[str, Any], reward: dict[str, str]) -> None:
+    """Record the rewards that all shards have now; the manifest, which readers ask, comes last."""
+    shards = {
+        name: {**shard, "rewards": describe_shard(read_table(run.outputs / name))["rewards"]}
+        for name, shard in manifest["shards"].items()
+    }
+    stage = run.read_stage()
+    write_json(run.stage_file, {**stage, "inputs": {**stage["inputs"], "reward": reward}})
+    write_json(run.report_json, {**run.read_report(), "reward": reward})
+    write_json(run.outputs / MANIFEST, {**manifest, "reward": reward, "shards": shards})
+
+
+def rewards_by_prompt(
+    store: ReferenceStore,
+    reward: Reward,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+) -> dict[str, list[float]]:
+    """r(y0) of every stored output, by prompt id: as the store has them, else computed now."""
+    stored_by = store.manifest["reward"]
+    is_stored = stored_by is not None and stored_by["hash"] == reward.description["hash"]
+    columns = [table.to_pydict() for table in store.rows.tables("prompt_id", "reward")]
+    if is_stored:
+        rewards = [one for part in columns for one in part["reward"]]
+    else:
+        rewards = reward.of_rows(store.rows, tokenizer, device)
+    prompt_ids = [prompt_id for part in columns for prompt_id in part["prompt_id"]]
+    grouped: dict[str, list[float]] = {}
+    for prompt_id, one in zip(prompt_ids, rewards, strict=True):
+        grouped.setdefault(prompt_id, []).append(one)
+    return grouped

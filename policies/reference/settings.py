@@ -1,0 +1,119 @@
+"""The settings of `rlhf reference`; torch-free, so that `--help` is quick."""
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from policies.sampling.settings import require_sampling
+from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.errors import ConfigError
+from rlhf.modeling.template_kwargs import TemplateKwargs
+from rlhf.parallel.settings import GroupSettings
+
+SAMPLING = (
+    "samples",
+    "temperature",
+    "max_new_tokens",
+    "chat_template_kwargs",
+    "reuse",
+    "store_top_k",
+    "prompts_per_shard",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSettings(GroupSettings):
+    """Settings of `rlhf reference`."""
+
+    prompts: Path | None = None
+    """A folder made by `rlhf export`, or a JSON Lines file of prompts."""
+    model: str | None = None
+    """The original model: folder or hub name."""
+    out: Path
+    """Folder of this stage."""
+    reward: str | None = None
+    """What scores the reference outputs, and is stored with them: a reward model, a function
+    `signal:package.module:function` or an http(s):// address. Without --prompts and --model it
+    scores the outputs that --out already holds."""
+    replace_reward: bool = False
+    """Let --reward take the place of another one that has scored the stored outputs."""
+    inspect: bool = False
+    """Only say what --out holds."""
+    samples: int = 1
+    """Reference outputs per prompt."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    max_new_tokens: int = 256
+    """Length limit of a response, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
+    reuse: bool = True
+    """Take responses of the same model and sampling settings from the export."""
+    store_top_k: int = 0
+    """Store the log-probs of the so many likeliest tokens at every place, too, for `rlhf ppo
+    --kl.estimator top_k`; 0 is none."""
+    batch_size: int = 64
+    """Sequences sampled or scored at once."""
+    prompts_per_shard: int = 512
+    """Prompts per Parquet file; a resumed run repeats at most one file per process."""
+    shard: str | None = None
+    """I/N: one of N jobs that fill one --out together, counted from 0. It does every N-th file; a
+    killed job goes on when its command is given again; the last to end completes the store."""
+    seed: int = 0
+    """Random seed."""
+    precision: Precision = "auto"
+    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    resume: bool = False
+    """Go on with an unfinished --out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_together()
+        if self.offload and self.sharding in ("zero1", "zero2"):
+            raise ConfigError(
+                f"--offload has no meaning here with --sharding {self.sharding}: it divides what "
+                "only a training has",
+                "Use --sharding fsdp or zero3, or leave --offload out.",
+            )
+        require_range("samples", self.samples, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
+        require_sampling(self.temperature, 1.0, 0, self.max_new_tokens)
+        require_range("batch_size", self.batch_size, 1)
+        require_range("prompts_per_shard", self.prompts_per_shard, 1)
+        require_range("store_top_k", self.store_top_k, 0)
+        index, count = self.part
+        if not index < count:
+            raise ConfigError(
+                f"--shard is {self.shard!r}",
+                "Give I/N with I from 0 to N - 1: the jobs of --shard 0/4 … 3/4 fill one --out.",
+            )
+        if (self.prompts is None) != (self.model is None) or not (
+            self.prompts or self.reward or self.inspect
+        ):
+            raise ConfigError(
+                "rlhf reference needs --prompts and --model",
+                "Give both; or, for outputs that --out already holds, --reward R or --inspect.",
+            )
+        if self.model is None and not self.inspect:
+            self._refuse_sampling()
+
+    def _refuse_sampling(self) -> None:
+        """Of stored outputs: what says how to sample them says nothing."""
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name in SAMPLING and value not in (setting.default, {}):
+                raise ConfigError(
+                    f"--{setting.name.replace('_', '-')} is {value} for outputs that --out already "
+                    "holds",
+                    "Leave it out, also of --config files; or give --prompts and --model, and "
+                    "another --out, to make others.",
+                )
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which of how many jobs this is; (0, 0) where --shard cannot be read."""
+        if self.shard is None:
+            return 0, 1
+        parts = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        return (int(parts[1]), int(parts[2])) if parts else (0, 0)

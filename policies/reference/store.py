@@ -1,0 +1,381 @@
+"""The reference store: what the original model says, with the log-prob of every token, on disk.
+
+outputs/train-00000.parquet ...   one ReferenceRow a row; the M samples of a prompt lie together
+outputs/test-00000.parquet ...    the same of the test prompts
+outputs/manifest.json             model, tokenizer, sampling, counts, and the hashes of every shard
+end_tokens.json                   at what responses end, recorded before the first of them
+
+A store may hold millions of rows. Opening it reads the manifest; rows come from disk when they are
+wanted, their shard is checked against its hash first, and only the last ones stay in memory.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, overload
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
+
+from policies.reference.shards import (
+    ReferenceRow,
+    TopTokens,
+    require_unchanged,
+    rows_of,
+    split_of,
+    with_rewards,
+)
+from rlhf.errors import InputError
+from rlhf.modeling.chat_template import END_TOKENS, end_token_ids, set_end_tokens
+from rlhf.modeling.models import load_config
+from rlhf.modeling.readers import described_kwargs, require_described_kwargs
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.ranks import is_main_process
+from rlhf.records.documents import REMEDY, Kinds, read_document, require_kinds
+from rlhf.records.fingerprints import text_hash
+from rlhf.records.jsonl import write_json
+from rlhf.records.schema import Sampling, Split
+from rlhf.run.rundir import RunDir
+
+__all__ = [
+    "ReferenceRow",
+    "ReferenceStore",
+    "StoredPrompts",
+    "StoredRows",
+    "TopTokens",
+    "open_store",
+    "read_manifest",
+    "require_reference_of",
+    "require_training_prompts",
+]
+
+MANIFEST = "manifest.json"
+END_TOKENS_FILE = "end_tokens.json"  # beside the folder of the store
+FORMAT_VERSION = 2
+MANIFEST_KINDS: Kinds = {
+    "format_version": int,
+    "sampling": dict,
+    "shards": dict,
+    "model": dict,
+    "reward": dict | None,
+    "samples_per_prompt": int,
+    "longest_prompt": int,
+    "finished": int,
+    "mean_log_prob": int | float,
+    "stored_top_k": int | None,
+    "precision": str,
+    "reused": int,
+    END_TOKENS: list,
+}
+MAX_ROWS = 10**12  # of a shard
+GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows each, as shards are written
+SHARDS_CHECKED_AT_OPENING = 8  # the others are when they are first read
+
+
+class StoredRows(Sequence[ReferenceRow]):
+    """All rows of a store, in the order of its shards; read when they are wanted.
+
+    Args:
+        folder: where the shards are.
+        shards: what the manifest says of them.
+        scored: whether their rewards are those of one reward model.
+    """
+
+    def __init__(self, folder: Path, shards: Mapping[str, Any], *, scored: bool) -> None:
+        self._folder = folder
+        self._shards = list(shards.items())
+        self._ends = list(accumulate(shard["rows"] for shard in shards.values()))
+        self._scored = scored
+        self._checked: set[str] = set()
+        self._group = lru_cache(maxsize=GROUPS_IN_MEMORY)(self._read_group)
+        self._group_ends = cache(self._read_group_ends)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> ReferenceRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ReferenceRow, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ReferenceRow | tuple[ReferenceRow, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        shard = bisect_right(self._ends, place)
+        begin: int = self._ends[shard] - self._shards[shard][1]["rows"]
+        ends = self._group_ends(shard)
+        group = bisect_right(ends, place - begin)
+        return self._group(shard, group)[place - begin - ends[group]]  # counted from its end
+
+    def check(self, shard: int) -> None:
+        """Refuse a shard that is not what the manifest says, unless it was checked before.
+
+        Raises:
+            InputError: it is missing or was changed.
+        """
+        name, expected = self._shards[shard]
+        if name not in self._checked:
+            require_unchanged(self._folder / name, expected, scored=self._scored)
+            self._checked.add(name)
+
+    def tables(self, *columns: str) -> Iterator[pa.Table]:
+        """One shard after another, or some columns of it."""
+        for shard, (name, _) in enumerate(self._shards):
+            self.check(shard)
+            yield pq.ParquetFile(self._folder / name).read(columns=list(columns) or None)
+
+    def _read_group_ends(self, shard: int) -> list[int]:
+        """Where the row groups of a shard end; other programs pack rows otherwise."""
+        self.check(shard)
+        metadata = pq.ParquetFile(self._folder / self._shards[shard][0]).metadata
+        groups = range(metadata.num_row_groups)
+        return list(accumulate(metadata.row_group(group).num_rows for group in groups))
+
+    def _read_group(self, shard: int, group: int) -> tuple[ReferenceRow, ...]:
+        self.check(shard)
+        table = pq.ParquetFile(self._folder / self._shards[shard][0]).read_row_group(group)
+        return tuple(rows_of(table if self._scored else with_rewards(table, None)))
+
+
+class StoredPrompts(Sequence[tuple[ReferenceRow, ...]]):
+    """The rows of each prompt of a split.
+
+    Args:
+        rows: of the whole store.
+        places: where this split's are.
+        samples: rows of each prompt.
+    """
+
+    def __init__(self, rows: StoredRows, places: range, samples: int) -> None:
+        self._rows = rows
+        self._starts = places[::samples]
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[ReferenceRow, ...]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[ReferenceRow, ...]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> tuple[ReferenceRow, ...] | list[tuple[ReferenceRow, ...]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        first = self._starts[index]
+        return self._rows[first : first + self._samples]
+
+
+@dataclass(frozen=True)
+class ReferenceStore:
+    """All reference outputs, in their folder, their manifest, and where their model is now."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    model: str
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the reference outputs were sampled."""
+        return Sampling(**self.manifest["sampling"])
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The --chat-template-kwargs with which its prompts were read."""
+        return described_kwargs(self.manifest["model"])
+
+    def load_tokenizer(self, name: str) -> PreTrainedTokenizerBase:
+        """The tokenizer of a model that goes on from this store, and ends where its outputs do.
+
+        A store that names no end tokens is from a version that knew the tokenizer's alone.
+
+        Args:
+            name: model folder or hub name.
+
+        Raises:
+            InputError: there is no such tokenizer, or the manifest names tokens that it lacks.
+        """
+        tokenizer = load_tokenizer(name, self.template_kwargs)
+        ends = self.manifest.get(END_TOKENS, [int(tokenizer.eos_token_id)])
+        vocabulary = int(load_config(name).get_text_config().vocab_size)
+        require_end_tokens(ends, str(self.folder / MANIFEST), max(vocabulary, len(tokenizer)))
+        set_end_tokens(tokenizer, ends)
+        return tokenizer
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over the rows of all shards; rewards, which may be added later, do not count."""
+        hashes = {name: shard["hash"] for name, shard in self.manifest["shards"].items()}
+        return text_hash(str(sorted(hashes.items())))
+
+    @cached_property
+    def rows(self) -> StoredRows:
+        """All rows, training prompts first."""
+        scored = self.manifest["reward"] is not None
+        return StoredRows(self.folder, self.manifest["shards"], scored=scored)
+
+    def by_prompt(self, split: Split) -> StoredPrompts:
+        """The rows of each prompt of a split, in the order of the store."""
+        shards = self.manifest["shards"].items()
+        train = sum(shard["rows"] for name, shard in shards if split_of(name) == "train")
+        places = range(train) if split == "train" else range(train, len(self.rows))
+        return StoredPrompts(self.rows, places, self.manifest["samples_per_prompt"])
+
+
+def require_end_tokens(ids: Sequence[Any], place: str, vocabulary: float = math.inf) -> None:
+    """Refuse end tokens that are none of a vocabulary of so many tokens.
+
+    Raises:
+        InputError: names the place and the end tokens.
+    """
+    if not ids or not all(type(one) is int and 0 <= one < vocabulary for one in ids):
+        raise InputError(
+            f"{place} has {END_TOKENS!r} as {str(ids)[:80]}, not as token ids of its model", REMEDY
+        )
+
+
+def settle_end_tokens(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """At what all responses of a stage end, which it records when it opens first.
+
+    Other jobs and a resumed run go by the record. A stage with shards and no record is from a
+    version that ended responses at `tokenizer.eos_token` alone.
+
+    Args:
+        run: the stage, open.
+        tokenizer: of its model; knows all end tokens.
+
+    Raises:
+        InputError: the record is broken.
+    """
+    path = run.path / END_TOKENS_FILE
+    if path.is_file():
+        ends = read_document(path, {END_TOKENS: list})[END_TOKENS]
+        require_end_tokens(ends, str(path))
+        return list(ends)
+    if any(run.outputs.glob("*.parquet")):
+        ends = [int(tokenizer.eos_token_id)]
+    else:
+        ends = list(end_token_ids(tokenizer))
+    if is_main_process():
+        write_json(path, {END_TOKENS: ends})
+    return ends
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a store says of itself.
+
+    Raises:
+        InputError: no manifest or a broken one, another format, or truncated sampling.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise InputError(
+            f"{folder} is not a reference store: it has no {MANIFEST}",
+            "Make one: rlhf reference --prompts DIR --model M --out R",
+        )
+    manifest = read_document(path, MANIFEST_KINDS)
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise InputError(
+            f"{folder} has format {manifest.get('format_version')}, not {FORMAT_VERSION}",
+            "Make the store again with rlhf reference.",
+        )
+    if not _checked_sampling(manifest, path).is_untruncated:
+        raise InputError(
+            f"The outputs in {folder} were sampled with top_p or top_k: they give no KL",
+            "Make the store again with rlhf reference, which samples the whole distribution.",
+        )
+    return manifest
+
+
+def _checked_sampling(manifest: dict[str, Any], path: Path) -> Sampling:
+    """The sampling of a manifest whose every part is what its readers expect.
+
+    Raises:
+        InputError: one is not.
+    """
+    needed: dict[str, tuple[str, ...]] = {"model": ("path", "hash", "tokenizer")}
+    if manifest["reward"] is not None:
+        needed["reward"] = ("path", "hash")
+    for name, keys in needed.items():
+        kinds = {key: str for key in keys if manifest[name][key]}
+        require_kinds(manifest[name], kinds, f"{path} ({name})")
+    for name, shard in manifest["shards"].items():
+        place = f"{path} (shard {name[:80]})"
+        require_kinds({name: shard}, {name: dict}, place)
+        require_kinds(shard, {"rows": int, "hash": str}, place)
+        if not 0 <= shard["rows"] <= MAX_ROWS or not shard["hash"] or Path(name).name != name:
+            raise InputError(f"{place} is no shard of a store", REMEDY)
+    if manifest["samples_per_prompt"] < 1:
+        raise InputError(f"{path} has no samples of a prompt", REMEDY)
+    for name in needed:
+        require_described_kwargs(manifest[name], f"{path} ({name})")
+    if END_TOKENS in manifest:
+        require_end_tokens(manifest[END_TOKENS], str(path))
+    try:
+        return Sampling.from_json(manifest["sampling"])
+    except InputError as error:
+        raise InputError(f"{path}: {error.problem}", REMEDY) from None
+
+
+def open_store(folder: Path, model: str | None = None) -> ReferenceStore:
+    """Open a store; its rows are read, and checked, when they are wanted.
+
+    Args:
+        folder: of the store.
+        model: where the model that made it is; where the manifest says, unless given.
+
+    Raises:
+        InputError: the manifest does not allow it, or a shard is missing or, among the first ones,
+            was changed since the store was written.
+    """
+    manifest = read_manifest(folder)
+    store = ReferenceStore(folder, manifest, model or manifest["model"]["path"])
+    present = {path.name for path in folder.iterdir()}
+    for number, name in enumerate(store.manifest["shards"]):
+        if number < SHARDS_CHECKED_AT_OPENING or name not in present:
+            store.rows.check(number)
+    return store
+
+
+def require_reference_of(store: ReferenceStore, model: dict[str, str]) -> None:
+    """Refuse a store that another model or tokenizer has made.
+
+    Args:
+        store: the reference outputs.
+        model: what `rlhf.modeling.models.describe_model` says of the model in hand.
+
+    Raises:
+        InputError: weights or tokenizer differ from the manifest.
+    """
+    made_by = store.manifest["model"]
+    for key, what in (("tokenizer", "tokenizer or chat template"), ("hash", "weights")):
+        if made_by[key] != model[key]:
+            raise InputError(
+                f"The reference outputs were made by {made_by['path']}, whose {what} differ from "
+                f"those of {model['path']} ({made_by[key]} ≠ {model[key]})",
+                f"Store this model's outputs: rlhf reference --model {model['path']} …",
+            )
+
+
+def require_training_prompts(store: ReferenceStore) -> None:
+    """Refuse a store whose prompts are all of the test split.
+
+    Raises:
+        InputError: says how to make one that has others.
+    """
+    if not store.by_prompt("train"):
+        raise InputError(
+            f"{store.folder} has no prompts of the split 'train', only "
+            f"{len(store.by_prompt('test'))} of 'test'",
+            "Make a store of training prompts: rlhf reference --prompts DIR …",
+        )

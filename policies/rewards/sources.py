@@ -1,0 +1,208 @@
+"""Where rewards come from: reward models, functions and HTTP endpoints, alone or combined."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.rewards.shaping import Combination, combine
+from reward.scoring.scorer import load_scorer, member_folders
+from reward.scoring.texts import SIGNAL, load_text_reward, require_numbers
+from reward.settings import Combine
+from rlhf.modeling.models import describe_model, model_folder, require_same_tokenizer
+from rlhf.modeling.readers import described_kwargs, reward_kwargs
+from rlhf.modeling.tokens import TokenBatch, pad_right
+from rlhf.parallel.distributed import from_main
+from rlhf.parallel.sharding import Sharding
+from rlhf.planning.planner import SCORE_BATCH
+from rlhf.ranks import is_main_process
+from rlhf.records.schema import Prompt, Response
+from rlhf.run.watchdog import beat
+
+Source = Callable[[Sequence[Prompt], Sequence[str], TokenBatch], Float[Tensor, " B"]]
+
+
+class Answer(Protocol):
+    """What a reward needs of a stored reference output."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Its token ids."""
+
+    @property
+    def response_ids(self) -> list[int]:
+        """Token ids of the response."""
+
+    @property
+    def text(self) -> str:
+        """The response."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One or several sources as one number for each response.
+
+    `in_step` makes of this process's batches as many as the others have, where models are divided.
+    """
+
+    sources: tuple[Source, ...]
+    weights: tuple[float, ...]
+    combination: Combination
+    description: dict[str, str]
+    in_step: Callable[[Sequence[int]], Sequence[int]]
+
+    def __call__(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
+    ) -> Float[Tensor, " B"]:
+        """Rewards of responses, as text and as the token ids of prompt and response.
+
+        Raises:
+            InputError: a reward is not a number.
+        """
+        scores = torch.stack([source(prompts, texts, batch) for source in self.sources])
+        weights = torch.tensor(self.weights, device=scores.device)
+        return combine(scores, weights, self.combination)
+
+    def of_rows(
+        self,
+        rows: Sequence[Answer],
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        batch_size: int = SCORE_BATCH,
+    ) -> list[float]:
+        """The reward of stored reference outputs, in the order given."""
+        pad_id = int(tokenizer.pad_token_id)
+        rewards = [0.0] * len(rows)
+        for first in self.in_step(range(0, len(rows), batch_size)):
+            beat()
+            part = rows[first : first + batch_size]
+            batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
+            told = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
+            rewards[first : first + len(part)] = told.tolist()
+        return rewards
+
+
+def is_model(name: str) -> bool:
+    """Whether a reward is a model, not a function or an endpoint."""
+    return not name.startswith((SIGNAL, "http://", "https://"))
+
+
+def reward_models(names: Sequence[str]) -> list[str]:
+    """The folders of the models among some rewards, every member of an ensemble by itself.
+
+    Raises:
+        InputError: the stage of one did not finish.
+    """
+    return [folder for name in names if is_model(name) for folder in member_folders(name)]
+
+
+def describe_reward(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
+    """What manifests record of a reward; a function or an endpoint has its name as its hash.
+
+    Args:
+        name: of the reward.
+        given: the policy's --chat-template-kwargs, for another program's model that records none.
+
+    Raises:
+        InputError: there is no such model, or its stage did not finish.
+    """
+    if is_model(name):
+        kwargs = reward_kwargs(name, given or {})
+        return describe_model(model_folder(name, "reward", "model"), kwargs)
+    return {"path": name, "hash": name}
+
+
+def describe_rewards(names: Sequence[str], policy: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The rewards as inputs of a stage, each under its name.
+
+    Raises:
+        InputError: there is no such model, or it reads text differently from the policy.
+    """
+    described = {}
+    for number, name in enumerate(names, start=1):
+        description = describe_reward(name, described_kwargs(policy))
+        if is_model(name):
+            require_same_tokenizer(description, policy)
+        described["reward" if number == 1 else f"reward {number}"] = description
+    return described
+
+
+def load_reward(
+    names: Sequence[str],
+    accelerator: Accelerator,
+    *,
+    weights: Sequence[float] = (),
+    combination: Combination = "sum",
+    sharding: Sharding | None = None,
+    base: PreTrainedModel | None = None,
+    given: dict[str, Any] | None = None,
+) -> Reward:
+    """Load every source.
+
+    Args:
+        names: reward models, `signal:package.module:function`, or http(s):// addresses.
+        accelerator: gives device and precision.
+        weights: one for each; all 1 when empty.
+        combination: how several become one.
+        sharding: of the stage, which reward models follow where it divides weights.
+        base: a language model whose frozen weights reward models were trained beside.
+        given: the policy's --chat-template-kwargs, for other programs' models that record none.
+
+    Raises:
+        InputError: a source cannot be loaded.
+    """
+    parts = [describe_reward(name, given) for name in names]
+    used = tuple(weights) or (1.0,) * len(names)
+    members: Combine = "min" if combination == "worst" else "mean"
+    worst_member = members == "min" and len(reward_models(names)) > 1  # stores have the mean
+    whole = parts[0]
+    if len(names) > 1 or used != (1.0,) or worst_member:
+        hashes = [part["hash"] for part in parts]
+        whole = {"path": ", ".join(names), "hash": f"{combination} {used} {hashes}"}
+    sharding = sharding or Sharding()
+    sources = tuple(_load(name, accelerator, members, sharding, base, given) for name in names)
+    in_step = partial(sharding.in_step, accelerator)
+    return Reward(sources, used, combination, whole, in_step)
+
+
+def _load(
+    name: str,
+    accelerator: Accelerator,
+    members: Combine,
+    sharding: Sharding,
+    base: PreTrainedModel | None,
+    given: dict[str, Any] | None,
+) -> Source:
+    if is_model(name):
+        scorer = load_scorer(name, accelerator, members, sharding, base, given=given)
+
+        def read(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
+            rewards = scorer(scorer.without_thinking(prompts, texts, batch))
+            require_numbers(name, list(zip(prompts, rewards.tolist(), strict=True)))
+            return rewards
+
+        return read
+    reward = load_text_reward(name, accelerator, tokens_per_batch=1)
+
+    def score(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
+        answers = [
+            (prompt, (Response(id="", prompt_id=prompt.id, text=text, model=""),))
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        once = sharding.is_together  # the same answers in all processes
+        mine = not once or is_main_process()
+        rewards = [row[0] for row in reward(answers)] if mine else []
+        rewards = from_main(rewards) if once else rewards
+        return torch.tensor(rewards, dtype=torch.float32, device=batch.ids.device)
+
+    return score

@@ -1,0 +1,174 @@
+"""The way back to the annotators: what the newest policy says, and which of it is worth a look.
+
+A prompt is worth ranking again where the policy has moved far from the original (there the reward
+model was never tested), where the reward model cannot tell the answers apart, and, since nobody
+knows what a model does not know, sometimes at random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from policies.evaluate.answers import sample_answers, stored_answers
+from policies.evaluate.judges import score_with_reward
+from policies.reference.audit import score_responses
+from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
+from policies.rewards.sources import describe_rewards, load_reward
+from policies.rounds.settings import RoundSettings
+from rlhf.errors import InputError
+from rlhf.modeling.models import (
+    describe_model,
+    load_causal_lm,
+    policy_folder,
+    require_same_tokenizer,
+)
+from rlhf.modeling.readers import kwargs_for
+from rlhf.parallel.distributed import start_alone
+from rlhf.records.schema import Prompt, Response
+from rlhf.run.rundir import require_done
+
+RANDOM, DIVERGENT, UNCERTAIN = "random", "divergent", "uncertain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A prompt that may go to the annotators, with the answers that they would rank.
+
+    Args:
+        prompt: the prompt.
+        responses: the original's first answer, then the policy's samples; every text once.
+        rewards: what the reward model gives each of them.
+        nats: mean log π(y)/π_ref(y) of the policy's samples.
+    """
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    rewards: Float[ndarray, " K"]
+    nats: float
+
+
+def sample_candidates(
+    settings: RoundSettings,
+) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
+    """Let the policy answer every training prompt of the store; also path and hash of the inputs.
+
+    Prompts on which everything said is the same are left out.
+
+    Raises:
+        InputError: an input is missing or belongs to another model, or there is no such prompt.
+    """
+    path = policy_folder(settings.policy)
+    outputs = require_done(settings.reference, "reference", "outputs").outputs
+    store = open_store_and_find_model(outputs, path)
+    given = store.template_kwargs
+    policy = describe_model(path, kwargs_for(path, given))
+    inputs = {
+        "policy": policy,
+        **describe_rewards([settings.reward], policy),
+        "reference": {"path": str(settings.reference), "hash": store.content_hash},
+    }
+    require_same_tokenizer(store.manifest["model"], policy)
+    groups = store.by_prompt("train")
+    if not groups:
+        raise InputError(
+            f"The store {settings.reference} has no training prompts",
+            "Make it from prompts of the train split: rlhf reference --prompts DIR …",
+        )
+    accelerator = start_alone(settings.precision, settings.seed)
+    tokenizer = store.load_tokenizer(policy["path"])
+    sampling = replace(store.sampling, seed=settings.seed)
+    encoded = [group[0].prompt_ids for group in groups]
+    how = {"samples": settings.k, "batch_size": settings.batch_size}
+    ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, **how)
+    repeated = [ids for ids in encoded for _ in range(settings.k)]
+    responses = [sample.token_ids for row in ours.samples for sample in row]
+    asked = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)
+    with in_memory(load_causal_lm(policy["path"]).to(accelerator.device)) as model:
+        log_probs = score_responses(accelerator, model, *asked)
+    with in_memory(load_reference_model(store, accelerator)) as reference:
+        reference_log_probs = score_responses(accelerator, reference, *asked)
+    log_ratios = [
+        float(mine.sum()) - float(other.sum())
+        for mine, other in zip(log_probs, reference_log_probs, strict=True)
+    ]
+    nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
+    reward = load_reward([settings.reward], accelerator, given=given)
+    sides = {"policy": ours, "reference": stored_answers(groups, store)}
+    rows = [group[0] for group in groups]
+    rewards = score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))
+    prompts = [group[0].prompt for group in groups]
+    originals = sides["reference"].responses(prompts)
+    news = ours.responses(prompts)
+    candidates = [
+        candidate(
+            prompt,
+            (originals[row][0], *news[row]),
+            np.array([rewards["reference"][row][0], *rewards["policy"][row]]),
+            float(nats[row]),
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    return [one for one in candidates if len(one.responses) > 1], inputs
+
+
+def candidate(
+    prompt: Prompt, responses: Sequence[Response], rewards: Float[ndarray, " K"], nats: float
+) -> Candidate:
+    """A candidate with every text once: nobody can rank, or be unsure of, two that read the same.
+
+    Args:
+        prompt: as in `Candidate`.
+        responses: with repetitions.
+        rewards: of each of them.
+        nats: as in `Candidate`.
+    """
+    texts = [response.text for response in responses]
+    kept = [place for place, text in enumerate(texts) if texts.index(text) == place]
+    return Candidate(
+        prompt=prompt,
+        responses=tuple(responses[place] for place in kept),
+        rewards=rewards[kept],
+        nats=nats,
+    )
+
+
+def choose(
+    nats: Sequence[float],
+    uncertainty: Sequence[float],
+    *,
+    pick: int,
+    random_share: float,
+    seed: int,
+) -> list[tuple[int, str]]:
+    """Places of the chosen prompts and why each was chosen, in the order to rank them.
+
+    Every reason has its own list, best first: the farthest from the original, the most uncertain, a
+    random order. The lists take turns, each in proportion to its share, and none takes a prompt
+    that another has taken.
+
+    Args:
+        nats: how far the policy has moved on each prompt.
+        uncertainty: how little the reward model can tell the answers apart.
+        pick: how many to choose, at most all.
+        random_share: share of those drawn at random; the rest is halved.
+        seed: of the random order.
+    """
+    orders = {
+        RANDOM: list(np.random.default_rng(seed).permutation(len(nats))),
+        DIVERGENT: list(np.argsort(-np.array(nats), kind="stable")),
+        UNCERTAIN: list(np.argsort(-np.array(uncertainty), kind="stable")),
+    }
+    rest = (1 - random_share) / 2
+    shares = {RANDOM: random_share, DIVERGENT: rest, UNCERTAIN: rest}
+    taken: dict[int, str] = {}
+    counts = dict.fromkeys(orders, 0)
+    while len(taken) < min(pick, len(nats)):
+        # the reason that is furthest behind its share
+        reason = max(orders, key=lambda name: shares[name] * (len(taken) + 1) - counts[name])
+        place = next(int(place) for place in orders[reason] if int(place) not in taken)
+        taken[place] = reason
+        counts[reason] += 1
+    return list(taken.items())

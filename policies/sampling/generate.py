@@ -1,0 +1,365 @@
+"""Sampling responses from a model, batch by batch in order of length; and `rlhf generate`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from policies.sampling.settings import GenerateSettings
+from rlhf.errors import InputError
+from rlhf.modeling.attention.layout import common_beginning
+from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
+from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.models import describe_model, load_causal_lm, load_config
+from rlhf.modeling.projection import float32_logits
+from rlhf.modeling.readers import tokenizer_of
+from rlhf.modeling.tokens import TokenBatch, decode_response, encode_prompt, join, pad_left
+from rlhf.parallel.distributed import start_alone
+from rlhf.records.schema import Prompt, Response, Sampling, content_id
+from rlhf.run.metrics import progress
+from rlhf.run.watchdog import beat
+
+PART = 256  # words of the vocabulary that are summed together
+MORE_SEED_STRIDE = 1_000_003
+EMPTY_TEXT = "(no answer)"  # people must see that a model said nothing; the token ids stay exact
+# Token ids and log-probs of each response, from the model, prompts, how to sample, and how many
+# responses may be in work at one time.
+Sampler = Callable[
+    [Accelerator, PreTrainedModel, Sequence[list[int]], GenerationConfig, int],
+    list[tuple[list[int], list[float]]],
+]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The token ids of a sampled response; `finished` tells whether it has its end token.
+
+    `log_probs` are those that the sampler had of its tokens; None where it is not known.
+    """
+
+    token_ids: list[int]
+    finished: bool
+    log_probs: list[float] | None = None
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """Token ids of prompts that leave room for an answer in the model's context.
+
+    Raises:
+        InputError: a prompt and an answer of full length do not fit together.
+    """
+    encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    for prompt, ids in zip(prompts, encoded, strict=True):
+        if context is not None and len(ids) + max_new_tokens > context:
+            raise InputError(
+                f"Prompt {prompt.id} has {len(ids)} tokens; with {max_new_tokens} new ones it "
+                f"exceeds the model's context of {context}",
+                "Shorten or remove the prompt, or lower --max-new-tokens.",
+            )
+    return encoded
+
+
+@torch.no_grad()
+def sample_responses(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    batch_size: int,
+    on_batch: Callable[[int], None] = lambda count: None,
+    sampler: Sampler | None = None,
+) -> list[Sample]:
+    """Sample one response for every row of prompt token ids, in the order given.
+
+    Args:
+        accelerator: device and precision.
+        model: the language model, not wrapped.
+        tokenizer: for padding and end tokens.
+        prompts: token ids; repeat a prompt to sample it several times.
+        sampling: temperature, truncation and length; its seed is not used: the caller seeds.
+        batch_size: sequences sampled at once.
+        on_batch: told how many responses each batch has added.
+        sampler: who samples in place of transformers' plain `generate`.
+
+    Raises:
+        InputError: the sampler cannot run this model.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        if sampler is None:
+            told = _sample_batches(
+                accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
+            )
+        else:
+            config = generation_config(tokenizer, sampling)
+            told = sampler(accelerator, model, prompts, config, batch_size)
+            on_batch(len(prompts))
+    finally:
+        model.train(was_training)
+    ends = end_token_ids(tokenizer)
+    return [cut(ids, ends, log_probs) for ids, log_probs in told]
+
+
+def _sample_batches(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    batch_size: int,
+    on_batch: Callable[[int], None],
+) -> list[tuple[list[int], list[float]]]:
+    """Token ids and their log-probs in the order given; prompts of like length share a batch."""
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    told: dict[int, tuple[list[int], list[float]]] = {}
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        part = [prompts[row] for row in rows]
+        found = _sample_batch(accelerator, model, part, tokenizer, sampling)
+        told.update(zip(rows, found, strict=True))
+        on_batch(len(rows))
+    return [told[row] for row in range(len(prompts))]
+
+
+def _sample_batch(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+) -> list[tuple[list[int], list[float]]]:
+    """Token ids up to the longest response, and their log-probs."""
+    drawing = Draw()
+    generate: Any = model.generate
+    with accelerator.autocast(), float32_logits(model):
+        batch, cache = _begin(model, prompts, int(tokenizer.pad_token_id), accelerator.device)
+        output = generate(
+            input_ids=batch.ids,
+            attention_mask=batch.mask.long(),
+            past_key_values=cache,
+            generation_config=greedy_config(tokenizer, sampling.max_new_tokens),
+            logits_processor=LogitsProcessorList([*warpers(sampling), drawing]),
+        )
+    new_ids = output[:, batch.ids.shape[1] :].tolist()
+    log_probs = torch.stack(drawing.log_probs, dim=1).tolist()
+    return list(zip(new_ids, log_probs, strict=True))
+
+
+def _begin(
+    model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, device: torch.device
+) -> tuple[TokenBatch, DynamicCache | None]:
+    """What to generate from; where much of it is common to all, that is read once, for the cache.
+
+    Padding then stands behind the common beginning.
+    """
+    padded = pad_left(prompts, pad_id).to(device)
+    common = common_beginning(prompts)
+    saved = common * (len(prompts) - 1)
+    if saved < LEAST_SAVING * padded.ids.numel() or other_attention(model.config):
+        return padded, None
+    first = torch.tensor([prompts[0][:common]], device=device)
+    outputs = model(input_ids=first, use_cache=True, logits_to_keep=1)
+    cache = getattr(outputs, "past_key_values", None)
+    if not isinstance(cache, DynamicCache):
+        return padded, None
+    cache.batch_repeat_interleave(len(prompts))
+    rest = pad_left([one[common:] for one in prompts], pad_id).to(device)
+    ids = first.expand(len(prompts), -1)
+    return join(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)), rest), cache
+
+
+class Draw(LogitsProcessor):
+    """Chooses every next token, leaves `generate` no other, and notes its log-probability.
+
+    `generate` would draw by `torch.multinomial`: a random number for every word of the vocabulary,
+    which on CPUs takes a fifth of a small model's time for a token.
+    """
+
+    def __init__(self) -> None:
+        self.log_probs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """0 at the token that was drawn from the logits, −∞ at all others."""
+        beat()
+        probabilities = scores.float().softmax(dim=1)
+        ids = draw(probabilities)
+        self.log_probs.append(probabilities.gather(1, ids).log().squeeze(1))
+        return scores.fill_(-torch.inf).scatter_(1, ids, 0.0)  # they are the warpers', not kept
+
+
+def draw(probabilities: Float[Tensor, "B V"]) -> Int[Tensor, "B 1"]:
+    """A token of each row at random: where a uniform number falls in the running sum of its row.
+
+    The sum goes in float64, first over parts of the row, then within the part that it falls in:
+    in float32 the tail of a large vocabulary would be lost.
+    """
+    words = probabilities.shape[1]
+    padded = torch.nn.functional.pad(probabilities, (0, -words % PART))
+    parts = padded.view(len(padded), -1, PART)
+    sums = parts.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    uniform = torch.rand(len(sums), 1, dtype=torch.float64, device=sums.device)
+    place = uniform * sums[:, -1:]
+    part = torch.searchsorted(sums, place, right=True).clamp(max=sums.shape[1] - 1)
+    chosen = parts.gather(1, part[:, :, None].expand(-1, -1, PART)).squeeze(1)
+    inner = chosen.double().cumsum(dim=1)
+    before = sums.gather(1, part) - inner[:, -1:]
+    token = torch.searchsorted(inner, place - before, right=True)
+    return (part * PART + token).clamp(max=words - 1)
+
+
+def warpers(sampling: Sampling) -> list[LogitsProcessor]:
+    """Temperature and truncation, in the order in which `generate` has them."""
+    found: list[LogitsProcessor] = [TemperatureLogitsWarper(sampling.temperature)]
+    if sampling.top_k:
+        found.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        found.append(TopPLogitsWarper(sampling.top_p))
+    return found
+
+
+def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> GenerationConfig:
+    """What `generate` is told that has nothing left to choose."""
+    return GenerationConfig(
+        do_sample=False,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=50,  # unused, as is its default; an unset one would come from the model's own config
+        repetition_penalty=1.0,
+        max_new_tokens=max_new_tokens,
+        use_cache=True,  # models that were trained with checkpointing often say no
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=list(end_token_ids(tokenizer)),
+    )
+
+
+def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> GenerationConfig:
+    """How transformers samples by itself, one token after the other or continuously."""
+    # top_k and top_p stand here even when off: unset ones would come from the model's own config
+    return GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        repetition_penalty=1.0,
+        max_new_tokens=sampling.max_new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=list(end_token_ids(tokenizer)),
+    )
+
+
+def cut(ids: list[int], ends: Sequence[int], log_probs: list[float] | None = None) -> Sample:
+    """Drop what follows the first end token, any of them; it belongs to the response itself."""
+    place = next((place for place, token in enumerate(ids) if token in ends), None)
+    length = len(ids) if place is None else place + 1
+    kept = None if log_probs is None else log_probs[:length]
+    return Sample(ids[:length], place is not None, kept)
+
+
+def generate_responses(
+    settings: GenerateSettings,
+    lacking: Callable[[str], Sequence[tuple[Prompt, int]]],
+    add: Callable[[Iterable[Response]], int],
+) -> dict[str, Any]:
+    """Sample until every prompt has `k` responses of the model, saving after each batch.
+
+    Args:
+        settings: model, k and sampling.
+        lacking: for a model fingerprint, the prompts with fewer than k responses, and how many
+            they have.
+        add: stores responses.
+
+    Raises:
+        InputError: the model cannot be loaded, or a prompt is too long for it.
+    """
+    description = describe_model(settings.model, settings.chat_template_kwargs)
+    todo = lacking(description["hash"])
+    slots = [(prompt, index) for prompt, have in todo for index in range(have, settings.k)]
+    if not slots:
+        return {"responses": 0, "prompts": 0, "model": settings.model}
+    tokenizer = tokenizer_of(description)
+    encoded = encode_prompts(
+        tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
+    )
+    most = max(have for _, have in todo)  # answers that came from this seed must not come again
+    accelerator = start_alone(settings.precision, settings.seed + MORE_SEED_STRIDE * most)
+    # nothing is trained here: weights in the precision they are multiplied in need no casts
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    model = load_causal_lm(settings.model, dtype).to(accelerator.device).eval()
+    sampling = Sampling(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+    )
+    order = sorted(range(len(slots)), key=lambda slot: len(encoded[slot]))
+    with progress("responses", total=len(slots)) as bar:
+        for first in range(0, len(order), settings.batch_size):
+            rows = order[first : first + settings.batch_size]
+            samples = sample_responses(
+                accelerator,
+                model,
+                tokenizer,
+                [encoded[row] for row in rows],
+                sampling,
+                settings.batch_size,
+            )
+            add(
+                as_response(
+                    *slots[row],
+                    sample,
+                    decode_response(tokenizer, sample.token_ids, encoded[row]),
+                    description,
+                    sampling,
+                )
+                for row, sample in zip(rows, samples, strict=True)
+            )
+            bar.advance(len(rows))
+    return {"responses": len(slots), "prompts": len(todo), "model": settings.model}
+
+
+def as_response(
+    prompt: Prompt,
+    index: int,
+    sample: Sample,
+    text: str,
+    description: dict[str, str],
+    sampling: Sampling,
+) -> Response:
+    """A sample as a record, which knows the model and the settings that gave it."""
+    return Response(
+        id=content_id(prompt.id, description["hash"], index, sample.token_ids),
+        prompt_id=prompt.id,
+        text=text or EMPTY_TEXT,
+        model=description["path"],
+        model_fingerprint=description["hash"],
+        tokenizer_fingerprint=description["tokenizer"],
+        sampling=sampling,
+        sample_index=index,
+        token_ids=tuple(sample.token_ids),
+        finished=sample.finished,
+    )

@@ -1,0 +1,57 @@
+"""The settings of `rlhf generate`; torch-free, so that `--help` is quick."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.modeling.template_kwargs import TemplateKwargs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings:
+    """Settings of `rlhf generate`."""
+
+    db: Path
+    """The label database; prompts come from it, responses go into it."""
+    model: str
+    """Model folder or hub name."""
+    k: Annotated[int, Parameter(name=("--k", "-k"))] = 4
+    """Responses per prompt."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_p: float = 1.0
+    """Nucleus sampling; responses made with less than 1 cannot serve as reference outputs."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens only; 0 is off."""
+    max_new_tokens: int = 256
+    """Length limit of a response, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
+    batch_size: int = 64
+    """Sequences sampled at once."""
+    seed: int = 0
+    """Random seed."""
+    precision: Precision = "auto"
+    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+
+    def __post_init__(self) -> None:
+        require_range("k", self.k, 1)
+        require_sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
+        require_range("batch_size", self.batch_size, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
+
+
+def require_sampling(temperature: float, top_p: float, top_k: int, max_new_tokens: int) -> None:
+    """Refuse sampling settings out of range.
+
+    Raises:
+        ConfigError: names the setting, the value and the range.
+    """
+    require_range("temperature", temperature, 0.0, above_low=True)
+    require_range("top_p", top_p, 0.0, 1.0, above_low=True)
+    require_range("top_k", top_k, 0)
+    require_range("max_new_tokens", max_new_tokens, 1)

@@ -1,0 +1,145 @@
+"""A local model that answers while people watch: sampling as in `generate.py`, token by token."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from policies.sampling.generate import (
+    Sample,
+    as_response,
+    cut,
+    encode_prompts,
+    generation_config,
+)
+from rlhf.errors import InputError
+from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.models import describe_model, load_causal_lm
+from rlhf.modeling.tokens import decode_response, load_tokenizer, pad_left
+from rlhf.parallel.distributed import start
+from rlhf.records.schema import Prompt, Response, Sampling
+
+# One question at a time on this machine's accelerator, whatever the number of models.
+_turn_of_a_model = threading.Lock()
+
+
+class LocalVoice:
+    """A model in this process.
+
+    Args:
+        name: model folder or hub name.
+        sampling: its seed is not used: every question brings its own.
+        given: --chat-template-kwargs.
+
+    Raises:
+        InputError: the model cannot be loaded.
+    """
+
+    def __init__(self, name: str, sampling: Sampling, given: dict[str, Any] | None = None) -> None:
+        self.description = describe_model(name, given)
+        self.tokenizer = load_tokenizer(name, given)
+        self.accelerator = start("auto", 0)
+        self.model = load_causal_lm(name).to(self.accelerator.device).eval()
+        self.sampling = sampling
+
+    def answer(
+        self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Callable[[int, str], bool]
+    ) -> list[Response]:
+        """One response for each id, sampled together.
+
+        Args:
+            prompt: the conversation so far.
+            ids: the ids that the responses get.
+            seed: of this sampling.
+            hear: told a place in `ids` and its whole text so far; says whether to go on with it.
+
+        Raises:
+            InputError: the conversation is too long, or the chat template refuses it.
+        """
+        try:
+            [encoded] = encode_prompts(
+                self.tokenizer, self.model.config, [prompt], self.sampling.max_new_tokens
+            )
+        except InputError as error:
+            raise InputError(error.problem, "Shorten it, or begin a new conversation.") from None
+        ear = _Ear(self, encoded, hear, len(ids))
+        with _turn_of_a_model:
+            self._generate(seed, ear)
+        return [self._response(prompt, ids[row], row, seed, ear) for row in range(len(ids))]
+
+    @torch.no_grad()
+    def _generate(self, seed: int, ear: "_Ear") -> None:
+        torch.manual_seed(seed)
+        pad_id = self.tokenizer.pad_token_id
+        batch = pad_left([ear.prompt] * len(ear.tokens), int(pad_id)).to(self.accelerator.device)
+        with self.accelerator.autocast():
+            self.model.generate(
+                input_ids=batch.ids,
+                attention_mask=batch.mask.long(),
+                generation_config=generation_config(self.tokenizer, self.sampling),
+                streamer=ear,
+                stopping_criteria=StoppingCriteriaList([_Stop(ear)]),
+            )
+
+    def _response(self, prompt: Prompt, id: str, row: int, seed: int, ear: "_Ear") -> Response:
+        """What was said; an answer that was stopped has no token ids: it is no fair sample."""
+        sample = ear.sample(row)
+        response = as_response(
+            prompt,
+            row,
+            sample,
+            decode_response(self.tokenizer, sample.token_ids, ear.prompt),
+            self.description,
+            replace(self.sampling, seed=seed),
+        )
+        return replace(response, id=id, token_ids=None if ear.stopped[row] else response.token_ids)
+
+
+class _Ear(BaseStreamer):
+    """Hears every new token of every row, and asks whether to go on."""
+
+    def __init__(
+        self, voice: LocalVoice, prompt: list[int], hear: Callable[[int, str], bool], rows: int
+    ) -> None:
+        self.tokenizer = voice.tokenizer
+        self.prompt = prompt
+        self.hear = hear
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.stopped = [False] * rows
+        self._prompt_came = False
+
+    def put(self, value: Tensor) -> None:
+        """Take the next token of every row; the first call brings the prompts."""
+        if not self._prompt_came:
+            self._prompt_came = True
+            return
+        for row, token in enumerate(value.tolist()):
+            sample = self.sample(row)
+            if sample.finished or self.stopped[row]:
+                continue
+            self.tokens[row].append(token)
+            # Half a character is not shown: its other bytes are in the next token.
+            text = decode_response(self.tokenizer, self.tokens[row], self.prompt)
+            self.stopped[row] = not self.hear(row, text.rstrip("\ufffd"))
+
+    def end(self) -> None:
+        """Nothing is left to be said."""
+
+    def sample(self, row: int) -> Sample:
+        """The tokens of a row so far."""
+        return cut(self.tokens[row], end_token_ids(self.tokenizer))
+
+
+class _Stop(StoppingCriteria):
+    """Ends the rows that need not go on."""
+
+    def __init__(self, ear: _Ear) -> None:
+        self.ear = ear
+
+    def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
+        return torch.tensor(self.ear.stopped, device=input_ids.device)

@@ -1,0 +1,152 @@
+"""vLLM as the sampler of rollouts, in the trainer's process: it holds a copy of the weights.
+
+The copy is given the policy's weights of the moment before every batch, adapters merged in.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from accelerate import Accelerator
+from transformers import GenerationConfig, PreTrainedModel
+
+from rlhf.errors import InputError
+from rlhf.modeling.adapters import merged_weights
+from rlhf.planning.planner import read_shape
+from rlhf.planning.ppo_plan import vllm_cache_bytes
+from rlhf.run.checkpoint import random_states, set_random_states
+
+MAX_SEED = 2**31
+USUAL = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads are the trainer's affair
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+# vLLM keeps its groups of processes in global variables, and an engine that is shut down takes
+# torch's with it. So there is one at a time, and the last one just ends with the process.
+_LIVING: list[Any] = []
+
+
+@final
+class VLLM:
+    """A sampler for `policies.sampling.generate.sample_responses`.
+
+    Args:
+        model: folder or hub name of the model that the policy starts from.
+        accelerator: device, precision and processes; each process has an engine.
+        longest: tokens of the longest prompt and response together.
+        requests: responses in work at one time, at most.
+
+    Raises:
+        InputError: vLLM does not start with this model.
+    """
+
+    def __init__(self, model: str, accelerator: Accelerator, longest: int, requests: int) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, with the weights
+        for name, value in USUAL.items():
+            os.environ.setdefault(name, value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what vLLM uses, which is its affair
+            from vllm import LLM, SamplingParams
+
+        dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+        alone = accelerator.num_processes == 1
+        cache = vllm_cache_bytes(read_shape(model), requests, longest, dtype.itemsize)
+        while _LIVING:
+            _LIVING.pop().llm_engine.engine_core.shutdown()
+        with _undisturbed(), _refusing(model):
+            self.llm = LLM(
+                model=model,
+                trust_remote_code=False,
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # not the model's own
+                load_format="dummy",  # the policy's weights follow
+                dtype=str(dtype).removeprefix("torch."),
+                max_model_len=longest,
+                max_num_seqs=requests,
+                kv_cache_memory_bytes=cache,
+                gpu_memory_utilization=0.01,  # the line above counts; 0 is refused
+                logprobs_mode="processed_logprobs",  # after the temperature
+                distributed_executor_backend="uni" if alone else "external_launcher",
+                enforce_eager=accelerator.device.type == "cpu",  # else with CUDA graphs
+                disable_log_stats=True,
+            )
+            _LIVING.append(self.llm)
+            self.llm.llm_engine.engine_core._finalizer.atexit = False
+            trial = SamplingParams(max_tokens=1, detokenize=False)
+            self.llm.generate({"prompt_token_ids": [0]}, trial, use_tqdm=False)
+
+    def __call__(
+        self,
+        accelerator: Accelerator,
+        model: PreTrainedModel,
+        prompts: Sequence[list[int]],
+        config: GenerationConfig,
+        requests: int,
+    ) -> list[tuple[list[int], list[float]]]:
+        """Token ids of a response to each prompt, and what vLLM says is their log-probability.
+
+        Every response has a random seed of its own, drawn from torch's generator.
+        """
+        seeds = torch.randint(MAX_SEED, (len(prompts),)).tolist()
+        weights = merged_weights(model, model.state_dict())
+        told = [{"prompt_token_ids": ids} for ids in prompts]
+        with _undisturbed():
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
+            assert self.llm.reset_prefix_cache()  # keys and values of the weights before
+            how = [_sampling(config, seed) for seed in seeds]
+            found = self.llm.generate(told, how, use_tqdm=False)
+        return [_told(one.outputs[0]) for one in found]
+
+
+def _sampling(config: GenerationConfig, seed: int) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_tokens=config.max_new_tokens,
+        stop_token_ids=config.eos_token_id,
+        ignore_eos=True,  # what vLLM finds in the model's folder; the line above has all of ours
+        seed=seed,
+        logprobs=0,  # of the chosen token alone
+        detokenize=False,
+    )
+
+
+def _told(output: Any) -> tuple[list[int], list[float]]:
+    ids = list(output.token_ids)
+    chosen = zip(ids, output.logprobs, strict=True)
+    return ids, [float(known[token].logprob) for token, known in chosen]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Afterwards random numbers go on as before, with as many threads."""
+    states, threads = random_states(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        set_random_states(states)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _refusing(model: str) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.distributed.DistError):
+        raise  # they have remedies of their own
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        # vLLM's settings are pydantic's, whose own text counts errors first
+        reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error) or repr(error)
+        raise InputError(
+            f"vLLM does not start with {model} ({reason.strip().splitlines()[0]})",
+            "Use --engine generate, which samples from every model.",
+        ) from error

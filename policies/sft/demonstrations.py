@@ -1,0 +1,86 @@
+"""Demonstrations for supervised fine-tuning: from files to conversations with a completion."""
+
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import InputError
+from rlhf.records.fingerprints import file_hash
+from rlhf.records.jsonl import BadLineError, JsonObject, parse_line, read_lines
+from rlhf.records.ranked import SPLITS, read_manifest
+from rlhf.records.schema import Message, Prompt
+
+FORMAT = "demonstrations"
+Rows = dict[str, list[JsonObject]]
+
+
+def read_demonstrations(path: Path) -> tuple[Rows, str]:
+    """Train and test rows with `prompt` and `completion` as messages, and a hash of the source.
+
+    Args:
+        path: a folder of `rlhf export --format demonstrations`, or a JSON Lines file of lines with
+            prompt and completion (texts or messages), or with messages that end with an answer.
+
+    Raises:
+        InputError: no such file, another kind of export, a line that cannot be used, or none.
+    """
+    if path.is_dir():
+        manifest = read_manifest(path)
+        if manifest["format"] != FORMAT:
+            raise InputError(
+                f"{path} holds an export of format {manifest['format']!r}, not {FORMAT!r}",
+                f"Export again: rlhf export --format {FORMAT} --db DB --out DIR",
+            )
+        rows: Rows = {split: _read_file(path / f"{split}.jsonl") for split in SPLITS}
+        return _require_some(rows, path), str(manifest["content_hash"])
+    return _require_some({"train": _read_file(path), "test": []}, path), file_hash(path)
+
+
+def _require_some(rows: Rows, path: Path) -> Rows:
+    if not rows["train"]:
+        raise InputError(
+            f"{path} holds no demonstrations to train on",
+            "Write some: rlhf label --db DB --model MODEL, edit an answer, export again.",
+        )
+    return rows
+
+
+def _read_file(path: Path) -> list[JsonObject]:
+    rows = []
+    for place, line in read_lines(path):
+        value = parse_line(line, place)
+        try:
+            rows.append(_row(value))
+        except InputError as error:
+            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+    return rows
+
+
+def _row(value: JsonObject) -> JsonObject:
+    if "messages" in value:
+        turns = _messages(value["messages"], "user")
+        prompt, completion = turns[:-1], turns[-1:]
+    else:
+        prompt = _messages(value.get("prompt"), "user")
+        completion = _messages(value.get("completion"), "assistant")
+    answers = len(completion) == 1 and completion[0].role == "assistant"
+    if not answers or not completion[0].content.strip():
+        raise InputError(
+            "A demonstration must end with one answer of the assistant",
+            'Write {"prompt": "Hi?", "completion": "Hello!"}, or messages that end with it.',
+        )
+    chat = Prompt.create(prompt, "train", "").chat
+    return {
+        "prompt": chat,
+        "completion": [{"role": "assistant", "content": completion[0].content}],
+    }
+
+
+def _messages(value: Any, role: str) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        return (Message(role=role, content=value),)
+    if isinstance(value, list):
+        return tuple(Message.from_json(message) for message in value)
+    raise InputError(
+        f"A demonstration needs prompt and completion, or messages; found {value!r}",
+        'Write {"prompt": "Hi?", "completion": "Hello!"}.',
+    )

@@ -1,0 +1,68 @@
+"""The settings of `rlhf sft`; torch-free, so that `--help` is quick."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.errors import ConfigError
+from rlhf.modeling.template_kwargs import TemplateKwargs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTSettings:
+    """Which demonstrations, which model, and how to train."""
+
+    demonstrations: Path
+    """Folder that `rlhf export --format demonstrations` wrote, or JSON Lines: prompt + completion,
+    or messages."""
+    model: str
+    """Model folder or hub name to train."""
+    out: Path
+    """Folder of this stage; the result is in OUT/model."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
+    resume: bool = False
+    """Go on with the run in --out."""
+    seed: int = 0
+    """Seed of the order of the demonstrations."""
+    processes: int = 1
+    """Processes on this machine; under torchrun the group that is there is used."""
+    precision: Precision = "auto"
+    """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
+    epochs: int = 2
+    """Passes over the demonstrations."""
+    batch_size: int = 16
+    """Demonstrations per optimizer step, over all processes."""
+    micro_batch_size: int = 4
+    """Demonstrations in one forward pass of a process; changes speed and memory only."""
+    learning_rate: float = 2e-5
+    """Peak learning rate, annealed to 0."""
+    warmup_fraction: float = 0.05
+    """Part of the steps in which the learning rate rises from 0."""
+    max_length: int = 2048
+    """Longest prompt + completion in tokens; longer ones are refused, not cut."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: about a third more time, far less memory."""
+    save_every: int = 50
+    """Optimizer steps between checkpoints."""
+    keep_checkpoints: int = 1
+    """Checkpoints that stay on disk."""
+
+    def __post_init__(self) -> None:
+        require_range("processes", self.processes, 1)
+        require_range("epochs", self.epochs, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
+        require_range("batch_size", self.batch_size, 1)
+        require_range("micro_batch_size", self.micro_batch_size, 1)
+        require_range("learning_rate", self.learning_rate, 0, 1, above_low=True)
+        require_range("warmup_fraction", self.warmup_fraction, 0, 1)
+        require_range("max_length", self.max_length, 2)
+        require_range("save_every", self.save_every, 1)
+        require_range("keep_checkpoints", self.keep_checkpoints, 1)
+        if self.batch_size % self.micro_batch_size:
+            raise ConfigError(
+                f"--batch-size is {self.batch_size}, no multiple of --micro-batch-size "
+                f"{self.micro_batch_size}",
+                "Choose a micro batch that divides the batch.",
+            )

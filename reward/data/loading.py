@@ -1,0 +1,225 @@
+"""From an export folder to what a run trains on, is measured on, and takes its scale from."""
+
+import sys
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from reward.data.groups import (
+    Encoder,
+    Group,
+    PointwiseRules,
+    build_groups,
+    build_reference_groups,
+    hold_out,
+    num_held_out,
+    standardise_scores,
+    take_part,
+)
+from reward.settings import RewardSettings
+from rlhf.config import part_of
+from rlhf.errors import ConfigError, InputError
+from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.models import describe_model, is_reward_model, load_config
+from rlhf.modeling.readers import load_reader, tokenizer_of
+from rlhf.records.ranked import SPLITS, read_manifest, read_ranked
+from rlhf.records.schema import RankedPrompt
+
+MAX_REFERENCE_OUTPUTS = 512
+
+
+@dataclass(frozen=True)
+class Data:
+    """Groups by their use, where the held-out ones come from, and counts for the report.
+
+    Evaluations while training look at `validation`: what chooses the weights cannot measure them.
+    """
+
+    train: list[Group]
+    validation: list[Group]
+    held_out: list[Group]
+    reference: list[Group]
+    held_out_source: str
+    counts: dict[str, dict[str, int]]
+
+
+def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
+    """Rankings and model with their hashes, as stage.json records them.
+
+    Raises:
+        InputError: there is no such model, or no export.
+    """
+    manifest = read_manifest(settings.rankings)
+    rankings = {"path": str(settings.rankings), "hash": str(manifest["content_hash"])}
+    return {
+        "rankings": rankings,
+        "model": describe_model(settings.model, settings.chat_template_kwargs),
+    }
+
+
+def read_data(
+    settings: RewardSettings, tokenizer: PreTrainedTokenizerBase, model_fingerprint: str
+) -> Data:
+    """Read, encode and split the rankings; for a regression, standardise their scores.
+
+    Raises:
+        InputError: no judged pair to train on or to measure with, scores that are no targets, or
+        what `build_groups` refuses.
+    """
+    records = read_ranked(settings.rankings)
+    _refuse_unknown_names(settings, records)
+    encoder = Encoder.create(
+        tokenizer,
+        min(settings.max_length, read_context(settings.model)),
+        truncate=settings.too_long == "truncate",
+        weights=settings.annotator_weights,
+        pointwise=PointwiseRules(
+            {"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight},
+            settings.thumbs_down_flags,
+        ),
+        reads_thinking=bool(settings.reads_thinking),
+    )
+    groups: dict[str, list[Group]] = {}
+    counts: dict[str, dict[str, int]] = {}
+    for split in SPLITS:
+        chosen = [record for record in records if record.prompt.split == split]
+        groups[split], counts[split] = build_groups(chosen, encoder)
+    train, held_out, source = groups["train"], groups["test"], "test prompts"
+    seen = {group.prompt for group in train}
+    leaked = sum(group.prompt in seen for group in held_out)
+    if leaked:  # what was trained on cannot measure
+        held_out = [group for group in held_out if group.prompt not in seen]
+        counts["test"]["prompts_also_in_train"] = leaked
+    if not _can_measure(held_out, train) and len(train) > 1:
+        train, aside = hold_out(train, settings.held_out_fraction)
+        lacking = "'s test prompts have no pairs" if held_out else " has no judged test prompts"
+        source = f"train prompts set aside, because the export{lacking}"
+        held_out = held_out + aside
+    wanted = part_of("limit", settings.limit, len(train))
+    if wanted < len(train):
+        counts["train"]["prompts_beyond_limit"] = len(train) - wanted
+    train, validation = _take_train(settings, train, wanted)
+    _require_judgements(settings, len(records), train, held_out)
+    if settings.eval_every and not validation:
+        raise InputError(
+            f"--eval-every {settings.eval_every} sets train prompts aside, and the {len(train)} of "
+            f"{settings.rankings} are too few",
+            "Leave --eval-every out, or judge responses of more prompts.",
+        )
+    if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
+        train, validation = standardise_scores(train, validation)
+    reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
+    return Data(train, validation, held_out, reference, source, counts)
+
+
+def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, str]) -> list[Group]:
+    """What is held out, as the reward model that the training starts from reads it.
+
+    Args:
+        settings: of the stage.
+        data: as the training reads it, which is how a language model does.
+        model: what `describe_model` says of the start.
+    """
+    if not is_reward_model(settings.model):
+        return data.held_out
+    reader = load_reader(model)
+    is_same = reader.reads_thinking == bool(settings.reads_thinking)
+    if is_same and end_token_ids(reader.tokenizer) == end_token_ids(tokenizer_of(model)):
+        return data.held_out
+    # with thinking a prompt may be too long that is not without
+    before = replace(settings, reads_thinking=reader.reads_thinking, too_long="truncate")
+    return read_data(before, reader.tokenizer, str(model["hash"])).held_out
+
+
+def read_context(model: str) -> int:
+    """How many tokens a model reads at most; no limit where its config names none."""
+    config = load_config(model).get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
+
+
+def _take_train(
+    settings: RewardSettings, groups: list[Group], wanted: int
+) -> tuple[list[Group], list[Group]]:
+    """Of so many groups, those to train on and those that `--eval-every` sets aside.
+
+    All are split before any is left out: what one limit sets aside, no other trains on.
+    """
+    train, validation, aside = groups, list[Group](), 0
+    if settings.eval_every:
+        train, validation = hold_out(groups, settings.held_out_fraction)
+        aside = num_held_out(wanted, settings.held_out_fraction)
+    if wanted >= len(groups):
+        return train, validation
+    return take_part(train, wanted - aside), take_part(validation, aside)
+
+
+def _can_measure(held_out: list[Group], train: list[Group]) -> bool:
+    """Whether something is held out, and pairs where there are pairs to train on."""
+    compared = any(group.pairs for group in held_out)
+    return compared or (bool(held_out) and not any(group.pairs for group in train))
+
+
+def _require_judgements(
+    settings: RewardSettings, prompts: int, train: list[Group], held_out: list[Group]
+) -> None:
+    if not train or not held_out:
+        remedy = "Rank two or more responses of more prompts, then: rlhf export --db DB --out DIR"
+        if settings.limit != "100%":
+            remedy = f"Raise --limit (now {settings.limit}), or rank responses of more prompts."
+        raise InputError(
+            f"{settings.rankings} has {prompts} prompts, but too few with a judged pair or thumb: "
+            f"{len(train)} to train on, {len(held_out)} to measure with",
+            remedy,
+        )
+    if any(group.num_preferences for group in train):
+        return
+    said = {one.is_good for group in train for one in group.pointwise}
+    if len(said) == 1:
+        raise InputError(
+            f"All thumbs on the {len(train)} train prompts of {settings.rankings} are "
+            f"{'up' if said.pop() else 'down'}, and no judgement is a preference",
+            "Add thumbs of the other kind or rankings: what is said of every response teaches "
+            "nothing.",
+        )
+    if not said:
+        raise InputError(
+            f"All judgements of the {len(train)} train prompts of {settings.rankings} are ties",
+            "Ask for preferences: a reward model learns nothing from ties alone.",
+        )
+
+
+def _have_scores(
+    settings: RewardSettings, records: list[RankedPrompt], groups: list[Group]
+) -> bool:
+    """Whether all rankings have scores, or none: scores and ranks are two scales."""
+    rankings = [ranking for group in groups for ranking in group.rankings]
+    scored = sum(bool(ranking.scores) for ranking in rankings)
+    if 0 < scored < len(rankings):
+        asked = [r for record in records for r in record.rankings]
+        kinds = {r.kind for r in asked if r.scores} - {r.kind for r in asked if not r.scores}
+        chosen = " ".join(f"--kind {kind}" for kind in sorted(kinds))
+        export = f"Export those with scores alone: rlhf export {chosen} --db DB --out DIR, or use"
+        raise InputError(
+            f"--loss regression wants one scale: of the training rankings in {settings.rankings}, "
+            f"{scored} have scores and {len(rankings) - scored} have none",
+            f"{export if kinds else 'Use'} a loss that only wants an order: --loss bradley_terry.",
+        )
+    return scored > 0
+
+
+def _refuse_unknown_names(settings: RewardSettings, records: list[RankedPrompt]) -> None:
+    rankings = [ranking for record in records for ranking in record.rankings]
+    flags = {flag.partition("@")[0] for one in rankings for flag in one.flags if "@" in flag}
+    absent = sorted(set(settings.thumbs_down_flags) - flags)
+    if absent:
+        raise ConfigError(
+            f"--thumbs-down-flags names {', '.join(absent)}, which no response is flagged as",
+            f"Responses are flagged as: {', '.join(sorted(flags)) or 'nothing'}.",
+        )
+    known = {ranking.annotator for ranking in rankings}
+    unknown = sorted(set(settings.annotator_weights) - known)
+    if unknown:
+        raise ConfigError(
+            f"--annotator-weights names {', '.join(unknown)}, who ranked nothing here",
+            f"The annotators are: {', '.join(sorted(known))}.",
+        )

@@ -1,0 +1,199 @@
+"""b, the reward from which on a source of thumbs says "good", fitted for every source.
+
+A source is an annotator: a person, or a program that passes on the thumbs of its users. Those who
+gave fewer than MIN_OF_EACH ups or downs have one b together; where all of theirs say the same, no b
+explains them best, and the level alone stands for it.
+
+b = level + offset. The level is the mean reward of the responses at hand, the offset a number for
+each source beside the network, the same in every process.
+
+* Before the first step and after the last one the offsets are fitted exactly, on up to MEMORY
+  thumbs of each source (`solve`). The last fit is for the weights that are saved, and b stands in
+  report.json.
+* A batch with thumbs is scored before its step, at the cost of one more forward pass. Its mean is
+  the level: thumbs, unlike pairs, feel a shift of all rewards, and a step may shift them by more
+  than it sets them apart, which no b that is learned over many steps could follow.
+* Then offset ← offset − 4·ḡ·f, with ḡ the mean gradient by b of the batch's n thumbs of a source
+  and f their part n / min(N, MEMORY) of the latest ones, at most 1; N counts all so far. The
+  curvature of −log σ is at most ¼, so 4·ḡ cannot overshoot (Böhning and Lindsay, 1988), and f makes
+  the offset an average over the last MEMORY thumbs. Offsets and N are in the checkpoints, in
+  progress.json.
+
+It is no parameter of the optimizer: at the learning rates of the weights, about 1e-5, it would not
+move, a rate of its own would have to be chosen, and every sharding and adapter would have to carry
+it. Minimising over b within each batch would be wrong: a batch of one thumb, or of ups alone, would
+have no gradient.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy.optimize import brentq
+from scipy.special import expit
+from torch import Tensor
+
+from reward.data.groups import Group, Pointwise, take_part
+from rlhf.errors import InputError
+
+MIN_OF_EACH = 8
+MEMORY = 256
+STEP = 4.0  # 1 / the largest curvature of −log σ
+REACH = 50.0  # b stands less than log(number of thumbs) beyond their rewards
+OTHERS = ""  # no annotator has this name
+Score = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
+
+
+@final
+class Thresholds:
+    """b of every source; without pointwise judgements there is no source.
+
+    Args:
+        train: groups to train on, whose judgements decide who is a source alone.
+        others: groups that are only measured.
+    """
+
+    def __init__(self, train: Sequence[Group] = (), others: Sequence[Group] = ()) -> None:
+        counts = Counter((one.annotator, one.is_good) for g in train for one in g.pointwise)
+        names = {one.annotator for group in (*train, *others) for one in group.pointwise}
+        own = {n for n in names if min(counts[n, True], counts[n, False]) >= MIN_OF_EACH}
+        self.sources = [*sorted(own), *([OTHERS] if names - own else [])]
+        self._offsets = dict.fromkeys(self.sources, 0.0)
+        self._seen = dict.fromkeys(self.sources, 0)
+        self._places = {name: place for place, name in enumerate(self.sources)}
+        said = {good for name, good in counts if name not in own}
+        self._fitted = sorted(own | ({OTHERS} if len(said) == 2 else set()))
+
+    def source(self, annotator: str) -> str:
+        """Whose b is that of an annotator: her own, or that of OTHERS."""
+        return annotator if annotator in self._places else OTHERS
+
+    def is_fitted(self, source: str) -> bool:
+        """False where the mean reward alone is b."""
+        return source in self._fitted
+
+    def numbers(self, groups: Sequence[Group]) -> Int[Tensor, " T"]:
+        """The number of the source of every pointwise judgement of some groups, in order."""
+        names = [self.source(one.annotator) for group in groups for one in group.pointwise]
+        return torch.tensor([self._places[name] for name in names], dtype=torch.long)
+
+    def values(self, level: float) -> dict[str, float]:
+        """The b of every source, given the mean reward."""
+        return {source: level + offset for source, offset in self._offsets.items()}
+
+    def of(self, groups: Sequence[Group], level: float) -> Float[Tensor, " T"]:
+        """The b of every pointwise judgement of some groups, in order, given the mean reward."""
+        values = torch.tensor(list(self.values(level).values()), dtype=torch.float32)
+        return values[self.numbers(groups)]
+
+    def follow(self, groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> float:
+        """Move the offsets with the rewards of the next batch, and return its level."""
+        level = mean_reward(rewards)
+        for source in self._fitted:
+            values, good, weights = self._judged(source, groups, rewards)
+            if count := len(values):
+                self._seen[source] += count
+                share = count / max(count, min(self._seen[source], MEMORY))
+                slopes = gradient(values, good, level + self._offsets[source])
+                mean = float((weights * slopes).sum() / weights.sum())
+                self._offsets[source] -= STEP * mean * share
+        return level
+
+    def fit(self, groups: Sequence[Group], score: Score) -> float:
+        """Set every offset to its best value for the rewards as they are, and return their level.
+
+        Args:
+            groups: of the training; up to MEMORY of them, and for every source as many that it
+                judged, are scored.
+            score: gives the rewards of the responses of some groups.
+        """
+        typical = {group.prompt_id for group in take_part(groups, MEMORY)}
+        ids = set(typical)
+        for source in self._fitted:
+            judged = [
+                group
+                for group in groups
+                if any(self.source(one.annotator) == source for one in group.pointwise)
+            ]
+            ids.update(group.prompt_id for group in take_part(judged, MEMORY))
+        sample = [group for group in groups if group.prompt_id in ids]
+        rewards = score(sample)
+        both = zip(sample, rewards, strict=True)
+        level = mean_reward([row for group, row in both if group.prompt_id in typical])
+        for source in self._fitted:
+            values, good, weights = self._judged(source, sample, rewards)
+            self._offsets[source] = solve(values, good, weights) - level
+            self._seen[source] = len(values)
+        return level
+
+    def state(self) -> dict[str, list[float]]:
+        """Each offset and how many judgements it has seen, for a checkpoint."""
+        return {source: [self._offsets[source], self._seen[source]] for source in self.sources}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Go on from a checkpoint's state.
+
+        Raises:
+            InputError: it lacks a source.
+        """
+        missing = [source or "others" for source in self.sources if source not in state]
+        if missing:
+            raise InputError(
+                f"The checkpoint has no threshold for the thumbs of {', '.join(missing)}",
+                "It comes from a run without them: start again in another --out.",
+            )
+        for source in self.sources:
+            offset, seen = state[source]
+            self._offsets[source], self._seen[source] = offset, round(seen)
+
+    def _judged(
+        self, source: str, groups: Sequence[Group], rewards: Sequence[Sequence[float]]
+    ) -> tuple[ndarray, ndarray, ndarray]:
+        """Reward, verdict and weight of every judgement by a source."""
+        told: list[tuple[float, Pointwise]] = [
+            (values[one.response], one)
+            for group, values in zip(groups, rewards, strict=True)
+            for one in group.pointwise
+            if self.source(one.annotator) == source
+        ]
+        return (
+            np.array([value for value, _ in told], dtype=np.float64),
+            np.array([one.is_good for _, one in told], dtype=np.float64),
+            np.array([one.weight for _, one in told], dtype=np.float64),
+        )
+
+
+def mean_reward(rewards: Sequence[Sequence[float]]) -> float:
+    """The mean over all responses of all groups."""
+    return float(np.mean([value for row in rewards for value in row]))
+
+
+def gradient(
+    rewards: Float[ndarray, " T"], good: Float[ndarray, " T"], b: float
+) -> Float[ndarray, " T"]:
+    """Derivative by b of −log σ(r − b) where good is 1, of −log σ(b − r) where it is 0."""
+    found: Float[ndarray, " T"] = good - expit(rewards - b)
+    return found
+
+
+def solve(
+    rewards: Float[ndarray, " T"], good: Float[ndarray, " T"], weights: Float[ndarray, " T"]
+) -> float:
+    """argmin_b Σ_i w_i·(−log σ(±(r_i − b))), + for good responses and − for bad ones.
+
+    Half a thumb up and half a thumb down for a response of the mean reward are added, of the mean
+    weight: b stays finite where a sample holds ups alone. The derivative rises in b, so its root is
+    the minimum.
+    """
+    mean = float(rewards.mean())
+    rewards, good = np.append(rewards, [mean, mean]), np.append(good, [1.0, 0.0])
+    weights = np.append(weights, [weights.mean() / 2] * 2)
+
+    def slope(b: float) -> float:
+        return float((weights * gradient(rewards, good, b)).sum())
+
+    return float(brentq(slope, rewards.min() - REACH, rewards.max() + REACH, xtol=1e-12))

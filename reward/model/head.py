@@ -1,0 +1,108 @@
+"""Fitting the fresh head before anything else learns.
+
+A random head sends the model's first gradients in random directions, which distorts what it
+knows; with few rankings it never recovers. So the head can be fitted on frozen features first,
+and fine-tuning starts from there: linear probing, then fine-tuning (Kumar et al., arXiv
+2202.10054).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from accelerate.utils import gather_object
+from jaxtyping import Float
+from torch import Tensor
+
+from reward.data.groups import Group
+from reward.data.thresholds import Thresholds
+from reward.model.module import RewardModule
+from reward.objective import Objective, sum_of_losses, total_weight
+from reward.step import Trainee, forward, my_passes
+from rlhf.modeling.models import reward_head
+from rlhf.parallel.sharding import assign, divide_again, unwrap
+from rlhf.run.metrics import progress
+
+MAX_RESPONSES = 20_000  # more would not change a head, and features cost memory
+WEIGHT_PENALTY = 1e-3
+MAX_ITERATIONS = 200
+
+
+def fit_head(trainee: Trainee, groups: Sequence[Group]) -> None:
+    """Replace the head's weight by the one that fits the rankings best on frozen features.
+
+    Args:
+        trainee: its module's head is changed, on all processes alike.
+        groups: training groups; the first ones, up to MAX_RESPONSES responses, are used.
+    """
+    chosen: list[Group] = []
+    for group in groups:
+        if sum(len(one.responses) for one in chosen) + len(group.responses) > MAX_RESPONSES:
+            break
+        chosen.append(group)
+    features = _features(trainee, chosen)
+    weight = minimise(features, chosen, trainee.objective, WEIGHT_PENALTY, trainee.thresholds)
+    module: RewardModule = unwrap(trainee.module)
+    divide_again(module)
+    assign(reward_head(module.classifier).weight, weight)
+
+
+def minimise(
+    features: Float[Tensor, "N d"],
+    groups: Sequence[Group],
+    objective: Objective,
+    penalty: float,
+    thresholds: Thresholds | None = None,
+) -> Float[Tensor, " d"]:
+    """argmin_w mean loss over groups, by weight, of the rewards `features @ w`, + penalty · |w|².
+
+    Convex for every objective, so L-BFGS from 0 finds it; in float64, the same on every process.
+    Where there are thumbs it minimises over the offsets of their thresholds at the same time, with
+    the same penalty; they are not kept, since `Thresholds.fit` finds them exactly.
+    """
+    inputs = features.double()
+    total = total_weight(objective, groups)
+    weight = torch.zeros(inputs.shape[1], dtype=torch.float64, requires_grad=True)
+    sources = thresholds or Thresholds()
+    offsets = torch.zeros(len(sources.sources), dtype=torch.float64, requires_grad=True)
+    found = [weight, offsets] if len(offsets) else [weight]
+    optimizer = torch.optim.LBFGS(found, max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
+    fitted = torch.tensor([sources.is_fitted(one) for one in sources.sources], dtype=torch.bool)
+    numbers = sources.numbers(groups)
+
+    def loss() -> float:
+        optimizer.zero_grad()
+        rewards = inputs @ weight
+        said = rewards.mean() + (fitted * offsets)[numbers]
+        value = sum_of_losses(objective, groups, rewards, said) / total
+        value = value + penalty * (weight.square().sum() + offsets.square().sum())
+        value.backward()
+        return float(value.detach())
+
+    optimizer.step(loss)
+    return weight.detach().float()
+
+
+def _features(trainee: Trainee, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
+    """What the head reads of every response of every group, in order."""
+    module: RewardModule = unwrap(trainee.module)
+    read: list[Tensor] = []
+
+    def remember(_: torch.nn.Module, inputs: tuple[Tensor]) -> None:
+        read.append(inputs[0].float().cpu())
+
+    found: list[tuple[str, Tensor]] = []
+    handle = reward_head(module.classifier).register_forward_pre_hook(remember)
+    trainee.module.eval()
+    passes = my_passes(trainee, groups)
+    with progress("fitting the head", len(passes)) as bar, torch.no_grad():
+        for part in passes:
+            forward(trainee, part)
+            sizes = [len(group.responses) for group in part]
+            parts = read.pop().split(sizes)
+            found += zip([group.prompt_id for group in part], parts, strict=True)
+            bar.advance()
+    handle.remove()
+    if trainee.accelerator.num_processes > 1:
+        found = gather_object(found)
+    by_prompt = dict(found)
+    return torch.cat([by_prompt[group.prompt_id] for group in groups])

@@ -1,0 +1,79 @@
+"""What a training starts from: a language model, or a reward model whose head it keeps."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reward.scoring.scorer import member_folders
+from reward.settings import RewardSettings
+from rlhf.errors import ConfigError, InputError
+from rlhf.modeling.models import is_reward_model, policy_folder
+from rlhf.modeling.readers import reads_thinking
+from rlhf.run.rundir import RunDir
+
+
+def resolve_model(settings: RewardSettings) -> RewardSettings:
+    """The settings with the model's folder where --model names the run that made it.
+
+    They also say whether to read thinking: where nobody does, as a reward model did so far.
+
+    Raises:
+        InputError: the run did not finish or made no model, or the model is an ensemble or a
+            classifier that gives no reward.
+        ConfigError: a trained head would be fitted anew.
+    """
+    name = settings.model
+    is_run = RunDir(Path(name)).read_stage().get("stage") == "reward"
+    folder, *others = member_folders(name) if is_run else member_folders(policy_folder(name))
+    if others:
+        one = Path(name) / ("member-0" if is_run else "member-1")
+        raise InputError(
+            f"{name} is an ensemble of {1 + len(others)} reward models, and a training goes on "
+            "from one",
+            f"Give one of them, such as {one}.",
+        )
+    is_trained = is_reward_model(folder)
+    if is_trained and settings.head == "fitted":
+        raise ConfigError(
+            f"--head fitted would replace the trained head of {name}",
+            "Leave --head out: a reward model goes on with the head it has.",
+        )
+    reads = settings.reads_thinking
+    if reads is None:
+        reads = is_trained and reads_thinking(folder)
+    return replace(settings, model=folder, reads_thinking=reads)
+
+
+def describe_origin(model: dict[str, str]) -> dict[str, Any]:
+    """The report's `started_from`: `kind`, `path`, `hash`, and the `language_model` behind it all.
+
+    The latter has a path and a hash; None for a reward model of which no run of ours tells.
+
+    Args:
+        model: what `describe_model` says of it.
+    """
+    described = {"path": model["path"], "hash": model["hash"]}
+    if not is_reward_model(model["path"]):
+        return {"kind": "language model", **described, "language_model": described}
+    return {"kind": "reward model", **described, "language_model": _language_model(model["path"])}
+
+
+def reference_fingerprint(model: dict[str, str]) -> str:
+    """The hash of the language model behind a model, whose outputs fix the scale.
+
+    Args:
+        model: what `describe_model` says of it.
+    """
+    return str((describe_origin(model)["language_model"] or model)["hash"])
+
+
+def _language_model(folder: str) -> dict[str, str] | None:
+    """What the run that made a reward model started from, or the run before it."""
+    run = RunDir(Path(folder).parent)
+    stage = run.read_stage()
+    if run.model != Path(folder) or stage.get("stage") != "reward":
+        return None
+    start = stage["inputs"]["model"]
+    before = run.read_report().get("started_from", {"language_model": start})
+    behind: dict[str, str] | None = before["language_model"]
+    return behind and {"path": behind["path"], "hash": behind["hash"]}

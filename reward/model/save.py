@@ -1,0 +1,149 @@
+"""What follows the last training step: the scale, the saved model, and the health report."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from reward.data.annotators import weigh_annotators
+from reward.data.loading import Data
+from reward.model.normalize import Scale, fit_scale, fold_into_head
+from reward.model.origin import describe_origin
+from reward.objective import Objective
+from reward.report.accuracy import Accuracy
+from reward.report.evaluation import Best
+from reward.report.health import Verdict, measure_health, worst
+from reward.report.health_page import write_page
+from reward.settings import RewardSettings
+from reward.step import Trainee, score_groups
+from rlhf.errors import GuardError
+from rlhf.modeling.adapters import merged_weights, save_adapters
+from rlhf.modeling.models import empty_reward_model, load_reward_model, save_model
+from rlhf.parallel.gathered_model import full_state
+from rlhf.parallel.sharding import unwrap
+from rlhf.records.jsonl import write_json
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
+
+CLASSIFIER_PREFIX = "classifier."
+REFERENCE_OUTPUTS = "reference outputs in the dataset"
+HELD_OUT = "held-out ranked responses"
+MIN_REFERENCE_OUTPUTS = 32  # they tell a standard deviation to an eighth, one to nothing
+
+
+def measure_scale(
+    trainee: Trainee, data: Data, held_out: list[list[float]]
+) -> tuple[Scale, list[float]]:
+    """The scale, and the normalised rewards of the responses that fixed it.
+
+    Those are reference outputs where the dataset has MIN_REFERENCE_OUTPUTS, else held-out ones.
+    """
+    outputs = sum(len(group.responses) for group in data.reference)
+    if outputs >= MIN_REFERENCE_OUTPUTS:
+        source, rows = REFERENCE_OUTPUTS, score_groups(trainee, data.reference)
+    else:
+        too_few = f" (too few reference outputs: {outputs})" if outputs else ""
+        source, rows = HELD_OUT + too_few, held_out
+    said = [value - trainee.bias for row in rows for value in row]
+    scale = fit_scale(said, source)
+    return scale, [value * scale.gain + scale.bias for value in said]
+
+
+def save_result(
+    trainee: Trainee, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale
+) -> None:
+    """Save a plain Hugging Face folder, the gain in its head and the bias in its config.
+
+    Adapters are merged into its weights, and kept beside them for a shared base.
+
+    Raises:
+        GuardError: what was saved does not load again as it was, head included.
+    """
+    accelerator = trainee.accelerator
+    state = full_state(accelerator, trainee.module)
+    if accelerator.is_main_process:
+        classifier = unwrap(trainee.module).classifier
+        plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in state.items()}
+        folded = fold_into_head(merged_weights(classifier, plain), scale.gain)
+        save_model(empty_reward_model(classifier.config, scale.bias), tokenizer, run.model, folded)
+        require_same_weights(run.model, folded)
+        if hasattr(classifier, "peft_config"):
+            scaled = fold_into_head(plain, scale.gain)
+            save_adapters(run.model, classifier, scaled, run.read_stage()["inputs"]["model"])
+
+
+def require_same_weights(folder: Path, state: dict[str, Any]) -> None:
+    """Load a saved reward model and compare every weight, the head above all.
+
+    Raises:
+        GuardError: a weight is missing or differs.
+    """
+    loaded = load_reward_model(str(folder)).state_dict()
+    wrong = [
+        name
+        for name, value in state.items()
+        if name not in loaded or not torch.equal(loaded[name], value.to("cpu", loaded[name].dtype))
+    ]
+    if wrong:
+        raise GuardError(
+            f"{folder} does not load as it was saved: {len(wrong)} weights differ, such "
+            f"as {wrong[0]}",
+            "Do not use it; try another version of transformers and --resume.",
+        )
+
+
+def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
+    """An accuracy as JSON values."""
+    return asdict(accuracy) if accuracy else None
+
+
+def describe_run(
+    settings: RewardSettings, data: Data, run: RunDir, scale: Scale, best: Best | None
+) -> dict[str, Any]:
+    """What the report says of start, data, annotators, loss, choice of weights, scale and time."""
+    rows = read_metrics(run.metrics_file)
+    return {
+        "started_from": describe_origin(run.read_stage()["inputs"]["model"]),
+        "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
+        "loss": {
+            "first": rows[0]["loss"] if rows else None,
+            "last": rows[-1]["loss"] if rows else None,
+            "steps": len(rows),
+        },
+        "best": best and {"step": best.step, "loss": best.loss, "prompts": len(data.validation)},
+        "normalisation": asdict(scale),
+        "counts": data.counts,
+        "annotators": weigh_annotators(
+            Objective.of(settings), data.train, settings.annotator_weights
+        ),
+        "training_seconds": round(sum(row["seconds"] for row in rows), 1),
+    }
+
+
+def write_report(
+    run: RunDir,
+    report: dict[str, Any],
+    verdicts: list[Verdict],
+    reference: list[float],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """report.json and report.html: the report and what only people want to read."""
+
+    def text(ids: tuple[int, ...]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    disagreements = [
+        {
+            "prompt": text(verdict.group.prompt),
+            "preferred": text(verdict.group.responses[verdict.pair.first]),
+            "other": text(verdict.group.responses[verdict.pair.second]),
+            "annotator": verdict.pair.annotator,
+            "difference": verdict.difference,
+        }
+        for verdict in worst(verdicts)
+    ]
+    full = {**report, "health": measure_health(verdicts), "worst": disagreements}
+    write_page(run.report_html, full, reference)
+    write_json(run.report_json, full)

@@ -1,0 +1,97 @@
+"""How often the reward model agrees with the judgements, and how sure that number is.
+
+Tied judgements say nothing about who should win and are left out; equal rewards count as half
+right.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from reward.data.groups import Group
+from rlhf.run.intervals import MIN_PROMPTS
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Share of pairs ordered as judged, its 95 % interval, and how many pairs and prompts.
+
+    `low` and `high` are None where there are too few prompts for an interval.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    pairs: int
+    prompts: int
+
+
+def how_right(difference: float) -> float:
+    """1 where the preferred response got the higher reward, ½ for equal rewards, else 0."""
+    return 0.5 if difference == 0 else float(difference > 0)
+
+
+def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
+    """Of a group's pairs without ties, how many the rewards order as judged, and how many exist."""
+    right = sum(
+        how_right(rewards[pair.first] - rewards[pair.second])
+        for pair in group.pairs
+        if pair.outcome != 0.5
+    )
+    return right, group.num_preferences
+
+
+def count_right_thumbs(
+    groups: Sequence[Group], rewards: Sequence[Sequence[float]], thresholds: Iterable[float]
+) -> tuple[float, int]:
+    """Of some groups' pointwise judgements, how many rewards are on the right side of b.
+
+    Args:
+        groups: prompts.
+        rewards: of their responses.
+        thresholds: b of their pointwise judgements, in order.
+    """
+    said = ((one, row) for g, row in zip(groups, rewards, strict=True) for one in g.pointwise)
+    return add_counts(
+        (how_right((row[one.response] - b) * (1 if one.is_good else -1)), 1)
+        for (one, row), b in zip(said, thresholds, strict=True)
+    )
+
+
+def add_counts(counts: Iterable[tuple[float, int]]) -> tuple[float, int]:
+    """How many are right, and how many there are, over several groups."""
+    table = list(counts)
+    return sum(right for right, _ in table), sum(number for _, number in table)
+
+
+def pair_accuracy(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> Accuracy | None:
+    """Accuracy over all pairs of some groups; None when every judgement is a tie."""
+    pairs = zip(groups, rewards, strict=True)
+    return accuracy_of_counts(count_right(group, values) for group, values in pairs)
+
+
+def accuracy_of_counts(counts: Iterable[tuple[float, int]]) -> Accuracy | None:
+    """Accuracy from what `count_right` found for every prompt; None without any pair.
+
+    The interval comes from resampling whole prompts, because the pairs of one prompt share
+    responses and stand or fall together.
+    """
+    table = np.array([count for count in counts if count[1]], dtype=np.float64).reshape(-1, 2)
+    if not len(table):
+        return None
+    right, pairs = table.sum(axis=0)
+    low, high = _interval(table) if len(table) >= MIN_PROMPTS else (None, None)
+    return Accuracy(float(right / pairs), low, high, int(pairs), len(table))
+
+
+def _interval(table: Float[ndarray, "P 2"]) -> tuple[float, float]:
+    generator = np.random.default_rng(0)
+    drawn = generator.integers(len(table), size=(RESAMPLES, len(table)))
+    sums = table[drawn].sum(axis=1)  # (resamples, 2)
+    low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
+    return float(low), float(high)

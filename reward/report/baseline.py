@@ -1,0 +1,99 @@
+"""What the model thought before any training: how likely it finds each response."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from reward.data.batches import lay_out, num_tokens, plan_step
+from reward.data.groups import Group
+from reward.step import gather_by_prompt
+from rlhf.modeling.attention.layout import Inputs
+from rlhf.modeling.attention.shared_prefix import share_prompts
+from rlhf.modeling.models import load_causal_lm
+from rlhf.run.metrics import progress
+
+LOGITS_AT_ONCE = 2048  # tokens of a forward pass: each may have logits for a whole vocabulary
+
+
+def base_log_probs(
+    name: str,
+    accelerator: Accelerator,
+    groups: Sequence[Group],
+    tokens: int,
+    pad_id: int,
+    *,
+    shared: bool,
+) -> list[list[float]]:
+    """Mean log-probability per token of every response of every group, on every process.
+
+    The mean and not the sum, which would prefer short responses whatever they say.
+
+    Args:
+        name: the language model that the reward model started from.
+        accelerator: device, precision and processes.
+        groups: prompts with responses.
+        tokens: in one forward pass, padding included; at most LOGITS_AT_ONCE. A prompt with all its
+            responses is one pass at least, whatever their tokens.
+        pad_id: what to pad with.
+        shared: read a prompt once for all its responses, where the model can.
+    """
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    model = load_causal_lm(name, dtype).to(accelerator.device).eval()
+    shared = shared and share_prompts(model) is None
+    tokens = min(tokens, LOGITS_AT_ONCE)
+    plans = plan_step(groups, accelerator.num_processes, tokens, shared=shared)
+    passes = [part for part in plans[accelerator.process_index] if part]
+    found: list[tuple[str, list[float]]] = []
+    with progress("asking the base model", len(passes)) as bar, torch.no_grad():
+        for part in passes:
+            inputs = lay_out(part, pad_id, shared=shared).to(accelerator.device)
+            responses = [response for group in part for response in group.responses]
+            places = [torch.tensor(one, dtype=torch.long) for one in _before(part, inputs)]
+            told = zip(responses, _logits(model, inputs, places), strict=True)
+            values = iter([_mean(*one) for one in told])
+            found += [
+                (group.prompt_id, list(islice(values, len(group.responses)))) for group in part
+            ]
+            bar.advance()
+    return gather_by_prompt(accelerator, found, groups)
+
+
+def _before(groups: Sequence[Group], inputs: Inputs) -> Iterator[list[int]]:
+    """For every response, where the token before each of its tokens stands."""
+    ends = iter(inputs.reads.tolist())
+    start = 0  # of the prompt in a packed row
+    for group in groups:
+        for response, end in zip(group.responses, ends, strict=False):
+            own = range(end - len(response) + 1, end)
+            first = start + len(group.prompt) - 1 if inputs.layout else end - len(response)
+            yield [first, *own] if response else []
+        start += num_tokens(group, shared=True)
+
+
+def _logits(
+    model: PreTrainedModel, inputs: Inputs, places: Sequence[Int[Tensor, " R"]]
+) -> Iterator[Float[Tensor, "R V"]]:
+    """For every response the logits at its places, which count over the rows laid end to end.
+
+    The model computes them, since many scale or cap what their output matrix gives.
+    """
+    width = inputs.ids.shape[1]
+    columns = torch.cat(list(places)).remainder(width).unique()
+    network: Any = model
+    logits = network(**inputs.named, logits_to_keep=columns.to(inputs.ids.device)).logits
+    for one in places:
+        yield logits[one // width, torch.searchsorted(columns, one % width)]
+
+
+def _mean(response: Sequence[int], logits: Float[Tensor, "R V"]) -> float:
+    """The mean log-probability of a response's tokens; 0 for none."""
+    if not response:
+        return 0.0
+    return -float(cross_entropy(logits.float(), torch.tensor(response, device=logits.device)))

@@ -1,0 +1,131 @@
+"""How the reward model does on thumbs and "all bad", beside the pairs: counts, weights, accuracy.
+
+A pointwise judgement is right where the reward stands on its side of b, the threshold of its source
+(`reward.data.thresholds`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from reward.data.groups import Group, Pointwise
+from reward.data.loading import Data
+from reward.data.thresholds import Thresholds
+from reward.model.normalize import Scale
+from reward.model.save import plain_accuracy
+from reward.report.accuracy import accuracy_of_counts, how_right, pair_accuracy
+from reward.settings import RewardSettings
+
+OTHER_SOURCES = "all others"
+Chosen = Callable[[Pointwise], bool]
+Threshold = Callable[[Pointwise], float]
+
+
+def describe_thumbs(
+    settings: RewardSettings,
+    data: Data,
+    thresholds: Thresholds,
+    level: float,
+    rewards: Sequence[Sequence[float]],
+    scale: Scale,
+    bias: float,
+) -> dict[str, Any]:
+    """`judgements` by kind and `thresholds` by source, as report.json has them; {} without thumbs.
+
+    Args:
+        settings: of the stage, for the weights.
+        data: what was trained on and what is held out.
+        thresholds: fitted to the weights that are saved.
+        level: the mean reward that they were fitted at.
+        rewards: of the held-out responses, on the scale of training.
+        scale: from outputs of the head to rewards of the saved model, which thresholds are given
+            in.
+        bias: what training adds to outputs of the head.
+    """
+    if not thresholds.sources:
+        return {}
+
+    values = thresholds.values(level)
+
+    def b(judgement: Pointwise) -> float:
+        return values[thresholds.source(judgement.annotator)]
+
+    def row(chosen: Chosen) -> dict[str, Any]:
+        return {
+            "train": count(data.train, chosen),
+            "held_out": count(data.held_out, chosen),
+            "accuracy": pointwise_accuracy(data.held_out, rewards, b, chosen),
+        }
+
+    pairs = {
+        "weight": 1.0,
+        "train": {"all": sum(len(group.pairs) for group in data.train)},
+        "held_out": {"all": sum(len(group.pairs) for group in data.held_out)},
+        "accuracy": plain_accuracy(pair_accuracy(data.held_out, rewards)),
+    }
+    weights = {"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight}
+    kinds = {
+        kind: {"weight": weight, **row(_by(lambda one: one.kind, kind))}
+        for kind, weight in weights.items()
+    }
+    sources = {
+        source or OTHER_SOURCES: {
+            "threshold": scale.gain * (value - bias) + scale.bias,
+            "fitted": thresholds.is_fitted(source),
+            **row(_by(lambda one: thresholds.source(one.annotator), source)),
+        }
+        for source, value in values.items()
+    }
+    return {"judgements": {"pairs": pairs, **kinds}, "thresholds": sources}
+
+
+def _by(name: Callable[[Pointwise], str], wanted: str) -> Chosen:
+    return lambda one: name(one) == wanted
+
+
+def count(groups: Sequence[Group], chosen: Chosen) -> dict[str, int]:
+    """How many pointwise judgements, and how many of them say good."""
+    found = [one.is_good for group in groups for one in group.pointwise if chosen(one)]
+    return {"all": len(found), "good": sum(found)}
+
+
+def pointwise_accuracy(
+    groups: Sequence[Group],
+    rewards: Sequence[Sequence[float]],
+    threshold: Threshold,
+    chosen: Chosen = lambda one: True,
+) -> dict[str, Any] | None:
+    """Share of pointwise judgements on the right side of their threshold; None without any.
+
+    `commoner` is what always giving the commoner answer would reach. The interval comes from
+    resampling prompts, as that of `pair_accuracy`.
+    """
+    counts = []
+    for group, values in zip(groups, rewards, strict=True):
+        right = [
+            how_right((1 if one.is_good else -1) * (values[one.response] - threshold(one)))
+            for one in group.pointwise
+            if chosen(one)
+        ]
+        counts.append((sum(right), len(right)))
+    accuracy = accuracy_of_counts(counts)
+    if accuracy is None:
+        return None
+    found = asdict(accuracy)
+    number, good = found.pop("pairs"), count(groups, chosen)["good"]
+    return {**found, "judgements": number, "commoner": max(good, number - good) / number}
+
+
+def combine_thresholds(reports: Sequence[Mapping[str, Any]]) -> Threshold | None:
+    """The thresholds of an ensemble that scores by the mean: the means of its members'.
+
+    None where the members have no thumbs.
+    """
+    if "thresholds" not in reports[0]:
+        return None
+    sources = reports[0]["thresholds"]
+    means = {
+        source: sum(report["thresholds"][source]["threshold"] for report in reports) / len(reports)
+        for source in sources
+    }
+    return lambda one: means[one.annotator if one.annotator in means else OTHER_SOURCES]

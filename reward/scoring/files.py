@@ -1,0 +1,101 @@
+"""The stage behind `rlhf score`: a file of responses in, the same lines with rewards out."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from reward.scoring.texts import Answers, load_text_reward
+from reward.settings import ScoreSettings
+from rlhf.errors import InputError
+from rlhf.parallel.distributed import start_alone
+from rlhf.records.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_jsonl
+from rlhf.records.schema import Message, Prompt, Response
+
+
+def score_file(settings: ScoreSettings) -> dict[str, Any]:
+    """Score every response of a file and write its lines again with `reward` or `rewards`.
+
+    Raises:
+        InputError: the file, the reward or --out cannot be used, or a reward is not a number.
+    """
+    if settings.out.exists():
+        raise InputError(f"{settings.out} already exists", "Choose another --out.")
+    lines = read_answers(settings.file)
+    accelerator = start_alone(settings.precision, seed=0)
+    reward = load_text_reward(
+        settings.reward,
+        accelerator,
+        settings.tokens_per_batch,
+        settings.combine,
+        given=settings.chat_template_kwargs,
+    )
+    rewards = reward([answers for _, answers in lines])
+    scored = zip((line for line, _ in lines), rewards, strict=True)
+    write_jsonl(settings.out, (_with_rewards(line, row) for line, row in scored))
+    values = [value for row in rewards for value in row]
+    return {
+        "prompts": len(lines),
+        "responses": len(values),
+        "mean": statistics.fmean(values),
+        "std": statistics.pstdev(values),
+        "out": str(settings.out),
+    }
+
+
+def read_answers(path: Path) -> list[tuple[JsonObject, Answers]]:
+    """Every line of a file as it is, with the prompt and the responses in it.
+
+    Raises:
+        InputError: the file does not exist or has no response.
+        BadLineError: a line lacks its prompt or its responses.
+    """
+    found = []
+    for place, text in read_lines(path):
+        line = parse_line(text, place)
+        try:
+            found.append((line, _answers(line)))
+        except InputError as error:
+            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+    if not any(responses for _, (_, responses) in found):
+        raise InputError(
+            f"{path} has no response to score",
+            'Write lines such as {"prompt": "Hello", "responses": ["Hi!", "Go away."]}.',
+        )
+    return found
+
+
+def _answers(line: JsonObject) -> Answers:
+    prompt = _prompt(line)
+    given = line.get("responses", [line["response"]] if "response" in line else None)
+    if not isinstance(given, list) or not all(isinstance(one, str | dict) for one in given):
+        raise InputError(
+            f"A line needs 'response' or 'responses', found {sorted(line)}",
+            "Give a text, a list of texts, or the responses of an export.",
+        )
+    responses = (
+        Response.from_json(one)
+        if isinstance(one, dict)
+        else Response(id=str(number), prompt_id=prompt.id, text=one, model="")
+        for number, one in enumerate(given)
+    )
+    return prompt, tuple(responses)
+
+
+def _prompt(line: JsonObject) -> Prompt:
+    given = line.get("messages", line.get("prompt"))
+    if isinstance(given, dict):
+        return Prompt.from_json(given)
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not all(isinstance(turn, dict) for turn in given):
+        raise InputError(
+            f"A line needs 'prompt' or 'messages', found {sorted(line)}",
+            'Give a text, or turns such as {"role": "user", "content": "Hello"}.',
+        )
+    return Prompt.create(tuple(map(Message.from_json, given)), "test", "")
+
+
+def _with_rewards(line: JsonObject, rewards: list[float]) -> JsonObject:
+    if "responses" in line:
+        return {**line, "rewards": rewards}
+    return {**line, "reward": rewards[0]}

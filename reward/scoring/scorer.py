@@ -1,0 +1,223 @@
+"""The door to a trained reward model or an ensemble of them: token batches in, rewards out.
+
+An ensemble is the folder of its first member with the others inside, as member-1, member-2, …:
+what loads it plainly reads the first, what comes through here reads all.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from reward.model.module import RewardModule
+from reward.settings import Combine
+from rlhf.modeling.adapters import load_reward_model_on
+from rlhf.modeling.attention.layout import Inputs, common_beginning, last_tokens, pack
+from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, share_prompts
+from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.models import describe_model, load_reward_model, model_folder
+from rlhf.modeling.readers import Reader, load_reader, reward_kwargs
+from rlhf.modeling.thinking import has_thinking
+from rlhf.modeling.tokens import TokenBatch, close, encode_prompt, pad_right
+from rlhf.parallel.sharding import Sharding, shard_frozen
+from rlhf.records.schema import Prompt, Response
+from rlhf.run.watchdog import beat
+
+TOKENS_PER_BATCH = 4096
+MEMBERS = "member-*"
+
+
+@final
+class Scorer:
+    """A loaded reward model. `description` has its path, hash and tokenizer fingerprint."""
+
+    def __init__(
+        self,
+        members: Sequence[tuple[RewardModule, float]],
+        description: dict[str, str],
+        reader: Reader,
+        accelerator: Accelerator,
+        combine: Combine,
+        *,
+        sharding: Sharding,
+        shared: bool = False,
+    ) -> None:
+        self._members = members
+        self._reader = reader
+        self._ends = end_token_ids(reader.tokenizer)
+        self._accelerator = accelerator
+        self._combine = combine
+        self._sharding = sharding
+        self._shared = shared
+        self.description = description
+
+    def __call__(
+        self, batch: TokenBatch, tokens_per_batch: int = TOKENS_PER_BATCH
+    ) -> Float[Tensor, " B"]:
+        """Rewards of whole sequences (prompt and response), on the device of the batch, in float32.
+
+        Args:
+            batch: token ids padded on any side; rows that were cut short are closed here.
+            tokens_per_batch: tokens, padding included, in one forward pass.
+        """
+        return combine_members(self.each(batch, tokens_per_batch), self._combine)
+
+    def each(
+        self, batch: TokenBatch, tokens_per_batch: int = TOKENS_PER_BATCH
+    ) -> Float[Tensor, "M B"]:
+        """What every member of an ensemble says, a single model being one of one member.
+
+        Args:
+            batch: token ids padded on any side; rows that were cut short are closed here.
+            tokens_per_batch: tokens, padding included, in one forward pass.
+        """
+        lengths = batch.mask.sum(dim=1)
+        order = lengths.argsort(descending=True, stable=True)
+        shape = (len(self._members), len(lengths))
+        rewards = torch.zeros(shape, dtype=torch.float32, device=batch.ids.device)
+        for part in self._parts(order, lengths, tokens_per_batch):
+            found = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
+            rewards[:, part] = found.to(rewards.device)
+            beat()
+        return rewards
+
+    def without_thinking(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
+    ) -> TokenBatch:
+        """The sequences as this model reads them, which may be without the text in think tags.
+
+        Args:
+            prompts: of each sequence.
+            texts: of each response.
+            batch: prompt and response in one, padded on any side.
+        """
+        if self._reader.reads_thinking or not any(map(has_thinking, texts)):
+            return batch
+        rows = [ids[mask].tolist() for ids, mask in zip(batch.ids, batch.mask, strict=True)]
+        tokenizer = self._reader.tokenizer
+        for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            if has_thinking(text):
+                response = Response(id="", prompt_id=prompt.id, text=text, model="")
+                prompt_ids = encode_prompt(tokenizer, prompt)
+                rows[row] = prompt_ids + self._reader.encode(response, "", prompt_ids)
+        return pad_right(rows, int(tokenizer.pad_token_id)).to(batch.ids.device)
+
+    def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:
+        """The rows of each forward pass; divided weights want equally many in every process."""
+        parts: list[Tensor] = []
+        start = 0
+        while start < len(order):
+            rows = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
+            parts.append(order[start : start + rows])
+            start += rows
+        return self._sharding.in_step(self._accelerator, parts)
+
+    def _score(self, batch: TokenBatch) -> Tensor:
+        inputs = self._lay_out(close(batch, self._ends)).to(self._accelerator.device)
+        with torch.no_grad(), self._accelerator.autocast():
+            return torch.stack([module(inputs) + bias for module, bias in self._members])
+
+    def _lay_out(self, batch: TokenBatch) -> Inputs:
+        """Rows, or one row with what all begin with once, where that saves much."""
+        if self._shared:
+            there = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
+            rows = [tuple(ids[mask].tolist()) for ids, mask in there]
+            if common := common_beginning(rows):
+                own = tuple(row[common:] for row in rows)
+                packed = pack([(rows[0][:common], own)], 0)
+                if packed.ids.numel() <= (1 - LEAST_SAVING) * batch.ids.numel():
+                    return packed
+        return Inputs(batch.ids, last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1]))
+
+
+def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:
+    """One reward from those of several members: their mean, or the worst of them.
+
+    The worst case is what a policy must raise to gain anything, so one member's mistakes are harder
+    to exploit (arXiv 2310.02743).
+    """
+    return rewards.mean(dim=0) if how == "mean" else rewards.amin(dim=0)
+
+
+def load_scorer(
+    name: str,
+    accelerator: Accelerator,
+    combine: Combine = "mean",
+    sharding: Sharding | None = None,
+    base: PreTrainedModel | None = None,
+    *,
+    given: dict[str, Any] | None = None,
+) -> Scorer:
+    """Load a reward model, or all members of an ensemble, to score with.
+
+    Args:
+        name: a finished reward stage of ours, or the Hugging Face folder of a one-label classifier.
+        accelerator: gives device and precision.
+        combine: how the members of an ensemble become one.
+        sharding: of the stage; where it divides weights, these are divided too, and all processes
+            score at the same time.
+        base: a language model whose frozen weights the reward model was trained beside; then only
+            its adapter is loaded.
+        given: the policy's --chat-template-kwargs, for another program's model that records none.
+
+    Raises:
+        InputError: there is no such model, it is not a reward model, or its stage did not finish.
+    """
+    sharding = sharding or Sharding()
+    kwargs = reward_kwargs(name, given or {})
+    folders = member_folders(name)
+    loaded = [load_module(one, accelerator, sharding, base, given=kwargs) for one in folders]
+    description = loaded[0][2]
+    members = [(module, bias) for module, bias, _ in loaded]
+    # the attention of a shared base is the policy's
+    mine = base is None and not sharding.divides_weights
+    shared = mine and not any([share_prompts(module.classifier) for module, _ in members])
+    reader = load_reader(description)
+    return Scorer(
+        members, description, reader, accelerator, combine, sharding=sharding, shared=shared
+    )
+
+
+def member_folders(name: str) -> list[str]:
+    """The folder of a reward model, or of every member of an ensemble.
+
+    Raises:
+        InputError: its stage did not finish.
+    """
+    folder = model_folder(name, "reward", "model")
+    others = sorted(Path(folder).glob(MEMBERS), key=lambda one: int(one.name.rpartition("-")[2]))
+    return [folder, *map(str, others)]
+
+
+def load_module(
+    name: str,
+    accelerator: Accelerator,
+    sharding: Sharding | None = None,
+    base: PreTrainedModel | None = None,
+    *,
+    given: dict[str, Any] | None = None,
+) -> tuple[RewardModule, float, dict[str, str]]:
+    """A reward model ready to score, the bias to add to its outputs, and its description.
+
+    Where `sharding` divides weights every process keeps its part only, or all hold one model
+    together; with `base` the weights are those of that language model. `given` are
+    --chat-template-kwargs.
+
+    Raises:
+        InputError: there is no such model, it is not a reward model, or its stage did not finish.
+    """
+    folder = model_folder(name, "reward", "model")
+    sharding = sharding or Sharding()
+    if base is None:
+        classifier = load_reward_model(folder, together=sharding.is_together)
+    else:
+        classifier = load_reward_model_on(base, folder)
+    bias = float(getattr(classifier.config, "reward_bias", 0.0))
+    module = RewardModule(classifier).eval().requires_grad_(False)
+    shard_frozen(accelerator, module, sharding)
+    return module, bias, describe_model(folder, given)

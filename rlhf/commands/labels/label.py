@@ -1,0 +1,132 @@
+"""`rlhf label`: rank responses in the browser."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from policies.sampling.settings import require_sampling
+from rlhf.config import require_range
+from rlhf.errors import ConfigError
+from rlhf.modeling.template_kwargs import TemplateKwargs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Which database to serve, where, and to whom."""
+
+    db: Path
+    """The label database."""
+    host: str = "127.0.0.1"
+    """Address to serve on; other machines reach 0.0.0.0, which needs users: rlhf users add."""
+    port: int = 7860
+    """Port to serve on."""
+    annotator: str | None = None
+    """Your name where nobody signs in; the login name when not given."""
+    overlap: int | None = None
+    """How many people rank each task; kept for later starts, and 1 in a new database."""
+    another_below: float | None = None
+    """One more person ranks a task on whose pairs people agree less than this share; kept too."""
+    rubric: Path | None = None
+    """A markdown file that says what to judge by; shown beside the work, its version stored."""
+    flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
+    """What a response can be flagged as."""
+    gold_every: int = 20
+    """Mix in a gold item, if there are any, once in so many tasks; 0 is never."""
+    repeat_every: int = 0
+    """Show people something of their own again once in so many tasks; 0 is never."""
+    model: tuple[str, ...] = ()
+    """Live mode: models to ask, by folder or hub name; with --endpoint, names it serves."""
+    endpoint: str = ""
+    """Live mode: an OpenAI-compatible server, ending in /v1; key in RLHF_LIVE_API_KEY."""
+    live_responses: int = 2
+    """Live mode: answers side by side, spread evenly over the models."""
+    temperature: float = 1.0
+    """Live mode: sampling temperature."""
+    top_p: float = 1.0
+    """Live mode: nucleus sampling."""
+    top_k: int = 0
+    """Live mode: sample from the k likeliest tokens only; 0 is off."""
+    max_new_tokens: int = 256
+    """Live mode: length limit of an answer, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Live mode: values passed to the chat template, e.g. '{"enable_thinking": false}'."""
+
+    def __post_init__(self) -> None:
+        require_range("port", self.port, 1, 65535)
+        if self.overlap is not None:
+            require_range("overlap", self.overlap, 1, 100)
+        if self.another_below is not None:
+            require_range("another_below", self.another_below, 0, 1)
+        require_range("gold_every", self.gold_every, 0)
+        require_range("repeat_every", self.repeat_every, 0)
+        require_range("live_responses", self.live_responses, 2, 4)
+        require_sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
+        if len(self.model) > self.live_responses:
+            raise ConfigError(
+                f"--model names {len(self.model)} models for {self.live_responses} answers",
+                f"Add --live-responses {len(self.model)} (at most 4), or name fewer models.",
+            )
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--endpoint is {self.endpoint!r}", "For example: http://localhost:8000/v1"
+            )
+        if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
+            raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
+        from labeling_app.quality.flags import RESERVED
+
+        wrong = [flag for flag in self.flags if not 0 < len(flag) <= 40 or "@" in flag]
+        taken = [flag for flag in self.flags if flag in RESERVED]
+        if taken:
+            raise ConfigError(
+                f"--flags holds {taken[0]!r}, which the app sets by itself", "Choose another word."
+            )
+        if wrong:
+            raise ConfigError(
+                f"--flags holds {wrong[0]!r}", "Use words of at most 40 characters without @."
+            )
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Rank responses in the browser: by mouse, touch or keyboard, blind and shuffled."""
+    sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
+    sys.stderr.flush()
+    from labeling_app.quality.checks import CheckRates
+    from labeling_app.web.serving import serve
+
+    return serve(
+        settings.db,
+        host=settings.host,
+        port=settings.port,
+        annotator=settings.annotator,
+        overlap=settings.overlap,
+        another_below=settings.another_below,
+        rubric=settings.rubric,
+        flags=settings.flags,
+        checks=CheckRates(gold_every=settings.gold_every, repeat_every=settings.repeat_every),
+        voices=_voices(settings),
+        live_responses=settings.live_responses,
+    )
+
+
+def _voices(settings: Settings) -> list[Any]:
+    """The models of live mode, loaded; none without --model and --endpoint."""
+    from labeling_app.web.live.endpoint_voice import API_KEY, EndpointVoice, served_model
+    from rlhf.endpoints.chat_completions import key_header
+    from rlhf.records.schema import Sampling
+
+    sampling = Sampling(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        max_new_tokens=settings.max_new_tokens,
+    )
+    if settings.endpoint:
+        key_header(API_KEY)  # a key that cannot be sent is for whoever starts this to see
+        names = settings.model or (served_model(settings.endpoint),)
+        return [EndpointVoice(url=settings.endpoint, model=m, sampling=sampling) for m in names]
+    if not settings.model:
+        return []
+    from policies.sampling.streaming import LocalVoice
+
+    return [LocalVoice(name, sampling, settings.chat_template_kwargs) for name in settings.model]

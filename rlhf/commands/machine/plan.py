@@ -1,0 +1,147 @@
+"""`rlhf plan`: which ways of training a model fit on which machine."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.config import require_range
+from rlhf.errors import ConfigError
+
+STAGES = ("reward", "reference", "ppo")
+TRAININGS = ("reward", "ppo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The model and the machine."""
+
+    model: str
+    """Model folder or hub name; only its config is read."""
+    gpus: int = 1
+    """Devices in all."""
+    shard_group: int = 0
+    """Devices that divide one copy under FSDP; 0: all of them."""
+    tensor_parallel: int = 1
+    """Show what a reward model takes that so many processes hold together, too; 1: none do."""
+    gpu_memory: float = 80.0
+    """Memory of each device in GiB; a tenth of it is left for what no plan counts."""
+    sequence_length: int = 1024
+    """Tokens of prompt and response together."""
+    batch: int = 8
+    """Sequences in one forward pass of one device."""
+    gradient_checkpointing: bool = False
+    """Count activations as if they were computed again in the backward pass."""
+    passes: int = 1
+    """Forward and backward passes of each device in one optimizer step."""
+    tflops: float = 0.0
+    """10¹² operations a second that a device really does; with --network, times are shown."""
+    network: float = 0.0
+    """Gigabytes a second that a device really sends to others."""
+    lora_rank: int = 16
+    """Rank of the adapters in the line for LoRA: --adapter lora; for ppo --share-base."""
+
+    def __post_init__(self) -> None:
+        require_range("gpus", self.gpus, 1)
+        require_range("gpu_memory", self.gpu_memory, 0, above_low=True)
+        require_range("sequence_length", self.sequence_length, 2)
+        require_range("batch", self.batch, 1)
+        require_range("shard_group", self.shard_group, 0)
+        if self.shard_group and self.gpus % self.shard_group:
+            raise ConfigError(
+                f"--shard-group {self.shard_group} does not divide --gpus {self.gpus}",
+                "Give the devices of one machine, or another divisor of all.",
+            )
+        require_range("tensor_parallel", self.tensor_parallel, 1)
+        require_range("passes", self.passes, 1)
+        require_range("tflops", self.tflops, 0)
+        require_range("network", self.network, 0)
+        require_range("lora_rank", self.lora_rank, 1)
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Show what each stage needs and sends on each device under DDP, ZeRO, FSDP and LoRA."""
+    from rlhf.planning.planner import GIB, read_shape
+    from rlhf.planning.strategies import (
+        STRATEGIES,
+        USABLE,
+        Load,
+        advice,
+        stage_bytes,
+        step_bytes,
+        step_seconds,
+        together_advice,
+    )
+
+    shape = read_shape(settings.model)
+    load = Load(
+        settings.sequence_length,
+        settings.batch,
+        settings.gradient_checkpointing,
+        settings.lora_rank,
+        settings.shard_group,
+    )
+    usable = settings.gpu_memory * USABLE
+    needs = {
+        name: {
+            stage: round(stage_bytes(stage, name, shape, load, settings.gpus) / GIB, 3)
+            for stage in STAGES
+        }
+        for name in STRATEGIES
+    }
+    passes, gpus = settings.passes, settings.gpus
+    sent = {
+        name: {
+            stage: round(step_bytes(stage, name, shape, load, passes, gpus) / GIB, 3)
+            for stage in TRAININGS
+        }
+        for name in STRATEGIES
+    }
+    rates = {"tflops": settings.tflops, "network": settings.network}
+    seconds = {
+        name: {
+            stage: round(step_seconds(stage, name, shape, load, passes, gpus, **rates), 3)
+            for stage in TRAININGS
+        }
+        for name in STRATEGIES
+        if all(rates.values())
+    }
+    hints = [advice(stage, shape, load, settings.gpus, usable * GIB) for stage in STAGES]
+    if settings.tensor_parallel > 1:
+        hints.append(together_advice(shape, load, passes, settings.tensor_parallel))
+    return {
+        "parameters": shape.parameters,
+        "gib": needs,
+        "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
+        "sent_gib": sent,
+        "seconds": seconds,
+        "advice": hints,
+    }
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """The result as a table; a star marks what fits."""
+    lines = [
+        f"{result['parameters']:,} parameters. GiB on each device; * fits.",
+        "",
+        f"{'':8}" + "".join(f"{stage:>12}" for stage in STAGES),
+    ]
+    for name, row in result["gib"].items():
+        marks = {stage: "*" if result["fits"][name][stage] else " " for stage in STAGES}
+        lines.append(f"{name:8}" + "".join(f"{row[s]:>11,.2f}{marks[s]}" for s in STAGES))
+    if any(value for row in result["sent_gib"].values() for value in row.values()):
+        lines += ["", "GiB that each device sends in one step."]
+        lines += _rows(result["sent_gib"])
+    if result["seconds"]:
+        lines += ["", "Seconds of one step, sampling aside, computing and sending in turn."]
+        lines += _rows(result["seconds"])
+    return "\n".join([*lines, "", *result["advice"]])
+
+
+def _rows(table: dict[str, dict[str, float]]) -> list[str]:
+    head = f"{'':8}" + "".join(f"{stage:>12}" for stage in TRAININGS)
+    return [
+        head,
+        *(
+            f"{name:8}" + "".join(f"{row[stage]:>12,.2f}" for stage in TRAININGS)
+            for name, row in table.items()
+        ),
+    ]

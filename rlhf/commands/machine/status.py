@@ -1,0 +1,40 @@
+"""`rlhf status`: what each stage of a run did, side by side for several runs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from rlhf.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Which runs to show."""
+
+    # Not keyword-only: runs are given without a flag.
+    runs: Annotated[tuple[Path, ...], Parameter(name="--runs", negative="")] = field(kw_only=False)
+    """Folders of runs, or of single stages."""
+    full: bool = False
+    """Also settings, last steps, whole reports and the curves of a single run, side by side."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Show what each stage of a run did; settings that differ between runs are marked."""
+    from rlhf.run.status import differing_settings, read_run
+
+    runs = {str(path): read_run(path) for path in settings.runs}
+    return {"runs": runs, "differing_settings": differing_settings(runs)}
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """A line for each stage, how several runs compare; with --full a table for each stage."""
+    from rlhf.run.status import overview, tables
+
+    show = tables if settings.full else overview
+    return show(result["runs"], result["differing_settings"])

@@ -1,0 +1,125 @@
+"""`rlhf chat`: ask the policy and the original the same questions, side by side in the browser."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policies.sampling.settings import require_sampling
+from rlhf.config import require_range
+from rlhf.modeling.template_kwargs import TemplateKwargs
+
+if TYPE_CHECKING:
+    from rlhf.records.schema import Prompt, Response
+
+TOKENS_PER_BATCH = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Whom to ask, and where votes go."""
+
+    policy: str
+    """The --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
+    reference: str
+    """The original model: folder or hub name."""
+    db: Path = Path("chat.db")
+    """The label database that keeps questions, answers, thumbs and picks; may be new."""
+    reward: str | None = None
+    """A reward model whose rewards are shown; when not given, the one that `rlhf ppo` trained
+    --policy with, while it exists."""
+    annotator: str | None = None
+    """Your name; the login name when not given."""
+    port: int = 7860
+    """Port to serve on, on this machine only."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_p: float = 1.0
+    """Nucleus sampling."""
+    max_new_tokens: int = 256
+    """Length limit of an answer, in tokens."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values passed to the chat templates of models that record none, e.g.
+    '{"enable_thinking": false}'."""
+
+    def __post_init__(self) -> None:
+        require_range("port", self.port, 1, 65535)
+        require_sampling(self.temperature, self.top_p, 0, self.max_new_tokens)
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Ask both models side by side; after your vote you see which was which, and the rewards."""
+    from labeling_app.quality.checks import CheckRates
+    from labeling_app.web.serving import serve
+    from policies.sampling.streaming import LocalVoice
+    from rlhf.modeling.models import policy_folder
+    from rlhf.records.schema import Sampling
+
+    sampling = Sampling(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_new_tokens=settings.max_new_tokens,
+    )
+    given = settings.chat_template_kwargs
+    policy = LocalVoice(policy_folder(settings.policy), sampling, given)
+    reference = LocalVoice(settings.reference, sampling, given)
+    reward = settings.reward or _trained_with(settings.policy)
+    note = _note(policy.description, reward)
+    shown = f"rewards are those of {reward}" if reward else "--reward RM shows rewards, too"
+    sys.stderr.write(f"Thumbs and picks are kept in {settings.db}; {shown}.\n")
+    return serve(
+        settings.db,
+        host="127.0.0.1",
+        port=settings.port,
+        annotator=settings.annotator,
+        overlap=None,
+        another_below=None,
+        rubric=None,
+        flags=(),
+        checks=CheckRates(),
+        voices=[policy, reference],
+        note=note,
+    )
+
+
+def _trained_with(policy: str) -> str | None:
+    """The reward model of the run that trained the policy, the first of several, if it exists.
+
+    A folder and nothing else: a function that stage.json names is for its writer to run.
+    """
+    from policies.rewards.sources import is_model
+    from rlhf.run.rundir import RunDir
+
+    path = RunDir(Path(policy)).inputs.get("reward", {}).get("path", "")
+    return path if is_model(path) and Path(path).is_dir() else None
+
+
+def _note(
+    policy: dict[str, str], reward: str | None
+) -> "Callable[[Prompt, Sequence[Response]], list[str]]":
+    """Says of every response whose it is, and its reward.
+
+    Args:
+        policy: as `rlhf.modeling.models.describe_model` describes it.
+        reward: what gives the reward, if anything does.
+    """
+    score = None
+    if reward is not None:
+        from policies.rewards.sources import is_model
+        from reward.scoring.texts import load_text_reward
+        from rlhf.modeling.readers import described_kwargs, reward_kwargs
+        from rlhf.parallel.distributed import start
+
+        given = reward_kwargs(reward, described_kwargs(policy)) if is_model(reward) else {}
+        accelerator = start("auto", seed=0)
+        score = load_text_reward(reward, accelerator, TOKENS_PER_BATCH, given=given)
+
+    def note(prompt: "Prompt", responses: "Sequence[Response]") -> list[str]:
+        names = ["new" if r.model_fingerprint == policy["hash"] else "original" for r in responses]
+        if score is None:
+            return names
+        [rewards] = score([(prompt, tuple(responses))])
+        return [f"{name}, reward {one:+.2f}" for name, one in zip(names, rewards, strict=True)]
+
+    return note

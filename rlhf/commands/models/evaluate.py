@@ -1,0 +1,117 @@
+"""`rlhf evaluate`: is the policy better? By judges now, or by people's blind votes later."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from policies.evaluate.settings import EvaluateSettings
+from rlhf.config import require_range
+from rlhf.errors import ConfigError
+
+UNNAMED = Parameter(show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(EvaluateSettings):
+    """An evaluation, and whether people are to be asked too."""
+
+    policy: Annotated[str, UNNAMED] = ""
+    """The --out of `rlhf ppo`, or a model folder."""
+    reference: Annotated[Path, UNNAMED] = Path()
+    """The --out of `rlhf reference`."""
+    reward: Annotated[str, UNNAMED] = ""
+    """Reward model that judges."""
+    to_db: Path | None = None
+    """Queue the policy's first answers beside the original's, and beside those of --against, in
+    this label database, for people to compare blind."""
+    from_db: Path | None = None
+    """Read people's votes back from this label database into the report, in place of those that
+    were read before."""
+    people_per_pair: int = 1
+    """How many people compare each queued pair."""
+    mix: bool = False
+    """Queue the pairs at random places among the open rankings, instead of behind them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("people_per_pair", self.people_per_pair, 1, 100)
+        if self.to_db and self.from_db:
+            raise ConfigError("--to-db and --from-db together", "Queue first, read votes later.")
+        given = {
+            "--policy": bool(self.policy),
+            "--reference": self.reference != Path(),
+            "--reward": bool(self.reward),
+        }
+        finished = (self.to_db or self.from_db) and not any(given.values())
+        missing = [name for name, is_given in given.items() if not is_given]
+        if missing and not finished:
+            raise ConfigError(
+                f"{', '.join(missing)} missing",
+                "Say what to compare: rlhf evaluate --policy P --reference REF --reward RM --out R",
+            )
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Compare a policy with the stored reference outputs, by judges and by people."""
+    from policies.evaluate.report import headline
+    from rlhf.run.rundir import require_done
+
+    if settings.policy:
+        from policies.evaluate.compare import evaluate_policy
+
+        names = [field.name for field in fields(EvaluateSettings)]
+        result = evaluate_policy(EvaluateSettings(**{n: getattr(settings, n) for n in names}))
+    else:
+        result = headline(require_done(settings.out, "evaluate", "answers.jsonl").read_report())
+    if settings.to_db:
+        return {**result, "queued": _queue(settings, settings.to_db)}
+    return _read_votes(settings, settings.from_db) if settings.from_db else result
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """The verdict in sentences, from report.json."""
+    from policies.evaluate.summaries import describe_evaluation
+    from rlhf.run.rundir import RunDir
+
+    run = RunDir(settings.out)
+    queued = f"Queued {result['queued']} pairs for people.\n" if settings.to_db else ""
+    with run.reading_report():
+        return queued + describe_evaluation(settings, run.read_report(), settings.to_db)
+
+
+def _queue(settings: Settings, db: Path) -> int:
+    from labeling_app.annotators.comparisons import queue_pairs
+    from labeling_app.db.store import Store
+    from policies.evaluate.votes import pairs_to_ask
+    from rlhf.run.rundir import RunDir
+
+    pairs = [pair for of_side in pairs_to_ask(RunDir(settings.out)).values() for pair in of_side]
+    with Store(db) as store:
+        return queue_pairs(
+            store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
+        )
+
+
+def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
+    from labeling_app.annotators.comparisons import are_queued, read_votes
+    from labeling_app.db.store import Store
+    from policies.evaluate.votes import add_votes, pairs_to_ask
+    from rlhf.errors import InputError
+    from rlhf.run.rundir import RunDir
+
+    run = RunDir(settings.out)
+    pairs = pairs_to_ask(run)
+    with Store(db, read_only=True) as store:
+        if not any(are_queued(store, of_side) for of_side in pairs.values()):
+            raise InputError(
+                f"Nobody was asked about the pairs of {run.path} in {db}",
+                f"Queue them: rlhf evaluate --out {run.path} --to-db {db}; or give the database "
+                "in which they were queued.",
+            )
+        votes = {
+            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, of_side)]
+            for other, of_side in pairs.items()
+        }
+    return add_votes(run, votes)

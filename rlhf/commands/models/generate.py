@@ -1,0 +1,33 @@
+"""`rlhf generate`."""
+
+from typing import Any
+
+from policies.sampling.settings import GenerateSettings as Settings
+from rlhf.errors import InputError
+
+__all__ = ["Settings", "describe", "run"]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Sample responses for the prompts that lack them."""
+    from labeling_app.db.store import Store
+    from policies.sampling.generate import generate_responses
+
+    with Store(settings.db, must_exist=True) as store:
+        if not store.counts()["prompts"]:
+            raise InputError(
+                f"{settings.db} is empty",
+                f"Begin with: rlhf import prompts.jsonl --db {settings.db}",
+            )
+        return generate_responses(
+            settings,
+            lambda fingerprint: store.prompts_lacking_responses(settings.k, fingerprint),
+            store.add_responses,
+        )
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How many responses are new, and why when none is."""
+    from policies.evaluate.summaries import describe_generated
+
+    return describe_generated(settings, result)

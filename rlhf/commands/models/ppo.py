@@ -1,0 +1,30 @@
+"""`rlhf ppo`."""
+
+from typing import Any
+
+from policies.ppo.settings import PPOSettings as Settings
+
+__all__ = ["Settings", "describe", "memory_plan", "run"]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train a policy with PPO against a reward model."""
+    from policies.ppo.train import train_policy
+    from rlhf.parallel.distributed import launch
+
+    launch(settings.processes, settings.max_restarts)
+    return train_policy(settings)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How far reward and policy moved."""
+    from policies.evaluate.summaries import describe_policy
+
+    return describe_policy(settings, result)
+
+
+def memory_plan(settings: Settings) -> str:
+    """The memory of each process; lengths come from the stored outputs where they are there."""
+    from policies.ppo.memory import plan_memory
+
+    return plan_memory(settings)

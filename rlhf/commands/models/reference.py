@@ -1,0 +1,60 @@
+"""`rlhf reference`."""
+
+from typing import Any
+
+from policies.reference.settings import ReferenceSettings as Settings
+
+__all__ = ["Settings", "describe", "memory_plan", "run"]
+
+ASSUMED_TOKENS = 256
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Store what the original model answers to every prompt, with log-probs."""
+    if settings.inspect:
+        from policies.reference.summary import inspect_store
+
+        return inspect_store(settings.out)
+    from policies.reference.build import build_reference
+    from policies.reference.rewards import add_rewards
+    from rlhf.parallel.distributed import launch
+
+    launch(settings.processes)
+    return add_rewards(settings) if settings.model is None else build_reference(settings)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """What is stored; with --inspect, everything that can be said of it."""
+    from policies.evaluate.summaries import describe_stored
+    from policies.reference.summary import describe_store
+
+    return describe_store(result) if settings.inspect else describe_stored(settings, result)
+
+
+def memory_plan(settings: Settings) -> str:
+    """The memory of each process, with prompts of an assumed length."""
+    if settings.model is None:
+        return "No language model is loaded for outputs that are already stored."
+    from policies.rewards.sources import is_model
+    from rlhf.modeling.models import model_folder
+    from rlhf.parallel.distributed import choose_precision
+    from rlhf.planning.planner import read_shape
+    from rlhf.planning.reference_plan import reference_plan
+    from rlhf.ranks import world_size
+
+    divided = settings.sharding in ("fsdp", "zero3")
+    parts = settings.shard_group or max(settings.processes, world_size())
+    reward = None
+    if settings.reward is not None and is_model(settings.reward):
+        reward = model_folder(settings.reward, "reward", "model")
+    return reference_plan(
+        read_shape(settings.model),
+        read_shape(reward) if reward else None,
+        batch=settings.batch_size,
+        prompt=ASSUMED_TOKENS,
+        new=settings.max_new_tokens,
+        bf16=choose_precision(settings.precision) == "bf16",
+        parts=parts if divided else settings.tensor_parallel,
+        divided=divided,
+        offload=settings.offload and divided,
+    ).text

@@ -1,0 +1,32 @@
+"""`rlhf round`: samples of the newest policy go back to the annotators."""
+
+from typing import Any
+
+from policies.rounds.settings import RoundSettings as Settings
+
+__all__ = ["Settings", "run"]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Sample the newest policy and queue what is most worth ranking next."""
+    from labeling_app.annotators.rounds import queue_round
+    from labeling_app.db.store import Store
+    from labeling_app.quality.selection import pair_entropy
+    from policies.rounds.candidates import choose, sample_candidates
+
+    with Store(settings.db, read_only=True):
+        pass  # a database that is not there must not cost an hour of sampling first
+    candidates, inputs = sample_candidates(settings)
+    chosen = choose(
+        [candidate.nats for candidate in candidates],
+        [pair_entropy(candidate.rewards) for candidate in candidates],
+        pick=settings.pick,
+        random_share=settings.random_share,
+        seed=settings.seed,
+    )
+    how = {name: getattr(settings, name) for name in ("k", "pick", "random_share", "seed")}
+    tasks = [(candidates[n].prompt, candidates[n].responses, reason) for n, reason in chosen]
+    with Store(settings.db) as store:
+        queued = queue_round(store, inputs, tasks, how)
+    reasons = [reason for _, reason in chosen]
+    return {**queued, "chosen": {reason: reasons.count(reason) for reason in sorted({*reasons})}}

@@ -1,0 +1,39 @@
+"""`rlhf train-reward`."""
+
+from typing import Any
+
+from reward.settings import RewardSettings as Settings
+
+__all__ = ["Settings", "describe", "memory_plan", "run"]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train a reward model on rankings and measure it on held-out ones."""
+    from rlhf.parallel.distributed import launch
+
+    launch(settings.processes, settings.max_restarts)
+    if settings.seeds:
+        from reward.ensemble import train_ensemble
+
+        return train_ensemble(settings)
+    from reward.train import train_reward
+
+    return train_reward(settings)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How far to trust the model, from its report.json."""
+    from reward.report.summaries import describe_training
+    from rlhf.run.rundir import RunDir
+
+    run = RunDir(settings.out)
+    with run.reading_report():
+        return describe_training(settings, run.read_report())
+
+
+def memory_plan(settings: Settings) -> str:
+    """What the run will hold in memory; no weights are loaded."""
+    from reward.memory import plan_divided
+    from reward.model.origin import resolve_model
+
+    return plan_divided(resolve_model(settings)).text

@@ -1,0 +1,127 @@
+"""How the command line helps: its help pages, and what it says of words it cannot read."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
+from cyclopts.help import DefaultFormatter, HelpPanel
+from rich.console import Console, ConsoleOptions
+
+from rlhf.config import load_settings
+from rlhf.errors import ConfigError, did_you_mean
+from rlhf.parallel.settings import ClusterSettings
+
+FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
+ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
+
+
+def show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+    """A part of a help page: required settings first, those of clusters last.
+
+    `--no-…` stands only where it changes something.
+    """
+    if panel.format == "parameter":
+        entries = sorted(
+            panel.entries,
+            key=lambda entry: (not entry.required, not ON_CLUSTERS.isdisjoint(entry.names)),
+        )
+        panel = panel.copy(
+            entries=[
+                entry
+                if entry.default == "True" or (entry.default is None and not entry.required)
+                else entry.copy(negative_names=())
+                for entry in entries
+            ]
+        )
+    DefaultFormatter()(console, options, panel)
+
+
+def explain(
+    error: CycloptsError, words: Sequence[str], commands: Sequence[str], settings: Any
+) -> ConfigError:
+    """What is wrong with a command line, and what to type instead.
+
+    Args:
+        error: what the parser found.
+        words: what was typed after `rlhf`.
+        commands: all there are.
+        settings: the dataclass of the command; None where no command was recognised.
+    """
+    if isinstance(error, UnknownCommandError):
+        close = did_you_mean(words[0], commands)
+        return ConfigError(f"Unknown command {words[0]}", f"{close}See: rlhf --help")
+    see = f"See: rlhf {words[0]} --help" if settings else "See: rlhf --help"
+    if settings and isinstance(error, UnknownOptionError):
+        return _unknown_flag(error.token.keyword or error.token.value, settings, see)
+    if settings and isinstance(error, MissingArgumentError) and error.argument:
+        return _missing(error, words, settings, see)
+    return ConfigError(str(error).strip(), see)
+
+
+def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
+    flag = word.partition("=")[0]
+    close = did_you_mean(flag, [*_flags(settings), *FLAGS_OF_ALL])
+    return ConfigError(f"Unknown option {flag}", f"{close}{see}")
+
+
+def _missing(
+    error: MissingArgumentError, words: Sequence[str], settings: Any, see: str
+) -> ConfigError:
+    """A flag without its value, or all required settings that were not given.
+
+    A flag that nobody knows is named first: it may be the required one, mistyped. A stray word may
+    be the missing value.
+    """
+    assert error.argument is not None
+    if error.keyword or error.argument.tokens:
+        flag = error.keyword or error.argument.tokens[-1].keyword
+        return ConfigError(f"{flag} needs a value", f"For example: {flag} {_value(flag)}. {see}")
+    strays = error.unused_tokens or []
+    unknown = [word for word in strays if word.startswith("-")]
+    if unknown:
+        return _unknown_flag(unknown[0], settings, see)
+    name = error.argument.name
+    kept = [word for word in words if word not in strays]
+    given = shlex.join(strays[:1]) or _value(name)
+    flag = "" if error.argument.index is not None else f"{name} "
+    others = [other for other in _not_given(words, settings) if other != name]
+    typed = [f"rlhf {shlex.join(kept)} {flag}{given}", *(f"{o} {_value(o)}" for o in others)]
+    first = flag.strip() or _value(name)
+    problem = (
+        f"{', '.join([first, *others[:-1]])} and {others[-1]} are" if others else f"{first} is"
+    )
+    return ConfigError(f"{problem} missing", f"Type: {' '.join(typed)}\n  {see}")
+
+
+def _not_given(words: Sequence[str], settings: Any) -> list[str]:
+    """Flags of required settings that are neither among the words nor in their --config files."""
+    parts = [part for word in words for part in word.split("=", 1)]
+    files = [Path(file) for flag, file in pairwise(parts) if flag == "--config"]
+    in_files = {str(name).replace("-", "_") for name in load_settings(files)}
+    required = [one.name for one in fields(settings) if is_required(one) and one.kw_only]
+    flags = [f"--{name.replace('_', '-')}" for name in required if name not in in_files]
+    return [flag for flag in flags if flag not in parts]
+
+
+def is_required(setting: Field[Any]) -> bool:
+    """Whether a setting has no default."""
+    return setting.default is MISSING and setting.default_factory is MISSING
+
+
+def _value(flag: str | None) -> str:
+    return (flag or "").lstrip("-").rpartition(".")[2].replace("-", "_").upper()
+
+
+def _flags(settings: Any, prefix: str = "--") -> Iterator[str]:
+    """Every flag of a command, those of nested groups with a dot."""
+    types = get_type_hints(settings)
+    for setting in fields(settings):
+        name = f"{prefix}{setting.name.replace('_', '-')}"
+        if is_dataclass(types[setting.name]):
+            yield from _flags(types[setting.name], f"{name}.")
+        else:
+            yield name

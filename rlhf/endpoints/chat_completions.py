@@ -1,0 +1,64 @@
+"""One request to a server that speaks OpenAI's chat completions; who asks reads the answer."""
+
+import json
+import os
+from contextlib import AbstractContextManager
+from http.client import HTTPResponse
+from typing import Any
+from urllib.request import Request
+
+from rlhf.endpoints.urls import open_url
+from rlhf.errors import InputError
+
+
+def open_completion(
+    url: str,
+    body: dict[str, Any],
+    *,
+    key_variable: str,
+    timeout_seconds: float,
+    total_seconds: float | None = None,
+) -> AbstractContextManager[HTTPResponse]:
+    """The server's answer, open to be read, whole or as it streams.
+
+    Args:
+        url: the address that ends in /v1.
+        body: model, messages and settings.
+        key_variable: the environment variable with the key, where the server wants one.
+        timeout_seconds: of silence.
+        total_seconds: until the answer is whole; as much as of silence when not given.
+
+    Raises:
+        InputError: the key fits no header.
+        HTTPError, URLError, TimeoutError, ConnectionError, HTTPException: as `open_url`.
+    """
+    headers = {"Content-Type": "application/json", **key_header(key_variable)}
+    address = url.rstrip("/") + "/chat/completions"
+    request = Request(address, json.dumps(body).encode(), headers)
+    return open_url(request, timeout_seconds=timeout_seconds, total_seconds=total_seconds)
+
+
+def text_of(content: Any) -> str:
+    """The text in an answer, "" for none; half characters, which JSON can hold, are replaced.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    if not isinstance(content, str | None):
+        raise TypeError(f"a {type(content).__name__} in the place of text")
+    return (content or "").encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def key_header(variable: str) -> dict[str, str]:
+    """The header with the key in an environment variable; nothing where there is none.
+
+    Raises:
+        InputError: the key fits no header; the message does not show it.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise InputError(
+            f"The key in {variable} has characters that no HTTP header takes",
+            "Set it to the key alone: one line, without quotation marks or comments.",
+        )
+    return {"Authorization": f"Bearer {key}"} if key else {}

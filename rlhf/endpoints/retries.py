@@ -1,0 +1,74 @@
+"""Asking a server that may be busy, or gone for a moment: again, with growing pauses."""
+
+import math
+import time
+from collections.abc import Callable
+from http.client import HTTPException
+from urllib.error import HTTPError, URLError
+
+from rlhf.endpoints.urls import DeadlineError, nobody_waits
+from rlhf.errors import InputError, InterruptedRunError
+
+ATTEMPTS = 5
+MAX_ERROR_BYTES = 300
+GLANCE_SECONDS = 0.1  # how often a pause looks whether somebody still waits
+
+
+def ask_patiently(
+    ask: Callable[[], bytes],
+    url: str,
+    *,
+    when_refused: str,
+    when_absent: str,
+    first_pause_seconds: float = 1.0,
+) -> bytes:
+    """What a server answers to one request.
+
+    Args:
+        ask: sends the request and reads the whole answer.
+        url: whom it asks.
+        when_refused: what to do about a request that the server will not have.
+        when_absent: what to do about a server that stays busy or absent.
+        first_pause_seconds: after the first attempt; each later pause is twice as long.
+
+    Raises:
+        InputError: the server refuses the request.
+        InterruptedRunError: it stays busy or absent, or drops every connection.
+    """
+    problem = ""
+    for attempt in range(ATTEMPTS):
+        try:
+            if attempt:
+                _pause(first_pause_seconds * 2 ** (attempt - 1))
+            return ask()
+        except HTTPError as error:
+            problem = f"status {error.code}"
+            if error.code != 429 and error.code < 500:
+                text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
+                elsewhere = error.headers.get("Location", "") if error.code < 400 else ""
+                if elsewhere:
+                    text = f"it points to {elsewhere[:MAX_ERROR_BYTES]}, where no key is sent"
+                raise InputError(
+                    f"{url} refused the request (status {error.code}): {text}", when_refused
+                ) from None
+        except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
+            problem = str(error)
+    raise InterruptedRunError(
+        f"{url} does not answer after {ATTEMPTS} attempts ({problem})", when_absent
+    )
+
+
+def _pause(seconds: float) -> None:
+    """Wait before asking again.
+
+    Raises:
+        DeadlineError: nobody waits for the answer any more.
+    """
+    stopped = nobody_waits()
+    if stopped is None:
+        time.sleep(seconds)
+        return
+    for _ in range(math.ceil(seconds / GLANCE_SECONDS)):
+        if stopped.is_set():
+            raise DeadlineError("stopped")
+        time.sleep(GLANCE_SECONDS)

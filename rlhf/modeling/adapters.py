@@ -1,0 +1,311 @@
+"""Small trained matrices beside frozen weights: LoRA (arXiv 2106.09685), QLoRA (arXiv 2305.14314).
+
+Adapters sit on every linear layer of the trunk; a head is trained whole. A checkpoint holds only
+what is trained, and a saved model has the adapters merged in: a plain one again. A reward model
+keeps them beside its weights too, in peft's form, for whoever has the frozen weights anyway:
+
+    MODEL/adapter/   adapter_config.json, adapter_model.safetensors (peft's), base.json
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.functional import cast_adapter_dtype, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from peft.utils.integrations import dequantize_module_weight, get_bnb_param_type
+from peft.utils.other import transpose
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf.diagnose import as_input_error
+from rlhf.errors import ConfigError, InputError
+from rlhf.modeling.models import (
+    HEAD,
+    empty_causal_lm,
+    load_config,
+    put_head_on,
+    reward_head,
+    save_model,
+)
+from rlhf.modeling.weights import COPY_AGAIN, require_whole
+from rlhf.records.documents import read_document
+from rlhf.records.jsonl import new_folder, write_json
+
+NAME = "default"
+WHOLE = (HEAD, "lm_head", "embed_out")  # of a model in 4 bits: its head or output matrix
+FOLDER = "adapter"
+BASE = "base.json"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+
+
+def four_bits(precision: torch.dtype, flag: str, instead: str) -> BitsAndBytesConfig:
+    """How the frozen weights of QLoRA are held: 4-bit NormalFloat, its scales quantised too.
+
+    Args:
+        precision: what they are multiplied in.
+        flag: what asks for it.
+        instead: what runs everywhere.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed, or there is no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"{flag} needs a CUDA device, and there is none here",
+            f"Use {instead}, which runs everywhere.",
+        )
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"{flag} needs the package bitsandbytes, which is not installed",
+            f"Install it: pip install bitsandbytes, or use {instead}.",
+        )
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=precision,
+        llm_int8_skip_modules=list(WHOLE),  # its name says 8 bits, it serves both
+    )
+
+
+def add_adapters(model: PreTrainedModel, rank: int, alpha: int, seed: int) -> None:
+    """Freeze a model but for a classifier's head, and put adapters on its linear layers.
+
+    Args:
+        model: a language model or a classifier, changed in place.
+        rank: inner size of every adapter.
+        alpha: an adapter's product counts alpha / rank.
+        seed: of the adapters' first halves, so that all processes start alike; the second are 0.
+    """
+    is_classifier = model.get_output_embeddings() is None
+    kind = "SEQ_CLS" if is_classifier else "CAUSAL_LM"
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type=kind)
+    _inject(config, model, seed)
+
+
+def _inject(config: LoraConfig, model: PreTrainedModel, seed: int) -> None:
+    # a process seeds the device that it works on; to fork all would wake every GPU
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, NAME)
+    cast_adapter_dtype(model, NAME)  # float32, also beside bf16 and 4-bit weights
+    if isinstance(getattr(model, HEAD, None), nn.Linear):
+        reward_head(model).requires_grad_(True)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Inside, the model answers as it did before `add_adapters`."""
+    layers = [part for part in model.modules() if isinstance(part, LoraLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def merged_weights(
+    model: nn.Module, state: Mapping[str, Tensor], device: str | None = None
+) -> dict[str, Tensor]:
+    """A model's state without adapters, W + alpha/rank · B·A in their place, in float32.
+
+    Args:
+        model: says where adapters are; one without any gives its state back.
+        state: all weights by name, gathered from all processes.
+        device: where each goes when it is merged; they stay where they are when not given.
+    """
+    merged = {
+        name.replace(".base_layer.", "."): value.to(device).float()
+        for name, value in state.items()
+        if ".lora_" not in name and ".base_layer.weight" not in name
+    }
+    adapted: dict[str, Any] = {
+        name: part for name, part in model.named_modules() if isinstance(part, LoraLayer)
+    }
+    for name, part in adapted.items():
+        first, second = (state[f"{name}.lora_{x}.{NAME}.weight"].float() for x in "AB")
+        product = transpose(second @ first, part.fan_in_fan_out) * part.scaling[NAME]
+        whole = _frozen_weight(name, part, state).to(product) + product
+        merged[f"{name}.weight"] = whole.to(device)
+    return merged
+
+
+def save_merged(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    whole: dict[str, Tensor] | None = None,
+) -> None:
+    """Save a language model as a plain one, in float32 where adapters are merged in.
+
+    Args:
+        model: what is saved.
+        tokenizer: saved beside it.
+        folder: of the saved model.
+        whole: its weights, where processes hold parts of them.
+    """
+    if not hasattr(model, "peft_config") and whole is None:
+        save_model(model, tokenizer, folder)
+        return
+    # in main memory: beside a training, a device has no room for a second model
+    state = merged_weights(model, model.state_dict() if whole is None else whole, "cpu")
+    for name in model.all_tied_weights_keys:
+        del state[name]
+    plain = empty_causal_lm(model.config)
+    plain.generation_config = model.generation_config
+    save_model(plain, tokenizer, folder, state)
+
+
+def _frozen_weight(name: str, part: Any, state: Mapping[str, Tensor]) -> Tensor:
+    base = part.base_layer
+    if get_bnb_param_type(base.weight):
+        unpacked: Tensor = dequantize_module_weight(base).detach()
+        return unpacked
+    return state[f"{name}.base_layer.weight"]
+
+
+def share_weights(model: nn.Module) -> Any:
+    """A copy of a model's modules that holds the same tensors: what is put on one stays off others.
+
+    Weights in 4 bits keep their scales beside them, and these are shared too.
+    """
+    shared: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
+    for part in model.modules():
+        scales = getattr(part, "quant_state", None)
+        if scales is not None:
+            shared[id(scales)] = scales
+    return copy.deepcopy(model, shared)
+
+
+def save_adapters(
+    folder: Path, classifier: PreTrainedModel, state: Mapping[str, Tensor], base: dict[str, str]
+) -> None:
+    """Keep a reward model's adapters and head beside its weights, as `peft` reads them.
+
+    Args:
+        folder: of the reward model.
+        classifier: says what its adapters are.
+        state: its weights by name; the head with its gain.
+        base: what `describe_model` says of the model whose weights are frozen.
+    """
+    config = copy.copy(_config_of(classifier))
+    config.modules_to_save = [HEAD]
+    config.base_model_name_or_path = base["path"]
+    config.inference_mode = True
+    kept = _trained(classifier, state).items()
+    tensors = {f"{PEFT_PREFIX}{name}": value.cpu().contiguous() for name, value in kept}
+    with new_folder(folder / FOLDER) as partial:
+        config.save_pretrained(str(partial))
+        save_file(tensors, partial / WEIGHTS)
+        write_json(partial / BASE, {**base, "four_bits": _is_packed(classifier)})
+
+
+def _is_packed(model: nn.Module) -> bool:
+    return any(get_bnb_param_type(weight) for weight in model.parameters())
+
+
+def _config_of(model: Any) -> LoraConfig:
+    config: LoraConfig = model.peft_config[NAME]
+    return config
+
+
+def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = False) -> None:
+    """Refuse a reward model whose adapters do not belong beside these frozen weights.
+
+    Args:
+        folder: of the reward model.
+        base: what `describe_model` says of the model whose weights are frozen.
+        four_bits: whether they are held in 4 bits.
+
+    Raises:
+        InputError: it was trained whole, or beside other weights, or in the other form of these.
+    """
+    path = Path(folder) / FOLDER / BASE
+    remedy = (
+        f"Train it with: rlhf train-reward --adapter lora --model {base['path']} …, or leave "
+        "--share-base out."
+    )
+    if not path.is_file():
+        raise InputError(f"{folder} keeps no adapter to put on a shared base", remedy)
+    trained_on = read_document(path, {"hash": str, "path": str})
+    if trained_on["hash"] != base["hash"]:
+        raise InputError(
+            f"The adapter of {folder} belongs beside {trained_on['path']} ({trained_on['hash']}), "
+            f"not {base['path']} ({base['hash']})",
+            remedy,
+        )
+    if trained_on.get("four_bits", False) != four_bits:
+        theirs, ours = ("as they are", "in 4 bits") if four_bits else ("in 4 bits", "as they are")
+        raise InputError(
+            f"The adapter of {folder} was trained beside weights held {theirs}, and the shared "
+            f"base holds them {ours}",
+            "Leave --four-bit-base out, or train it with --adapter qlora."
+            if four_bits
+            else "Add --four-bit-base, or train it with --adapter lora.",
+        )
+
+
+def adapter_rank(folder: str) -> int | None:
+    """The rank of the adapters that a reward model keeps; None where it keeps none."""
+    path = Path(folder) / FOLDER / CONFIG
+    return int(read_document(path, {"r": int})["r"]) if path.is_file() else None
+
+
+def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """A reward model on the frozen weights of a language model, from what `save_adapters` kept.
+
+    Its modules are a copy, so nothing is put on the language model. Adapters and head can be
+    trained.
+
+    Args:
+        base: the language model that the adapters were trained beside.
+        folder: of the reward model.
+
+    Raises:
+        InputError: what it keeps cannot be read, or is not whole.
+    """
+    config = load_config(folder)
+    pad_token_id = config.get_text_config().pad_token_id
+    classifier = put_head_on(share_weights(base.base_model), pad_token_id)
+    classifier.config.reward_bias = getattr(config, "reward_bias", 0.0)
+    path = Path(folder) / FOLDER
+    with as_input_error(f"Cannot read the adapter {path}", COPY_AGAIN):
+        adapter: Any = LoraConfig.from_pretrained(str(path))
+        adapter.modules_to_save = None
+        adapter.inference_mode = False
+        _inject(adapter, classifier, seed=0)
+        kept = load_file(path / WEIGHTS)
+    state = {name.removeprefix(PEFT_PREFIX): value for name, value in kept.items()}
+    mine = _trained(classifier, classifier.state_dict())
+    shapes = [
+        (name, one.shape, mine[name].shape)
+        for name, one in state.items()
+        if name in mine and one.shape != mine[name].shape
+    ]
+    require_whole(str(path), CONFIG, mine.keys() - state.keys(), state.keys() - mine.keys(), shapes)
+    head = {name: state.pop(name) for name in list(state) if name.startswith(f"{HEAD}.")}
+    reward_head(classifier).load_state_dict(
+        {name.removeprefix(f"{HEAD}."): value for name, value in head.items()}
+    )
+    set_peft_model_state_dict(classifier, state, NAME)
+    return classifier
+
+
+def _trained(classifier: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters and the head of a reward model, by the names that `peft` gives them."""
+    kept: dict[str, Tensor] = get_peft_model_state_dict(
+        classifier, dict(state), NAME, save_embedding_layers=False
+    )
+    return kept | {name: value for name, value in state.items() if name.startswith(f"{HEAD}.")}

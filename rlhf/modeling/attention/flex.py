@@ -1,0 +1,135 @@
+"""Attention over packed rows on a GPU: FlexAttention under a mask made from the row's layout.
+
+What `shared_prefix` multiplies piece by piece is one kernel here. It passes over every block of
+128 × 128 scores in which nobody sees anybody, and keeps no scores for the backward pass.
+transformers compiles it at the first rows. Whether it is right on a GPU is tried there, not looked
+up; where it is not, the products stay. Letters: T tokens, H heads, G heads with keys of their own
+(G ≤ H), D head size.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.flex_attention import flex_attention_forward
+
+from rlhf.modeling.attention.layout import Layout, Stretch
+from rlhf.ranks import is_main_process
+
+BLOCK = 128  # below it the kernel is another one, and there is nothing to pass over
+TRIAL = (Stretch(150, (40, 30)), Stretch(5, (7, 1)))
+TOLERANCE = 0.02  # relative; bf16 rounds to 0.4 %
+
+Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def flex_prefix_attention(
+    module: nn.Module,
+    query: Float[Tensor, "1 H T D"],
+    key: Float[Tensor, "1 G T D"],
+    value: Float[Tensor, "1 G T D"],
+    layout: Layout,
+    scale: float,
+) -> Float[Tensor, "1 T H D"]:
+    """Attention in which everybody sees their prompt and themselves, up to their own place."""
+    mask = block_mask(layout, query.device)
+    # Under autocast only projections give the lower precision; rotation brings back float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    attended: Tensor = flex_attention_forward(module, query, key, value, mask, scaling=scale)[0]
+    return attended
+
+
+@lru_cache(maxsize=2)
+def block_mask(layout: Layout, device: torch.device) -> BlockMask:
+    """The mask of a row: made once, used by every layer, forward and backward."""
+    tokens = sum(stretch.prompt + sum(stretch.responses) for stretch in layout)
+    return create_block_mask(visible(layout, device), None, None, tokens, tokens, device)
+
+
+def visible(layout: Layout, device: torch.device) -> Mask:
+    """A function of batch, head, query and key: whether the query at a place sees the key's."""
+    stretch, part = (numbers.to(device) for numbers in number_tokens(layout))
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        shared = (part[key] == 0) | (part[key] == part[query])
+        return (key <= query) & (stretch[key] == stretch[query]) & shared
+
+    return sees
+
+
+def number_tokens(layout: Layout) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
+    """For every token the number of its stretch, and of its response there: 0 in the prompt."""
+    pieces = [
+        (number, part, length)
+        for number, stretch in enumerate(layout)
+        for part, length in enumerate((stretch.prompt, *stretch.responses))
+    ]
+    numbers, parts, lengths = torch.tensor(pieces).unbind(dim=1)
+    return numbers.repeat_interleave(lengths), parts.repeat_interleave(lengths)
+
+
+def is_usable(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether FlexAttention takes these heads: rows of some length, on a GPU where it is right."""
+    if query.device.type != "cuda" or query.shape[2] <= BLOCK:
+        return False
+    return _find_obstacle(query.shape[1], *key.shape[1::2], value.dtype, query.device) is None
+
+
+@lru_cache
+def _find_obstacle(
+    heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Try it once, and say what is wrong, if anything."""
+    try:
+        difference = try_flex(heads, groups, size, dtype, device)
+    except (RuntimeError, ValueError, TypeError, ImportError) as error:
+        obstacle = f"does not run here ({str(error).strip().splitlines()[0]})"
+    else:
+        if difference <= TOLERANCE:
+            return None
+        obstacle = f"is off by {difference:.2%}"
+    if is_main_process():
+        words = f"FlexAttention {obstacle}: plain matrix products attend, which takes longer.\n"
+        sys.stderr.write(words)
+    return obstacle
+
+
+def try_flex(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> float:
+    """How far a small random row and its gradients are from plain attention, at worst, relative."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = len(number_tokens(TRIAL)[0])
+    query, key, value, weight = (
+        torch.randn(1, number, tokens, size, generator=generator).to(device, dtype)
+        for number in (heads, groups, groups, heads)
+    )
+    for one in (query, key, value):
+        one.requires_grad_()
+    places = torch.arange(tokens, device=device)
+    mask = visible(TRIAL, device)(places, places, places[:, None], places)
+
+    def attend(*, flex: bool) -> list[Tensor]:
+        if flex:
+            scale = size**-0.5
+            found = flex_prefix_attention(nn.Identity(), query, key, value, TRIAL, scale)
+            found = found.transpose(1, 2)
+        else:
+            found = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        return [found.detach(), *torch.autograd.grad(found, (query, key, value), weight)]
+
+    def keep(tensor: Tensor) -> Tensor:
+        return tensor
+
+    # A model that computes activations again must not take these for its own.
+    with (
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+        saved_tensors_hooks(keep, keep),
+    ):
+        pairs = zip(attend(flex=True), attend(flex=False), strict=True)
+        return max(float((a - b).float().norm() / b.float().norm()) for a, b in pairs)

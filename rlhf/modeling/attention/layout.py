@@ -1,0 +1,90 @@
+"""Inputs of a model's trunk: padded rows, or prompts with their responses in one packed row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+TokenIds = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One prompt in a packed row: `prompt` tokens, then its responses of these lengths."""
+
+    prompt: int
+    responses: tuple[int, ...]
+
+
+Layout = tuple[Stretch, ...]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Token ids and where each response ends, counting tokens over the rows laid end to end.
+
+    Either right-padded rows, one a response, or one packed row with its positions and layout.
+    """
+
+    ids: Int[Tensor, "B T"]
+    reads: Int[Tensor, " N"]
+    positions: Int[Tensor, "B T"] | None = None
+    layout: Layout | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What a model is fed."""
+        packed = {"position_ids": self.positions, "layout": self.layout} if self.layout else {}
+        return {"input_ids": self.ids, "use_cache": False, **packed}
+
+    def to(self, device: torch.device) -> "Inputs":
+        """The same inputs on another device."""
+        positions = None if self.positions is None else self.positions.to(device)
+        return Inputs(self.ids.to(device), self.reads.to(device), positions, self.layout)
+
+
+def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> Inputs:
+    """Lay prompts with their responses end to end in one row; without any, a padding token."""
+    ids: list[int] = []
+    positions: list[int] = []
+    reads: list[int] = []
+    for prompt, responses in groups:
+        length = len(prompt)
+        ids += prompt
+        positions += range(length)
+        end_of_prompt = len(ids) - 1
+        for response in responses:
+            ids += response
+            positions += range(length, length + len(response))
+            reads.append(len(ids) - 1 if response else end_of_prompt)
+    layout = tuple(Stretch(len(prompt), tuple(map(len, own))) for prompt, own in groups)
+    return Inputs(
+        torch.tensor([ids or [pad_id]]),
+        torch.tensor(reads, dtype=torch.long),
+        torch.tensor([positions or [0]]),
+        layout or (Stretch(1, ()),),
+    )
+
+
+def common_beginning(rows: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all rows have in common; every row keeps one of its own."""
+    columns = zip(*rows, strict=False)
+    common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return min(common, min(map(len, rows)) - 1)
+
+
+def states(model: PreTrainedModel, inputs: Inputs) -> Float[Tensor, "T d"]:
+    """What the layers below the head give for every token, rows laid end to end."""
+    trunk: nn.Module = model.base_model
+    found: Tensor = trunk(**inputs.named).last_hidden_state.flatten(0, 1)
+    return found
+
+
+def last_tokens(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, " B"]:
+    """Where each right-padded row ends."""
+    return torch.arange(len(lengths), device=lengths.device) * width + lengths - 1

@@ -1,0 +1,176 @@
+"""Sequences end to end in one row, what they begin with in common read once, and no padding.
+
+Prompts with one system turn, or several responses to one prompt, share their first tokens: a batch
+then costs those once, and every sequence the rest of its own. Logits, values and gradients are
+those of padded rows, but for rounding. Only attention knows about it: `shared_prefix` has it, under
+a name of its own here, because sampling from the same model needs the mask of padded batches.
+
+Letters: B sequences, R response tokens, T tokens of the row, d hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rlhf.modeling.attention.layout import Layout, Stretch, common_beginning
+from rlhf.modeling.attention.shared_prefix import (
+    LEAST_SAVING,
+    shared_prefix_attention,
+    try_attention,
+)
+from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right, position_ids
+
+ATTENTION = "packed_sequences"
+
+Group = tuple[int, list[int]]  # how many first tokens are shared, and by which sequences
+
+
+@dataclass(frozen=True)
+class Row:
+    """A packed row, and for every response token the place of the token before it.
+
+    `reads` is 0 at padding.
+    """
+
+    ids: Int[Tensor, "1 T"]
+    positions: Int[Tensor, "1 T"]
+    reads: Int[Tensor, "B R"]
+    layout: Layout
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a model is fed."""
+        return {"input_ids": self.ids, "position_ids": self.positions, "layout": self.layout}
+
+
+def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
+    """Lay sequences end to end, sharing what is cheaper: one beginning of all, or equal prompts.
+
+    Args:
+        joined: prompts and responses, padded anywhere.
+        answers: which of the last R columns are response tokens; each has a token before it.
+    """
+    device, lengths = joined.ids.device, answers.sum(dim=1).tolist()
+    masks = joined.mask.cpu()
+    rows = [ids[mask].tolist() for ids, mask in zip(joined.ids.cpu(), masks, strict=True)]
+    prompts = [row[: len(row) - length] for row, length in zip(rows, lengths, strict=True)]
+    ids: list[int] = []
+    positions: list[int] = []
+    before: list[list[int]] = [[] for _ in rows]
+    layout = []
+    for shared, members in min(_together(rows), _by_prompt(prompts), key=lambda g: _size(g, rows)):
+        start = len(ids)
+        ids += rows[members[0]][:shared]
+        positions += range(shared)
+        for member in members:
+            own = range(len(ids), len(ids) + len(rows[member]) - shared)
+            places = [*range(start, start + shared), *own]
+            before[member] = places[-lengths[member] - 1 : -1]
+            ids += rows[member][shared:]
+            positions += range(shared, len(rows[member]))
+        layout.append(Stretch(shared, tuple(len(rows[member]) - shared for member in members)))
+    reads = torch.zeros(answers.shape, dtype=torch.long, device=device)
+    reads[answers] = torch.tensor([place for part in before for place in part], device=device)
+    return Row(
+        torch.tensor([ids], device=device),
+        torch.tensor([positions], device=device),
+        reads,
+        tuple(layout),
+    )
+
+
+def _together(rows: Sequence[list[int]]) -> list[Group]:
+    """One group of all."""
+    return [(common_beginning(rows), list(range(len(rows))))]
+
+
+def _by_prompt(prompts: Sequence[list[int]]) -> list[Group]:
+    """A group for every prompt that is there."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        groups.setdefault(tuple(prompt), []).append(number)
+    return [(len(prompt), members) for prompt, members in groups.items()]
+
+
+def _size(groups: Sequence[Group], rows: Sequence[list[int]]) -> int:
+    """Tokens that are left to read."""
+    return sum(map(len, rows)) - sum(shared * (len(members) - 1) for shared, members in groups)
+
+
+def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row | None:
+    """The sequences as one row, where the model can read it and enough of padded rows is saved."""
+    if model.config._attn_implementation != ATTENTION:
+        return None
+    row = pack(joined, answers)
+    return row if row.ids.numel() <= (1 - LEAST_SAVING) * joined.ids.numel() else None
+
+
+def pack_prefixes(model: PreTrainedModel) -> str | None:
+    """Let a model read packed rows; where that would not be exact, say why and change nothing."""
+    return try_attention(model, ATTENTION, lambda: _probe(model))
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel) -> float:
+    """Largest difference between the trunk's outputs for a packed row and for padded rows."""
+    prompts = pad_left([[3, 4, 5, 6, 7], [3, 4, 8], [3, 4, 9, 10]], 0)
+    responses = pad_right([[11, 12, 13], [14, 15], [16]], 0)
+    device, mask = next(model.parameters()).device, responses.mask
+    joined = join(prompts, responses).to(device)
+    row = pack(joined, mask.to(device))
+    was_training = model.training
+    model.eval()
+    packed = features_of_row(model, row)
+    padded = features_of_padded(model, joined, mask.shape[1])
+    model.train(was_training)
+    return float((packed - padded)[mask].abs().max() / padded[mask].abs().max())
+
+
+def features(
+    model: PreTrainedModel, joined: TokenBatch, answers: Bool[Tensor, "B R"]
+) -> Float[Tensor, "B R d"]:
+    """The output of the layers below the head, before each response token."""
+    row = pack_if_shorter(model, joined, answers)
+    if row is None:
+        return features_of_padded(model, joined, answers.shape[1])
+    return features_of_row(model, row)
+
+
+def features_of_row(model: PreTrainedModel, row: Row) -> Float[Tensor, "B R d"]:
+    """The same from a packed row."""
+    trunk: nn.Module = model.base_model
+    states: Tensor = trunk(**row.inputs, use_cache=False).last_hidden_state
+    return states[0, row.reads]
+
+
+def features_of_padded(
+    model: PreTrainedModel, joined: TokenBatch, length: int
+) -> Float[Tensor, "B R d"]:
+    """The same from padded rows, whose last `length` columns are responses."""
+    trunk: nn.Module = model.base_model
+    states: Tensor = trunk(
+        input_ids=joined.ids,
+        attention_mask=joined.mask.long(),
+        position_ids=position_ids(joined.mask),
+        use_cache=False,
+    ).last_hidden_state
+    return states[:, -length - 1 : -1]
+
+
+def _mask(*, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None:
+    """The mask of a padded batch, or behind a cache; a packed row has its layout instead."""
+    if attention_mask is None and rest["q_length"] == rest["kv_length"]:
+        return None
+    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **rest)
+    return mask
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _mask)

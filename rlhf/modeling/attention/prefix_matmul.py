@@ -1,0 +1,159 @@
+"""Attention over packed rows in plain matrix products; on CPUs they beat the fused kernel.
+
+Stretches of like lengths are attended together, padded to the longest, while their scores fit a
+cache: short ones cost more in calls than in products. Letters: T tokens, H heads, G heads with keys
+of their own (G ≤ H), D head size, B rows, P prompt tokens, Q queries, S keys.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding
+from torch.nn.utils.rnn import pad_sequence
+
+from rlhf.modeling.attention.layout import Layout, Stretch
+from rlhf.modeling.attention.matmul import future, tail_attention
+
+QUERIES_AT_ONCE = 128  # a long prompt goes in blocks: half its square is never computed
+SCORES_AT_ONCE = 2**17  # of one head, in stretches that are attended together
+PADDING_AT_MOST = 1.2  # scores with padding, relative to those without
+
+
+@dataclass(frozen=True)
+class Block:
+    """Stretches that are attended together, as places in the row; -1 stands for padding.
+
+    Padding takes what the row's first token holds: nobody sees it and nobody reads what it gets.
+    """
+
+    prompts: Int[Tensor, "B P"]
+    """Padded on the right."""
+    shared: Int[Tensor, "N P"]
+    """The prompt of every response, padded on the left, so that the response follows at once."""
+    own: Int[Tensor, "N Q"]
+    """The responses, padded on the right."""
+
+    @cached_property
+    def hidden(self) -> Bool[Tensor, "N Q M"]:
+        """What responses do not see: their own future, and padding before their prompt."""
+        own = future(self.own.shape[1], self.own.device)
+        padding = self.shared < 0
+        if not padding.any():
+            return own
+        before = padding[:, None].expand(-1, own.shape[1], -1)
+        return torch.cat([before, own.expand(len(before), -1, -1)], dim=2)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to attend a row, and where each of its tokens lies in what the blocks give."""
+
+    blocks: tuple[Block, ...]
+    order: Int[Tensor, " T"]
+
+
+def prefix_attention(
+    query: Float[Tensor, "T H D"],
+    key: Float[Tensor, "T G D"],
+    value: Float[Tensor, "T G D"],
+    layout: Layout,
+    scale: float,
+) -> Float[Tensor, "T H D"]:
+    """Attention in which everybody sees their prompt and themselves, up to their own place."""
+    plan = make_plan(layout, query.device)
+    found: list[Tensor] = []
+    for block in plan.blocks:
+        q, k, v = (_take(x, block.prompts) for x in (query, key, value))
+        found += [part.transpose(1, 2).flatten(0, 1) for part in _attend_prompts(q, k, v, scale)]
+        if block.own.numel():
+            q, k, v = (_take(x, block.own) for x in (query, key, value))
+            keys, values = (
+                torch.cat([_take(x, block.shared), own], dim=2) for x, own in ((key, k), (value, v))
+            )
+            attended = tail_attention(q, keys, values, scale, block.hidden)
+            found.append(attended.transpose(1, 2).flatten(0, 1))
+    return _rows(torch.cat(found), plan.order)
+
+
+def _attend_prompts(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Iterator[Tensor]:
+    """Causal attention of prompts to themselves, by blocks of queries."""
+    for start in range(0, query.shape[2], QUERIES_AT_ONCE):
+        end = min(start + QUERIES_AT_ONCE, query.shape[2])
+        hidden = future(end - start, query.device)
+        yield tail_attention(
+            query[:, :, start:end], key[:, :, :end], value[:, :, :end], scale, hidden
+        )
+
+
+def _take(x: Float[Tensor, "T H D"], places: Int[Tensor, "B P"]) -> Float[Tensor, "B H P D"]:
+    return _rows(x, places.clamp(min=0)).transpose(1, 2)
+
+
+def _rows(x: Float[Tensor, "T H D"], places: Int[Tensor, "..."]) -> Float[Tensor, "... H D"]:
+    """x[places]; its gradient by the kernel of embeddings, which adds whole rows."""
+    return embedding(places, x.flatten(1)).view(*places.shape, *x.shape[1:])
+
+
+@lru_cache(maxsize=2)
+def make_plan(layout: Layout, device: torch.device) -> Plan:
+    """Which stretches of a row go together; the same for every layer, forward and backward."""
+    starts = [0, *accumulate(one.prompt + sum(one.responses) for one in layout)]
+    blocks, order, done = [], torch.empty(starts[-1], dtype=torch.long), 0
+    for numbers in alike(layout):
+        pieces = [_pieces(starts[number], layout[number]) for number in numbers]
+        prompts = [prompt for prompt, *_ in pieces]
+        shared = [prompt for prompt, *responses in pieces for _ in responses]
+        own = [response for _, *responses in pieces for response in responses]
+        block = Block(_pad(prompts, "right"), _pad(shared, "left"), _pad(own, "right"))
+        for places in (*block.prompts.split(QUERIES_AT_ONCE, dim=1), block.own):
+            real = places >= 0
+            order[places[real]] = done + torch.arange(places.numel()).view_as(places)[real]
+            done += places.numel()
+        blocks.append(Block(*(x.to(device) for x in vars(block).values())))
+    return Plan(tuple(blocks), order.to(device))
+
+
+def alike(layout: Layout) -> list[list[int]]:
+    """Numbers of the stretches that go together, in all."""
+    found: list[list[int]] = []
+    for number in sorted(range(len(layout)), key=lambda n: (layout[n].prompt, _longest(layout[n]))):
+        if found and _is_cheap([layout[n] for n in (*found[-1], number)]):
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
+
+
+def _is_cheap(together: Sequence[Stretch]) -> bool:
+    """Whether padding adds little, and the scores of a head stay in the cache."""
+    prompt = max(one.prompt for one in together)
+    longest = max(_longest(one) for one in together)
+    padded = sum(_scores(prompt, [longest] * len(one.responses)) for one in together)
+    real = sum(_scores(one.prompt, one.responses) for one in together)
+    return padded <= min(PADDING_AT_MOST * real, SCORES_AT_ONCE)
+
+
+def _scores(prompt: int, responses: Sequence[int]) -> int:
+    return prompt * prompt + sum(one * (prompt + one) for one in responses)
+
+
+def _longest(one: Stretch) -> int:
+    return max(one.responses, default=0)
+
+
+def _pieces(start: int, one: Stretch) -> tuple[Tensor, ...]:
+    """Places of a prompt and of each of its responses."""
+    lengths = (one.prompt, *one.responses)
+    places: tuple[Tensor, ...] = torch.arange(start, start + sum(lengths)).split(lengths)
+    return places
+
+
+def _pad(pieces: list[Tensor], side: str) -> Int[Tensor, "N L"]:
+    if not pieces:
+        return torch.empty(0, 0, dtype=torch.long)
+    return pad_sequence(pieces, batch_first=True, padding_value=-1, padding_side=side)

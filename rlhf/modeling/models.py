@@ -1,0 +1,368 @@
+"""Loading and saving models: the only `from_pretrained` of a model in the project.
+
+A reward model is an `AutoModelForSequenceClassification` with one label. Its config carries
+`reward_bias`, the constant that plain `from_pretrained` does not add; `rlhf` adds it wherever it
+scores.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from rlhf.diagnose import as_input_error
+from rlhf.errors import InputError
+from rlhf.modeling.attention.matmul import use_products
+from rlhf.modeling.chat_template import tell_end_tokens
+from rlhf.modeling.hub import require_hub
+from rlhf.modeling.model_card import model_card
+from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
+from rlhf.modeling.weights import load_weights
+from rlhf.parallel.tensor_parallel import dividing_options, require_trainable_parts
+from rlhf.records.fingerprints import folder_hash, text_hash
+from rlhf.records.jsonl import new_folder
+from rlhf.run.rundir import RunDir, require_done
+
+WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
+RESULTS = ("policy", "model")  # in folders of stages
+FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
+CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
+CLASSIFIER = "ForSequenceClassification"
+HEAD = "score"
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """Read a model's config with every dropout at zero: sampling is the only randomness we want.
+
+    Raises:
+        InputError: there is no such model folder, nor one on the hub, or its config is broken.
+    """
+    looks_local = (
+        name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir()
+    )
+    if looks_local and not (Path(name) / "config.json").is_file():
+        found = "no config.json in it" if Path(name).is_dir() else "no such folder"
+        inside = next((one for one in RESULTS if (Path(name) / one / "config.json").is_file()), "")
+        raise InputError(
+            f"{name} is not a model ({found})",
+            f"Give the model in it: {Path(name) / inside}"
+            if inside
+            else "Give a Hugging Face model folder, or a hub name such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct. A function of your own is "
+            "signal:package.module:function.",
+        )
+    require_hub(name)
+    with as_input_error(f"Cannot read the model {name}", FETCH_AGAIN):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    for key, value in vars(config).items():
+        if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)
+    return config
+
+
+def model_folder(name: str, stage: str, result: str) -> str:
+    """The model behind `name`: the result of a finished stage of ours, else `name` itself.
+
+    Raises:
+        InputError: `name` is a stage that did not finish or is another stage's.
+    """
+    if RunDir(Path(name)).stage_file.is_file():
+        return str(require_done(Path(name), stage, result).path / result)
+    return name
+
+
+def policy_folder(name: str) -> str:
+    """The language model behind `name`: what a finished `rlhf ppo` or `rlhf sft` made, else `name`.
+
+    Raises:
+        InputError: `name` is a stage that did not finish or is another one.
+    """
+    stage = "sft" if RunDir(Path(name)).read_stage().get("stage") == "sft" else "ppo"
+    return model_folder(name, stage, {"ppo": "policy", "sft": "model"}[stage])
+
+
+def load_causal_lm(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    quantization: QuantizationConfigMixin | None = None,
+    *,
+    together: bool = False,
+    trained: bool = False,
+) -> PreTrainedModel:
+    """Load a language model.
+
+    Args:
+        name: model folder or hub name.
+        dtype: of the weights.
+        quantization: how the linear layers are packed instead.
+        together: each process of the group holds a part of every matrix (tensor parallelism), and
+            all must ask the model the same at the same time.
+        trained: they will train it.
+
+    Raises:
+        InputError: there is no such model, its weights are not whole, it is a reward model, or
+            nobody has said how to divide it.
+    """
+    config = load_config(name)
+    if together and trained:
+        require_trainable_parts(name, config)
+    if _architecture(config).endswith(CLASSIFIER):
+        raise InputError(
+            f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
+            "Give the language model, not the reward model.",
+        )
+    return _load(AutoModelForCausalLM, name, config, dtype, quantization, together=together)
+
+
+def new_reward_model(
+    name: str,
+    pad_token_id: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    quantization: QuantizationConfigMixin | None = None,
+    *,
+    together: bool = False,
+) -> PreTrainedModel:
+    """A reward model to train: a language model with a fresh scalar head, or one that has its head.
+
+    The weight of a fresh head ~ N(0, std 1/√(d+1)), as the code of arXiv 2009.01325 has it. A
+    trained head stays as it is, its `reward_bias` in the config.
+
+    Args:
+        name: model folder or hub name.
+        pad_token_id: stored in the config.
+        seed: of a fresh head.
+        dtype: of the weights; the head's are float32.
+        quantization: how the linear layers are packed instead.
+        together: each process of the group holds a part of every matrix, as in `load_causal_lm`;
+            the head is whole.
+
+    Raises:
+        InputError: there is no such model, its weights are not whole, it is a classifier with
+            another number of labels, or it cannot be divided so.
+    """
+    is_trained = is_reward_model(name)
+    config = _classifier_config(name, pad_token_id)
+    if together:
+        require_trainable_parts(name, config)
+    kind = _exact_head(config) if is_trained else AutoModelForSequenceClassification
+    model = _load(
+        kind, name, config, dtype, quantization, together=together, new_head=not is_trained
+    )
+    if not is_trained:
+        start_head(reward_head(model).float(), seed)
+    return model
+
+
+def is_reward_model(name: str) -> bool:
+    """True for a classifier with one label, whose head is trained; False for a language model.
+
+    Raises:
+        InputError: there is no such model, or it is another classifier.
+    """
+    config = load_config(name)
+    if not _architecture(config).endswith(CLASSIFIERS):
+        return False
+    _require_one_label(name, config, "Give a language model, or a classifier with one label.")
+    return True
+
+
+def _require_one_label(name: str, config: PreTrainedConfig, remedy: str) -> None:
+    kind = _architecture(config)
+    if not kind.endswith(CLASSIFIER) or config.num_labels != 1:
+        words = f"{name} is not a reward model ({kind}, {config.num_labels} labels)"
+        raise InputError(words, remedy)
+
+
+def _exact_head(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """A classifier's class that loads its head in float32, also beside a trunk in bf16."""
+    plain = type(_empty(AutoModelForSequenceClassification, _plain(config)))
+    exact = {*(plain._keep_in_fp32_modules_strict or ()), rf"^{HEAD}\."}
+    # transformers asks the module of a class what its attention can do
+    said = {"_keep_in_fp32_modules_strict": exact, "__module__": plain.__module__}
+    return type(plain.__name__, (plain,), said)
+
+
+def start_head(head: nn.Linear, seed: int) -> None:
+    """Give a scalar head its first weights."""
+    generator = torch.Generator().manual_seed(seed)
+    std = 1 / math.sqrt(head.in_features + 1)
+    with torch.no_grad():
+        head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator))
+
+
+def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
+    """A plain float32 reward model without storage: what to save weights by, whoever holds them.
+
+    Args:
+        config: of the trained model; how that one packs its weights or attends is left behind.
+        bias: what scoring adds to the head's output.
+    """
+    plain = _plain(config)
+    plain.reward_bias = bias
+    return _empty(AutoModelForSequenceClassification, plain)
+
+
+def empty_causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
+    """The same for a language model."""
+    return _empty(AutoModelForCausalLM, _plain(config))
+
+
+def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
+    plain = type(config).from_dict(config.to_dict())
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    return plain
+
+
+def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: PreTrainedModel = kind.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+    return model
+
+
+def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
+    """A reward model on a trunk that is there, with a float32 head that says 0.
+
+    Args:
+        trunk: the base model of a language model; it is not copied, and its config changes.
+        pad_token_id: stored in the config.
+    """
+    trunk.config.num_labels = 1
+    trunk.config.get_text_config().pad_token_id = pad_token_id
+    model = _empty(AutoModelForSequenceClassification, _plain(trunk.config))
+    setattr(model, model.base_model_prefix, trunk)
+    model.config = trunk.config  # one config says how all layers attend
+    head = reward_head(model).to_empty(device="cpu")
+    with torch.no_grad():
+        for value in head.parameters():
+            value.zero_()
+    return model
+
+
+def load_reward_model(name: str, *, together: bool = False) -> PreTrainedModel:
+    """Load a trained reward model; `together` as in `load_causal_lm`.
+
+    Raises:
+        InputError: there is no such model, its weights are not whole, it has not exactly one
+            output, or nobody has said how to divide it.
+    """
+    config = load_config(name)
+    _require_one_label(
+        name, config, "Train one: rlhf train-reward --rankings DIR --model M --out R"
+    )
+    config = _classifier_config(name, config.get_text_config().pad_token_id)
+    kind = AutoModelForSequenceClassification
+    return _load(kind, name, config, torch.float32, together=together)
+
+
+def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
+    config = load_config(name)
+    config.num_labels = 1
+    config.get_text_config().pad_token_id = pad_token_id
+    return config
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    return str((config.architectures or ["?"])[0])
+
+
+def _load(
+    kind: type[Any],
+    name: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    quantization: QuantizationConfigMixin | None = None,
+    *,
+    together: bool = False,
+    new_head: bool = False,
+) -> PreTrainedModel:
+    parts = dividing_options(name, config) if together else {}
+    parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
+    model = load_weights(kind, name, new_head=new_head, **parts)
+    use_products(model)
+    return model
+
+
+def reward_head(model: nn.Module) -> nn.Linear:
+    """The scalar head of a reward model.
+
+    Raises:
+        InputError: the architecture keeps its head under a name we do not know.
+    """
+    head = getattr(model, HEAD, None)
+    if not isinstance(head, nn.Linear):
+        raise InputError(
+            f"{type(model).__name__} has no linear head `score`",
+            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin have one.",
+        )
+    return head
+
+
+def model_fingerprint(name: str) -> str:
+    """A hash that changes when the model's weights change."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder_hash(folder, WEIGHTS)
+    return text_hash(f"{name}@{load_config(name)._commit_hash}")
+
+
+def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
+    """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
+
+    Raises:
+        InputError: there is no such model, or no tokenizer of its own beside it; or it records
+            other --chat-template-kwargs than those `given`.
+    """
+    config, tokenizer = load_config(name).get_text_config(), load_tokenizer(name, given)
+    rows = getattr(config, "vocab_size", None) or 0
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"The tokenizer of {name} knows {tokenizer.vocab_size} tokens, its model only {rows}",
+            "Copy or download the model again: the tokenizer is another model's.",
+        )
+    return {"path": name, "hash": model_fingerprint(name), **describe_tokenizer(tokenizer)}
+
+
+def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> None:
+    """Refuse two models that read text differently.
+
+    Raises:
+        InputError: the fingerprints of tokenizer and chat template differ.
+    """
+    if first["tokenizer"] != second["tokenizer"]:
+        raise InputError(
+            f"{first['path']} and {second['path']} have different tokenizers or chat templates "
+            f"({first['tokenizer']}, {second['tokenizer']})",
+            "Train the reward model from the same base model as the policy, with the same "
+            "--chat-template-kwargs: rlhf train-reward --model POLICY_MODEL …",
+        )
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Save a plain Hugging Face folder, atomically; in a stage's folder with a model card."""
+    with new_folder(folder) as partial:
+        tell_end_tokens(model, tokenizer)
+        model.save_pretrained(partial, state_dict=state)
+        tokenizer.save_pretrained(partial)
+        stage = RunDir(folder.parent).read_stage()
+        if stage:
+            (partial / "README.md").write_text(model_card(stage), encoding="utf-8")

@@ -1,0 +1,224 @@
+"""Processes and precision: one Accelerator, sums over ranks, `--processes N` on one machine."""
+
+import logging
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+    set_seed,
+)
+from torch import Tensor
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from rlhf.config import MAX_SEED
+from rlhf.errors import (
+    ConfigError,
+    GuardError,
+    InputError,
+    InterruptedRunError,
+    KilledGroupError,
+)
+from rlhf.ranks import ATTEMPT, world_size
+
+Value = TypeVar("Value")
+
+RANK_SEED_STRIDE = 100_003
+SHUTDOWN_SECONDS = "240"  # for the step in work and a checkpoint, between SIGTERM and SIGKILL
+PATIENCE = timedelta(hours=24)  # of a collective; rlhf.run.watchdog says more, and sooner
+PRECISIONS = ("auto", "bf16", "fp32")
+DELIBERATE = (InputError.exit_code, GuardError.exit_code)
+HOOKS = {
+    "no": DDPCommunicationHookType.NO,
+    "fp16": DDPCommunicationHookType.FP16,
+    "bf16": DDPCommunicationHookType.BF16,
+    "powersgd": DDPCommunicationHookType.POWER_SGD,
+}
+# torch would begin after 1000 steps, which few runs here have, and with rank 1
+POWERSGD = {"start_powerSGD_iter": 10, "matrix_approximation_rank": 4}
+
+
+def launch(processes: int, max_restarts: int = 0) -> None:
+    """Run this command line again in N processes under torchrun's agent, exit with their status.
+
+    Returns at once when one process is wanted that nobody is to restart, or inside a group that
+    torchrun or accelerate has started.
+
+    Raises:
+        InterruptedRunError: this process was asked to stop, or one of the N was killed.
+    """
+    if (processes == 1 and not max_restarts) or "RANK" in os.environ:
+        return
+    command = [sys.executable, "-m", "rlhf.cli", *sys.argv[1:]]
+    sys.exit(run_with_restarts(command, processes, max_restarts))
+
+
+def run_with_restarts(command: list[str], processes: int, max_restarts: int) -> int:
+    """Run a group, again after every failure that was not on purpose, and return its exit code.
+
+    A process that finds itself started again resumes from the last checkpoint.
+
+    Raises:
+        InterruptedRunError: this process was asked to stop, or the last attempt was killed.
+    """
+    attempt = 0
+    while True:
+        os.environ[ATTEMPT] = str(attempt)
+        try:
+            code = run_processes(command, processes)
+            if attempt == max_restarts or code in (0, *DELIBERATE):
+                return code
+            failure = f"The group ended with exit code {code}"
+        except KilledGroupError as error:
+            if attempt == max_restarts:
+                raise
+            failure = error.problem
+        attempt += 1
+        words = f"{failure}; restart {attempt} of {max_restarts} from the last checkpoint\n"
+        sys.stderr.write(words)
+
+
+def run_processes(command: list[str], processes: int) -> int:
+    """Run a command N times as one group on this machine and return the group's exit code.
+
+    Raises:
+        InterruptedRunError: this process was asked to stop, or one of the N was killed.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id="rlhf",
+        max_restarts=0,
+        start_method="spawn",
+    )
+    # what it would log, the processes and the errors below say better
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except SignalException:
+        raise InterruptedRunError(
+            "The processes were stopped", "Run the same command with --resume to go on."
+        ) from None
+    except ChildFailedError as error:
+        return _exit_code(error)
+    return 0
+
+
+def _exit_code(error: ChildFailedError) -> int:
+    """The exit code of the process that failed first; what a process said on purpose goes first."""
+    codes = [failure.exitcode for failure in error.failures.values()]
+    killed = [item for item in error.failures.items() if item[1].exitcode == -signal.SIGKILL]
+    rank, first = killed[0] if killed else error.get_first_failure()
+    stalled = InterruptedRunError.exit_code
+    deliberate = [code for code in (*DELIBERATE, stalled) if code in codes]
+    if not deliberate and first.exitcode < 0:
+        raise KilledGroupError(
+            f"Process {rank} was killed by {signal.Signals(-first.exitcode).name}",
+            "When memory ran out, use smaller batches; then run the same command with --resume.",
+        ) from None
+    return int(deliberate[0] if deliberate else first.exitcode)
+
+
+def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
+    """Join the group that is there, choose device and precision, seed every rank differently.
+
+    Args:
+        precision: auto, bf16 or fp32.
+        seed: of process 0.
+        comm_hook: how data-parallel processes compress gradients for each other; one of HOOKS.
+
+    Raises:
+        ConfigError: the precision is unknown, or the hook does not run on this device.
+    """
+    if comm_hook == "bf16" and not torch.cuda.is_available():
+        raise ConfigError(
+            "--ddp-comm-hook bf16 needs NCCL, and there is no CUDA device here",
+            "Use fp16 or powersgd.",
+        )
+    parallel = DistributedDataParallelKwargs(
+        comm_hook=HOOKS[comm_hook], comm_state_option=POWERSGD if comm_hook == "powersgd" else {}
+    )
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed complains when it has to guess
+    # without `cpu` accelerate would not join a group on a machine that has no GPU
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),
+        mixed_precision=choose_precision(precision),
+        kwargs_handlers=[parallel, InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
+    seed_all(seed + RANK_SEED_STRIDE * accelerator.process_index)
+    return accelerator
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator; NumPy takes 32 bits, so that seeds 2³² apart are the same."""
+    set_seed(seed % (MAX_SEED + 1))
+
+
+def start_alone(precision: str, seed: int) -> Accelerator:
+    """`start` for work that several processes would not share but repeat.
+
+    Raises:
+        ConfigError: torchrun or accelerate has started several.
+    """
+    if world_size() > 1:
+        raise ConfigError(
+            f"{world_size()} processes were started for a command that is one process's work",
+            "Start it by itself, without torchrun or accelerate.",
+        )
+    return start(precision, seed)
+
+
+def choose_precision(precision: str) -> str:
+    """Accelerate's name for a precision.
+
+    `auto` is bf16 autocast where the hardware multiplies bf16, else fp32.
+
+    Raises:
+        ConfigError: the precision is unknown.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError(f"--precision is {precision!r}", f"Use one of {', '.join(PRECISIONS)}.")
+    if precision == "auto":
+        precision = "bf16" if _multiplies_bf16() else "fp32"
+    return "bf16" if precision == "bf16" else "no"
+
+
+def _multiplies_bf16() -> bool:
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def from_main(value: Value) -> Value:
+    """The main process's value, on every rank; on shared disks each may see something else."""
+    values: list[Value] = broadcast_object_list([value])
+    return values[0]
+
+
+def global_max(accelerator: Accelerator, value: float) -> float:
+    """The largest of all ranks' values."""
+    mine = torch.tensor([value], dtype=torch.float64, device=accelerator.device)
+    return float(accelerator.gather(mine).max())
+
+
+def global_sum(accelerator: Accelerator, value: Tensor | float) -> Tensor:
+    """The sum of a number or tensor over all ranks, in float64."""
+    tensor = torch.as_tensor(value, dtype=torch.float64, device=accelerator.device)
+    summed: Tensor = accelerator.reduce(tensor, reduction="sum")
+    return summed

@@ -1,0 +1,101 @@
+"""All weights of a sharded model in one place: to sample from it, and to save it."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlhf.parallel.sharding import Sharding, unwrap
+
+
+class Shell:
+    """A plain copy of a model that has weights only while somebody needs them.
+
+    A divided model would gather its weights again for every token that is sampled. A shell is
+    filled once, used as often as needed, and emptied. `fills` counts how often.
+
+    Where every process holds all weights anyway, the shell is the model itself.
+
+    Args:
+        model: the model, before it is prepared.
+        device: where the copy works.
+        sharding: what will be done to the model.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, sharding: Sharding) -> None:
+        self.fills = 0
+        self._depth = 0
+        self._is_copy = sharding.divides_weights
+        self.module: Any = model
+        if not self._is_copy:
+            return
+        empty = {
+            id(parameter): nn.Parameter(
+                torch.empty(0, dtype=parameter.dtype, device=device),
+                # autocast casts once what wants gradients, and anew for every token what does not
+                requires_grad=parameter.requires_grad,
+            )
+            for parameter in model.parameters()
+        }
+        self.module = copy.deepcopy(model, empty).to(device)
+
+    @contextmanager
+    def filled(self, model: nn.Module) -> Iterator[Any]:
+        """The plain module with the weights that the prepared `model` has now; all ranks call it.
+
+        Inside another `filled` nothing is gathered: the weights are there.
+        """
+        self._depth += 1
+        try:
+            if self._depth == 1 and self._is_copy:
+                self._fill(model)
+            yield self.module
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._is_copy:
+                for parameter in self.module.parameters():
+                    parameter.data = parameter.data.new_empty(0)
+
+    def _fill(self, model: nn.Module) -> None:
+        self.fills += 1
+        source = unwrap(model)
+        for mine, theirs in zip(self.module.parameters(), source.parameters(), strict=True):
+            mine.data = whole(theirs, mine.device)
+        for mine, theirs in zip(self.module.buffers(), source.buffers(), strict=True):
+            mine.copy_(theirs)
+
+
+@torch.no_grad()
+def whole(parameter: Tensor, device: torch.device) -> Tensor:
+    """All of a parameter, on every process; a view of it where nothing is divided."""
+    if isinstance(parameter, DTensor):
+        here: Any = parameter.detach().to(device)
+        gathered: Tensor = here.full_tensor()
+        return gathered
+    if hasattr(parameter, "ds_id"):
+        from rlhf.parallel import zero
+
+        return zero.whole(parameter)
+    return parameter.detach()
+
+
+def full_state(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
+    """The whole state of a prepared model by plain names; empty but in the main process.
+
+    All processes call it: divided weights are gathered one at a time, into main memory.
+    """
+    state: dict[str, Tensor] = {}
+    for name, value in unwrap(model).state_dict(keep_vars=True).items():
+        gathered = whole(value, accelerator.device)
+        if accelerator.is_main_process:
+            state[name] = gathered.cpu() if _is_divided(value) else gathered
+    return state
+
+
+def _is_divided(parameter: Tensor) -> bool:
+    return isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")

@@ -1,0 +1,315 @@
+"""One flag, `--sharding`, that spreads a training over the processes of its group.
+
+    none    what `accelerate launch` was configured with, else ddp
+    ddp     every process holds everything, gradients are averaged
+    fsdp    weights, gradients and optimizer are divided (PyTorch's FSDP2)
+    zero1   DeepSpeed: the optimizer is divided
+    zero2   … and the gradients
+    zero3   … and the weights
+
+Under `--tensor-parallel` all processes hold one model together instead: transformers has divided
+its matrices while it was loaded, every process sees the same batch, and gradients need no average.
+
+Weights stay float32 under all of them and autocast multiplies in bf16, so every one gives the
+losses of a single process. accelerate forms the group; it drives neither FSDP2 nor DeepSpeed here,
+because its way of doing so steps the optimizer inside `backward` and refuses machines without GPUs,
+where these paths are tested.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import AutocastKwargs
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from rlhf.errors import InputError
+from rlhf.parallel.distributed import global_max
+from rlhf.parallel.settings import Strategy
+from rlhf.parallel.tensor_parallel import hold_together
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a training is spread.
+
+    Attributes:
+        strategy: what processes divide.
+        offload: what is divided waits in main memory.
+        group: processes that divide one copy between them, the other groups hold copies of it; 0
+            is all of them.
+        reshard: layers are given back after the forward pass and gathered again for the backward.
+        deepspeed: a DeepSpeed configuration of the user's own.
+        tensor_parallel: processes that hold one model together; all there are, or 1.
+    """
+
+    strategy: Strategy = "none"
+    offload: bool = False
+    group: int = 0
+    reshard: bool = True
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    tensor_parallel: int = 1
+
+    @property
+    def zero_stage(self) -> int:
+        """DeepSpeed's stage; 0 where DeepSpeed has no part."""
+        return int(self.strategy[-1]) if self.strategy.startswith("zero") else 0
+
+    @property
+    def divides(self) -> bool:
+        """True where no process holds the whole training."""
+        return self.strategy not in ("none", "ddp") or self.is_together
+
+    @property
+    def is_together(self) -> bool:
+        """True where all processes work on the same batch, with a part of every matrix each."""
+        return self.tensor_parallel > 1
+
+    @property
+    def divides_weights(self) -> bool:
+        """True where no process holds the whole model."""
+        return self.strategy in ("fsdp", "zero3")
+
+    def in_step(
+        self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()
+    ) -> Sequence[Value]:
+        """A process's parts of some work; where weights are divided, equally many in each.
+
+        Processes must ask a divided model equally often: their last parts come again, and a process
+        that has none gets `spare`.
+        """
+        if not self.divides_weights:
+            return parts
+        most = int(global_max(accelerator, len(parts)))
+        again = list(parts[-1:]) or list(spare)
+        assert again or not most
+        return [*parts, *again * (most - len(parts))]
+
+
+def prepare(
+    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, sharding: Sharding
+) -> tuple[nn.Module, Optimizer]:
+    """Spread a model and its optimizer over the group; use what comes back in their place.
+
+    Raises:
+        InputError: DeepSpeed is asked for and not installed.
+    """
+    if not sharding.divides:
+        spread: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
+        return spread
+    autocast_forward(accelerator, model)
+    if sharding.is_together:
+        model.to(accelerator.device)
+        hold_together(model, optimizer)
+    elif sharding.strategy == "fsdp":  # moves a layer to the device at a time
+        mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
+        shard(model, optimizer, sharding, mesh, bf16=accelerator.mixed_precision == "bf16")
+    else:
+        model.to(accelerator.device)
+        model, optimizer = _initialize_deepspeed(model, optimizer, sharding)
+    accelerator._models.append(model)  # where rlhf.run.checkpoint finds them
+    accelerator._optimizers.append(optimizer)
+    return model, optimizer
+
+
+def _initialize_deepspeed(
+    model: nn.Module, optimizer: Optimizer, sharding: Sharding
+) -> tuple[nn.Module, Optimizer]:
+    try:
+        from rlhf.parallel import zero
+    except ModuleNotFoundError:
+        raise InputError(
+            f"--sharding {sharding.strategy} needs DeepSpeed, which is not installed",
+            "Install it: pip install deepspeed, or use --sharding fsdp.",
+        ) from None
+    return zero.prepare(model, optimizer, sharding.zero_stage, sharding.offload, sharding.deepspeed)
+
+
+def autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
+    """Let a model multiply in the accelerator's precision wherever it is called."""
+    plain: Callable[..., Any] = model.forward
+    # each weight is multiplied once, and copies of all of them would be those of the whole model
+    no_copies = AutocastKwargs(cache_enabled=False)
+
+    @wraps(plain)
+    def forward(*inputs: Any, **named: Any) -> Any:
+        with accelerator.autocast(no_copies):
+            return plain(*inputs, **named)
+
+    model.forward = forward
+
+
+def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
+    """Processes in one row that divides, or in rows of `group`: a row divides, columns hold copies.
+
+    Neighbours, which are in one machine, come into one row.
+    """
+    if not group:
+        return init_device_mesh(device.type, (processes,))
+    sizes = (processes // group, group)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "parts"))
+
+
+def shard(
+    model: nn.Module, optimizer: Optimizer, sharding: Sharding, mesh: DeviceMesh, *, bf16: bool
+) -> None:
+    """Divide every layer, then what is left, and give the optimizer the divided parameters.
+
+    With bf16, layers are gathered in bf16, as autocast would round their matrices; only the weights
+    of their norms are rounded besides. Copies that autocast makes would outlive the gathering.
+    """
+    places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    _divide(model, sharding, mesh, bf16=bf16)
+    divided = dict(model.named_parameters(remove_duplicate=False))
+    for group in optimizer.param_groups:
+        group["params"] = [divided[places[parameter]] for parameter in group["params"]]
+
+
+def shard_frozen(
+    accelerator: Accelerator, model: nn.Module, sharding: Sharding, *, exact: bool = False
+) -> None:
+    """Divide a model that is only asked where weights are divided, else only move it.
+
+    All processes must ask a divided one equally often. With bf16 its layers are gathered in bf16,
+    which rounds the weights of norms; `exact` ones in their own precision.
+    """
+    if not sharding.divides_weights:
+        model.to(accelerator.device)
+        return
+    mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
+    model.requires_grad_(False)  # autocast would keep copies of weights that want gradients
+    bf16 = accelerator.mixed_precision == "bf16" and not exact
+    _divide(model, sharding, mesh, bf16=bf16, give_back=True)
+
+
+def _divide(
+    model: nn.Module,
+    sharding: Sharding,
+    mesh: DeviceMesh,
+    *,
+    bf16: bool,
+    give_back: bool | None = None,
+) -> None:
+    """Divide every layer, then what is left.
+
+    The latter stays gathered between forward and backward pass unless told to `give_back`.
+    """
+    pinned = mesh.device_type != "cpu"
+    policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
+    rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for layer in find_layers(model):
+        fully_shard(
+            layer,
+            mesh=mesh,
+            reshard_after_forward=sharding.reshard or bool(give_back),
+            offload_policy=policy,
+            mp_policy=rounding if bf16 else MixedPrecisionPolicy(),
+        )
+    fully_shard(model, mesh=mesh, reshard_after_forward=give_back, offload_policy=policy)
+
+
+def find_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of every language model inside: what transformers says must not be split."""
+    names = {
+        name
+        for part in model.modules()
+        for name in (getattr(part, "_no_split_modules", None) or ())
+    }
+    return [part for part in model.modules() if type(part).__name__ in names]
+
+
+def unwrap(model: nn.Module) -> Any:
+    """The module inside what `prepare` returned."""
+    return model.module if is_zero(model) or isinstance(model, DistributedDataParallel) else model
+
+
+def is_zero(model: nn.Module) -> bool:
+    """True for a model that DeepSpeed drives."""
+    return type(model).__name__ == "DeepSpeedEngine"
+
+
+@contextmanager
+def accumulating(accelerator: Accelerator, model: nn.Module, *, last: bool) -> Iterator[None]:
+    """Around the forward and backward of a micro-batch: only the last one of a step meets others.
+
+    Where gradients are divided every micro-batch does, or each process would gather them whole.
+    """
+    if is_zero(model):
+        engine: Any = model
+        engine.set_gradient_accumulation_boundary(is_boundary=last)
+        yield
+    elif last or isinstance(model, FSDPModule):
+        yield
+    else:
+        with accelerator.no_sync(model):
+            yield
+
+
+def backward(accelerator: Accelerator, model: nn.Module, loss: Tensor) -> None:
+    """Add a loss's gradients; over processes they are averaged under every strategy."""
+    if is_zero(model):
+        engine: Any = model
+        engine.backward(loss)
+    else:
+        accelerator.backward(loss)
+
+
+def clip_gradients(
+    accelerator: Accelerator, model: nn.Module, parameters: Iterable[Tensor], max_norm: float
+) -> float:
+    """Scale the gradients of some of a model's parameters down to `max_norm`; their norm before."""
+    if is_zero(model):
+        from rlhf.parallel import zero
+
+        return zero.clip_gradients(model, parameters, max_norm)
+    parameters = list(parameters)
+    if any(isinstance(one, DTensor) for one in parameters):
+        with implicit_replication():  # of what tensor parallelism leaves whole
+            norm = clip_grad_norm_(parameters, max_norm)
+            return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return float(accelerator.clip_grad_norm_(parameters, max_norm))
+
+
+def divide_again(model: nn.Module) -> None:
+    """Give back what a forward pass without a backward one has left gathered: FSDP's root does."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+@torch.no_grad()
+def assign(parameter: Tensor, value: Tensor) -> None:
+    """Overwrite one parameter of a prepared model; all processes call it with the same value.
+
+    After a forward pass `divide_again` comes first: what is gathered is thrown away.
+    """
+    shape = getattr(parameter, "ds_shape", parameter.shape)  # what ZeRO 3 has divided shows none
+    value = value.detach().view(shape)
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        whole = value.to(parameter.device, parameter.dtype)
+        parameter.copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+    elif hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):
+        from rlhf.parallel import zero
+
+        zero.assign(parameter, value)
+    else:
+        parameter.copy_(value)

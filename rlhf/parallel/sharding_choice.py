@@ -1,0 +1,120 @@
+"""Which sharding the flags ask for, or what `accelerate launch` was configured with."""
+
+import os
+
+import torch
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from torch import distributed
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from rlhf.errors import ConfigError
+from rlhf.parallel.distributed import PATIENCE
+from rlhf.parallel.settings import GroupSettings, Strategy
+from rlhf.parallel.sharding import Sharding
+from rlhf.ranks import world_size
+
+ACCELERATE_FSDP = "ACCELERATE_USE_FSDP"
+ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+
+
+def choose_sharding(settings: GroupSettings) -> Sharding:
+    """What the flags say; where they say nothing, what `accelerate launch` was configured with.
+
+    Call it before the group is formed: accelerate's own switches are read and turned off here.
+
+    Raises:
+        ConfigError: one process cannot divide anything, offloading has nothing to offload, the
+            processes do not make whole groups, or are not those that hold a model together.
+    """
+    strategy, offload, group = settings.sharding, settings.offload, settings.shard_group
+    wants_fsdp = os.environ.pop(ACCELERATE_FSDP, "false") == "true"
+    wants_deepspeed = os.environ.pop(ACCELERATE_DEEPSPEED, "false") == "true"
+    if settings.tensor_parallel > 1:
+        _require_all(settings.tensor_parallel, configured=wants_fsdp or wants_deepspeed)
+        return Sharding(tensor_parallel=settings.tensor_parallel)
+    if strategy == "none" and wants_fsdp:
+        return _from_fsdp(FullyShardedDataParallelPlugin(), offload, group)
+    if strategy == "none" and wants_deepspeed:
+        return _from_deepspeed(DeepSpeedPlugin(), offload, group)
+    sharding = Sharding(strategy, offload, group)
+    if offload and not sharding.divides:
+        raise ConfigError(
+            f"--offload has no meaning with --sharding {strategy}",
+            "Add a --sharding that divides, such as fsdp or zero3.",
+        )
+    if sharding.divides and "RANK" not in os.environ:
+        raise ConfigError(
+            f"--sharding {strategy} divides a model between processes, and there is only one",
+            "Add --processes N, or start the command under torchrun.",
+        )
+    _require_whole_groups(sharding)
+    if strategy == "fsdp" and offload:
+        _let_main_memory_speak()
+    return sharding
+
+
+def _require_all(parts: int, *, configured: bool) -> None:
+    if configured:
+        raise ConfigError(
+            f"--tensor-parallel {parts} has no meaning beside accelerate's FSDP or DeepSpeed",
+            "Start the command with --processes, torchrun or a plain accelerate configuration.",
+        )
+    if world_size() != parts:
+        raise ConfigError(
+            f"--tensor-parallel {parts} needs {parts} processes, and there are {world_size()}",
+            f"Give --processes {parts}, or as many in --tensor-parallel as there are.",
+        )
+
+
+def _require_whole_groups(sharding: Sharding) -> None:
+    if not sharding.group:
+        return
+    if sharding.strategy != "fsdp":
+        raise ConfigError(
+            f"--shard-group has no meaning with --sharding {sharding.strategy}",
+            "Add --sharding fsdp, or leave it out.",
+        )
+    if world_size() % sharding.group:
+        raise ConfigError(
+            f"--shard-group {sharding.group} does not divide the {world_size()} processes",
+            "Give the processes of one machine, or another divisor of all.",
+        )
+
+
+def _let_main_memory_speak() -> None:
+    """Form a group that sums tensors in main memory, such as offloaded gradients, too."""
+    if torch.cuda.is_available() and not distributed.is_initialized():
+        distributed.init_process_group("cuda:nccl,cpu:gloo", timeout=PATIENCE)
+
+
+def _from_fsdp(plugin: FullyShardedDataParallelPlugin, offload: bool, group: int) -> Sharding:
+    if plugin.fsdp_version != 2:
+        raise ConfigError(
+            f"accelerate is configured for FSDP {plugin.fsdp_version}",
+            "Write fsdp_version: 2 into its configuration, or give --sharding fsdp.",
+        )
+    offload = offload or isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    sharding = Sharding("fsdp", offload, group, reshard=bool(plugin.reshard_after_forward))
+    _require_whole_groups(sharding)
+    if offload:
+        _let_main_memory_speak()
+    return sharding
+
+
+def _from_deepspeed(plugin: DeepSpeedPlugin, offload: bool, group: int) -> Sharding:
+    config = plugin.deepspeed_config
+    stage = int(config["zero_optimization"]["stage"])
+    if stage not in (1, 2, 3):
+        raise ConfigError(
+            f"DeepSpeed is configured with ZeRO stage {stage}",
+            "Use stage 1, 2 or 3, or --sharding ddp.",
+        )
+    if offload:
+        raise ConfigError(
+            "--offload has no meaning beside a DeepSpeed configuration",
+            f"Write offload_optimizer into that, or give --sharding zero{stage}.",
+        )
+    strategies: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
+    sharding = Sharding(strategies[stage], group=group, deepspeed=config)
+    _require_whole_groups(sharding)
+    return sharding

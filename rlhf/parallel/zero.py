@@ -1,0 +1,170 @@
+"""The parts of `rlhf.parallel.sharding` that speak to DeepSpeed; importing this imports DeepSpeed.
+
+DeepSpeed knows one gradient norm, over all parameters; policy and critic are clipped each by its
+own here, as under every other strategy.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, final
+
+import deepspeed
+import torch
+from deepspeed.ops import __compatible_ops__ as compatible_operators
+from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID
+from deepspeed.utils import safe_set_full_fp32_param
+from deepspeed.utils.logging import logger
+from deepspeed.utils.tensor_fragment import fragment_address
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rlhf.parallel.settings import BUCKET
+
+
+@final
+class ZeroOptimizer(Optimizer):
+    """DeepSpeed's optimizer with the face of PyTorch's: `step` steps, `zero_grad` forgets."""
+
+    def __init__(self, engine: Any) -> None:  # no super().__init__: the groups are the engine's
+        self.engine = engine
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups whose learning rates count."""
+        groups: list[dict[str, Any]] = self.engine.optimizer.param_groups
+        return groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the weights, with gradients as they are."""
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, also those already divided and averaged."""
+        zero = self.engine.optimizer
+        zero.zero_grad(set_to_none=True)
+        if self.engine.zero_optimization_stage() == 3:
+            zero.averaged_gradients = {}
+        else:
+            zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
+            zero.micro_step_id = INITIAL_MICRO_STEP_ID
+
+
+# what DeepSpeed's files name besides tensors
+NAMED = (DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address)
+
+
+@final
+class _DataEngine(TorchCheckpointEngine):  # type: ignore[misc]
+    """Reads DeepSpeed's files as data: nothing else that they name is called."""
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        with torch.serialization.safe_globals(list(NAMED)):
+            return torch.load(path, map_location=map_location, weights_only=True)
+
+
+def load_state(engine: Any, folder: Path, tag: str) -> None:
+    """Go on from what the engine has saved.
+
+    Raises:
+        UnpicklingError: a file names what no such state consists of.
+        Exception: of any kind, where files are broken, lost or another model's.
+    """
+    if type(engine.checkpoint_engine) is TorchCheckpointEngine:  # others load weights only
+        engine.checkpoint_engine = _DataEngine(engine._config)
+    path, _ = engine.load_checkpoint(str(folder), tag=tag)
+    if path is None:
+        raise FileNotFoundError(f"{folder / tag} holds no state of DeepSpeed's")
+
+
+def prepare(
+    model: nn.Module, optimizer: Optimizer, stage: int, offload: bool, given: dict[str, Any]
+) -> tuple[nn.Module, Optimizer]:
+    """A DeepSpeed engine and its optimizer.
+
+    Args:
+        model: on its device already.
+        optimizer: any of PyTorch's.
+        stage: of ZeRO, 1 to 3.
+        offload: keep the optimizer, and with stage 3 the weights, in main memory.
+        given: the user's own DeepSpeed configuration; goes before the rest.
+    """
+    logger.setLevel(logging.ERROR)  # it announces every setting
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names it still uses
+    compatible_operators[ShareMemCommBuilder.NAME] = False  # a minute of compiling, for CPUs only
+    target = {"device": "cpu"}
+    divided: dict[str, Any] = {"stage": stage, **({"offload_optimizer": target} if offload else {})}
+    divided["reduce_bucket_size"] = BUCKET  # 5·10⁸ by itself, held twice
+    if offload and stage == 3:
+        divided["offload_param"] = target
+    config = {
+        "zero_optimization": divided,
+        **{name: value for name, value in given.items() if value != "auto"},
+        "train_micro_batch_size_per_gpu": 1,  # we make the batches; it only wants a number
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }
+    config.pop("train_batch_size", None)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine, ZeroOptimizer(engine)
+
+
+def clip_gradients(engine: Any, parameters: Iterable[Tensor], max_norm: float) -> float:
+    """Scale the gradients of some parameters down to `max_norm`; returns their norm before."""
+    zero = engine.optimizer
+    wanted = {id(parameter) for parameter in parameters}
+    stage3 = engine.zero_optimization_stage() == 3
+    groups = zero.fp16_groups if stage3 else zero.bit16_groups
+    mine = [i for i, group in enumerate(groups) if any(id(p) in wanted for p in group)]
+    norms = zero._get_norm_groups() if stage3 else _norms_of_stage_2(zero)
+    norm = torch.stack([torch.as_tensor(norms[i]).double() for i in mine]).norm()
+    scale = float(max_norm / (norm + 1e-6))
+    if scale < 1:
+        for i in mine:
+            for gradient in _gradients(zero, i, stage3):
+                gradient.mul_(scale)
+    return float(norm)
+
+
+def _norms_of_stage_2(zero: Any) -> list[Any]:
+    own = zero.params_in_partition
+    if zero.cpu_offload:
+        return [zero.complete_grad_norm_calculation_for_cpu_offload(group) for group in own]
+    return [
+        zero.get_grad_norm_direct(zero.averaged_gradients[i], group) for i, group in enumerate(own)
+    ]
+
+
+def _gradients(zero: Any, group: int, stage3: bool) -> list[Tensor]:
+    """Where the averaged gradients of one group wait for the step."""
+    if stage3 and zero.offload_optimizer:
+        return [zero.fp32_partitioned_groups_flat[group].grad]
+    if not stage3 and zero.cpu_offload:
+        return [zero.single_partition_of_fp32_groups[group].grad]
+    return list(zero.averaged_gradients[group])
+
+
+def whole(parameter: Any) -> Tensor:
+    """All of a parameter that ZeRO 3 has divided, on every process."""
+    with deepspeed.zero.GatheredParameters([parameter]):
+        copied: Tensor = parameter.data.clone()
+    return copied
+
+
+def assign(parameter: Any, value: Tensor) -> None:
+    """Overwrite a parameter and the float32 original that the optimizer works on."""
+    value = value.to(parameter.device, torch.float32)
+    if hasattr(parameter, "ds_id"):
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.data.copy_(value)
+    else:
+        parameter.data.copy_(value)
+    safe_set_full_fp32_param(parameter, value)

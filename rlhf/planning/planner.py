@@ -1,0 +1,357 @@
+"""How much memory a stage needs in each process, from a model's config: no weights are loaded.
+
+Letters: L layers, d hidden size, f inner size of the MLP, q and k widths of all query and all key
+heads, V vocabulary, T tokens of a sequence.
+
+Models are held and trained in float32; with bf16, autocast multiplies in bf16 and keeps what the
+backward pass needs of the multiplications in bf16. Not counted: the CUDA context (0.5 to 1 GiB),
+fragmentation, and temporaries of single operations. Mixtures of experts: weights are right,
+activations are those of one expert of the config's inner size.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from rlhf.diagnose import as_input_error
+from rlhf.modeling.log_probs import VOCABULARY_CHUNK
+from rlhf.modeling.models import load_config
+
+GIB = 2**30
+FP32 = 4
+BF16 = 2
+NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
+SCORE_BATCH = 32  # sequences whose log-probs are computed at once, at most
+GATES = ("gate_proj", "gate_up_proj")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a language model that decide its memory.
+
+    `trunk` counts the parameters below the output matrix; `linear` and `trunk_linear` those of the
+    matrices that autocast multiplies in bf16; `lora_rows` is the sum of their inputs and outputs.
+    """
+
+    parameters: int
+    trunk: int
+    linear: int
+    trunk_linear: int
+    lora_rows: int
+    layers: int
+    hidden: int
+    inner: int
+    query_width: int
+    key_width: int
+    vocabulary: int
+    gated: bool
+
+    @property
+    def reward_parameters(self) -> int:
+        """Parameters of a reward model on this trunk: one scalar head."""
+        return self.trunk + self.hidden
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of a plan: what takes memory, how many bytes, and why."""
+
+    what: str
+    size: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is in memory all the time, and what each phase of a stage adds to it, one at a time."""
+
+    title: str
+    resident: tuple[Item, ...]
+    phases: dict[str, tuple[Item, ...]]
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak: what is always there and the greediest phase."""
+        always = sum(item.size for item in self.resident)
+        return always + max(sum(item.size for item in phase) for phase in self.phases.values())
+
+    @property
+    def text(self) -> str:
+        """The plan as a table: what, GiB, why."""
+        rows = [(item.what, _gib(item.size), item.why) for item in self.resident]
+        for phase, items in self.phases.items():
+            rows.append((f"while {phase}", "", ""))
+            rows += [(f"  {item.what}", _gib(item.size), item.why) for item in items]
+        rows.append(("peak", _gib(self.peak), "what is always there and the greediest phase"))
+        width = max(len(what) for what, _, _ in rows)
+        lines = [f"{what:<{width}}  {size:>7}  {why}".rstrip() for what, size, why in rows]
+        return "\n".join([self.title, f"{'':<{width}}  {'GiB':>7}", *lines])
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}" if size >= GIB / 10 else f"{size / GIB:.4f}"
+
+
+def read_shape(model: str) -> Shape:
+    """The sizes of a model folder or hub name, counted on a copy without storage.
+
+    Raises:
+        InputError: there is no such model, or it is no language model.
+    """
+    config = load_config(model)
+    decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin."
+    problem = f"{model} is no language model ({type(config).__name__})"
+    with as_input_error(problem, decoder), torch.device("meta"):
+        network: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    text: Any = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    matrices = _matrices(network)
+    return Shape(
+        parameters=_count(network),
+        trunk=_count(network.base_model),
+        linear=sum(weight.numel() for weight in matrices),
+        trunk_linear=sum(weight.numel() for weight in _matrices(network.base_model)),
+        lora_rows=sum(sum(weight.shape) for weight in _matrices(network.base_model)),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        inner=_inner_size(text),
+        query_width=heads * width,
+        key_width=(getattr(text, "num_key_value_heads", None) or heads) * width,
+        vocabulary=text.vocab_size,
+        gated=any(name.endswith(GATES) for name, _ in network.named_modules()),
+    )
+
+
+def _count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _matrices(network: nn.Module) -> list[torch.Tensor]:
+    """Weights that autocast multiplies in bf16."""
+    return [part.weight for part in network.modules() if isinstance(part, nn.Linear | Conv1D)]
+
+
+def _inner_size(config: Any) -> int:
+    for name in ("intermediate_size", "ffn_dim", "n_inner"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return 4 * int(config.hidden_size)
+
+
+def part_of(shape: Shape, processes: int) -> Shape:
+    """What each of some processes holds and computes that hold one model together.
+
+    Embeddings and matrices are divided, and with them heads and the inside of the MLP; norms are
+    whole, as is what goes from layer to layer.
+    """
+    embeddings = shape.vocabulary * shape.hidden
+    whole = shape.trunk - shape.trunk_linear - embeddings
+    output = shape.parameters - shape.trunk  # 0 where it is the embeddings
+    return replace(
+        shape,
+        parameters=whole + (shape.trunk_linear + embeddings + output) // processes,
+        trunk=whole + (shape.trunk_linear + embeddings) // processes,
+        linear=shape.linear // processes,
+        trunk_linear=shape.trunk_linear // processes,
+        inner=shape.inner // processes,
+        query_width=shape.query_width // processes,
+        key_width=shape.key_width // processes,
+    )
+
+
+def layer_bytes(shape: Shape, length: int, *, bf16: bool, padded: bool) -> float:
+    """What one layer's forward pass keeps for the backward pass, for each token.
+
+    Counted from the operations of a pre-norm decoder in transformers (what each one saves), in the
+    manner of Korthikanti et al. (arXiv 2205.05198, equation 1: 34·d + 5·heads·T, there for 16-bit
+    residuals, dropout and attention scores that are kept). With bf16, in brackets with float32:
+
+        two RMS norms         16·d          input and normalised value of each, float32
+        copies to project     10·d (8·d)    bf16: one each for q, k, v, gate, up (8·d without gate);
+                                            float32: one for attention, one for the MLP
+        attention             2·(2q + 2k)   query, key, value, output; (4·…); k = q when padded,
+                                            because a mask makes transformers repeat the keys
+        padding mask          2·T (4·T)     only when padded
+        gated MLP             8·f (16·f)    gate, its activation, up, the product; half without gate
+    """
+    size = BF16 if bf16 else FP32
+    copies = BF16 * (5 if shape.gated else 4) if bf16 else 2 * FP32
+    keys = shape.query_width if padded else shape.key_width
+    attention = size * (2 * shape.query_width + 2 * keys)
+    mask = size * length if padded else 0
+    mlp = (4 if shape.gated else 2) * size * shape.inner
+    return float((16 + copies) * shape.hidden + attention + mask + mlp)
+
+
+def activation_bytes(
+    shape: Shape, tokens: int, length: int, *, bf16: bool, padded: bool, checkpointing: bool
+) -> float:
+    """Activations of a forward pass of `tokens` tokens in sequences of `length`.
+
+    tokens · (L + 1) · layer_bytes: what each layer keeps, and one layer's gradients on the way
+    back.
+    With checkpointing tokens · (4·d·L + 2·layer_bytes): of each layer only the float32 input stays,
+    and one layer at a time is computed again.
+    """
+    layer = layer_bytes(shape, length, bf16=bf16, padded=padded)
+    if checkpointing:
+        return tokens * (FP32 * shape.hidden * shape.layers + 2 * layer)
+    return tokens * layer * (shape.layers + 1)
+
+
+def working_bytes(shape: Shape, tokens: int, length: int, *, bf16: bool) -> float:
+    """What one layer holds at a time when nothing is kept: about half of `layer_bytes`."""
+    return tokens * layer_bytes(shape, length, bf16=bf16, padded=True) / 2
+
+
+def logits_bytes(shape: Shape, tokens: int) -> float:
+    """Logits of `tokens` positions at their peak: 16·V for each.
+
+    The float32 logits divided by the temperature stay (4·V); in the backward pass the gradients of
+    log-sum-exp and of the chosen tokens and their sum come on top (4·V each).
+    """
+    return float(4 * FP32 * shape.vocabulary * tokens)
+
+
+def scored_logits_bytes(
+    shape: Shape, positions: int, *, bf16: bool, gradients: bool = False
+) -> float:
+    """Logits of which only log-probs are wanted: V float32 numbers a position.
+
+    The backward pass adds their gradients, and with bf16 a rounded copy of those. Work on them goes
+    a chunk of the vocabulary at a time, of which there are two copies.
+    """
+    size = FP32 + gradients * (FP32 + (BF16 if bf16 else 0))
+    chunk = 2 * FP32 * min(VOCABULARY_CHUNK, shape.vocabulary)
+    return float((size * shape.vocabulary + chunk) * positions)
+
+
+def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
+    """Keys and values of `tokens` positions: L·k·(4 + 4), with bf16 L·k·(4 + 2).
+
+    Rotary embeddings are float32 here: under autocast keys stay float32, values are bf16.
+    """
+    return float(shape.layers * shape.key_width * tokens * (FP32 + (BF16 if bf16 else FP32)))
+
+
+def _trained(name: str, parameters: int, processes: int) -> list[Item]:
+    items = [
+        Item(f"{name}: weights", FP32 * parameters, "float32, 4 bytes a parameter"),
+        Item(f"{name}: Adam", 2 * FP32 * parameters, "two moments, 8 bytes a parameter"),
+    ]
+    if processes > 1:
+        buckets = "gradients on their way to other processes"
+        items.append(Item(f"{name}: buckets", FP32 * parameters, buckets))
+    return items
+
+
+def frozen_item(name: str, parameters: float) -> Item:
+    """The weights of a model that is only asked."""
+    return Item(f"{name}: weights", FP32 * parameters, "float32, frozen")
+
+
+def copies(parameters: float, *, bf16: bool) -> list[Item]:
+    """What autocast keeps of weights that are trained; frozen ones it casts anew each time."""
+    if not bf16 or not parameters:
+        return []
+    return [Item("bf16 copies of the matrices", BF16 * parameters, "kept by autocast")]
+
+
+def _stepping(parameters: int) -> tuple[Item, ...]:
+    return (
+        Item("gradients", FP32 * parameters, "float32"),
+        Item("square roots", FP32 * parameters, "of Adam's second moments, all at once on a GPU"),
+    )
+
+
+def sampling_items(
+    shape: Shape, batch: int, prompt: int, new: int, *, bf16: bool, trained: float | None = None
+) -> tuple[Item, ...]:
+    """What sampling adds: copies of `trained` weights, of all matrices where it is None."""
+    cache = kv_cache_bytes(shape, batch * (prompt + new), bf16=bf16)
+    layer = working_bytes(shape, batch * prompt, prompt, bf16=bf16)
+    return (
+        *copies(shape.linear if trained is None else trained, bf16=bf16),
+        Item("keys and values", cache, f"{batch} sequences of {prompt} + {new} tokens"),
+        Item("one layer of the prompts", layer, f"{batch} × {prompt} tokens"),
+        Item("logits", logits_bytes(shape, batch), f"{batch} distributions"),
+    )
+
+
+def reward_plan(
+    shape: Shape,
+    *,
+    tokens: int,
+    length: int,
+    bf16: bool,
+    checkpointing: bool,
+    processes: int,
+    adapter: str = "none",
+    lora_rank: int = 0,
+) -> Plan:
+    """Training a reward model: one trained model, `tokens` tokens in each forward pass.
+
+    Args:
+        shape: the model.
+        tokens: in a forward pass.
+        length: of the longest sequence.
+        bf16: autocast; frozen weights are then held in bf16.
+        checkpointing: activations are computed again in the backward pass.
+        processes: in the group.
+        adapter: none, lora or qlora.
+        lora_rank: of the adapters.
+    """
+    full = adapter == "none"
+    parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
+    activations = activation_bytes(
+        shape, tokens, length, bf16=bf16, padded=False, checkpointing=checkpointing
+    )
+    computing = (
+        Item("gradients", FP32 * parameters, "float32"),
+        *copies(shape.trunk_linear if full else parameters, bf16=bf16),
+        Item("activations", activations, f"{tokens} tokens in a forward pass"),
+    )
+    frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
+    name = "reward model" if full else "adapters and head"
+    return Plan(
+        "Memory of each process for the reward model",
+        (*frozen, *_trained(name, parameters, processes)),
+        {"computing gradients": computing, "stepping": _stepping(parameters)},
+    )
+
+
+def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
+    """The frozen trunk; packed, a weight takes 4 bits and its part of twice quantised scales."""
+    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
+    if adapter == "lora":
+        return Item("reward model: weights", size * shape.trunk, f"{words}, frozen")
+    others = size * (shape.trunk - shape.trunk_linear)
+    packed = NF4 * shape.trunk_linear
+    return Item("reward model: weights", packed + others, f"4 bits, frozen; embeddings in {words}")
+
+
+def sft_plan(
+    shape: Shape, *, sequences: int, length: int, bf16: bool, checkpointing: bool, processes: int
+) -> Plan:
+    """Fine-tuning a language model: `sequences` padded to `length` in each forward pass."""
+    tokens = sequences * length
+    activations = activation_bytes(
+        shape, tokens, length, bf16=bf16, padded=True, checkpointing=checkpointing
+    )
+    computing = (
+        Item("gradients", FP32 * shape.parameters, "float32"),
+        *copies(shape.linear, bf16=bf16),
+        Item("activations", activations, f"{sequences} sequences of {length} tokens"),
+        Item("logits", logits_bytes(shape, tokens), "and their gradients"),
+    )
+    return Plan(
+        "Memory of each process for supervised fine-tuning",
+        tuple(_trained("model", shape.parameters, processes)),
+        {"computing gradients": computing, "stepping": _stepping(shape.parameters)},
+    )

@@ -1,0 +1,358 @@
+"""How much memory PPO needs in each process, by what has weights of its own and who divides them.
+
+    policy          all weights, or LoRA adapters beside frozen ones
+    critic          a model of its own, trained whole or its head alone; a head on the policy; none
+    reward models   frozen
+    reference       in memory with `--kl.source resident`; loaded for audits where it does not lie
+                    beneath the policy's adapters
+    --share-base    one frozen model under policy, critic and reward models, which are adapters
+
+`--sharding` over N processes: the optimizer is divided (zero1), and gradients (zero2), and weights
+(zero3, fsdp), which are whole again while PPO samples. What is offloaded is in main memory.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf.parallel.settings import Strategy
+from rlhf.planning.planner import (
+    BF16,
+    FP32,
+    NF4,
+    SCORE_BATCH,
+    Item,
+    Plan,
+    Shape,
+    activation_bytes,
+    copies,
+    sampling_items,
+    scored_logits_bytes,
+    working_bytes,
+)
+
+VLLM_PAGE = 128  # tokens; a multiple of what its backends have
+Critic = Literal["own", "own head", "head", "none"]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What PPO holds.
+
+    Attributes:
+        critic: `own`, trained whole; `own head`, on a frozen trunk; `head`, on the policy; `none`.
+        reward_models: how many; functions and endpoints do not count.
+        lora_rank: of the adapters; 0 where all weights are trained.
+        share_base: one frozen model under all roles.
+        four_bits: it is held in 4 bits.
+        resident: the original model stays in memory.
+        audited_rows: that it reads at once where it is loaded on the way, too; 0 where it is not.
+        vllm: so does vLLM, with a copy of the policy.
+        reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
+    """
+
+    critic: Critic = "own"
+    reward_models: int = 1
+    lora_rank: int = 0
+    share_base: bool = False
+    four_bits: bool = False
+    resident: bool = False
+    audited_rows: int = 0
+    vllm: bool = False
+    reward_ranks: tuple[int, ...] = ()
+
+    @property
+    def judging_ranks(self) -> tuple[int, ...]:
+        """Of each reward model's adapters."""
+        return self.reward_ranks or (self.lora_rank,) * self.reward_models
+
+    @property
+    def critic_rank(self) -> int:
+        """Of the critic's adapters, which start as the first reward model's."""
+        return next(iter(self.judging_ranks), self.lora_rank)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Who divides what: `--sharding` over `parts` of `processes`."""
+
+    strategy: Strategy = "none"
+    processes: int = 1
+    parts: int = 1
+    offload: bool = False
+
+    def weights(self, size: float) -> float:
+        """Bytes of weights on each device."""
+        if self.strategy not in ("fsdp", "zero3"):
+            return size
+        return 0.0 if self.offload else size / self.parts
+
+    def optimizer(self, size: float) -> float:
+        """Bytes of what only the optimizer needs."""
+        if self.strategy in ("none", "ddp"):
+            return size
+        return 0.0 if self.offload else size / self.parts
+
+    def gradients(self, size: float) -> float:
+        """Bytes of gradients."""
+        return size if self.strategy == "zero1" else self.optimizer(size)
+
+
+def trained_parameters(shape: Shape, reward: Shape, roles: Roles) -> dict[str, int]:
+    """Parameters that are trained, by role."""
+    policy = roles.lora_rank * shape.lora_rows or shape.parameters
+    own = roles.critic_rank * reward.lora_rows + reward.hidden if roles.share_base else None
+    critic = {
+        "own": reward.reward_parameters if own is None else own,
+        "own head": reward.hidden,
+        "head": shape.hidden,
+        "none": 0,
+    }[roles.critic]
+    return {"policy": policy, "critic": critic}
+
+
+def ppo_plan(
+    shape: Shape,
+    reward: Shape,
+    *,
+    sample_batch: int,
+    episodes: int,
+    reference_rows: int,
+    prompt: int,
+    new: int,
+    bf16: bool,
+    rollout: int = 0,
+    texts: tuple[int, int] = (0, 0),
+    processes: int = 1,
+    checkpointing: bool = False,
+    roles: Roles | None = None,
+    spread: Spread | None = None,
+) -> Plan:
+    """PPO: policy and critic are trained, the reward model is frozen.
+
+    Args:
+        shape: the policy.
+        reward: the reward model, and the critic that starts as its copy.
+        sample_batch: sequences sampled at once.
+        episodes: episodes in one forward and backward pass.
+        reference_rows: stored rows of the KL term beside them; the critic does not see these.
+        prompt: tokens of the longest prompts.
+        new: tokens of the longest responses.
+        bf16: autocast.
+        rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
+        texts: pretraining texts in one forward and backward pass, and the tokens of each.
+        processes: in the group, where `spread` does not say.
+        checkpointing: activations are computed again in the backward pass.
+        roles: what has weights of its own; by default policy, critic and one reward model.
+        spread: who divides what; by default nobody.
+    """
+    roles, spread = roles or Roles(), spread or Spread(processes=processes)
+    engine = _engine(shape, sample_batch, prompt + new, bf16=bf16) if roles.vllm else ()
+    counts = trained_parameters(shape, reward, roles)
+    trained = sum(counts.values())
+    learning = (
+        Item("gradients", spread.gradients(FP32 * trained), "float32"),
+        *copies(_multiplied(shape, reward, roles), bf16=bf16),
+    )
+    updating = (
+        *learning,
+        *_policy_pass(shape, episodes + reference_rows, prompt, new, bf16, checkpointing),
+        *_critic_pass(reward, roles, episodes, prompt + new, bf16, checkpointing),
+        *_kept(reward, roles, rollout, new),
+    )
+    rows, length = texts
+    read = _policy_pass(shape, rows, 1, length - 1, bf16, checkpointing) if rows else ()
+    return Plan(
+        f"Memory of each process for PPO, with prompts of {prompt} tokens",
+        (*_frozen(shape, reward, roles, spread, bf16=bf16), *engine, *_trained(counts, spread)),
+        {
+            "sampling": _sampling(
+                shape, reward, sample_batch, prompt, new, roles, spread, bf16=bf16
+            ),
+            **_auditing(shape, reward, new, roles, spread, bf16=bf16),
+            "computing gradients": updating,
+            **({"computing gradients of texts": (*learning, *read)} if read else {}),
+            "stepping": _stepping(trained, spread),
+        },
+    )
+
+
+def _policy_pass(
+    shape: Shape, rows: int, prompt: int, new: int, bf16: bool, checkpointing: bool
+) -> tuple[Item, ...]:
+    length = prompt + new
+    activations = activation_bytes(
+        shape, rows * length, length, bf16=bf16, padded=True, checkpointing=checkpointing
+    )
+    logits = scored_logits_bytes(shape, rows * new, bf16=bf16, gradients=True)
+    return (
+        Item("policy: activations", activations, f"{rows} × {length} tokens"),
+        Item("logits", logits, f"{rows} × {new} positions, and their gradients"),
+    )
+
+
+def _critic_pass(
+    reward: Shape, roles: Roles, rows: int, length: int, bf16: bool, checkpointing: bool
+) -> tuple[Item, ...]:
+    """What the backward pass needs of a critic; of a frozen trunk it needs nothing."""
+    words, tokens = f"{rows} × {length} tokens", rows * length
+    if roles.critic == "own":
+        activations = activation_bytes(
+            reward, tokens, length, bf16=bf16, padded=True, checkpointing=checkpointing
+        )
+        return (Item("critic: activations", activations, words),)
+    if roles.critic == "own head":
+        layer = working_bytes(reward, tokens, length, bf16=bf16)
+        return (Item("critic: one layer", layer, words),)
+    return ()
+
+
+def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, ...]:
+    """What a head on a frozen model reads, once for the updates of a step."""
+    if roles.critic != "own head" or not episodes:
+        return ()
+    size = float(FP32 * episodes * new * reward.hidden)
+    return (Item("critic: what its head reads", size, f"{episodes} × {new} tokens"),)
+
+
+def _engine(shape: Shape, batch: int, length: int, *, bf16: bool) -> tuple[Item, ...]:
+    """What vLLM holds from the start to the end of a run."""
+    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
+    cache = vllm_cache_bytes(shape, batch, length, size)
+    return (
+        Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy of the policy's"),
+        Item("vLLM: keys and values", float(cache), f"{batch + 1} sequences of {length} tokens"),
+    )
+
+
+def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int:
+    """Of the pages for so many responses at full length, and for one more.
+
+    Args:
+        shape: the model.
+        requests: responses in work at one time.
+        length: tokens of prompt and response.
+        size: bytes of a number.
+    """
+    tokens = (requests + 1) * VLLM_PAGE * math.ceil(length / VLLM_PAGE)
+    return 2 * size * shape.layers * shape.key_width * tokens
+
+
+def _sampling(
+    shape: Shape,
+    reward: Shape,
+    batch: int,
+    prompt: int,
+    new: int,
+    roles: Roles,
+    spread: Spread,
+    *,
+    bf16: bool,
+) -> tuple[Item, ...]:
+    matrices = roles.lora_rank * shape.lora_rows or shape.linear
+    if roles.vllm:
+        merged = FP32 * shape.parameters if roles.lora_rank else 0.0
+        sampling: tuple[Item, ...] = (Item("merged weights", merged, "float32, for vLLM"),)
+    else:
+        sampling = sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices)
+    return (*_gathered(shape, reward, roles, spread), *sampling)
+
+
+def _gathered(shape: Shape, reward: Shape, roles: Roles, spread: Spread) -> tuple[Item, ...]:
+    """What is divided, whole again."""
+    if spread.strategy not in ("fsdp", "zero3"):
+        return ()
+    held = FP32 * (shape.parameters + (reward.trunk if roles.critic.startswith("own") else 0))
+    return (Item("whole weights", held, "of policy and critic, gathered"),)
+
+
+def _auditing(
+    shape: Shape, reward: Shape, new: int, roles: Roles, spread: Spread, *, bf16: bool
+) -> dict[str, tuple[Item, ...]]:
+    """The phases that measure KLs: the policy reads answers, and so does the original model.
+
+    It is loaded after training, when nothing is gathered any more, and on the way beside it.
+    """
+
+    def logits(rows: int) -> Item:
+        size = scored_logits_bytes(shape, rows * new, bf16=bf16)
+        return Item("logits", size, f"{rows} × {new} positions")
+
+    gathered = _gathered(shape, reward, roles, spread)
+    matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
+    phases = {"measuring the KL": (*gathered, *matrices, logits(SCORE_BATCH))}
+    if roles.lora_rank and not roles.four_bits:
+        return phases  # the original model lies beneath the adapters
+    loaded = Item("loaded reference: weights", float(FP32 * shape.parameters), "float32")
+    phases["auditing"] = (loaded, logits(SCORE_BATCH))
+    if roles.audited_rows:
+        phases["auditing on the way"] = (*gathered, loaded, logits(roles.audited_rows))
+    return phases
+
+
+def _stepping(trained: int, spread: Spread) -> tuple[Item, ...]:
+    roots = "of Adam's second moments, all at once on a GPU"
+    return (
+        Item("gradients", spread.gradients(FP32 * trained), "float32"),
+        Item("square roots", spread.optimizer(FP32 * trained), roots),
+    )
+
+
+def _multiplied(shape: Shape, reward: Shape, roles: Roles) -> int:
+    """Trained parameters that autocast multiplies in bf16, and keeps copies of."""
+    policy = roles.lora_rank * shape.lora_rows or shape.linear
+    critic = roles.critic_rank * reward.lora_rows if roles.share_base else reward.trunk_linear
+    return policy + critic if roles.critic == "own" else policy
+
+
+def _trained(counts: dict[str, int], spread: Spread) -> list[Item]:
+    items = []
+    for name, count in ((name, count) for name, count in counts.items() if count):
+        size = FP32 * count
+        items.append(Item(f"{name}: weights", spread.weights(size), "float32, trained"))
+        items.append(Item(f"{name}: Adam", spread.optimizer(2 * size), "two moments"))
+        if spread.strategy.startswith("zero"):
+            copy = "DeepSpeed's own copy of the weights"
+            items.append(Item(f"{name}: stepped weights", spread.optimizer(size), copy))
+        elif spread.processes > 1 and spread.strategy != "fsdp":
+            buckets = "gradients on their way to other processes"
+            items.append(Item(f"{name}: buckets", size, buckets))
+    return items
+
+
+def _frozen(shape: Shape, reward: Shape, roles: Roles, spread: Spread, *, bf16: bool) -> list[Item]:
+    """Weights that nobody trains."""
+    items = []
+    if roles.resident:
+        size = float(FP32 * shape.parameters)
+        items.append(Item("reference model: weights", size, "float32, --kl.source resident"))
+    number = "" if roles.reward_models == 1 else f", {roles.reward_models} of them"
+    if roles.share_base:
+        each_rank = FP32 * reward.lora_rows
+        items.append(_base(shape, roles, bf16=bf16))
+        if roles.critic == "own head":
+            size = each_rank * roles.critic_rank
+            items.append(Item("critic: adapters", size, "frozen"))
+        if roles.reward_models:
+            size = each_rank * sum(roles.judging_ranks)
+            items.append(Item("reward model: adapters", size, f"frozen{number}"))
+        return items
+    if roles.lora_rank:
+        size = spread.weights(FP32 * shape.parameters)
+        items.append(Item("policy: frozen weights", size, "float32, beneath its adapters"))
+    if roles.critic == "own head":
+        items.append(Item("critic: trunk", spread.weights(FP32 * reward.trunk), "float32, frozen"))
+    if roles.reward_models:
+        size = roles.reward_models * spread.weights(FP32 * reward.reward_parameters)
+        items.append(Item("reward model: weights", size, f"float32, frozen{number}"))
+    return items
+
+
+def _base(shape: Shape, roles: Roles, *, bf16: bool) -> Item:
+    """The one frozen model; in 4 bits its embeddings and output matrix stay as they are."""
+    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
+    if not roles.four_bits:
+        return Item("shared base: weights", size * shape.parameters, f"{words}, frozen")
+    others = size * (shape.parameters - shape.trunk_linear)
+    packed = NF4 * shape.trunk_linear
+    return Item("shared base: weights", packed + others, f"4 bits, frozen; the rest {words}")

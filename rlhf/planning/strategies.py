@@ -1,0 +1,375 @@
+"""Ways to spread a training over N devices, compared by what each device holds and sends.
+
+Bytes of weights, gradients and optimizer on each of N devices, for P trained and F frozen
+parameters, A parameters of LoRA adapters, G parameters of one layer and E outside of layers, as
+`--sharding` does it with bf16 (LoRA: `--adapter lora`):
+
+    DDP      18·P + 4·P (N > 1) + 4·F   float32 weights, gradients, Adam's two moments, bf16 copies,
+                                        buckets
+    ZeRO-1   10·P + 12·P/N + 4·F        float32 weights, gradients, bf16 copies; what Adam works on
+                                        (weights again, two moments) divided
+    ZeRO-2   6·P + 16·P/N + 4·F         gradients divided too
+    ZeRO-3   (20·P + 4·F)/N + 4·R + 8·K  weights divided too; R of them gathered, of which its
+                                        linear layers keep no bf16 copies; K gradients on their way,
+                                        twice; while stepping all gradients a second time, 4·P/N
+    FSDP     (16·P + 4·F)/N + 8·G + 4·E  no second copy of the weights; layers gathered in bf16: the
+                                        one at work, the next, one's gradients; the rest whole
+    LoRA     2·P + 16·A                 frozen bf16 weights; only adapters are trained
+
+The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits; K is
+BUCKET of rlhf/parallel/settings.py; R, which DeepSpeed does not give back because they are used
+again soon, is REUSED; of both no more than P.
+FSDP in groups (`--shard-group`) divides by the size of a group instead of N; where activations are
+fewer than 8·E, what is outside of layers decides at the end of the backward pass: 12·E, with its
+gradients and their copy for the others. While PPO samples under ZeRO-3 or FSDP, every device holds
+policy and critic whole besides: 4·P. LoRA is for PPO one model with `--share-base`, as in
+rlhf/planning/ppo_plan.py. Reference outputs are made by a model that each device holds whole.
+
+Bytes that each device sends and receives in one optimizer step of M forward and backward passes,
+W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
+
+    DDP      2·W                one all-reduce of the gradients: reduce-scatter and all-gather
+    ZeRO-1   3·W                the same, and an all-gather of the stepped weights
+    ZeRO-2   (2·M + 1)·W        gradients in each pass: DeepSpeed sums before it divides
+    ZeRO-3   3·M·W              weights forward and backward, gradients, each pass; at most, as R
+                                of the weights are still there on the way back
+    FSDP     2·M·W              layers forward and backward, half as wide in bf16, the rest once;
+                                gradients; each pass. In groups of K of N devices with K in the
+                                place of N, and an all-reduce of a part between groups: 2·W/K
+    LoRA     2·4·A              as DDP
+"""
+
+from dataclasses import dataclass, replace
+
+from rlhf.parallel.settings import BUCKET
+from rlhf.planning.planner import BF16, FP32, GIB, Plan, Shape, part_of, reward_plan
+from rlhf.planning.ppo_plan import Roles, ppo_plan
+from rlhf.planning.reference_plan import reference_plan
+
+STRATEGIES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA")
+BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
+WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
+ADAPTED_BY = {"reward": "--adapter lora", "ppo": "--share-base"}
+REUSED = 10**9  # weights: DeepSpeed's stage3_max_reuse_distance, as it comes
+USABLE = 0.9
+MAX_GPUS = 4096
+MAX_BATCH = 1024
+NOTHING_FITS = "nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
+
+
+@dataclass(frozen=True)
+class Load:
+    """What each device computes, and how many devices FSDP divides a copy between (0: all)."""
+
+    length: int
+    batch: int
+    checkpointing: bool
+    lora_rank: int
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of parameters, with the letters of the table above.
+
+    Attributes:
+        trained: P, of the trained models.
+        frozen: F, of models that are only asked.
+        adapters: A, of LoRA adapters on the trained models.
+        layer: G, of one layer.
+        outside: E, of the trained models outside of layers: embeddings, last norm, head.
+    """
+
+    trained: float
+    frozen: float = 0.0
+    adapters: float = 0.0
+    layer: float = 0.0
+    outside: float = 0.0
+
+
+def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
+    """Bytes of weights, gradients and optimizer on each of `gpus` devices, nothing gathered."""
+    trained, frozen = sizes.trained, FP32 * sizes.frozen
+    held = {
+        "DDP": (18 + (FP32 if gpus > 1 else 0)) * trained + frozen,
+        "ZeRO-1": 10 * trained + 12 * trained / gpus + frozen,
+        "ZeRO-2": 6 * trained + 16 * trained / gpus + frozen,
+        "ZeRO-3": (20 * trained + frozen) / gpus,
+        "FSDP": (16 * trained + frozen) / gpus,
+        "LoRA": BF16 * trained + 16 * sizes.adapters,
+    }
+    return float(held[strategy])
+
+
+def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> float:
+    """Bytes at the peak of a pass on top of the state: what is gathered, and what is computed.
+
+    Args:
+        strategy: one of STRATEGIES.
+        sizes: of the models.
+        gpus: devices that divide them.
+        computing: bytes of activations and logits, which no strategy divides.
+    """
+    if gpus == 1:
+        return computing
+    if strategy == "ZeRO-3":
+        gathered, moved = min(REUSED, sizes.trained), min(BUCKET, sizes.trained)
+        return computing + FP32 * (gathered + 2 * moved)
+    if strategy == "FSDP":
+        layers = (3 * BF16 + BF16) * sizes.layer
+        return max(computing + layers + FP32 * sizes.outside, 3 * FP32 * sizes.outside)
+    return computing
+
+
+def communication_bytes(
+    strategy: str, sizes: Sizes, passes: int, gpus: int, group: int = 0, *, bf16: bool = True
+) -> float:
+    """Bytes that each of `gpus` devices sends in one optimizer step, by the table above.
+
+    Args:
+        strategy: one of STRATEGIES.
+        sizes: of the models.
+        passes: forward and backward passes of each device in a step.
+        gpus: devices.
+        group: devices that divide one copy under FSDP; 0 is all.
+        bf16: FSDP gathers layers in bf16.
+    """
+    trained = sizes.trained
+    layers = (trained - sizes.outside) * (1.0 if bf16 else 2.0)
+    counted = {
+        "DDP": 2 * trained,
+        "ZeRO-1": 3 * trained,
+        "ZeRO-2": (2 * passes + 1) * trained,
+        "ZeRO-3": 3 * passes * trained,
+        "FSDP": passes * (sizes.outside + layers + trained),
+        "LoRA": 2 * sizes.adapters,
+    }
+    if strategy == "FSDP" and group:
+        copies = gpus // group
+        between = passes * 2 * trained / group * (copies - 1) / copies
+        return FP32 * (counted[strategy] * (group - 1) / group + between)
+    return FP32 * counted[strategy] * (gpus - 1) / gpus
+
+
+def step_bytes(
+    stage: str, strategy: str, shape: Shape, load: Load, passes: int, gpus: int
+) -> float:
+    """Bytes that each device sends in a step of a stage; to sample, PPO gathers weights once."""
+    sizes = sizes_of(stage, shape, load)
+    moved = communication_bytes(strategy, sizes, passes, gpus, load.group)
+    samples = stage == "ppo" and strategy in WHOLE_WHILE_SAMPLING
+    divided_by = _parts(strategy, load, gpus)
+    gathered = FP32 * sizes.trained * (divided_by - 1) / divided_by
+    return moved + (gathered if samples else 0.0)
+
+
+def step_seconds(
+    stage: str,
+    strategy: str,
+    shape: Shape,
+    load: Load,
+    passes: int,
+    gpus: int,
+    *,
+    tflops: float,
+    network: float,
+) -> float:
+    """Seconds of a step's forward and backward passes, and of its traffic, one after the other.
+
+    6 operations for each parameter and token, 8 where activations are computed again; sampling is
+    not in it.
+
+    Args:
+        stage: reward or ppo; reference takes no steps.
+        strategy: one of STRATEGIES.
+        shape: the model.
+        load: what each device computes.
+        passes: forward and backward passes of each device in a step.
+        gpus: devices.
+        tflops: 10¹² operations a second that a device really does.
+        network: gigabytes a second that a device really sends.
+    """
+    trained = sizes_of(stage, shape, load).trained
+    operations = (8 if load.checkpointing else 6) * trained * load.length * load.batch * passes
+    moved = step_bytes(stage, strategy, shape, load, passes, gpus)
+    return operations / (tflops * 1e12) + moved / (network * 1e9)
+
+
+def together_bytes(shape: Shape, load: Load, processes: int) -> float:
+    """Bytes in each of some processes that train one reward model together."""
+    return stage_bytes("reward", "DDP", part_of(shape, processes), load, 1)
+
+
+def together_traffic(
+    shape: Shape, load: Load, passes: int, processes: int, *, bf16: bool = True
+) -> float:
+    """Bytes that each of N processes sends in a step of a reward model that they train together.
+
+    For T tokens a number of each of d channels is added up over processes, which sends 2·(N − 1)/N
+    of its bytes: once for the embeddings and in every layer twice on the way forward, after
+    attention and MLP, and on the way back for each matrix that reads what goes from layer to layer:
+    q, k, v, up and, where there is one, gate. Computed again, attention adds up again. With bf16
+    only what layers add up forwards is bf16.
+    """
+    forward = (3 if load.checkpointing else 2) * (BF16 if bf16 else FP32)
+    back = FP32 * (5 if shape.gated else 4)
+    numbers = passes * load.batch * load.length * shape.hidden
+    added_up = numbers * (FP32 + shape.layers * (forward + back))
+    return 2 * added_up * (processes - 1) / processes
+
+
+def together_advice(shape: Shape, load: Load, passes: int, processes: int) -> str:
+    """What a reward model takes that all of some processes hold together."""
+    held = together_bytes(shape, load, processes) / GIB
+    sent = together_traffic(shape, load, passes, processes) / GIB
+    return (
+        f"reward: --tensor-parallel {processes} holds {held:,.2f} GiB in each process, which sends "
+        f"{sent:,.2f} GiB in one step."
+    )
+
+
+def computing_bytes(stage: str, shape: Shape, load: Load) -> dict[str, float]:
+    """Activations, logits, keys and values of each phase of a stage, which no strategy divides."""
+    counted = ("activations", "logits", "keys and values", "one layer")
+    return {
+        phase: sum(item.size for item in items if any(word in item.what for word in counted))
+        for phase, items in _plan(stage, shape, load).phases.items()
+    }
+
+
+def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
+    """The models of a stage: reward trains one, reference asks one, PPO trains two and asks one."""
+    adapters = float(load.lora_rank * shape.lora_rows)
+    layer = shape.trunk_linear / shape.layers
+    embeddings = (shape.vocabulary + 1) * shape.hidden  # and the last norm
+    head = shape.parameters - shape.trunk  # 0 where it is the embeddings
+    if stage == "reference":
+        return Sizes(0, frozen=shape.parameters)
+    if stage == "reward":
+        outside = embeddings + shape.hidden
+        return Sizes(shape.reward_parameters, 0, adapters, layer, outside)
+    both = shape.parameters + shape.reward_parameters
+    outside = 2 * embeddings + head + shape.hidden
+    return Sizes(both, shape.reward_parameters, 2 * adapters, layer, outside)
+
+
+def _parts(strategy: str, load: Load, gpus: int) -> int:
+    """How many devices divide one copy."""
+    return load.group if strategy == "FSDP" and load.group else gpus
+
+
+def _plan(stage: str, shape: Shape, load: Load, roles: Roles | None = None, gpus: int = 1) -> Plan:
+    prompt = load.length // 2
+    new = load.length - prompt
+    if stage == "reward":
+        return reward_plan(
+            shape,
+            tokens=load.batch * load.length,
+            length=load.length,
+            bf16=True,
+            checkpointing=load.checkpointing,
+            processes=1,
+        )
+    if stage == "reference":
+        return reference_plan(shape, None, batch=load.batch, prompt=prompt, new=new, bf16=True)
+    return ppo_plan(
+        shape,
+        shape,
+        sample_batch=load.batch,
+        episodes=load.batch,
+        reference_rows=0,
+        prompt=prompt,
+        new=new,
+        bf16=True,
+        processes=gpus,
+        checkpointing=load.checkpointing,
+        roles=roles,
+    )
+
+
+def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> float:
+    """Bytes on each of `gpus` devices for a stage (reward, reference or ppo) under a strategy."""
+    if stage == "reference":
+        strategy = "DDP"  # whole in every process
+    if stage == "ppo" and strategy == "LoRA":
+        roles = Roles(lora_rank=load.lora_rank, share_base=True)
+        return _plan(stage, shape, load, roles, gpus).peak
+    sizes, parts = sizes_of(stage, shape, load), _parts(strategy, load, gpus)
+    needs = computing_bytes(stage, shape, load)
+    if stage == "ppo" and gpus > 1 and strategy in WHOLE_WHILE_SAMPLING:
+        needs["sampling"] += FP32 * sizes.trained
+    if strategy == "ZeRO-3" and "stepping" in needs:
+        needs["stepping"] += FP32 * sizes.trained / parts
+    if "computing gradients" in needs:
+        needs["computing gradients"] = passing_bytes(
+            strategy, sizes, parts, needs["computing gradients"]
+        )
+    return state_bytes(strategy, sizes, parts) + max(needs.values())
+
+
+def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> str:
+    """The fastest strategy that fits, with the largest batch; else what would make one fit."""
+    if stage == "reference":
+        return _reference_advice(shape, load, gpus, usable)
+    checkpointed = replace(load, checkpointing=True)
+    lightest = replace(checkpointed, batch=1)
+    tries = (
+        (load, ""),
+        (checkpointed, " with --gradient-checkpointing"),
+        (lightest, " with --gradient-checkpointing"),
+    )
+    for one, words in tries:
+        for strategy in BY_TRAFFIC:
+            if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
+                batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
+                name = strategy
+                if strategy == "LoRA":
+                    name += f" ({ADAPTED_BY[stage]} --lora-rank {load.lora_rank})"
+                return f"{stage}: {name}{words}, up to {batch} sequences in a forward pass."
+    count = 2 * gpus
+    while count <= MAX_GPUS:
+        if stage_bytes(stage, "FSDP", shape, replace(lightest, group=0), count) <= usable:
+            return f"{stage}: FSDP fits on {count} such GPUs{tries[1][1]} and --batch 1."
+        count *= 2
+    return f"{stage}: {NOTHING_FITS}"
+
+
+def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str:
+    """A model in each process, else one that several hold together; nothing is trained."""
+    lightest = replace(load, batch=1)
+    for one in (load, lightest):
+        if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
+            batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
+            return f"reference: DDP, up to {batch} sequences in a forward pass."
+    for one, words in ((load, ""), (lightest, " and --batch-size 1")):
+        together = _held_together(shape, one, gpus, usable)
+        if together:
+            return f"reference: --processes {together} --tensor-parallel {together}{words}."
+    return f"reference: {NOTHING_FITS}"
+
+
+def _held_together(shape: Shape, load: Load, gpus: int, usable: float) -> int:
+    """The fewest devices, 2, 4, …, that hold one frozen model in parts; 0 where `gpus` will not do.
+
+    What is computed counts whole, though attention and MLP are divided too.
+    """
+    computing = max(computing_bytes("reference", shape, load).values())
+    parts = 2
+    while parts <= gpus:
+        if FP32 * shape.parameters / parts + computing <= usable:
+            return parts
+        parts *= 2
+    return 0
+
+
+def _largest_batch(
+    stage: str, strategy: str, shape: Shape, load: Load, gpus: int, usable: float
+) -> int:
+    """The largest power of two, or the batch that is asked for where no larger one fits."""
+    batch = load.batch
+    larger = 1
+    while larger <= MAX_BATCH:
+        if stage_bytes(stage, strategy, shape, replace(load, batch=larger), gpus) <= usable:
+            batch = max(batch, larger)
+        larger *= 2
+    return batch

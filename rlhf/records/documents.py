@@ -1,0 +1,121 @@
+"""JSON documents of runs and exports: what is wrong with one is the file's fault, and is named."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import UnionType
+from typing import Any, Self, final
+
+from rlhf.errors import InputError
+from rlhf.records.jsonl import BadLineError, parse_line
+
+MAX_BYTES = 200_000_000
+REMEDY = "Restore the file from a copy, or make it again with the command that wrote it."
+Kinds = Mapping[str, type | UnionType]
+STAGE_KINDS: Kinds = {
+    "stage": str,
+    "status": str,
+    "inputs": dict,
+    "error": str | None,
+    "started_at": str | None,
+    "finished_at": str | None,
+    "versions": dict,
+    "hardware": dict,
+    "seed": int | None,
+}
+
+
+@final
+class Document(dict[str, Any]):
+    """An object of a document; a key that is asked for and not there is the document's fault."""
+
+    place = "A document"
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], place: str) -> Self:
+        """A JSON object, and all objects in it, as documents of this place."""
+        document = cls({key: cls._within(one, place) for key, one in content.items()})
+        document.place = place
+        return document
+
+    @classmethod
+    def _within(cls, value: Any, place: str) -> Any:
+        if isinstance(value, list):
+            return [cls._within(one, place) for one in value]
+        return cls.of(value, place) if isinstance(value, dict) else value
+
+    def __missing__(self, key: str) -> Any:
+        """Refuse the document.
+
+        Raises:
+            InputError: always; it names file and key.
+        """
+        raise InputError(f"{self.place} has no {key!r}", REMEDY)
+
+
+def read_document(path: Path, kinds: Kinds | None = None) -> Document:
+    """Read a file that holds one JSON object.
+
+    Args:
+        path: the file.
+        kinds: what values must be where they are there, by key.
+
+    Raises:
+        InputError: the file cannot be read, is no JSON object, or holds something else than `kinds`
+            say.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes")
+        value = parse_line(path.read_text(encoding="utf-8"), str(path))
+    except BadLineError as error:
+        raise InputError(error.problem, REMEDY) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path} cannot be read ({reason})", REMEDY) from None
+    require_kinds(value, kinds or {}, str(path))
+    return Document.of(value, str(path))
+
+
+def read_stage_document(path: Path) -> Document:
+    """Read the stage.json of a run.
+
+    Raises:
+        InputError: it cannot be read, or its values are of other kinds than a stage writes.
+    """
+    content = read_document(path, STAGE_KINDS)
+    for name in ("started_at", "finished_at"):
+        _require_date(content.get(name), str(path))
+    for name, value in content.get("inputs", {}).items():
+        place = f"{path} (input {name[:80]})"
+        require_kinds({name: value}, {name: dict}, place)
+        require_kinds(value, {"path": str, "hash": str}, place)
+    return content
+
+
+def require_kinds(value: Mapping[str, Any], kinds: Kinds, place: str) -> None:
+    """Refuse an object whose values are of other kinds; those that it lacks are not judged.
+
+    Raises:
+        InputError: names the place, the key and the value.
+    """
+    for key, kind in kinds.items():
+        if key in value and not isinstance(value[key], kind):
+            expected = getattr(kind, "__name__", str(kind))
+            raise InputError(
+                f"{place} has {key!r} as {str(value[key])[:80]!r}, not as {expected}", REMEDY
+            )
+
+
+def _require_date(text: str | None, place: str) -> None:
+    """Refuse a date that is none, or that names no time zone.
+
+    Raises:
+        InputError: names the place and the date.
+    """
+    try:
+        valid = text is None or datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InputError(f"{place} has the date {str(text)[:80]!r}, which is none", REMEDY)

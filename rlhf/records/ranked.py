@@ -1,0 +1,91 @@
+"""The folder that `rlhf export --format ranked` writes and training reads.
+
+DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt a line
+DIR/manifest.json                 counts and the content hash of the two files
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import InputError
+from rlhf.records.documents import read_document
+from rlhf.records.fingerprints import folder_hash
+from rlhf.records.jsonl import BadLineError, parse_line, read_lines, write_json, write_jsonl
+from rlhf.records.schema import RankedPrompt, Split
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+MANIFEST = "manifest.json"
+
+
+def write_ranked(
+    folder: Path, records: Sequence[RankedPrompt], extra: dict[str, Any]
+) -> dict[str, Any]:
+    """Write a ranked dataset into an empty folder and return its manifest."""
+    for split in SPLITS:
+        chosen = [record for record in records if record.prompt.split == split]
+        write_jsonl(folder / f"{split}.jsonl", (record.to_json() for record in chosen))
+    manifest = {
+        "format": "ranked",
+        "prompts": {s: sum(r.prompt.split == s for r in records) for s in SPLITS},
+        "responses": sum(len(record.responses) for record in records),
+        "rankings": sum(len(record.rankings) for record in records),
+        "content_hash": folder_hash(folder, ("*.jsonl",)),
+        **extra,
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def read_ranked(folder: Path) -> list[RankedPrompt]:
+    """Read a ranked dataset, train prompts first.
+
+    Raises:
+        InputError: not a ranked export, or its files were changed after the export.
+    """
+    manifest = read_manifest(folder)
+    if manifest.get("format") != "ranked":
+        raise InputError(
+            f"{folder} holds an export of format {manifest.get('format')!r}, "
+            "training wants 'ranked'",
+            "Export again: rlhf export --format ranked --db DB --out DIR",
+        )
+    if manifest["content_hash"] != folder_hash(folder, ("*.jsonl",)):
+        raise InputError(
+            f"The files of {folder} do not match its {MANIFEST} (content hash differs)",
+            "Export again into a new folder: rlhf export --db DB --out DIR",
+        )
+    return [record for split in SPLITS for record in read_ranked_file(folder / f"{split}.jsonl")]
+
+
+def read_ranked_file(path: Path) -> list[RankedPrompt]:
+    """Read one file of ranked prompts.
+
+    Raises:
+        InputError: the file does not exist.
+        BadLineError: a line is malformed; the message starts with file:line.
+    """
+    records = []
+    for place, line in read_lines(path):
+        try:
+            records.append(RankedPrompt.from_json(parse_line(line, place)))
+        except BadLineError:
+            raise
+        except InputError as error:
+            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+    return records
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of an export.
+
+    Raises:
+        InputError: the folder does not exist or is not an export, or its manifest is broken.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise InputError(
+            f"{folder} is not an exported dataset: it has no {MANIFEST}",
+            "Make one: rlhf export --db DB --out DIR",
+        )
+    return read_document(path, {"format": str, "content_hash": str})

@@ -1,0 +1,65 @@
+"""Pointwise judgements: what the flags of a ranking say about single responses.
+
+| flag | says |
+| --- | --- |
+| `thumbs-up`, `thumbs-down` | the best tier, which is one response for a thumb, is good or bad |
+| `thumbs-up@ID`, `thumbs-down@ID` | that response is good or bad |
+| `all-bad` | every response in the tiers is bad; what the tiers say about their order still holds |
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf.records.schema import Ranking
+
+PointwiseKind = Literal["thumbs", "all_bad"]
+
+ALL_BAD = "all-bad"
+LABELS = {"thumbs-up": True, "thumbs-down": False}
+
+
+@dataclass(frozen=True)
+class PointwiseJudgement:
+    """One response that the flags of a ranking call good or bad."""
+
+    ranking: Ranking
+    response_id: str
+    is_good: bool
+    kind: PointwiseKind
+
+
+def pointwise_judgements(
+    rankings: Sequence[Ranking], down_flags: Collection[str] = ()
+) -> Iterator[PointwiseJudgement]:
+    """Every pointwise judgement of one prompt.
+
+    About a response that an annotator gave a thumb, the thumb replaces that annotator's "all bad".
+
+    Args:
+        rankings: of one prompt.
+        down_flags: flags of single responses that count as a thumb down, such as unsafe.
+    """
+    thumbed: set[tuple[str, str]] = set()
+    for ranking in rankings:
+        for response_id, is_good in find_thumbs(ranking, down_flags):
+            thumbed.add((ranking.annotator, response_id))
+            yield PointwiseJudgement(ranking, response_id, is_good, "thumbs")
+    for ranking in rankings:
+        if ALL_BAD in ranking.flags:
+            for response_id in (one for tier in ranking.tiers for one in tier):
+                if (ranking.annotator, response_id) not in thumbed:
+                    yield PointwiseJudgement(ranking, response_id, False, "all_bad")
+
+
+def find_thumbs(ranking: Ranking, down_flags: Collection[str] = ()) -> list[tuple[str, bool]]:
+    """The thumbs in the flags of one ranking as (response id, good), without repetition."""
+    found: dict[tuple[str, bool], None] = {}
+    for flag in ranking.flags:
+        name, at, response_id = flag.partition("@")
+        if name in LABELS:
+            about = (response_id,) if at else ranking.tiers[0]
+            found |= dict.fromkeys((one, LABELS[name]) for one in about)
+        elif at and name in down_flags:
+            found[response_id, False] = None
+    return list(found)

@@ -1,0 +1,329 @@
+"""Saving and resuming a training loop, atomically and for every rank.
+
+checkpoints/step-000100/   state/ (weights, optimizer), rng-N.pt of every rank, progress.json
+checkpoints/latest         the name of the newest complete one
+
+PyTorch's distributed checkpoint names every weight, whoever holds which part of it, so a run goes
+on under another number of processes or between `none`, `ddp` and `fsdp`. DeepSpeed has a form of
+its own, which only the same ZeRO stage and number of processes read. With the same number of
+processes a resumed run is the undisturbed one bit for bit; with another the random numbers differ.
+"""
+
+import json
+import random
+import re
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from rlhf.diagnose import as_input_error
+from rlhf.errors import InputError, InterruptedRunError
+from rlhf.parallel.sharding import is_zero
+from rlhf.records.jsonl import flush, flush_folder, write_json, write_text_atomically
+from rlhf.run.saved_state import load_data
+from rlhf.run.watchdog import beat
+
+LATEST = "latest"
+PROGRESS = "progress.json"
+STATE = "state"
+WRITTEN_BY = "written_by"
+STEP_FOLDER = re.compile(r"step-\d+")
+# A frozen weight is in the model that the run started from.
+TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+
+
+def save_checkpoint(
+    accelerator: Accelerator, folder: Path, step: int, progress: dict[str, Any], keep: int
+) -> Path:
+    """Write the state after `step`; all ranks call this together.
+
+    Args:
+        accelerator: knows the prepared model and optimizer.
+        folder: the run's checkpoints folder.
+        step: steps done.
+        progress: JSON values that the loop needs to go on.
+        keep: how many checkpoints stay on disk.
+    """
+    beat("saving", step)
+    final_name = folder / f"step-{step:06d}"
+    partial = folder / f".{final_name.name}.partial"
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    _save_state(accelerator, partial)
+    torch.save(random_states(), partial / f"rng-{accelerator.process_index}.pt")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        written_by = {"processes": accelerator.num_processes, "format": _format(accelerator)}
+        write_json(partial / PROGRESS, {"step": step, **progress, WRITTEN_BY: written_by})
+        flush_folder(partial)
+        shutil.rmtree(final_name, ignore_errors=True)
+        partial.rename(final_name)
+        flush(folder)
+        write_text_atomically(folder / LATEST, lambda stream: stream.write(final_name.name))
+        flush(folder)
+        # last is the one just written, also where an abandoned course left later ones
+        kept = sorted(folder.glob("step-*"), key=lambda path: (path == final_name, path.name))
+        for old in kept[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+    return final_name
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that a resumed run would start from.
+
+    Raises:
+        InputError: `latest` names something else.
+    """
+    latest = folder / LATEST
+    if not latest.is_file():
+        return None
+    name = latest.read_text(encoding="utf-8", errors="replace").strip()
+    if not STEP_FOLDER.fullmatch(name):
+        raise InputError(f"{latest} names no checkpoint ({name[:80]!r})", _try_another(folder))
+    return folder / name
+
+
+def _try_another(folder: Path) -> str:
+    return (
+        f"Put the name of another checkpoint into {folder / LATEST}, or delete {folder} to start "
+        "again."
+    )
+
+
+def last_good(checkpoint: Path | None) -> str:
+    """What a stopped run may be taken up from, in words."""
+    return f"{checkpoint} is the last good checkpoint" if checkpoint else "No checkpoint was saved"
+
+
+def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None:
+    """Load the newest checkpoint into what was prepared; None when there is none.
+
+    Returns:
+        The `progress` that was saved with it, and `step`.
+
+    Raises:
+        InputError: the checkpoint is gone or broken, or a DeepSpeed one and this run is of another
+            form.
+    """
+    newest = newest_checkpoint(folder)
+    if newest is None:
+        return None
+    if not (newest / PROGRESS).is_file():
+        raise InputError(
+            f"{newest} is gone or incomplete, though {folder / LATEST} names it",
+            _try_another(folder),
+        )
+    with as_input_error(f"Cannot read {newest}", _try_another(folder)):
+        progress: dict[str, Any] = json.loads((newest / PROGRESS).read_text(encoding="utf-8"))
+        written_by = progress.pop(WRITTEN_BY)
+        if not isinstance(progress["step"], int):
+            raise TypeError(f"its {PROGRESS} names no step")
+        _require_readable(accelerator, newest, written_by)
+        _load_state(accelerator, newest)
+        if written_by["processes"] == accelerator.num_processes:
+            states = newest / f"rng-{accelerator.process_index}.pt"
+            set_random_states(torch.load(states, weights_only=True))
+    return progress
+
+
+def _prepared(accelerator: Accelerator) -> tuple[nn.Module, list[Optimizer]]:
+    """The model and the plain optimizers that `rlhf.parallel.sharding.prepare` has registered."""
+    wrapped = accelerator._optimizers
+    return accelerator._models[0], [getattr(one, "optimizer", one) for one in wrapped]
+
+
+def _format(accelerator: Accelerator) -> str:
+    """The name of the form that this run's state is written in."""
+    model: Any = accelerator._models[0]
+    return f"zero{model.zero_optimization_stage()}" if is_zero(model) else "torch"
+
+
+def _require_readable(accelerator: Accelerator, path: Path, written_by: dict[str, Any]) -> None:
+    mine, theirs = _format(accelerator), written_by["format"]
+    if mine == theirs == "torch":
+        return
+    if mine != theirs:
+        kept = f"--sharding {theirs}" if theirs != "torch" else "--sharding none, ddp or fsdp"
+        raise InputError(
+            f"{path} is in the form {theirs!r}, this run reads {mine!r}", f"Resume with {kept}."
+        )
+    if written_by["processes"] != accelerator.num_processes:
+        raise InputError(
+            f"{path} was written by {written_by['processes']} processes under DeepSpeed, this run "
+            f"has {accelerator.num_processes}",
+            f"Resume with --processes {written_by['processes']}.",
+        )
+
+
+def _save_state(accelerator: Accelerator, folder: Path) -> None:
+    model, optimizers = _prepared(accelerator)
+    if is_zero(model):
+        engine: Any = model
+        engine.save_checkpoint(str(folder), tag=STATE, save_latest=False)
+        return
+    content = _read_state(model, optimizers)
+    with _alone(accelerator) as alone:
+        state_dict_saver.save(content, checkpoint_id=folder / STATE, no_dist=alone)
+
+
+def _read_state(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
+    state: dict[str, Any] = {"model": get_model_state_dict(model, options=TRAINED)}
+    if optimizers:
+        state["optimizer"] = get_optimizer_state_dict(model, optimizers, options=TRAINED)
+    return state
+
+
+def _load_state(accelerator: Accelerator, folder: Path) -> None:
+    model, optimizers = _prepared(accelerator)
+    if is_zero(model):
+        from rlhf.parallel import zero
+
+        zero.load_state(model, folder, STATE)
+        return
+    content = _read_state(model, optimizers)
+    with _alone(accelerator) as alone:
+        load_data(content, folder / STATE, alone=alone)
+    set_model_state_dict(model, content["model"], options=TRAINED)
+    if optimizers:
+        set_optimizer_state_dict(model, optimizers, content["optimizer"], options=TRAINED)
+
+
+@contextmanager
+def _alone(accelerator: Accelerator) -> Iterator[bool]:
+    """True for a single process; PyTorch's warning that there is no group is no news then."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield accelerator.num_processes == 1
+
+
+def random_states() -> dict[str, Any]:
+    """The states of all generators, as values that torch.load reads without running code."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Let all generators go on from what `random_states` gave."""
+    random.setstate(states["python"])
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+@final
+class Saver:
+    """Saves a loop's state every so many steps or minutes, and once more when told to stop.
+
+    Args:
+        accelerator: knows the prepared model and optimizer.
+        folder: the run's checkpoints folder.
+        every_steps: steps between checkpoints; 0 for none.
+        every_minutes: minutes between checkpoints; 0 for none.
+        keep: how many checkpoints stay on disk.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        folder: Path,
+        *,
+        every_steps: int,
+        every_minutes: float,
+        keep: int,
+    ) -> None:
+        self._accelerator = accelerator
+        self._folder = folder
+        self._every_steps = every_steps
+        self._every_seconds = 60 * every_minutes
+        self._keep = keep
+        self._saved_at = time.monotonic()
+        self._asked_to_stop = False
+        self._is_due = False
+
+    @classmethod
+    def of(cls, settings: Any, accelerator: Accelerator, folder: Path) -> "Saver":
+        """A saver that does what a training's settings say."""
+        return cls(
+            accelerator,
+            folder,
+            every_steps=settings.save_every,
+            every_minutes=settings.save_minutes,
+            keep=settings.keep_checkpoints,
+        )
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """SIGTERM waits for the end of the step inside; a second one does not wait."""
+        before = signal.getsignal(signal.SIGTERM)
+
+        def remember(number: int, frame: FrameType | None) -> None:
+            self._asked_to_stop = True
+            signal.signal(signal.SIGTERM, before)
+
+        signal.signal(signal.SIGTERM, remember)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def after_step(
+        self, step: int, progress: dict[str, Any], *, is_good: bool = True, is_last: bool = False
+    ) -> None:
+        """Save where it is time; all ranks call this after every step.
+
+        A step that is not good waits for the next one that is, unless the process must stop. The
+        last step of a training long enough to be saved on its way is saved, too: what follows it
+        may fail.
+
+        Raises:
+            InterruptedRunError: a process was asked to stop; the state is saved.
+        """
+        late = self._every_seconds and time.monotonic() - self._saved_at >= self._every_seconds
+        wishes = torch.tensor(
+            [self._asked_to_stop, bool(late and self._accelerator.is_main_process)],
+            dtype=torch.int32,
+            device=self._accelerator.device,
+        )
+        stop, late = self._accelerator.reduce(wishes, reduction="sum").tolist()
+        on_time = self._every_steps and step % self._every_steps == 0
+        if is_last:
+            on_time = 0 < self._every_steps < step
+        self._is_due = bool(self._is_due or late or on_time)
+        if stop or (self._is_due and is_good):
+            path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)
+            self._saved_at, self._is_due = time.monotonic(), False
+            if stop:
+                raise InterruptedRunError(
+                    f"Stopped on request after step {step}; the state is in {path}",
+                    "Run the same command with --resume to go on.",
+                )

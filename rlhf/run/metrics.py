@@ -1,0 +1,93 @@
+"""What a run reports while it works: metrics.jsonl and a progress bar on stderr."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlhf.errors import InputError
+from rlhf.ranks import is_main_process
+from rlhf.records.documents import REMEDY, require_kinds
+from rlhf.records.jsonl import parse_line, write_jsonl
+from rlhf.run.watchdog import beat
+
+Metrics = dict[str, Any]
+
+
+def append_metrics(path: Path, row: Metrics) -> None:
+    """Add one step; only the main process writes."""
+    if is_main_process():
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+def read_metrics(path: Path) -> list[Metrics]:
+    """All steps so far, oldest first; empty when there are none.
+
+    A last line that a kill has cut short is left out.
+
+    Raises:
+        InputError: the file is no text.
+        BadLineError: a line is no JSON object.
+    """
+    if not path.is_file():
+        return []
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start})", REMEDY
+        ) from None
+    lines = enumerate(whole.split("\n") if whole else [], start=1)
+    return [parse_line(line, f"{path}:{number}") for number, line in lines]
+
+
+def forget_metrics_after(path: Path, step: int) -> None:
+    """Drop the rows of steps that a resumed run will take again.
+
+    Raises:
+        InputError: the file is no text, or a row of it names no step.
+    """
+    if not is_main_process() or not path.is_file():
+        return
+    rows = read_metrics(path)
+    for row in rows:
+        require_kinds({"step": None, **row}, {"step": int}, str(path))
+    write_jsonl(path, [row for row in rows if row["step"] <= step])
+
+
+class Bar:
+    """What `progress` gives: `advance` by work done, `show` a few words beside the bar."""
+
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self._progress = progress
+        self._task = task
+
+    def advance(self, amount: int = 1) -> None:
+        """Count `amount` more units as done."""
+        beat()
+        self._progress.update(self._task, advance=amount)
+
+    def show(self, words: str) -> None:
+        """Replace the words beside the bar."""
+        self._progress.update(self._task, words=words)
+
+
+@contextmanager
+def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
+    """A progress bar on stderr of the main process; silent in the others."""
+    beat(title)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[words]}"),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not is_main_process()) as bars:
+        yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))

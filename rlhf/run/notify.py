@@ -1,0 +1,33 @@
+"""Telling a chat or a pager how a run ended: one JSON object to a URL, in the form Slack takes."""
+
+import json
+import sys
+from http.client import HTTPException
+from urllib.parse import urlsplit
+from urllib.request import Request
+
+from rlhf.endpoints.urls import open_url
+
+TIMEOUT_SECONDS = 10
+
+
+def notify(url: str, run: str, status: str, details: str = "") -> None:
+    """Post `text`, `run` and `status`; a URL that does not answer is said, and changes nothing.
+
+    Args:
+        url: where to; nothing is sent when it is empty.
+        run: the folder of the stage.
+        status: done, failed, interrupted or stalled.
+        details: the message of an error.
+    """
+    if not url:
+        return
+    text = f"{run}: {status}" + (f"\n{details}" if details else "")
+    content = json.dumps({"text": text, "run": run, "status": status}).encode()
+    try:
+        request = Request(url, content, {"Content-Type": "application/json"})
+        with open_url(request, timeout_seconds=TIMEOUT_SECONDS):
+            pass
+    except (OSError, HTTPException, ValueError) as error:
+        host = urlsplit(url).hostname  # the rest of the address is the key to the chat
+        sys.stderr.write(f"--notify: {host} does not answer ({error})\n")

@@ -1,0 +1,239 @@
+"""What is looked at before a training loads anything: cheap to find now, expensive after an hour.
+
+All processes must have the same packages and inputs, see the same folder, and find room for the
+checkpoints. The canary goes further: it multiplies, trains two steps and adds up numbers over all
+processes on every device.
+"""
+
+import math
+import shutil
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+from rlhf.errors import InputError, InterruptedRunError, MismatchError
+from rlhf.parallel.settings import ClusterSettings
+from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.run.provenance import PACKAGES, package_version
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import beat, watching
+
+GIB = 2**30
+SAVED_BYTES = 4  # of a weight, float32
+STATE_BYTES = 12  # of a trained weight in a checkpoint: itself and Adam's two moments
+NETWORK_ELEMENTS = 2**22
+SIZE = 256
+TOLERANCE = 0.02  # bf16's and TF32's, relative
+STALL_SECONDS = 60.0
+SHARED_SECONDS = 30.0  # network filesystems show new files late
+
+
+def check_before_training(
+    accelerator: Accelerator,
+    settings: ClusterSettings,
+    out: Path,
+    inputs: dict[str, Any],
+    room: int,
+) -> None:
+    """Compare what the processes have, look for room, and let the canary sing where asked to.
+
+    Args:
+        accelerator: of the run.
+        settings: of the run.
+        out: its folder.
+        inputs: its inputs with their hashes.
+        room: bytes that its checkpoints and its result take.
+
+    Raises:
+        MismatchError: a process has other packages or inputs than the first.
+        InputError: the disk has no room for the checkpoints, or a device fails.
+    """
+    require_agreement(accelerator, describe_process(inputs))
+    if accelerator.is_main_process:
+        require_room(out, room)
+    if settings.preflight:
+        folder = out.parent / f".{out.name}.canary"
+        device = accelerator.device
+        # the canary seeds the generators, and must not choose what the run samples
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            findings = sing(accelerator, folder)
+        accelerator.print(f"Canary: {len(findings)} devices are well", file=sys.stderr)
+
+
+def describe_process(inputs: dict[str, Any]) -> dict[str, str]:
+    """What must be the same everywhere: versions of packages, hashes of inputs."""
+    versions = {f"version of {name}": str(package_version(name)) for name in PACKAGES}
+    return versions | {f"input {name}": str(one["hash"]) for name, one in inputs.items()}
+
+
+def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:
+    """Refuse to start where a process differs from the first; all processes call this.
+
+    Raises:
+        MismatchError: names the process, its machine and what is different.
+    """
+    if accelerator.num_processes == 1:
+        return
+    everyone = gather_object([(socket.gethostname(), facts)])
+    first = everyone[0][1]
+    for number, (host, found) in enumerate(everyone):
+        for name, value in found.items():
+            if value != first.get(name):
+                raise MismatchError(
+                    f"The processes differ: {name} is {value} on rank {number} ({host}) and "
+                    f"{first.get(name)} on rank 0 ({everyone[0][0]})",
+                    "Install the same packages and give the same files on every machine.",
+                )
+
+
+def room_bytes(trained: int, saved: int, checkpoints: int) -> int:
+    """Bytes of the checkpoints that are kept, of one more while it is written, and of the result.
+
+    Args:
+        trained: parameters that are trained; the others are not in checkpoints.
+        saved: parameters of the model that is saved at the end.
+        checkpoints: how many are kept.
+    """
+    return STATE_BYTES * trained * (checkpoints + 1) + SAVED_BYTES * saved
+
+
+def require_room(out: Path, wanted: int) -> None:
+    """Refuse a disk that will not hold what a run writes; the checkpoints that it has make room.
+
+    Args:
+        out: its folder.
+        wanted: bytes that it holds in the end, and while a checkpoint is written.
+
+    Raises:
+        InputError: names both sizes.
+    """
+    run = RunDir(out)
+    if run.is_done:
+        return
+    with suppress(FileNotFoundError):  # somebody else is at work there, as will be said
+        files = [path for path in run.checkpoints.rglob("*") if path.is_file()]
+        wanted -= sum(file.stat().st_size for file in files)
+    there = next(folder for folder in (out, *out.resolve().parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free
+    if free < wanted:
+        raise InputError(
+            f"{there} has {free / GIB:.1f} GiB free; the checkpoints and the model need about "
+            f"{wanted / GIB:.1f} more",
+            "Free some, keep fewer states (--keep-checkpoints), or give an --out on another disk.",
+        )
+
+
+def require_shared(run: RunDir) -> None:
+    """Refuse a folder that only the first process's machine sees.
+
+    Raises:
+        InputError: what the first process has written is not there.
+    """
+    limit = time.monotonic() + SHARED_SECONDS
+    while not run.stage_file.is_file():
+        if time.monotonic() > limit:
+            raise InputError(
+                f"{run.path} was made by rank 0, and {socket.gethostname()} does not see it",
+                "Give an --out on a filesystem that all machines share.",
+            )
+        time.sleep(0.2)
+
+
+def sing(accelerator: Accelerator, folder: Path) -> list[dict[str, Any]]:
+    """Multiply, train two steps and add up over all processes; what each process found.
+
+    Raises:
+        InputError: a device multiplies wrongly, or processes end with different weights.
+    """
+
+    def report(error: InterruptedRunError) -> None:
+        sys.stderr.write(f"error {error.problem}\n")
+
+    with watching(folder, STALL_SECONDS, report):
+        beat("multiplying")
+        mine: dict[str, Any] = {"host": socket.gethostname(), "device": _name(accelerator.device)}
+        mine["error"] = product_error(accelerator.device)
+        beat("training two steps")
+        mine["weights"] = train_two_steps(accelerator)
+        beat("adding up")
+        mine["gigabytes_per_second"] = measure_sum(accelerator)
+        findings: list[dict[str, Any]] = gather_object([mine])
+        accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shutil.rmtree(folder)
+    require_well(findings)
+    return findings
+
+
+def require_well(findings: list[dict[str, Any]]) -> None:
+    """Refuse a group with a broken device.
+
+    Raises:
+        InputError: names the rank, its machine and device.
+    """
+    for number, one in enumerate(findings):
+        where = f"rank {number} ({one['host']}, {one['device']})"
+        if not one["error"] <= TOLERANCE:
+            raise InputError(
+                f"{where} multiplies wrongly: off by {one['error']:.2g}, at most {TOLERANCE} is "
+                "rounding",
+                "Leave this device out and have it looked at.",
+            )
+        if one["weights"] != findings[0]["weights"]:
+            raise InputError(
+                f"{where} ended two steps with other weights than rank 0",
+                "Gradients get lost on the way: check the network with the canary on fewer "
+                "machines, and that all have the same versions.",
+            )
+
+
+def product_error(device: torch.device) -> float:
+    """The largest error of a matrix product on a device, relative to the largest number in it."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, SIZE, SIZE, generator=generator)
+    expected = left.double() @ right.double()
+    found = (left.to(device) @ right.to(device)).cpu().double()
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def train_two_steps(accelerator: Accelerator) -> float:
+    """Two real steps of a small model, gradients averaged over all; the norm of its weights."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, 1))
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    model, stepper = prepare(accelerator, plain, optimizer, Sharding("ddp"))
+    for step in range(2):
+        torch.manual_seed(1 + accelerator.process_index + step * accelerator.num_processes)
+        inputs = torch.randn(8, SIZE).to(accelerator.device)
+        accelerator.backward(model(inputs).square().mean())
+        stepper.step()
+        stepper.zero_grad()
+    norm = math.sqrt(
+        sum(float(value.detach().double().square().sum()) for value in model.parameters())
+    )
+    accelerator.free_memory()
+    return norm
+
+
+def measure_sum(accelerator: Accelerator) -> float:
+    """Gigabytes a second of one sum over all processes, after one to warm up; 0 when alone."""
+    if accelerator.num_processes == 1:
+        return 0.0
+    numbers = torch.ones(NETWORK_ELEMENTS, device=accelerator.device)
+    accelerator.reduce(numbers)
+    began = time.monotonic()
+    total = accelerator.reduce(numbers)
+    float(total[0])  # waits for the device
+    return numbers.nbytes / (time.monotonic() - began) / 1e9
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -1,0 +1,93 @@
+"""Where a result comes from: versions, code, machine, command line."""
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Any
+
+from rlhf.ranks import world_size
+
+PACKAGES = (
+    "rlhf",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "deepspeed",
+    "numpy",
+    "peft",
+    "trl",
+)
+CODE = Path(__file__).parents[1]
+
+
+def describe_environment() -> dict[str, Any]:
+    """What stage.json keeps of the code, the packages, the machine and the command line."""
+    diff = code_diff()
+    torch: Any = sys.modules.get("torch")  # a stage that computes has loaded it
+    return {
+        "versions": {name: package_version(name) for name in PACKAGES},
+        "git_commit": _git("describe", "--always", "--dirty"),
+        "code_diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None,
+        "command": _command(),
+        "processes": world_size(),
+        "hardware": {
+            "host": socket.gethostname(),
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "cuda": torch and torch.version.cuda,
+            "gpus": torch
+            and [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
+        },
+    }
+
+
+def all_packages() -> str:
+    """Every installed package with its version, as pip reads them."""
+    found = {f"{one.metadata['Name']}=={one.version}" for one in distributions()}
+    return "\n".join(sorted(found, key=str.lower)) + "\n"
+
+
+def package_version(package: str) -> str | None:
+    """The installed version of a package; None when it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def code_diff() -> str:
+    """What the code differs by from its commit; empty when it does not, or is no checkout."""
+    return _git("diff", "HEAD") or ""
+
+
+def _command() -> list[str]:
+    """The command line but for the address of --notify: who knows it can write to the chat."""
+    words = list(sys.argv)
+    for place, word in enumerate(words):
+        if word.startswith("--notify="):
+            words[place] = "--notify=…"
+        elif word == "--notify" and place + 1 < len(words):
+            words[place + 1] = "…"
+    return words
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says; None without git, or where this code is no checkout but lies in one."""
+    try:
+        tracked = ["git", "-C", str(CODE), "ls-files", "--error-unmatch", __file__]
+        if subprocess.run(tracked, capture_output=True, check=False).returncode:
+            return None
+        done = subprocess.run(
+            ["git", "-C", str(CODE), *arguments], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,402 @@
+"""What a stage leaves behind, and the only place that knows the names of those files.
+
+OUT/config.yaml     the resolved settings
+OUT/stage.json      stage, status, inputs and their hashes, versions, git commit, seed, hardware
+OUT/packages.txt    every installed package; code.diff: what the code differs by from its commit
+OUT/metrics.jsonl   one object per step
+OUT/heartbeat/      rank-00000.json of every rank: where it is; rank-00000.stack after a stall
+OUT/profile/        with --profile: a trace of every rank, and phases.json
+OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
+OUT/model | policy | outputs    what the next stage reads
+OUT/report.json  report.html    what people read
+OUT/answers.jsonl   evaluate: the answers that were compared
+OUT/judge.jsonl     evaluate: what a judge model was asked and what it said
+"""
+
+import fcntl
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlhf.config import (
+    earlier_behavior,
+    read_settings_file,
+    require_same_settings,
+    to_yaml,
+    without_secrets,
+)
+from rlhf.diagnose import as_input_error
+from rlhf.errors import InputError, InterruptedRunError
+from rlhf.parallel.settings import ClusterSettings
+from rlhf.ranks import is_main_process, is_restart
+from rlhf.records.documents import REMEDY, read_document, read_stage_document
+from rlhf.records.jsonl import write_json, write_text_atomically
+from rlhf.run.notify import notify
+from rlhf.run.provenance import all_packages, code_diff, describe_environment
+from rlhf.run.watchdog import watching
+
+# What a run may change when it goes on: where it lives, how it is spread, saved and watched, how
+# much is in memory at once. Samples of other batches are others, as under other processes.
+FREE_TO_CHANGE = (
+    "out",
+    "resume",
+    "shard",
+    "keep_checkpoints",
+    "save_every",
+    "gradient_checkpointing",
+    "tokens_per_batch",
+    "micro_batch_size",
+    "micro_tokens",
+    "sample_batch_size",
+    "judge_endpoint",
+    "judge_parallel",
+    *(setting.name for setting in fields(ClusterSettings)),
+)
+STAGE_COMMANDS = {
+    "sft": "rlhf sft",
+    "reward": "rlhf train-reward",
+    "reference": "rlhf reference",
+    "ppo": "rlhf ppo",
+    "evaluate": "rlhf evaluate",
+}
+
+_locks: dict[Path, ExitStack] = {}  # of the stages that this process works on
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one stage of one run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved settings."""
+        return self.path / "config.yaml"
+
+    @property
+    def stage_file(self) -> Path:
+        """Status, inputs, versions, hardware."""
+        return self.path / "stage.json"
+
+    @property
+    def packages_file(self) -> Path:
+        """Every installed package with its version."""
+        return self.path / "packages.txt"
+
+    @property
+    def diff_file(self) -> Path:
+        """What the code differs by from its commit; not there when it does not."""
+        return self.path / "code.diff"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of resumable states."""
+        return self.path / "checkpoints"
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """Folder of the best state that an evaluation while training has seen."""
+        return self.checkpoints / "best"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Folder where every rank says how far it is."""
+        return self.path / "heartbeat"
+
+    @property
+    def profile(self) -> Path:
+        """Folder of traces and of the table of phases."""
+        return self.path / "profile"
+
+    @property
+    def model(self) -> Path:
+        """The trained reward model, or the fine-tuned language model."""
+        return self.path / "model"
+
+    @property
+    def policy(self) -> Path:
+        """The trained policy."""
+        return self.path / "policy"
+
+    @property
+    def outputs(self) -> Path:
+        """The reference outputs."""
+        return self.path / "outputs"
+
+    @property
+    def report_json(self) -> Path:
+        """What the stage found, for programs."""
+        return self.path / "report.json"
+
+    @property
+    def report_html(self) -> Path:
+        """What the stage found, for people."""
+        return self.path / "report.html"
+
+    @property
+    def answers(self) -> Path:
+        """The answers that an evaluation compared: one `RankedPrompt` a line."""
+        return self.path / "answers.jsonl"
+
+    @property
+    def judge_log(self) -> Path:
+        """What a judge model was asked in an evaluation, and what it said."""
+        return self.path / "judge.jsonl"
+
+    def read_stage(self) -> dict[str, Any]:
+        """The content of stage.json; empty when there is none.
+
+        Raises:
+            InputError: it is broken.
+        """
+        if not self.stage_file.is_file():
+            return {}
+        return read_stage_document(self.stage_file)
+
+    @property
+    def inputs(self) -> dict[str, dict[str, str]]:
+        """`path` and `hash` of what the stage was given, as stage.json holds them."""
+        inputs: dict[str, dict[str, str]] = self.read_stage().get("inputs", {})
+        return inputs
+
+    def read_report(self) -> dict[str, Any]:
+        """The content of report.json: what a finished stage found.
+
+        Raises:
+            InputError: it is broken.
+        """
+        return read_document(self.report_json)
+
+    def reading_report(self) -> AbstractContextManager[None]:
+        """Around code that takes the report as its stage wrote it; if it fails, it is not."""
+        return as_input_error(f"{self.report_json} is not what its stage writes", REMEDY)
+
+    @property
+    def is_done(self) -> bool:
+        """True when the stage finished."""
+        return self.read_stage().get("status") == "done"
+
+
+def open_stage(
+    out: Path, stage: str, settings: Any, inputs: dict[str, dict[str, str]], *, resume: bool
+) -> RunDir:
+    """Create the folder of a stage, or reopen it to resume; only the main process looks and writes.
+
+    Args:
+        out: the folder.
+        stage: sft, reward, reference, ppo or evaluate.
+        settings: the dataclass of resolved settings; written to config.yaml.
+        inputs: for every input its `path` and `hash`; written to stage.json.
+        resume: go on in an existing folder; one that does not exist yet is created all the same.
+
+    Raises:
+        InputError: the folder exists and `resume` is off, its settings or inputs were others, or
+            another process is at work in it.
+    """
+    run = RunDir(out)
+    if not is_main_process():
+        return run
+    if any(out.glob("[!.]*")):  # another job that begins now may have hidden files there
+        if not resume and not is_restart():
+            status = run.read_stage().get("status", "no stage of ours")
+            raise InputError(
+                f"{out} already exists ({status})",
+                "Add --resume to go on with it, or choose another --out.",
+            )
+        _require_same(run, stage, settings, inputs)
+    out.mkdir(parents=True, exist_ok=True)
+    is_alone = getattr(settings, "shard", None) is None  # jobs of --shard fill one stage together
+    if is_alone and not run.is_done:
+        _lock(run)
+    if not run.is_done:
+        text = to_yaml(without_secrets(settings))
+        write_text_atomically(run.config_file, lambda stream: stream.write(text))
+        _write_stage(run, stage, "running", inputs, seed=getattr(settings, "seed", None))
+    return run
+
+
+@contextmanager
+def stage_status(
+    run: RunDir,
+    url: str = "",
+    is_complete: Callable[[], bool] = lambda: True,
+    *,
+    alone: bool = True,
+) -> Iterator[None]:
+    """Record in stage.json how the block ended: done, failed or interrupted; tell a URL, too.
+
+    Args:
+        run: the stage.
+        url: who is told.
+        is_complete: asked at the end; a stage that other jobs have yet to complete stays running.
+        alone: nobody else may be at work in the folder.
+
+    Raises:
+        InputError: somebody is; stage.json stays as it was.
+    """
+
+    def end(status: str, **extra: str) -> None:
+        _set_status(run, status, **extra)
+        if is_main_process():
+            notify(url, str(run.path), status, extra.get("error", ""))
+
+    with _locked(run) if alone and is_main_process() else nullcontext():
+        try:
+            yield
+        except (KeyboardInterrupt, InterruptedRunError):
+            end("interrupted")
+            raise
+        except BaseException as error:
+            end("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        if is_complete():
+            end("done")
+
+
+@contextmanager
+def _locked(run: RunDir) -> Iterator[None]:
+    """Keep other processes out of a stage until the block ends."""
+    _lock(run)
+    try:
+        yield
+    finally:
+        _locks.pop(run.path).close()
+
+
+def _lock(run: RunDir) -> None:
+    """Keep other processes out of a stage; the system unlocks it when this one ends, however."""
+    if run.path in _locks:
+        return
+    with ExitStack() as stack:
+        file = stack.enter_context((run.path / ".lock").open("a+", encoding="utf-8"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise InputError(
+                f"{file.read() or 'Another process'} is at work in {run.path}",
+                "Wait for it, or stop it and come back with --resume; or choose another --out.",
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        file.truncate(0)
+        file.write(f"Process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        _locks[run.path] = stack.pop_all()
+
+
+@contextmanager
+def watching_stage(
+    run: RunDir, timeout_seconds: float, url: str = "", heartbeat: Path | None = None
+) -> Iterator[None]:
+    """Watch for a stall of any rank: stage.json records it, stderr says it, the exit code is 75.
+
+    Args:
+        run: the stage.
+        timeout_seconds: without a sign of progress; 0 is never.
+        url: who is told.
+        heartbeat: where the ranks' files are; of jobs that fill one stage each has its own.
+    """
+
+    def report(error: InterruptedRunError) -> None:
+        write_json(
+            run.stage_file, {**run.read_stage(), "status": "interrupted", "error": str(error)}
+        )
+        sys.stderr.write(f"error {error}\n")
+        sys.stderr.flush()
+        notify(url, str(run.path), "stalled", str(error))
+
+    with watching(heartbeat or run.heartbeat, timeout_seconds, report):
+        yield
+
+
+def require_done(path: Path, stage: str, result: str) -> RunDir:
+    """The finished stage in `path`, whose folder `result` the caller is about to read.
+
+    Raises:
+        InputError: the folder is missing, is another stage's, did not finish, or was changed since.
+    """
+    run = RunDir(path)
+    content = run.read_stage()
+    command = STAGE_COMMANDS[stage]
+    if not content:
+        raise InputError(
+            f"{path} does not hold a finished {stage} stage (no stage.json)",
+            f"Make it first: {command} --out {path} …",
+        )
+    if content["stage"] != stage:
+        raise InputError(
+            f"{path} holds the stage {content['stage']!r}, {stage!r} is wanted here",
+            f"Give the --out folder of {command}.",
+        )
+    if content["status"] != "done":
+        raise InputError(
+            f"The {stage} stage in {path} is {content['status']}, not done",
+            f"Finish it first: {command} --config {run.config_file} --resume",
+        )
+    if not (path / result).exists():
+        raise InputError(f"{path} has lost its {result} folder", f"Make it again with {command}.")
+    return run
+
+
+def _require_same(
+    run: RunDir, stage: str, settings: Any, inputs: dict[str, dict[str, str]]
+) -> None:
+    if not run.config_file.is_file():
+        raise InputError(
+            f"{run.path} exists but holds no run of ours (no config.yaml)",
+            "Choose another --out; nothing was written.",
+        )
+    # of sft it is the batch of an optimizer step
+    free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")
+    recorded = read_settings_file(run.config_file)
+    earlier = earlier_behavior(stage, recorded)
+    if run.is_done:  # nothing is left to do by them
+        earlier = {name: getattr(settings, name) for name in earlier}
+    require_same_settings(run.path, settings, recorded, earlier, free)
+    before = run.read_stage().get("inputs", inputs)  # none yet where two jobs begin together
+    for name, value in inputs.items():
+        if before.get(name, {}).get("hash") != value["hash"]:
+            raise InputError(
+                f"The input {name} ({value['path']}) has changed since {run.path} was started",
+                "Choose another --out and start again.",
+            )
+
+
+def _write_stage(
+    run: RunDir, stage: str, status: str, inputs: dict[str, dict[str, str]], seed: int | None
+) -> None:
+    content = {
+        "stage": stage,
+        "status": status,
+        "inputs": inputs,
+        "seed": seed,
+        **describe_environment(),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_json(run.stage_file, content)
+    write_text_atomically(run.packages_file, lambda stream: stream.write(all_packages()))
+    diff = code_diff()
+    if diff:
+        write_text_atomically(run.diff_file, lambda stream: stream.write(diff + "\n"))
+
+
+def _set_status(run: RunDir, status: str, **extra: str) -> None:
+    if not is_main_process():
+        return
+    content = run.read_stage()
+    content.pop("error", None)
+    finished_at = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})

@@ -1,0 +1,313 @@
+"""What the stages of a run say of themselves, in stage.json, config.yaml, reports and metrics."""
+
+import math
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rlhf.config import flatten, read_settings_file
+from rlhf.errors import InputError
+from rlhf.records.documents import REMEDY, Document
+from rlhf.records.schema import is_finite_number
+from rlhf.run.intervals import in_words
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import STAGE_COMMANDS, RunDir
+from rlhf.run.watchdog import is_gone, read_hearts
+
+StageStatus = dict[str, Any]
+Run = dict[str, StageStatus]
+
+FACTS = ("status", "error", "started_at", "finished_at", "git_commit", "steps")
+DIFFERENT = "≠"
+UNTOLD = "-"
+NOT_COMPARED = ("out", "resume")
+CURVES = ("loss", "accuracy", "reward/mean", "kl/forward_k3_per_token", "entropy", "length")
+SHOWN = (
+    "accuracy.value",
+    "accuracy.low",
+    "accuracy.high",
+    "win_rate.",
+    "reward.first",
+    "reward.last",
+)
+UNFINISHED = ("failed", "interrupted", "killed")
+CURVE_POINTS = 24
+MAX_LIST_CHARACTERS = 60
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def read_run(path: Path) -> Run:
+    """Every stage of a run by name; a folder of one stage is a run of that stage.
+
+    Raises:
+        InputError: the folder does not exist, or holds no stage.
+    """
+    if not path.is_dir():
+        raise InputError(f"No such run: {path}", "Check the path; `ls` its folder to see the runs.")
+    folders = [path] if RunDir(path).stage_file.is_file() else sorted(path.iterdir())
+    found = [read_stage(RunDir(folder)) for folder in folders if (folder / "stage.json").is_file()]
+    if not found:
+        raise InputError(
+            f"{path} holds no stage of ours (no stage.json)",
+            "Give a folder runs/NAME that a command was told with --out runs/NAME/STAGE.",
+        )
+    found.sort(key=lambda stage: (_place(stage["stage"]), Path(stage["path"]).name))
+    stages = [stage["stage"] for stage in found]
+    return {
+        one["stage"] if stages.count(one["stage"]) == 1 else _with_folder(one): one for one in found
+    }
+
+
+def _with_folder(stage: StageStatus) -> str:
+    """The name of a stage of which a run has several: `ppo`, and `ppo in two`."""
+    folder = Path(stage["path"]).name
+    return str(stage["stage"]) if folder == stage["stage"] else f"{stage['stage']} in {folder}"
+
+
+def _place(name: str) -> int:
+    """Where a stage stands in the pipeline."""
+    order, (stage, *_) = list(STAGE_COMMANDS), name.split(" in ")
+    return order.index(stage) if stage in order else len(order)
+
+
+def read_stage(run: RunDir) -> StageStatus:
+    """One stage: the facts of stage.json, its settings, its last metrics and its report.
+
+    Files that are not there yet leave their part empty.
+    """
+    content = run.read_stage()
+    steps = read_metrics(run.metrics_file)
+    config = run.config_file
+    settings = read_settings_file(config) if config.is_file() else {}
+    return {
+        "stage": content["stage"],
+        "path": str(run.path),
+        **{name: content.get(name) for name in FACTS if name != "steps"},
+        "status": content["status"],
+        **_death(run, content),
+        "steps": len(steps),
+        "settings": flatten(settings),
+        "origin": _origin(content),
+        "curves": _curves(steps),
+        "last_metrics": steps[-1] if steps else {},
+        "report": _report(run),
+    }
+
+
+def _report(run: RunDir) -> Document:
+    """The report with dotted names; a number that people are shown must be one.
+
+    Raises:
+        InputError: the report is broken.
+    """
+    report = flatten(run.read_report()) if run.report_json.is_file() else {}
+    for name, value in report.items():
+        if name.startswith(SHOWN) and value is not None and not is_number(value):
+            raise InputError(
+                f"{run.report_json} has {name!r} as {str(value)[:80]!r}, not as a number", REMEDY
+            )
+    return Document.of(report, str(run.report_json))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value can be shown as a float, which may be infinite or no number."""
+    return isinstance(value, float) or is_finite_number(value)
+
+
+def _death(run: RunDir, content: dict[str, Any]) -> StageStatus:
+    """What a process could not say itself: that it was killed, and when it last wrote."""
+    hearts = read_hearts(run.heartbeat)
+    jobs = any(run.heartbeat.glob("job-*"))  # each has its own hearts, on whatever machine
+    if content.get("status") != "running" or not hearts or jobs or not all(map(is_gone, hearts)):
+        return {}
+    if run.read_stage().get("status") != "running":  # it ended while this looked
+        return {}
+    written = max(file.stat().st_mtime for file in run.path.rglob("*") if file.is_file())
+    return {"status": "killed", "finished_at": datetime.fromtimestamp(written, UTC).isoformat()}
+
+
+def _origin(content: dict[str, Any]) -> dict[str, Any]:
+    """Versions, hashes of inputs, code and machine: what runs may differ by besides settings."""
+    hashes = {name: one.get("hash") for name, one in content.get("inputs", {}).items()}
+    kept = {name: content.get(name) for name in ("versions", "hardware", "code_diff")}
+    return flatten({"inputs": hashes, **{k: v for k, v in kept.items() if v is not None}})
+
+
+def _curves(steps: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The course of the metrics worth a picture: means over at most CURVE_POINTS parts of a run."""
+    size = -(-len(steps) // CURVE_POINTS) or 1
+    parts = [steps[first : first + size] for first in range(0, len(steps), size)]
+    return {
+        name: [fmean(row[name] for row in part) for part in parts]
+        for name in CURVES
+        if steps and all(is_number(row.get(name)) for row in steps)
+    }
+
+
+def sparklines(curves: list[list[float]]) -> list[str]:
+    """Curves as bars, all on one scale."""
+    values = [value for curve in curves for value in curve if math.isfinite(value)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    span = high / 2 - low / 2 or 1.0  # halves: the whole may be more than a float holds
+
+    def bar(value: float) -> str:
+        if not math.isfinite(value):
+            return "!"
+        return BARS[round((len(BARS) - 1) * ((value / 2 - low / 2) / span))]
+
+    return ["".join(map(bar, curve)) for curve in curves]
+
+
+def differing_settings(runs: dict[str, Run]) -> dict[str, list[str]]:
+    """For every stage the settings that are not the same in all runs that have the stage."""
+    differing: dict[str, list[str]] = {}
+    for stage in _stages(runs):
+        settings = [run[stage]["settings"] for run in runs.values() if stage in run]
+        names = {name: None for one in settings for name in one if name not in NOT_COMPARED}
+        differing[stage] = [
+            name
+            for name in names
+            if any(one.get(name) != settings[0].get(name) for one in settings)
+        ]
+    return differing
+
+
+def _stages(runs: dict[str, Run]) -> list[str]:
+    return sorted({name for run in runs.values() for name in run}, key=lambda n: (_place(n), n))
+
+
+def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
+    """A line for each stage of every run; what several runs differ by, and their curves."""
+    blocks = [
+        "\n".join([name, _align([_line(*item) for item in run.items()])])
+        for name, run in runs.items()
+    ]
+    rows = [row for stage in _stages(runs) for row in _differences(stage, runs, differing[stage])]
+    if rows:
+        blocks.append(_align([["differences", *runs], *rows]))
+    curves = [row for stage in _stages(runs) for row in _compared_curves(stage, runs)]
+    if curves and len(runs) > 1:
+        blocks.append(_align([["curves", *runs], *curves]))
+    return "\n\n".join(blocks)
+
+
+def _line(name: str, stage: StageStatus) -> list[str]:
+    """Name, status, duration, main number, and what to type where the stage has to go on."""
+    cells = [f"  {name}", stage["status"], _duration(stage), _main_number(stage)]
+    if stage["status"] in UNFINISHED and stage["stage"] in STAGE_COMMANDS:
+        config = RunDir(Path(stage["path"])).config_file
+        command = STAGE_COMMANDS[stage["stage"]]
+        cells.append(f"→ {command} --config {shlex.quote(str(config))} --resume")
+    return cells
+
+
+def _duration(stage: StageStatus) -> str:
+    if stage["started_at"] is None:
+        return UNTOLD
+    begun = datetime.fromisoformat(stage["started_at"])
+    ended = stage["finished_at"] and stage["status"] != "running"
+    until = datetime.fromisoformat(stage["finished_at"]) if ended else datetime.now(UTC)
+    minutes, seconds = divmod(round((until - begun).total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
+
+
+def _main_number(stage: StageStatus) -> str:
+    """What a finished stage found, why one failed, and else how far it is."""
+    report = stage["report"] if stage["status"] == "done" else {}
+    judge = report.get("verdict.judge")
+    if stage["error"]:
+        return str(stage["error"]).splitlines()[0]
+    if judge and report[f"win_rate.{judge}.value"] is not None:
+        return f"wins {in_words(_rate(report, f'win_rate.{judge}'))} by {judge}"
+    if report.get("accuracy.value") is not None:
+        return f"accuracy {in_words(_rate(report, 'accuracy'))}"
+    if report.get("reward.first") is not None and report["reward.last"] is not None:
+        change = f"reward {report['reward.first']:.2f} → {report['reward.last']:.2f}"
+        return f"{change} in {stage['steps']} steps"
+    if "rows" in report:
+        return f"{report['rows']} answers to {report['prompts']} prompts"
+    return f"{stage['steps']} steps"
+
+
+def _rate(report: dict[str, Any], name: str) -> dict[str, Any]:
+    rate = {key: report[f"{name}.{key}"] for key in ("value", "low", "high")}
+    return rate if rate["high"] is not None else {**rate, "low": None}
+
+
+def _differences(stage: str, runs: dict[str, Run], differing: list[str]) -> list[list[str]]:
+    columns = [run.get(stage, {}) for run in runs.values()]
+    settings = [
+        [name, *(_show(one.get("settings", {}).get(name)) for one in columns)] for name in differing
+    ]
+    rows = [*settings, *_origin_rows(columns)[1:]]
+    return [[f"  {stage} {row[0].removeprefix(DIFFERENT).strip()}", *row[1:]] for row in rows]
+
+
+def _compared_curves(stage: str, runs: dict[str, Run]) -> list[list[str]]:
+    rows = _curve_rows([run.get(stage, {}) for run in runs.values()])
+    return [[f"  {stage} {row[0].strip()}", *row[1:]] for row in rows]
+
+
+def tables(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
+    """One table for each stage: facts, settings (≠: they differ), last step and report."""
+    return "\n\n".join(_table(stage, runs, differing[stage]) for stage in _stages(runs))
+
+
+def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
+    columns = [run.get(stage, {}) for run in runs.values()]
+    rows = [[stage, *runs]]
+    rows += [[name, *(_show(one.get(name)) for one in columns)] for name in FACTS]
+    rows += _origin_rows(columns)
+    for title, part in (
+        ("settings", "settings"),
+        ("last step", "last_metrics"),
+        ("report", "report"),
+    ):
+        groups = [one.get(part, {}) for one in columns]
+        names = list({name: None for group in groups for name in group})
+        rows.append([title] if names else [])
+        rows += _curve_rows(columns) if part == "last_metrics" else []
+        for name in names:
+            mark = DIFFERENT if part == "settings" and name in differing else " "
+            rows.append([f"{mark} {name}", *(_show(group.get(name)) for group in groups)])
+    rows = [
+        row for row in rows if any(cell not in ("", UNTOLD) for cell in row[1:]) or len(row) == 1
+    ]
+    return _align(rows)
+
+
+def _origin_rows(columns: list[StageStatus]) -> list[list[str]]:
+    """Where the runs come from, as far as they differ in it."""
+    groups = [one.get("origin", {}) for one in columns]
+    names = list({name: None for group in groups for name in group})
+    there = [group for group in groups if group]
+    differing = [name for name in names if len({str(group.get(name)) for group in there}) > 1]
+    rows = [[f"{DIFFERENT} {n}", *(_show(group.get(n)) for group in groups)] for n in differing]
+    return [["origin"], *rows] if rows else []
+
+
+def _curve_rows(columns: list[StageStatus]) -> list[list[str]]:
+    groups = [one.get("curves", {}) for one in columns]
+    names = list({name: None for group in groups for name in group})
+    return [[f"  {name} ▁…█", *sparklines([g.get(name, []) for g in groups])] for name in names]
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return UNTOLD
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list) and len(str(value)) > MAX_LIST_CHARACTERS:
+        return f"{len(value)} values"
+    return str(value)
+
+
+def _align(rows: list[list[str]]) -> str:
+    count = max(len(row) for row in rows)
+    full = [[*row, *[""] * (count - len(row))] for row in rows]
+    widths = [max(len(row[column]) for row in full) for column in range(count)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in full]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,294 @@
+"""A heartbeat for each rank, and what to do when hearts stop: say who, where, and end with 75.
+
+Every rank counts its beats in heartbeat/rank-00000.json. When a rank has not beaten for the
+timeout, a thread beside it writes its stacks to heartbeat/rank-00000.stack and whether it only
+waits for others; one that waits for ranks which do beat has patience. A few seconds later all ranks
+have done so, or are too stuck to: those that do not wait are the slow ones. PyTorch's own timeouts
+name a collective; this names a rank and a phase.
+"""
+
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from rlhf.errors import InterruptedRunError
+from rlhf.ranks import rank, world_size
+from rlhf.records.documents import Kinds, read_document
+from rlhf.records.jsonl import write_json
+
+GRACE_SECONDS = 2.0
+LATE_SHARE = 0.7  # of the timeout: what ranks see of each other is up to a fifth of it old
+COLLECTIVES = (
+    "torch/distributed/",
+    "torch/nn/parallel/",
+    "torch/_ops.py",
+    "accelerate/utils/operations.py",
+)
+BACKWARD = ("torch/autograd/graph.py",)  # below it, out of Python's sight, DDP waits for others
+
+
+@dataclass
+class Heart:
+    """What a rank last said: how many beats so far, where it was, and whether it waits.
+
+    In a backward pass it computes, or waits for those of others.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    beats: int = 0
+    phase: str = "starting"
+    step: int = 0
+    waits: bool | None = None
+    in_backward: bool = False
+
+
+HEART_KINDS: Kinds = {
+    "rank": int,
+    "host": str,
+    "pid": int,
+    "beats": int,
+    "phase": str,
+    "step": int,
+    "waits": bool | None,
+    "in_backward": bool,
+}
+
+
+class _Watch:
+    """The heart of this process; beats go nowhere while nobody watches."""
+
+    def __init__(self) -> None:
+        self.heart = Heart(rank(), socket.gethostname(), os.getpid())
+        self.folder: Path | None = None
+        self.beaten_at = time.monotonic()
+        self.listeners: list[Callable[[str, int], None]] = []
+
+
+_watch = _Watch()
+
+
+def beat(phase: str | None = None, step: int | None = None) -> None:
+    """Say that this rank gets on; cheap, call it wherever work is done.
+
+    Args:
+        phase: what it does from now on; None goes on with the same.
+        step: the step it is in; None is the same.
+    """
+    heart = _watch.heart
+    moved = (phase or heart.phase, heart.step if step is None else step)
+    changed = moved != (heart.phase, heart.step)
+    heart.beats += 1
+    heart.phase, heart.step = moved
+    _watch.beaten_at = time.monotonic()
+    if not changed:
+        return
+    for listener in _watch.listeners:
+        listener(heart.phase, heart.step)
+    if _watch.folder is not None:
+        write_json(_file(_watch.folder, heart.rank), asdict(heart))
+
+
+@contextmanager
+def listening(listener: Callable[[str, int], None]) -> Iterator[None]:
+    """Tell a listener of every phase and step that begins while the block runs."""
+    _watch.listeners.append(listener)
+    try:
+        yield
+    finally:
+        _watch.listeners.remove(listener)
+
+
+@contextmanager
+def watching(
+    folder: Path, timeout_seconds: float, on_stall: Callable[[InterruptedRunError], None]
+) -> Iterator[None]:
+    """Watch this rank while the block runs; 0 seconds never time out.
+
+    Args:
+        folder: shared by all ranks; their files are in it.
+        timeout_seconds: without a beat for so long, a rank is stuck.
+        on_stall: told once, by one rank; the process ends with 75 afterwards.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _watch.folder = folder
+    _watch.heart = Heart(rank(), socket.gethostname(), os.getpid())
+    beat("starting", 0)
+    write_json(_file(folder, _watch.heart.rank), asdict(_watch.heart))  # not an earlier attempt's
+    ended = threading.Event()
+    arguments = (folder, timeout_seconds, on_stall, ended)
+    thread = threading.Thread(target=_stand_guard, args=arguments, daemon=True)
+    if timeout_seconds:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        _watch.folder = None
+
+
+def _stand_guard(
+    folder: Path,
+    timeout_seconds: float,
+    on_stall: Callable[[InterruptedRunError], None],
+    ended: threading.Event,
+) -> None:
+    guard = _Guard(folder, timeout_seconds)
+    while not ended.wait(min(1.0, timeout_seconds / 10)):
+        try:
+            stalled = guard.sees_a_stall()
+        except OSError:  # the folder is away or full: only this heart can be heard
+            stalled = guard.silence() > timeout_seconds
+        if stalled:
+            break
+    else:
+        return
+    goes_on = False
+    try:
+        leave_last_words(folder, _watch.heart)
+        goes_on = ended.wait(GRACE_SECONDS)
+        if goes_on:
+            return
+        # an earlier attempt may have had more ranks
+        hearts = [heart for heart in read_hearts(folder) if heart.rank < world_size()]
+        slow = find_slow(hearts, world_size())
+        if _watch.heart.rank == speaker(slow, world_size()):
+            on_stall(describe_stall(hearts, slow, timeout_seconds, folder))
+        else:
+            time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
+    finally:  # also when the disk is full, or this rank would be stuck for good
+        if not goes_on:
+            os._exit(InterruptedRunError.exit_code)
+
+
+class _Guard:
+    """What the guard of one rank knows: of its own heart, and now and then of all."""
+
+    def __init__(self, folder: Path, timeout_seconds: float) -> None:
+        self.folder = folder
+        self.timeout = timeout_seconds
+        self.looked_at = time.monotonic()
+        self.beats: int | None = None  # of the other ranks, when last looked at
+        self.excused_at = 0.0  # when last seen to wait for others that got on
+
+    def silence(self) -> float:
+        """Seconds for which this rank has neither beaten nor been excused."""
+        return time.monotonic() - max(_watch.beaten_at, self.excused_at)
+
+    def sees_a_stall(self) -> bool:
+        """Whether this rank has been silent for too long, or nearly and others have found so."""
+        if time.monotonic() - self.looked_at >= self.timeout / 10:
+            self._look_around()
+        silence = self.silence()
+        nearly = LATE_SHARE * self.timeout < silence
+        return silence > self.timeout or (
+            nearly and any(one.waits is not None and not is_gone(one) for one in self._others())
+        )
+
+    def _look_around(self) -> None:
+        write_json(_file(self.folder, _watch.heart.rank), asdict(_watch.heart))
+        beats = sum(one.beats for one in self._others())
+        if self.beats not in (None, beats) and _waits():
+            self.excused_at = time.monotonic()
+        self.beats, self.looked_at = beats, time.monotonic()
+
+    def _others(self) -> list[Heart]:
+        own = _watch.heart.rank
+        return [h for h in read_hearts(self.folder) if h.rank < world_size() and h.rank != own]
+
+
+def _waits() -> bool:
+    return _is_in(COLLECTIVES, sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def leave_last_words(folder: Path, heart: Heart) -> None:
+    """Write this rank's stacks, and whether its main thread waits for others."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    heart.waits, heart.in_backward = _is_in(COLLECTIVES, frame), _is_in(BACKWARD, frame)
+    with _file(folder, heart.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
+        faulthandler.dump_traceback(stream, all_threads=True)
+    write_json(_file(folder, heart.rank), asdict(heart))
+
+
+def _is_in(files: tuple[str, ...], frame: FrameType | None) -> bool:
+    return frame is not None and any(part in frame.f_code.co_filename for part in files)
+
+
+def read_hearts(folder: Path) -> list[Heart]:
+    """What all ranks last said, by rank.
+
+    Raises:
+        InputError: a file is broken.
+    """
+    return [_read_heart(file) for file in sorted(folder.glob("rank-*.json"))]
+
+
+def _read_heart(file: Path) -> Heart:
+    said = read_document(file, HEART_KINDS)
+    required = {name: said[name] for name in ("rank", "host", "pid")}
+    return Heart(**required | {name: said[name] for name in HEART_KINDS if name in said})
+
+
+def is_gone(heart: Heart) -> bool:
+    """Whether the process of a rank has ended; of those on other machines nothing is known."""
+    if heart.host != socket.gethostname():
+        return False
+    try:
+        os.kill(heart.pid, 0)  # asks only whether it is there
+    except (ProcessLookupError, OverflowError):  # no process has a number so large
+        return True
+    except PermissionError:  # it is somebody else's
+        pass
+    return False
+
+
+def find_slow(hearts: list[Heart], ranks: int) -> list[int]:
+    """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats.
+
+    A backward pass may wait for those of others, so it is busy only where not all are in one; and
+    being busy singles nobody out where all are.
+    """
+    known = {heart.rank: heart for heart in hearts}
+    silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
+    busy = [heart.rank for heart in hearts if not (heart.waits or heart.in_backward)]
+    backward = [heart.rank for heart in hearts if heart.in_backward]
+    fewest = min((heart.beats for heart in hearts), default=0)
+    last = [heart.rank for heart in hearts if heart.beats == fewest]
+    return silent or next((some for some in (busy, backward) if 0 < len(some) < ranks), last)
+
+
+def speaker(slow: list[int], ranks: int) -> int:
+    """The rank that tells the user: the first that is not stuck, else the first of all."""
+    return next((one for one in range(ranks) if one not in slow), slow[0] if slow else 0)
+
+
+def describe_stall(
+    hearts: list[Heart], slow: list[int], timeout_seconds: float, folder: Path
+) -> InterruptedRunError:
+    """The one message about a stall: which rank, where, and what the others do."""
+    known = {heart.rank: heart for heart in hearts}
+    named = "; ".join(
+        f"rank {one} ({known[one].host}, process {known[one].pid}) is stuck in "
+        f"{known[one].phase!r} of step {known[one].step}"
+        if one in known
+        else f"rank {one} never started"
+        for one in slow
+    )
+    return InterruptedRunError(
+        f"No progress for {timeout_seconds:g} seconds: {named}",
+        f"The stacks of all ranks are in {folder}. Run the same command with --resume to go on, "
+        "or with --max-restarts N to do so by itself; --stall-timeout sets the patience.",
+    )
+
+
+def _file(folder: Path, of_rank: int) -> Path:
+    return folder / f"rank-{of_rank:05d}.json"

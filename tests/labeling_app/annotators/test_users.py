@@ -1,0 +1,129 @@
+"""Who may sign in, and `rlhf users`."""
+
+import hashlib
+import io
+import json
+
+import pytest
+
+from labeling_app.annotators.users import Users
+from labeling_app.data_io.tokens import make_token, revoke_token
+from labeling_app.web.access.passwords import Ticket
+from rlhf.cli import main
+from rlhf.errors import InputError
+
+
+@pytest.fixture
+def users(store):
+    users = Users(store)
+    users.add("ann", "annotator", "long enough")
+    return users
+
+
+def test_signing_in(users):
+    assert users.sign_in("ann", "long enough").user.name == "ann"
+    wrong = users.sign_in("ann", "long enoug")
+    unknown = users.sign_in("bob", "long enough")
+    assert wrong.user is None
+    assert wrong.problem == unknown.problem == "Name or password is wrong."
+
+
+def test_signing_in_writes_nothing_and_renews_an_outdated_hash(users):
+    def stored() -> str:
+        return users.connections.db.execute("SELECT password FROM users").fetchone()[0]
+
+    current = stored()
+    assert users.sign_in("ann", "long enough").user
+    assert stored() == current
+    digest = hashlib.scrypt(b"from before", salt=b"s" * 16, n=2**15, r=8, p=1, maxmem=2**26)
+    before = f"scrypt$32768${(b's' * 16).hex()}${digest.hex()}"
+    users.connections.db.execute("UPDATE users SET password = ?", [before])
+    assert users.sign_in("ann", "From before").user is None
+    assert stored() == before
+    assert users.sign_in("ann", "from before").user
+    assert stored().startswith("scrypt$16$8$1$")  # the cost of the tests
+    assert users.sign_in("ann", "from before").user
+
+
+def test_ending_the_sessions_of_one_user_leaves_those_of_others(users):
+    users.add("bob", "annotator", "long enough")
+    tickets = [Ticket("ann", 0), Ticket("bob", 0)]
+    users.end_sessions("ann")
+    assert [users.of_ticket(ticket) is None for ticket in tickets] == [True, False]
+    assert users.sign_in("ann", "long enough").user.epoch == 1
+    with pytest.raises(InputError, match="There is no user 'nobody'"):
+        users.end_sessions("nobody")
+
+
+def test_disabling_and_resetting_sign_out(users):
+    ticket = Ticket("ann", users.get("ann").epoch)
+    assert users.of_ticket(ticket).name == "ann"
+    users.set_disabled("ann", disabled=True)
+    assert users.of_ticket(ticket) is None
+    assert users.of_ticket(Ticket("ann", users.get("ann").epoch)) is None
+    assert "disabled" in users.sign_in("ann", "long enough").problem
+    users.set_disabled("ann", disabled=False)
+    users.reset_password("ann", "another one")
+    assert users.of_ticket(ticket) is None
+    assert users.sign_in("ann", "long enough").user is None
+    assert users.sign_in("ann", "another one").user.name == "ann"
+    assert users.of_ticket(None) is None
+    assert users.of_ticket(Ticket("nobody", 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "problem"),
+    [
+        ("ann", "long enough", "There is a user 'ann' already"),
+        ("bob", "short", "The password has 5 characters"),
+        (" bob", "long enough", "' bob' cannot be a user's name"),
+        ("x" * 101, "long enough", "cannot be a user's name"),
+    ],
+)
+def test_users_that_cannot_be_added(users, name, password, problem):
+    with pytest.raises(InputError, match=problem):
+        users.add(name, "annotator", password)
+
+
+def test_a_signal_cannot_sign_in(users):
+    with users.connections.write() as db:
+        db.execute("INSERT INTO annotators VALUES ('judge', 'ai', 0)")
+    with pytest.raises(InputError, match="is an annotator of kind ai"):
+        users.add("judge", "annotator", "long enough")
+    assert users.get("judge") is None
+
+
+def test_the_command(store, capsys, monkeypatch):
+    db = ["--db", str(store.connections.path), "--json"]
+
+    def run(*arguments: str) -> dict:
+        assert main(["users", *arguments, *db]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    password = run("add", "ann", "--role", "lead")["password"]
+    assert Users(store).sign_in("ann", password).user.role == "lead"
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert run("reset", "ann", "--password-stdin") == {"user": "ann"}
+    assert Users(store).sign_in("ann", "from a pipe").user
+    run("disable", "ann")
+    assert run("list") == {"ann": "lead (disabled)"}
+    assert run("enable", "ann") == {"user": "ann", "disabled": False}
+
+
+def test_the_command_refuses(store, capsys):
+    db = ["--db", str(store.connections.path)]
+    assert main(["users", "add", *db]) == 2
+    assert "rlhf users add NAME --db" in capsys.readouterr().err
+    assert main(["users", "reset", "bob", *db]) == 2
+    assert "There is no user 'bob'" in capsys.readouterr().err
+    assert main(["users", "promote", "bob", *db]) == 2
+    assert "promote" in capsys.readouterr().err
+
+
+def test_a_program_and_a_person_never_share_a_name(users, store):
+    make_token(store, "shop")
+    with pytest.raises(InputError, match="'shop' is a program that gives feedback"):
+        users.add("shop", "annotator", "long enough")
+    revoke_token(store, "shop")
+    with pytest.raises(InputError, match="'ann' is a person who signs in"):
+        make_token(store, "ann")

@@ -1,0 +1,314 @@
+"""An import is stored bit by bit, seen when it is whole, and leaves nothing when it is not."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labeling_app.data_io.exporting import export
+from labeling_app.db import unfinished
+from labeling_app.db.queue import TaskQueue
+from labeling_app.db.store import Store
+from labeling_app.db.unfinished import importing, recover
+from labeling_app.web.board.session import Board
+from rlhf.cli import main
+from rlhf.errors import InputError
+from rlhf.records.schema import Ranking
+from tests.labeling_app.conftest import build_prompt, build_responses
+from tests.labeling_app.data_io.test_bad_lines import exported
+from tests.labeling_app.data_io.test_import import run_json, write
+
+TABLES = ("prompts", "responses", "rankings", "annotators", "tasks", "imports", "import_tasks")
+
+
+def lines(count: int, start: int = 0) -> list[dict]:
+    return [
+        {"prompt": f"imported {n}", "chosen": "yes", "rejected": "no", "annotator": "eve"}
+        for n in range(start, start + count)
+    ]
+
+
+def stored(store: Store) -> dict[str, int]:
+    """How many rows there are, seen or not."""
+    db = store.connections.db
+    return {one: db.execute(f"SELECT COUNT(*) FROM {one}").fetchone()[0] for one in TABLES}
+
+
+def require_whole(store: Store, num_prompts: int) -> None:
+    """That so many preferences are there, counted and queued, and nothing else."""
+    counts = store.counts()
+    assert counts == {
+        "prompts": num_prompts,
+        "responses": 2 * num_prompts,
+        "rankings": num_prompts,
+        "tasks": num_prompts,
+        "open": num_prompts,
+    }
+    found = stored(store)
+    assert {name: found[name] for name in ("prompts", "responses", "rankings", "tasks")} == {
+        name: counts[name] for name in ("prompts", "responses", "rankings", "tasks")
+    }
+    assert found["import_tasks"] == 0
+    assert store.connections.db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    assert store.connections.db.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def add(store: Store, text: str, import_id: int) -> str:
+    """One prompt with two responses and a ranking by eve, as an import stores them."""
+    prompt = build_prompt(text)
+    best, worst = build_responses(prompt, ["yes", "no"])
+    judged = Ranking(
+        id=f"r {text}", prompt_id=prompt.id, annotator="eve", kind="human",
+        tiers=((best.id,), (worst.id,)),
+    )  # fmt: skip
+    store.add_prompts([prompt], import_id=import_id)
+    store.add_responses([best, worst], import_id=import_id)
+    store.add_rankings([judged], import_id=import_id)
+    return prompt.id
+
+
+def test_nobody_sees_an_import_before_it_is_whole(store, queue, tmp_path):
+    queue.add_annotator("ann")
+    with importing(store.connections, "in.jsonl") as current:
+        prompt_id = add(store, "a", current.id)
+        with Store(store.connections.path) as other:
+            assert other.counts() == dict.fromkeys(store.counts(), 0)
+            assert other.prompts() == []
+            assert other.responses(prompt_id) == []
+            assert list(other.ranked_prompts()) == []
+            assert other.prompts_lacking_responses(4, "m") == []
+            assert other.annotators() == {"ann": "human"}
+            with pytest.raises(InputError, match=r"labels\.db is empty"):
+                export(other, tmp_path / "out", "ranked")
+        assert queue.next_task("ann") is None
+    assert (store.counts()["prompts"], store.counts()["rankings"]) == (1, 1)
+    assert [record.rankings[0].id for record in store.ranked_prompts()] == ["r a"]
+    assert store.annotators() == {"ann": "human", "eve": "human"}
+    assert queue.next_task("ann").messages[0]["content"] == "a"
+
+
+def test_what_fails_is_taken_back_to_the_last_row(tmp_path, capsys):
+    db = tmp_path / "labels.db"
+    path = write(tmp_path / "in.jsonl", [*lines(700), {"prompt": 5}])
+    assert main(["import", str(path), "--db", str(db)]) == 2
+    assert f"{path}:701: prompt must be text, found 5" in capsys.readouterr().err
+    with Store(db) as store:
+        assert stored(store) == dict.fromkeys(TABLES, 0)
+        assert store.counts() == dict.fromkeys(store.counts(), 0)
+    run_json(capsys, "import", write(path, lines(700)), "--db", db)
+    with Store(db) as store:
+        require_whole(store, 700)
+
+
+def test_what_somebody_else_adds_meanwhile_stays_theirs(store):
+    def add_and_fail() -> None:
+        with importing(store.connections, "in.jsonl") as current:
+            for text in ("a", "b"):
+                add(store, text, current.id)
+            add(store, "a", 0)
+            raise InputError("a bad line", "Fix it.")
+
+    with pytest.raises(InputError, match="a bad line"):
+        add_and_fail()
+    require_whole(store, 1)
+    assert [prompt.text for prompt in store.prompts()] == ["a"]
+    assert store.annotators() == {"eve": "human"}
+
+
+def test_what_is_not_taken_back_cannot_be_deleted(store):
+    with importing(store.connections, "in.jsonl") as current:
+        add(store, "a", current.id)
+    with pytest.raises(Exception, match="rankings are append-only"):
+        store.connections.db.execute("DELETE FROM rankings")
+
+
+def test_a_second_import_says_that_another_is_under_way(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(unfinished, "WAIT_SECONDS", 0.1)
+    path = write(tmp_path / "in.jsonl", lines(1))
+    with importing(store.connections, "first.jsonl") as current:
+        add(store, "a", current.id)
+        assert main(["import", str(path), "--db", str(store.connections.path)]) == 75
+        assert "Another import into" in capsys.readouterr().err
+        recover(store.connections)  # the board starts meanwhile
+    require_whole(store, 1)
+    assert not list(tmp_path.glob("*-import"))
+
+
+# ------------------------------------------------------------------------------------- known ids
+
+
+CHANGED = {
+    "the prompt's text": (
+        lambda line: line["prompt"]["messages"][0].update(content="other"),
+        "is in the database with another text",
+    ),
+    "a response's text": (
+        lambda line: line["responses"][0].update(text="other"),
+        "is in the database with another text",
+    ),
+    "the order": (
+        lambda line: line["rankings"][0]["tiers"].reverse(),
+        "is in the database with another order",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ["in the file before", "in the line before"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_known_id_with_other_content_is_refused(name, where, tmp_path, capsys):
+    change, problem = CHANGED[name]
+    line = exported("a", id="r1")
+    changed = json.loads(json.dumps(line))
+    change(changed)
+    db, path = tmp_path / "labels.db", tmp_path / "in.jsonl"
+    if where == "in the file before":
+        run_json(capsys, "import", write(path, [line]), "--db", db)
+    write(path, [line, changed])
+    assert main(["import", str(path), "--db", str(db)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}:2: " in said
+    assert problem in said
+    with Store(db) as store:
+        assert store.counts()["rankings"] == (where == "in the file before")
+        texts = [r.text for record in store.ranked_prompts() for r in record.responses]
+        assert "other" not in texts
+
+
+def test_a_response_of_another_prompt_is_refused(tmp_path, capsys):
+    first, second = exported("a"), exported("b")
+    second["responses"][0]["id"] = first["responses"][0]["id"]
+    second["rankings"] = []
+    path = write(tmp_path / "in.jsonl", [first, second])
+    assert main(["import", str(path), "--db", str(tmp_path / "labels.db")]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}:2: Response" in said
+    assert "is in the database as one to prompt" in said
+
+
+# ---------------------------------------------------------------------------------- few bad lines
+
+
+def test_one_empty_response_in_101_lines_is_left_out_and_named(tmp_path, capsys):
+    good = lines(100)
+    bad = {"prompt": "x", "chosen": "y", "rejected": " "}
+    path = write(tmp_path / "in.jsonl", [*good[:40], bad, *good[40:]])
+    report = run_json(capsys, "import", path, "--db", tmp_path / "labels.db")
+    assert (report["lines"], report["new_prompts"], report["bad_lines"]) == (101, 100, 1)
+    assert report["first_bad"] == [f"{path}:41: Response 1 is empty"]
+
+
+def test_one_in_100_is_no_longer_few(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", [*lines(99), {"prompt": "x", "responses": [""]}])
+    db = tmp_path / "labels.db"
+    assert main(["import", str(path), "--db", str(db)]) == 2
+    said = capsys.readouterr().err
+    assert f"1 of 100 lines hold nothing to judge, the first: {path}:100: Response 0 is" in said
+    with Store(db) as store:
+        assert stored(store) == dict.fromkeys(TABLES, 0)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"promt": "x"}, '{"prompt": ', {"prompt": "x", "responses": ["y"], "tiers": [[1]]}]
+)
+def test_a_line_that_is_misread_stops_by_default(bad, tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", [*lines(300), bad])
+    assert main(["import", str(path), "--db", str(tmp_path / "labels.db")]) == 2
+    assert f"{path}:301: " in capsys.readouterr().err
+
+
+def test_stop_stops_at_an_empty_response(tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", [*lines(300), {"prompt": "x", "responses": [""]}])
+    arguments = ["import", str(path), "--db", str(tmp_path / "labels.db"), "--on-error", "stop"]
+    assert main(arguments) == 2
+    assert f"{path}:301: Response 0 is empty" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------- killed
+
+
+def start_import(path: Path, db: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rlhf.cli", "import", str(path), "--db", str(db)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def kill_when(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 120
+    while not is_time():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+
+
+def test_a_killed_import_is_never_seen_and_then_done_again(store, tmp_path, capsys):
+    path = write(tmp_path / "in.jsonl", lines(1_000))
+    kill_when(start_import(path, store.connections.path), lambda: stored(store)["prompts"] > 100)
+    assert stored(store)["prompts"] < 1_000
+    assert store.counts() == dict.fromkeys(store.counts(), 0)
+    assert list(store.ranked_prompts()) == []
+    other = write(tmp_path / "other.jsonl", lines(5, start=998))
+    run_json(capsys, "import", other, "--db", store.connections.path)
+    require_whole(store, 5)
+    run_json(capsys, "import", path, "--db", store.connections.path)
+    require_whole(store, 1_003)
+
+
+def test_an_import_killed_when_only_tasks_are_missing_gets_them_later(store, tmp_path):
+    path = write(tmp_path / "in.jsonl", lines(800))
+    kill_when(start_import(path, store.connections.path), lambda: 0 < stored(store)["tasks"] < 700)
+    assert store.counts()["rankings"] == 800
+    assert store.counts()["tasks"] < 800
+    recover(store.connections)  # as the board does when it starts
+    require_whole(store, 800)
+
+
+# ------------------------------------------------------------------------- the board meanwhile
+
+
+def label_during_import(store: Store, queue: TaskQueue, path: Path) -> list[float]:
+    """Seconds that each request of one busy person took while a file is imported."""
+    queue.add_annotator("ann")
+    board = Board(store, queue)
+    process = start_import(path, store.connections.path)
+    while not stored(store)["imports"]:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    waited, number = [], 0
+    task = board.answer("ann", {"op": "next"})["task"]
+    while process.poll() is None:
+        time.sleep(0.01)
+        began = time.monotonic()
+        state = {"task_id": task["id"], "tiers": [[0], [1]]}
+        answer = board.answer("ann", {"op": "submit", "id": f"u{number}", **state})
+        waited.append(time.monotonic() - began)
+        assert answer["ok"]
+        task, number = answer["task"], number + 1
+    assert process.returncode == 0, process.communicate()[1]
+    process.communicate()
+    return waited
+
+
+def test_the_board_answers_during_an_import(store, queue, fill, tmp_path):
+    fill(1_000, 2)
+    path = write(tmp_path / "in.jsonl", lines(1_500))
+    began = time.monotonic()
+    waited = label_during_import(store, queue, path)
+    assert len(waited) > 20
+    assert np.percentile(waited, 99) < 0.3
+    assert max(waited) < (time.monotonic() - began) / 4  # nobody waits for its end
+    assert store.counts()["prompts"] == 2_500
+
+
+@pytest.mark.slow
+def test_the_board_answers_during_an_import_of_130_000_lines(store, queue, fill, tmp_path):
+    fill(30_000, 2)
+    path = write(tmp_path / "in.jsonl", lines(130_000))
+    waited = label_during_import(store, queue, path)
+    assert np.percentile(waited, 99) < 0.3
+    assert store.counts()["prompts"] == 160_000

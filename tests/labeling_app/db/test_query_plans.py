@@ -1,0 +1,63 @@
+"""What a submit asks of SQLite is answered by indexes: the cost does not grow with the file."""
+
+import pytest
+
+from labeling_app.quality.checks import CheckRates, choose_check
+from labeling_app.web.board.session import Board
+
+LOOK_UPS = ("SELECT", "UPDATE", "DELETE")
+
+
+@pytest.fixture
+def statements(store, queue, fill) -> list[str]:
+    """Every statement of a submit, which brings the next task, and of a draft."""
+    fill(20, 3)
+    queue.add_annotator("ann")
+    board = Board(store, queue)
+    task = board.answer("ann", {"op": "next"})["task"]
+    seen: list[str] = []
+    store.connections.db.conn.set_trace_callback(seen.append)
+    state = {"tiers": [[0], [1], [2]]}
+    board.answer("ann", {"op": "draft", "task_id": task["id"], "state": state})
+    board.answer("ann", {"op": "submit", "id": "u", "task_id": task["id"], **state})
+    store.connections.db.conn.set_trace_callback(None)
+    return [one for one in seen if one.lstrip().startswith(LOOK_UPS)]
+
+
+def plan_of(store, statement: str) -> list[str]:
+    return [row[3] for row in store.connections.db.execute(f"EXPLAIN QUERY PLAN {statement}")]
+
+
+def test_nothing_is_scanned_or_sorted(store, statements):
+    assert len(statements) > 10
+    # `totals` has five rows whatever the file holds; the queue is read from its first entry on.
+    harmless = {"SCAN totals", "SCAN t USING INDEX tasks_open"}
+    steps = {(step, one) for one in statements for step in plan_of(store, one)} - {
+        (step, one) for one in statements for step in harmless
+    }
+    assert {pair for pair in steps if pair[0].startswith(("SCAN", "USE TEMP B-TREE"))} == set()
+
+
+def test_the_next_task_is_the_first_step_in_its_index(store, statements):
+    [look_up] = [one for one in statements if "ORDER BY priority DESC" in one]
+    assert plan_of(store, look_up)[0] == "SCAN t USING INDEX tasks_open"
+
+
+def test_ones_own_work_is_counted_in_an_index_alone(store, statements):
+    [count] = [one for one in statements if "SELECT COUNT(*) FROM rankings" in one]
+    [step] = plan_of(store, count)
+    assert step.startswith("SEARCH rankings USING COVERING INDEX rankings_done (annotator=? AND")
+
+
+def test_a_hidden_repeat_reads_ones_own_rankings_only(store, queue):
+    queue.add_annotator("ann")
+    seen: list[str] = []
+    store.connections.db.conn.set_trace_callback(seen.append)
+    with store.connections.write() as db:
+        choose_check(db, "ann", CheckRates(gold_every=1, repeat_every=1))
+    store.connections.db.conn.set_trace_callback(None)
+    steps = [
+        step for one in seen if one.lstrip().startswith(LOOK_UPS) for step in plan_of(store, one)
+    ]
+    assert steps
+    assert not [step for step in steps if step.startswith("SCAN")]

@@ -1,0 +1,152 @@
+"""What leaves the server: nothing by which a check is known from work, and no id of a response."""
+
+import json
+import re
+
+import pytest
+from sqlite_utils import Database
+
+from labeling_app.db.migrations import migrations
+from labeling_app.db.queue import TaskQueue
+from labeling_app.db.store import Store
+from labeling_app.quality.checks import CheckRates
+from labeling_app.quality.overlap import set_overlap
+from labeling_app.web.board.session import Board
+from labeling_app.web.dashboard import dashboard_page
+from rlhf.cli import main
+
+TICKET = re.compile(r"[0-9a-f]{32}")
+
+
+@pytest.fixture
+def mixed(store, tmp_path) -> Store:
+    """Two training items, three gold ones and 30 plain tasks."""
+    lines = [
+        {"prompt": f"{purpose} {n}", "responses": ["good", "bad"], "tiers": [[0], [1]],
+         "purpose": purpose}
+        for purpose, count in {"training": 2, "gold": 3}.items() for n in range(count)
+    ]  # fmt: skip
+    lines += [{"prompt": f"plain {n}", "responses": ["good", "bad"]} for n in range(30)]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["import", str(path), "--db", str(store.connections.path)]) == 0
+    return store
+
+
+def submission(task: dict, number: int) -> dict:
+    return {"op": "submit", "id": f"u{number}", "task_id": task["id"], "tiers": [[0], [1]]}
+
+
+def test_no_number_on_a_screen_and_no_id_tells_a_check_from_work(mixed):
+    queue = TaskQueue(mixed, checks=CheckRates(gold_every=2, repeat_every=2))
+    queue.add_annotator("ann")
+    board = Board(mixed, queue)
+    screen = board.answer("ann", {"op": "next"})
+    moves: dict[str, set[tuple]] = {}
+    seen = []
+    number = 0
+    while screen["task"]:
+        purpose = queue.next_task("ann").purpose
+        seen.append(screen["task"]["id"])
+        before = {name: value for name, value in screen.items() if isinstance(value, int)}
+        shape = {name: sorted(value) for name, value in screen.items() if isinstance(value, dict)}
+        screen = board.answer("ann", submission(screen["task"], number))
+        number += 1
+        moved = {name: screen[name] - value for name, value in before.items()}
+        moves.setdefault(purpose, set()).add(json.dumps([moved, shape["task"]]))
+    assert set(moves) == {"training", "gold", "repeat", "rank"}
+    assert len(set.union(*moves.values())) == 1  # they all move alike
+    assert json.loads(moves["gold"].pop())[0] == {"ok": 0, "has_sign_in": 0, "done": 1}
+    assert all(TICKET.fullmatch(ticket) for ticket in seen)
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_ticket_stays_over_reloads_and_restarts_and_is_one_person_s_own(store, queue, fill):
+    fill(1, 2)
+    set_overlap(store.connections, 2)
+    for name in ("ann", "bob"):
+        queue.add_annotator(name)
+    mine = Board(store, queue).answer("ann", {"op": "next"})["task"]
+    assert Board(store, queue).answer("ann", {"op": "next"})["task"] == mine
+    with Store(store.connections.path) as other:
+        again = Board(other, TaskQueue(other))
+        assert again.answer("ann", {"op": "next"})["task"] == mine
+        theirs = again.answer("bob", {"op": "next"})["task"]
+    assert theirs["id"] != mine["id"]
+    board = Board(store, queue)
+    for foreign in (theirs["id"], 1, "1"):
+        answer = board.answer("ann", {**submission(mine, 0), "task_id": foreign})
+        assert answer["error"].startswith(f"Task {foreign!s:.20} was never given to ann.")
+    board.answer("ann", submission(mine, 0))
+    [past] = board.answer("ann", {"op": "history"})["past"]
+    assert past["task_id"] == mine["id"]
+
+
+def make_old(path, fill_from: Store) -> None:
+    """A database as it was before there were tickets, in which Ann holds a task with a draft."""
+    db = Database(path)
+    migrations.apply(db, stop_before="013_tickets")
+    db.attach("full", fill_from.connections.path)
+    for table in ("prompts", "responses", "annotators", "tasks"):
+        db.execute(f"INSERT INTO {table} SELECT * FROM full.{table}")
+    shown = db.execute("SELECT responses FROM tasks WHERE id = 1").fetchone()[0]
+    values = [1, "ann", "leased", shown, 9e12, 0]
+    db.execute("INSERT INTO assignments VALUES (?, ?, ?, ?, ?, ?)", values)
+    db.execute("UPDATE tasks SET open = 0 WHERE id = 1")
+    db.execute("""INSERT INTO drafts VALUES (1, 'ann', '{"note": "half done"}', 0)""")
+    db.conn.commit()
+    db.close()
+
+
+def test_a_page_that_is_open_during_the_upgrade_goes_on(store, queue, fill, tmp_path):
+    fill(2, 2)
+    queue.add_annotator("ann")
+    make_old(tmp_path / "old.db", store)
+    with Store(tmp_path / "old.db") as upgraded:
+        board = Board(upgraded, TaskQueue(upgraded))
+        draft = {"op": "draft", "task_id": 1, "state": {"note": "more"}}  # as the page knows it
+        assert board.answer("ann", draft) == {"ok": True}
+        task = board.answer("ann", {"op": "next"})["task"]
+        # Under the same name the browser finds the draft that it keeps itself.
+        assert (task["id"], task["draft"]) == ("1", {"note": "more"})
+        after = board.answer("ann", {**submission(task, 0), "task_id": 1})
+        assert after["done"] == 1
+        assert TICKET.fullmatch(after["task"]["id"])
+        assert "never given" in board.answer("ann", {**draft, "task_id": 2})["error"]
+
+
+HOSTILE = [
+    {"tiers": [[0], [0]]},
+    {"tiers": [[0], []]},
+    {"tiers": [[0, 0]]},
+    {"tiers": [[0], [1], [9]]},
+    {"tiers": [[-1], [0]]},
+    {"tiers": [[0], [1]], "strengths": [1, 2]},
+    {"tiers": [[0], [1]], "response_flags": [[5, "unsafe"]]},
+    {"tiers": None},
+    {"id": ""},
+    {"op": "decide", "task_id": 1},
+    {"op": "open"},
+    {"op": "open", "task_id": "no"},
+    {"op": "skip", "id": ""},
+    {"op": "draft", "state": None},
+    {"op": "history"},
+    {"op": "undo"},
+]
+
+
+@pytest.mark.parametrize("may_lead", [False, True])
+def test_no_answer_holds_an_id_of_a_response_or_the_name_of_a_model(store, queue, fill, may_lead):
+    fill(2, 2)
+    queue.add_annotator("ann")
+    board = Board(store, queue)
+    task = board.answer("ann", {"op": "next"})["task"]
+    said = [board.answer("ann", {**submission(task, 0), **one}, may_lead=may_lead)
+            for one in HOSTILE]  # fmt: skip
+    said.append(board.answer("ann", submission(task, 0)))
+    said += [board.answer("ann", {**submission(task, 0), **one}, may_lead=may_lead)
+             for one in HOSTILE]  # fmt: skip
+    text = json.dumps(said) + dashboard_page(store)
+    ids = [row[0] for row in store.connections.db.execute("SELECT id FROM responses")]
+    assert len(ids) == 4
+    assert [one for one in [*ids, "secret-model"] if one in text] == []

@@ -1,0 +1,94 @@
+"""The dashboard's numbers from a database made by hand, and a page on which nothing runs."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from labeling_app.db.queue import Submission
+from labeling_app.quality.overlap import set_overlap
+from labeling_app.quality.report import measure_quality
+from labeling_app.web.dashboard import dashboard_page
+
+EVIL = "<script>alert(1)</script>${x}"
+
+
+@pytest.fixture
+def labelled(store, queue, make_prompt, make_responses):
+    """Two tasks, two responses, two people: they agree on the first and differ on the second."""
+    set_overlap(queue.connections, 2)
+    for text in (EVIL, "second"):
+        prompt = make_prompt(text)
+        store.add_prompts([prompt])
+        store.add_responses(make_responses(prompt, ["long " * 100, "short"]))
+    for name, wishes in {"ann": ["long", "long"], EVIL: ["long", "short"]}.items():
+        queue.add_annotator(name)
+        for number, wish in enumerate(wishes):
+            task = queue.next_task(name)
+            best = next(i for i, text in enumerate(task.texts) if text.startswith(wish))
+            queue.submit(
+                name,
+                Submission(
+                    id=f"{name}{number}",
+                    task_id=task.id,
+                    tiers=((best,), (1 - best,)),
+                    duration_ms=2_000 if name == "ann" else 60_000,
+                ),
+            )
+    return store
+
+
+def test_numbers(labelled):
+    quality = measure_quality(labelled)
+    assert quality.agreement[0] == 0.5  # 1 and 0
+    assert quality.tau[0] == 0.0  # 1 and -1
+    # Places 1,1 | 2,2 | 1,2 | 2,1 with n1 = n2 = 4: D_o = 4/8, D_e = 4/7, α = 1 - 7/8.
+    assert quality.alpha == pytest.approx(0.125)
+    assert quality.longer_wins[0] == 0.75
+    assert sum(quality.top_by_position) == pytest.approx(1.0)
+    evil, ann = sorted(quality.people, key=lambda person: person.name)
+    assert (ann.name, ann.done, ann.median_seconds) == ("ann", 2, 2.0)
+    assert ann.too_fast == 1.0  # 505 characters in 2 s
+    assert evil.too_fast == 0.0
+    assert quality.matrix == {(EVIL, "ann"): (0.5, 2)}
+    [worst] = quality.disagreements
+    assert (worst.prompt, worst.agreement) == ("second", 0.0)
+    assert worst.answers == ["A > B", "B > A"]
+
+
+def test_the_page_escapes_everything(labelled):
+    page = dashboard_page(labelled)
+    assert page.count("<script") == 1  # the page's own, which renews the numbers
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;${x}" in page
+    assert "72.6" in page
+    assert "secret-model" not in page
+
+
+def test_an_empty_database_has_a_page_too(store):
+    page = dashboard_page(store)
+    assert "Nobody has ranked anything yet." in page
+    assert "No task with two different answers." in page
+
+
+@pytest.fixture
+def tokyo(monkeypatch) -> Iterator[None]:
+    """A server whose clock is nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_today_began_at_the_server_s_midnight(store, queue, fill, monkeypatch, tokyo):
+    fill(2, 2)
+    queue.add_annotator("ann")
+    # 23:30 and 0:30 in Tokyo, both on the first of March in UTC.
+    for minutes in (30, 90):
+        at = datetime(2026, 3, 1, 14, 0, tzinfo=UTC).timestamp() + 60 * minutes
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        task = queue.next_task("ann")
+        queue.submit("ann", Submission(id=str(at), task_id=task.id, tiers=((0,), (1,))))
+    [ann] = measure_quality(store).people
+    assert (ann.done, ann.today) == (2, 1)

@@ -1,0 +1,143 @@
+"""What people read at the end of a stage of a policy: every sentence of a literal report."""
+
+from pathlib import Path
+
+import pytest
+
+from policies.evaluate.settings import EvaluateSettings
+from policies.evaluate.summaries import (
+    describe_evaluation,
+    describe_generated,
+    describe_policy,
+    describe_stored,
+)
+from policies.ppo.settings import PPOSettings
+from policies.reference.settings import ReferenceSettings
+from policies.sampling.settings import GenerateSettings
+
+RUN = Path("runs/a")
+
+
+def test_a_second_generate_says_why_there_is_nothing() -> None:
+    settings = GenerateSettings(db=Path("l.db"), model="models/m", k=4)
+    assert describe_generated(settings, {"responses": 0, "prompts": 0}) == (
+        "Nothing to do: all prompts in l.db have 4 responses of models/m already. "
+        "A larger -k samples more."
+    )
+    assert describe_generated(settings, {"responses": 8, "prompts": 2}) == (
+        "Sampled 8 responses to 2 prompts.\nNext: rlhf label --db l.db"
+    )
+
+
+MANIFEST = {
+    "rows": 24,
+    "prompts": 12,
+    "mean_length": 10.6,
+    "finished": 18,
+    "model": {"path": "models/m"},
+}
+
+
+def test_stored_answers_with_rewards_lead_to_ppo() -> None:
+    settings = ReferenceSettings(
+        prompts=Path("rankings"), model="models/m", reward="runs/a/reward", out=RUN / "reference"
+    )
+    assert describe_stored(settings, MANIFEST).splitlines() == [
+        "Stored 24 answers to 12 prompts with log-probs in runs/a/reference: 11 tokens on average, "
+        "75 % ended by themselves.",
+        "They have the rewards of runs/a/reward.",
+        "Next: rlhf ppo --model models/m --reward runs/a/reward --reference runs/a/reference "
+        "--out runs/a/ppo",
+    ]
+
+
+def test_stored_answers_without_rewards_lead_to_them() -> None:
+    settings = ReferenceSettings(prompts=Path("r"), model="models/m", out=RUN / "reference")
+    last = describe_stored(settings, MANIFEST).splitlines()[-1]
+    assert last == "Next: rlhf reference --reward RM --out runs/a/reference"
+
+
+@pytest.mark.parametrize("done", ["stored", "scored"])
+def test_a_part_of_the_shards(done: str) -> None:
+    settings = ReferenceSettings(prompts=Path("r"), model="m", out=RUN, shard="0/4")
+    told = describe_stored(settings, {"shards": {done: 3, "of": 8}})
+    assert told == f"3 of 8 shards are {done}; other jobs do the rest."
+
+
+def test_how_far_a_policy_moved() -> None:
+    settings = PPOSettings(
+        model="m", reward=("rm", "other"), reference=RUN / "reference", out=RUN / "ppo"
+    )
+    report = {
+        "steps": 40,
+        "reward": {"first": -0.104, "last": 0.52},
+        "kl": {"forward": {"nats": 0.81}, "reverse": {"nats": 6.125}},
+    }
+    assert describe_policy(settings, report).splitlines() == [
+        "The mean reward went from -0.10 to 0.52 in 40 steps.",
+        "The policy is 6.12 nats per answer (reverse KL) away from the original; forward KL 0.81.",
+        "Whether it is better: rlhf evaluate --policy runs/a/ppo --reward rm "
+        "--reference runs/a/reference --out runs/a/evaluate",
+    ]
+
+
+def rate(value: float, low: float | None = None, high: float | None = None) -> dict:
+    return {"value": value, "low": low, "high": high, "n": 64, "level": 0.9}
+
+
+def test_verdicts_that_nobody_can_read_are_told() -> None:
+    settings = EvaluateSettings(policy="p", reference=Path("r"), reward="rm", out=RUN / "evaluate")
+    report = {
+        "verdict": {"judge": "reward", "outcome": "unproven"},
+        "win_rate": {"reward": rate(0.5)},
+        "judges": {"reward": {"kind": "reward model", "name": ""}},
+        "verdicts": {"asked": 128, "unclear": 97},
+        "length": {"reference": 19.4, "policy": 22.6},
+        "kl": {"reverse": {"nats": 6.1}},
+    }
+    assert describe_evaluation(settings, report).splitlines()[2] == (
+        "97 of 128 verdicts of the AI judge could not be read and count for nothing; its words are "
+        "in judge.jsonl."
+    )
+
+
+def test_a_verdict_with_all_judges_and_a_rival() -> None:
+    settings = EvaluateSettings(policy="p", reference=Path("r"), reward="rm", out=RUN / "evaluate")
+    report = {
+        "verdict": {"judge": "gold", "outcome": "better"},
+        "win_rate": {"gold": rate(0.85, 0.81, 0.9), "reward": rate(0.5)},
+        "judges": {
+            "gold": {"kind": "signal", "name": "my:score"},
+            "reward": {"kind": "reward model", "name": ""},
+        },
+        "rival": {"name": "models/other", "win_rate": {"gold": rate(0.4)}},
+        "length": {"reference": 19.4, "policy": 22.6},
+        "kl": {"reverse": {"nats": 6.1}},
+    }
+    expected = [
+        "The new model is better.",
+        "Wins 85 % (90 % interval 81–90 %) against the original on 64 prompts, judged by signal "
+        "my:score.",
+        "Wins 50 % (too few prompts for an interval) against the original on 64 prompts, judged "
+        "by reward model.",
+        "Wins 40 % (too few prompts for an interval) against models/other on 64 prompts, judged "
+        "by signal my:score.",
+        "Length 19 → 23 tokens; reverse KL 6.10 nats per answer.",
+        "Report: runs/a/evaluate/report.html",
+        "Ask people, too: rlhf evaluate --out runs/a/evaluate --to-db labels.db",
+    ]
+    assert describe_evaluation(settings, report).splitlines() == expected
+    assert describe_evaluation(settings, report, Path("v.db")).splitlines()[-2:] == [
+        "Let people vote: rlhf label --db v.db",
+        "Then: rlhf evaluate --out runs/a/evaluate --from-db v.db",
+    ]
+    asked = {**report, "win_rate": {"people": rate(0.5)}, "judges": {"people": {
+        "kind": "people", "name": ""}}, "votes": {"still_needed": 7}}  # fmt: skip
+    del asked["rival"]
+    assert describe_evaluation(settings, asked).splitlines() == [
+        expected[0],
+        "Wins 50 % (too few prompts for an interval) against the original on 64 prompts, judged "
+        "by people.",
+        "About 7 more votes, on other prompts, would prove a difference of this size.",
+        *expected[4:6],
+    ]

@@ -1,0 +1,234 @@
+"""People compare the answers of an evaluation blind, and their votes come back into its report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labeling_app.db.queue import Submission, TaskQueue
+from labeling_app.db.store import Store
+from rlhf.cli import main
+from rlhf.records.jsonl import write_jsonl
+from rlhf.records.ranked import read_ranked_file
+from rlhf.run.rundir import RunDir
+from tests.policies.evaluate.test_report import require_numbers_of_report
+
+
+@pytest.fixture
+def run(done: RunDir, tmp_path: Path) -> RunDir:
+    """A copy of an evaluation with a rival; its four prompts have two pairs each."""
+    shutil.copytree(done.path, tmp_path / "evaluate")
+    return RunDir(tmp_path / "evaluate")
+
+
+def evaluate(run: RunDir, *arguments: str) -> int:
+    return main(["evaluate", "--out", str(run.path), "--json", *arguments])
+
+
+@pytest.fixture
+def others(run: RunDir) -> dict[str, list[str]]:
+    """The ids of what the policy's first answers are compared with, prompt by prompt."""
+    records = read_ranked_file(run.answers)
+    places = {"reference": 0, "policy": 3, "rival": 5}
+    return {side: [r.responses[place].id for r in records] for side, place in places.items()}
+
+
+def vote(db: Path, annotator: str, shares: dict[str, float]) -> None:
+    """Somebody says how the policy's answers fare, by the id of the other; skips the rest."""
+    with Store(db) as store:
+        queue = TaskQueue(store)
+        queue.add_annotator(annotator)
+        while (task := queue.next_task(annotator)) is not None:
+            name = f"{annotator}{task.id}"
+            other = next((n for n, id_ in enumerate(task.shown) if id_ in shares), None)
+            if other is None:
+                queue.skip(annotator, skip_id=name, task_id=task.id, reason="unsure", note="")
+                continue
+            share = shares[task.shown[other]]
+            order = (other, 1 - other) if share == 0 else (1 - other, other)
+            tiers = (order,) if share == 0.5 else tuple((place,) for place in order)
+            queue.submit(annotator, Submission(id=name, task_id=task.id, tiers=tiers))
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict:
+    """The JSON that the last command has printed."""
+    found: dict = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_votes_travel_there_and_back(
+    run: RunDir,
+    others: dict[str, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    db = tmp_path / "labels.db"
+    assert evaluate(run, "--to-db", str(db)) == 0
+    assert printed(capsys)["queued"] == 2 * 4  # against the original, and against the rival
+    assert evaluate(run, "--to-db", str(db)) == 0  # once more: nothing new
+    assert printed(capsys)["queued"] == 0
+    shares = dict(zip(others["rival"], [0.0, 0.0, 0.5, 0.0], strict=True))
+    vote(db, "ann", shares | dict.fromkeys(others["reference"][:3], 1.0))
+    assert evaluate(run, "--from-db", str(db)) == 0
+    result = printed(capsys)
+    rate = result["win_rate"]["people"]
+    assert (rate["value"], rate["n"], rate["wins"], rate["losses"]) == (1.0, 3, 3, 0)
+    # 3 wins, and one vote more for each side: m = 4/5, s² = 4/25; 7.849 · 0.16 / 0.09 = 13.95
+    assert result["votes"] == {"given": 3, "prompts": 3, "same_answers": 0, "still_needed": 14 - 3}
+    assert result["verdict"] == {"judge": "people", "outcome": "unproven"}
+    against = result["rival"]["win_rate"]["people"]
+    assert (against["value"], against["n"], against["ties"], against["losses"]) == (0.125, 4, 1, 3)
+    # m = 1.5/6, s² = 1.25/6 - 1/16 = 7/48; 7.849 · 0.14583 / 0.0625 = 18.31
+    assert result["rival"]["votes"] == {
+        "given": 4,
+        "prompts": 4,
+        "same_answers": 0,
+        "still_needed": 19 - 4,
+    }
+    report = run.read_report()
+    assert report["win_rate"]["people"] == rate
+    assert report["rival"]["win_rate"]["people"] == against
+    assert {"gold", "reward", "ai"} < set(report["win_rate"])
+    assert sum("people" in sample["scores"] for sample in report["samples"]) == 3
+    page = run.report_html.read_text()
+    assert "judged by the people" in page.replace("\n", " ")
+    assert 'data-path="/votes/still_needed">11</data> more votes, on other prompts' in page
+    assert 'data-path="/rival/votes/still_needed">15</data>' in page
+    require_numbers_of_report(run.path)
+    # people have no groups, the next judge has
+    assert 'data-path="/win_rate_by_source/ai/' in page
+    assert "by length of the prompt, judged by the AI judge</figcaption>" in page
+    assert 'alt="Win rate with its interval for each source of prompts' in page
+    vote_again = evaluate(run, "--from-db", str(db))
+    assert vote_again == 0  # reading twice changes nothing
+    assert run.read_report() == report
+    with Store(db) as store:  # those who compared with the other model think better of it
+        store.connections.db.execute(
+            f"UPDATE rankings SET live = 0 WHERE tiers LIKE '%{others['rival'][0]}%'"
+            f" OR tiers LIKE '%{others['reference'][0]}%'"
+        )
+    assert evaluate(run, "--from-db", str(db)) == 0
+    assert run.read_report()["rival"]["win_rate"]["people"]["n"] == 3
+    assert sum("people" in one["scores"] for one in run.read_report()["samples"]) == 2
+    with Store(db) as store:
+        for id_ in others["rival"]:
+            store.connections.db.execute(f"UPDATE rankings SET live = 0 WHERE tiers LIKE '%{id_}%'")
+    assert evaluate(run, "--from-db", str(db)) == 0
+    assert "votes" not in run.read_report()["rival"]
+    assert "people" not in run.read_report()["rival"]["win_rate"]
+    with Store(db) as store:
+        store.connections.db.execute("UPDATE rankings SET live = 0")
+    assert evaluate(run, "--from-db", str(db)) == 0
+    assert run.read_report()["verdict"]["judge"] == "ai"
+    assert "votes" not in run.read_report()
+    assert evaluate(run, "--from-db", str(db)) == 2
+
+
+def test_votes_against_the_other_model_alone(
+    run: RunDir,
+    others: dict[str, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    db = tmp_path / "labels.db"
+    assert evaluate(run, "--to-db", str(db)) == 0
+    vote(db, "ann", dict.fromkeys(others["rival"], 1.0))
+    capsys.readouterr()
+    assert main(["evaluate", "--out", str(run.path), "--from-db", str(db)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "against the original on 4 prompts, judged by people" not in said
+    # m = 5/6, s² = 5/36: 7.849 · 0.13889 / 0.11111 = 9.81
+    assert "on 4 prompts, judged by people. About 6 more votes, on other prompts" in said
+    assert run.read_report()["verdict"]["judge"] == "ai"
+    require_numbers_of_report(run.path)
+
+
+def test_prompts_with_the_same_answer_twice_are_told_of(
+    run: RunDir, others: dict[str, list[str]], tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in run.answers.read_text().splitlines()]
+    lines[0]["responses"][3]["text"] = lines[0]["responses"][0]["text"]
+    write_jsonl(run.answers, lines)
+    db = tmp_path / "labels.db"
+    assert evaluate(run, "--to-db", str(db)) == 0
+    vote(db, "ann", dict.fromkeys(others["reference"], 1.0))
+    assert evaluate(run, "--from-db", str(db)) == 0
+    votes = run.read_report()["votes"]
+    assert (votes["prompts"], votes["same_answers"]) == (3, 1)
+    page = " ".join(run.report_html.read_text().split())
+    assert 'To <data value="1" data-path="/votes/same_answers">1</data> more prompts both' in page
+
+
+def test_several_votes_on_a_pair_count_as_one_prompt(
+    run: RunDir,
+    others: dict[str, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    db = tmp_path / "labels.db"
+    with Store(db) as store:  # two rankings that wait already
+        [first, second, *_] = read_ranked_file(run.answers)
+        store.add_prompts([first.prompt, second.prompt])
+        store.add_responses([*first.responses[:2], *second.responses[:2]])
+    assert evaluate(run, "--to-db", str(db), "--people-per-pair", "2", "--mix") == 0
+    with Store(db) as store:
+        query = "SELECT purpose, overlap, priority FROM tasks"
+        tasks = store.connections.db.execute(query).fetchall()
+    assert sorted(task[:2] for task in tasks) == [("compare", 2)] * 8 + [("rank", 1)] * 2
+    assert len({priority for _, _, priority in tasks}) == 10  # an order of all
+    [*three, _] = others["reference"]
+    vote(db, "ann", dict.fromkeys(three, 1.0))
+    vote(db, "ben", dict(zip(three, [1.0, 1.0, 0.0], strict=True)))
+    capsys.readouterr()
+    assert evaluate(run, "--from-db", str(db)) == 0
+    # shares 1, 1, ½, and one prompt more for each side: m = 7/10, s² = 4/25;
+    # 7.849 · 0.16 / 0.04 = 31.40, so 32 prompts, 29 more with two votes on each
+    assert printed(capsys)["votes"] == {
+        "given": 6,
+        "prompts": 3,
+        "same_answers": 0,
+        "still_needed": 58,
+    }
+
+
+def test_without_votes_the_report_stays(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run.report_json.read_bytes()
+    assert evaluate(run, "--to-db", str(tmp_path / "labels.db")) == 0
+    assert evaluate(run, "--from-db", str(tmp_path / "labels.db")) == 2
+    assert "Nobody has voted on the pairs" in " ".join(capsys.readouterr().err.split())
+    assert run.report_json.read_bytes() == before
+
+
+def test_a_database_that_never_had_the_pairs_changes_nothing(
+    run: RunDir, others: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(run, "--to-db", str(tmp_path / "labels.db")) == 0
+    vote(tmp_path / "labels.db", "ann", dict.fromkeys(others["reference"], 1.0))
+    assert evaluate(run, "--from-db", str(tmp_path / "labels.db")) == 0
+    before = run.report_json.read_bytes()
+    with Store(tmp_path / "other.db"):
+        pass
+    assert evaluate(run, "--from-db", str(tmp_path / "other.db")) == 2
+    assert "Nobody was asked about the pairs" in " ".join(capsys.readouterr().err.split())
+    assert run.report_json.read_bytes() == before
+
+
+def test_equal_answers_are_not_asked_about(run: RunDir, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in run.answers.read_text().splitlines()]
+    lines[0]["responses"][3]["text"] = lines[0]["responses"][0]["text"]
+    write_jsonl(run.answers, lines)
+    assert evaluate(run, "--to-db", str(tmp_path / "labels.db")) == 0
+    with Store(tmp_path / "labels.db") as store:
+        assert store.counts()["tasks"] == 3 + 4
+
+
+def test_what_is_missing_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(run) == 2
+    assert "--policy, --reference, --reward missing" in " ".join(capsys.readouterr().err.split())
+    assert evaluate(run, "--to-db", "a.db", "--from-db", "a.db") == 2
+    assert "Queue first, read votes later." in capsys.readouterr().err
+    assert evaluate(RunDir(run.path / "none"), "--from-db", "a.db") == 2
+    assert "does not hold a finished evaluate stage" in " ".join(capsys.readouterr().err.split())

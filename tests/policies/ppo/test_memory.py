@@ -1,0 +1,138 @@
+"""What `rlhf ppo --dry-run` says of memory follows the settings."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.ppo.memory import plan_memory, room_for
+from policies.ppo.settings import KLSettings, PPOSettings
+from rlhf.planning.planner import read_shape
+from tests.policies.training import TrainingInputs, build_ensemble
+
+LARGE = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
+
+
+@pytest.fixture
+def settings(training: TrainingInputs) -> PPOSettings:
+    return PPOSettings(
+        model=str(training.model),
+        reward=(str(training.reward),),
+        reference=training.reference,
+        out=training.reference,
+        precision="fp32",
+    )
+
+
+def test_lengths_are_those_of_the_store(settings: PPOSettings) -> None:
+    text = plan_memory(settings)
+    prompt = int(re.search(r"prompts of (\d+) tokens", text)[1])
+    assert f"16 × {prompt + 12} tokens" in text  # answers of at most 12 tokens
+    assert f"24 × {prompt + 12} tokens" in text  # and a stored row for every other one
+    counted = plan_memory(replace(settings, micro_tokens=3 * (prompt + 12) + 1))
+    assert counted.count(f" 3 × {prompt + 12} tokens") == 2  # policy and critic
+
+
+def test_each_role_has_its_lines(settings: PPOSettings) -> None:
+    def lines(**changes: object) -> str:
+        return plan_memory(replace(settings, **changes))
+
+    assert "critic" not in lines(advantages="rloo", samples_per_prompt=2)
+    assert "critic: activations" not in lines(critic="head")
+    assert "critic: trunk" in lines(critic_trains="head")
+    assert "reward model" not in lines(reward=("signal:tests.pipeline.signals:count_vowels",))
+    assert "2 of them" in lines(reward=settings.reward * 2)
+    assert "20 × " in lines(advantages="rloo", samples_per_prompt=2)  # a row for every other prompt
+    assert "reference model: weights" in lines(kl=KLSettings(source="resident"))
+    assert "reference model: weights" not in lines()
+    assert "loaded reference" in lines()
+    assert "loaded reference" not in lines(lora_rank=4)
+    assert "while auditing on the way" in lines(kl=KLSettings(audit_every=10))
+    assert "on the way" not in lines(kl=KLSettings(source="resident", audit_every=10))
+    assert "policy: frozen weights" in lines(lora_rank=4)
+    assert "policy: stepped weights" in lines(sharding="zero2", processes=2)
+
+
+def test_pretraining_texts_are_planned(settings: PPOSettings, tmp_path: Path) -> None:
+    texts = replace(settings, ptx_data=tmp_path / "texts.txt", ptx_length=300)
+    assert " 16 × 300 tokens" in plan_memory(texts)  # --micro-batch-size
+    assert " 3 × 300 tokens" in plan_memory(replace(texts, micro_tokens=1000))
+    few = replace(texts, episodes_per_step=8, ptx_per_episode=0.5)
+    assert " 4 × 300 tokens" in plan_memory(few)  # as many as a step has
+
+
+def test_models_held_together_are_planned_by_their_parts(settings: PPOSettings) -> None:
+    large = replace(
+        settings, model=str(LARGE), reward=("signal:tests.pipeline.signals:count_vowels",)
+    )
+    alone, together = (
+        plan_memory(replace(large, processes=2, tensor_parallel=parts)) for parts in (1, 2)
+    )
+    weights = [
+        float(re.search(r"^policy: weights +([\d.]+)", text, re.MULTILINE)[1])
+        for text in (alone, together)
+    ]
+    assert weights[1] == pytest.approx(weights[0] / 2, rel=0.01)  # norms are whole
+    assert "policy: buckets" in alone
+    assert "buckets" not in together
+
+
+def test_room_is_that_of_what_is_trained(settings: PPOSettings) -> None:
+    shape = read_shape(settings.model)
+    whole = 2 * 12 * (shape.parameters + shape.reward_parameters) + 4 * shape.parameters
+    assert room_for(settings) == whole
+    assert room_for(replace(settings, lora_rank=4, critic="head")) == (
+        2 * 12 * (4 * shape.lora_rows + shape.hidden) + 4 * shape.parameters
+    )
+
+
+def test_every_member_of_an_ensemble_is_counted(
+    settings: PPOSettings, training: TrainingInputs, tmp_path: Path
+) -> None:
+    ensemble = str(build_ensemble(training, tmp_path / "ensemble"))
+    assert "3 of them" in plan_memory(replace(settings, reward=(ensemble, *settings.reward)))
+
+
+def peak_apart(shared: str) -> float:
+    return float(re.search(r"Without --share-base the peak is ([\d.]+) GiB", shared)[1])
+
+
+def peak(plan: str) -> float:
+    return float(re.search(r"peak +([\d.]+)", plan)[1])
+
+
+def test_a_shared_base_is_compared_with_separate_models(settings: PPOSettings) -> None:
+    shared = plan_memory(replace(settings, lora_rank=4, share_base=True))
+    apart = plan_memory(replace(settings, lora_rank=4))
+    assert "shared base: weights" in shared
+    assert peak_apart(shared) == pytest.approx(peak(apart), rel=0.01)
+    assert peak(shared) < peak(apart)
+
+
+def test_four_bits_are_compared_with_whole_models(settings: PPOSettings) -> None:
+    apart = replace(
+        settings,
+        model=str(LARGE),
+        reward=("signal:tests.pipeline.signals:count_vowels",),
+        advantages="rloo",
+        samples_per_prompt=2,
+        lora_rank=4,
+        kl=KLSettings(source="adapter"),
+    )
+    shared = plan_memory(replace(apart, share_base=True, four_bit_base=True))
+    assert peak_apart(shared) == pytest.approx(peak(plan_memory(apart)), rel=0.01)
+
+
+def test_adapters_of_reward_models_have_the_rank_they_were_trained_with(
+    settings: PPOSettings, tmp_path: Path
+) -> None:
+    shutil.copytree(settings.reward[0], tmp_path / "reward")
+    kept = tmp_path / "reward" / "adapter"
+    kept.mkdir()
+    (kept / "adapter_config.json").write_text('{"r": 3}', encoding="utf-8")
+    shape = read_shape(settings.model)
+    shared = replace(settings, lora_rank=4, share_base=True, reward=(str(tmp_path / "reward"),))
+    trained = 4 * shape.lora_rows + 3 * shape.lora_rows + shape.hidden
+    assert room_for(shared) == 2 * 12 * trained + 4 * shape.parameters

@@ -1,0 +1,176 @@
+"""Rewards for stored outputs: in place, whole or not at all, and never another's by mistake."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from policies.reference.shards import read_table, reward_of
+from policies.reference.store import open_store
+from rlhf.cli import main
+from rlhf.run.rundir import RunDir
+from tests.conftest import REPOSITORY
+from tests.pipeline.loop import run_process
+from tests.pipeline.signals import count_vowels
+from tests.policies.training import TrainingInputs
+
+VOWELS = "signal:tests.pipeline.signals:count_vowels"
+LETTERS = "signal:tests.pipeline.signals:count_letters"
+DEADLY = "signal:tests.pipeline.signals:count_or_die"
+BROKEN = "signal:tests.pipeline.signals:not_a_number"
+
+
+@pytest.fixture
+def out(training: TrainingInputs, tmp_path: Path) -> Path:
+    """Outputs of two shards that no reward model has seen."""
+    folder = tmp_path / "reference"
+    prompts = training.reference.parent / "prompts.jsonl"
+    command = ["reference", "--prompts", str(prompts), "--model", str(training.model)]
+    short = ["--max-new-tokens", "4", "--precision", "fp32", "--samples", "2"]
+    assert main([*command, *short, "--out", str(folder)]) == 0
+    return folder
+
+
+def arguments(out: Path, reward: str, *more: str) -> list[str]:
+    return ["reference", "--out", str(out), "--reward", reward, "--precision", "fp32", *more]
+
+
+def add(out: Path, reward: str, *more: str) -> int:
+    return main(arguments(out, reward, *more))
+
+
+def rewards_in(out: Path) -> list[float | None]:
+    return [row.reward for row in open_store(out / "outputs").rows]
+
+
+def test_a_function_scores_what_is_stored_and_nothing_else_changes(out: Path) -> None:
+    before = open_store(out / "outputs")
+    rows = list(before.rows)
+    assert {row.reward for row in rows} == {None}
+    assert add(out, VOWELS) == 0
+    after = open_store(out / "outputs")
+    assert [row.text for row in after.rows] == [row.text for row in rows]
+    assert rewards_in(out) == [count_vowels("", row.text) for row in rows]
+    assert after.content_hash == before.content_hash
+    assert after.manifest["reward"] == {"path": VOWELS, "hash": VOWELS}
+    run = RunDir(out)
+    assert run.is_done
+    assert run.read_stage()["inputs"]["reward"] == {"path": VOWELS, "hash": VOWELS}
+    assert run.read_report()["reward"] == {"path": VOWELS, "hash": VOWELS}
+
+
+def test_a_reward_model_gives_what_it_gives_when_the_store_is_made(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    out = tmp_path / "reference"
+    shutil.copytree(training.reference, out)
+    expected = rewards_in(out)
+    assert add(out, VOWELS, "--replace-reward") == 0
+    assert rewards_in(out) != expected
+    assert add(out, str(training.reward), "--replace-reward") == 0
+    assert rewards_in(out) == pytest.approx(expected, abs=1e-5)
+    training_reward = open_store(training.reference / "outputs").manifest["reward"]
+    assert open_store(out / "outputs").manifest["reward"] == training_reward
+
+
+def test_what_says_how_to_sample_has_no_meaning_for_stored_outputs(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert add(out, VOWELS, "--samples", "4") == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "--samples is 4 for outputs that --out already holds" in words
+    assert "to make others" in words
+    assert main(["reference", "--inspect", "--out", str(out), "--samples", "4"]) == 0
+    assert add(out, VOWELS, "--batch-size", "1") == 0
+    assert rewards_in(out) == [
+        count_vowels("", row.text) for row in open_store(out / "outputs").rows
+    ]
+
+
+def test_a_reward_that_hangs_is_told_and_leaves_a_store(out: Path) -> None:
+    (out / "slow_signals.py").write_text(
+        "import time\n\ndef sleep(prompt, response):\n    time.sleep(300)\n"
+    )
+    command = [sys.executable, "-m", "rlhf.cli", *arguments(out, "signal:slow_signals:sleep")]
+    ended = subprocess.run(
+        [*command, "--stall-timeout", "3"],
+        cwd=out,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 75
+    assert "No progress for 3 seconds: rank 0" in ended.stderr
+    assert RunDir(out).is_done
+    assert set(rewards_in(out)) == {None}
+    assert add(out, VOWELS) == 0
+
+
+def test_another_reward_is_refused_unless_it_is_asked_for(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert add(out, VOWELS) == 0
+    before = {path.name: path.read_bytes() for path in (out / "outputs").iterdir()}
+    assert add(out, LETTERS) == 2
+    error = capsys.readouterr().err
+    assert f"The outputs in {out} have the rewards of {VOWELS} ({VOWELS}), not of {LETTERS}" in (
+        error
+    )
+    assert "Add --replace-reward" in error
+    assert add(out, VOWELS) == 0
+    assert {path.name: path.read_bytes() for path in (out / "outputs").iterdir()} == before
+
+
+def test_a_reward_that_breaks_off_leaves_a_store_without_rewards(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert add(out, VOWELS) == 0
+    assert add(out, BROKEN, "--replace-reward") == 2
+    assert "nan" in capsys.readouterr().err
+    assert set(rewards_in(out)) == {None}
+    assert add(out, VOWELS) == 0  # nothing is left to replace
+    assert None not in rewards_in(out)
+
+
+def test_a_killed_run_leaves_no_mixture_and_goes_on(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert add(out, LETTERS) == 0
+    first, second = (out / "outputs" / f"{split}-00000.parquet" for split in ("train", "test"))
+    monkeypatch.setenv("KILL_AT", "How was")  # the test prompts, which come second
+    done = run_process(*arguments(out, DEADLY, "--replace-reward"))
+    assert done.returncode == -signal.SIGKILL
+    assert (reward_of(first), reward_of(second)) == (DEADLY, LETTERS)
+    assert set(rewards_in(out)) == {None}
+    kept = first.stat().st_mtime_ns
+    monkeypatch.delenv("KILL_AT")
+    assert add(out, DEADLY) == 0
+    assert first.stat().st_mtime_ns == kept
+    assert rewards_in(out) == [count_vowels("", r.text) for r in open_store(out / "outputs").rows]
+
+
+def test_jobs_score_one_store_together(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert add(out, VOWELS, "--shard", "1/2", "--json") == 0
+    assert '{"shards": {"scored": 1, "of": 2}}' in capsys.readouterr().out
+    assert set(rewards_in(out)) == {None}
+    assert add(out, VOWELS, "--shard", "0/2") == 0
+    assert None not in rewards_in(out)
+    assert set(read_table(out / "outputs" / "test-00000.parquet")["reward"].to_pylist()) != {None}
+
+
+def test_a_reward_model_of_another_tokenizer_is_refused(
+    out: Path, training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(training.reward, other)
+    template = other / "chat_template.jinja"
+    template.write_text(template.read_text().replace("assistant", "bot"))
+    assert add(out, str(other)) == 2
+    assert "different tokenizers" in capsys.readouterr().err
+    assert set(rewards_in(out)) == {None}

@@ -1,0 +1,64 @@
+"""What is believed of stored rewards, and what happens to rewards that are no numbers."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from policies.reference.rewards import rewards_by_prompt
+from policies.reference.store import open_store
+from policies.rewards.shaping import Combination
+from policies.rewards.sources import load_reward
+from rlhf.cli import main
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import start
+from tests.policies.training import TrainingInputs, build_ensemble
+from tests.reward_server import RewardServer
+
+
+def test_stored_rewards_of_an_ensemble_are_those_of_its_mean_only(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    ensemble = build_ensemble(training, tmp_path / "ensemble")
+    reference = shutil.copytree(training.reference, tmp_path / "reference")
+    command = ["reference", "--reward", str(ensemble), "--out", str(reference)]
+    assert main([*command, "--replace-reward", "--precision", "fp32"]) == 0
+    store = open_store(reference / "outputs")
+    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(training.model))
+
+    def of_store(name: Path, combination: Combination) -> list[float]:
+        reward = load_reward([str(name)], accelerator, combination=combination)
+        found = rewards_by_prompt(store, reward, tokenizer, accelerator.device)
+        return [value for values in found.values() for value in values]
+
+    members = [of_store(one, "sum") for one in (training.reward, ensemble / "member-1")]
+    mean = [sum(both) / 2 for both in zip(*members, strict=True)]
+    worst = [min(both) for both in zip(*members, strict=True)]
+    assert of_store(ensemble, "sum") == pytest.approx(mean, abs=1e-5)
+    assert of_store(ensemble, "worst") == pytest.approx(worst, abs=1e-5)
+    assert max(m - w for m, w in zip(mean, worst, strict=True)) > 0.01
+
+
+def test_a_reward_that_is_not_a_number_ends_the_run_with_2(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = shutil.copytree(training.reward, tmp_path / "broken")
+    state = load_file(broken / "model.safetensors")
+    save_file(
+        state | {"score.weight": state["score.weight"] * float("nan")},
+        broken / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    signal = "tests.pipeline.signals:not_a_number"
+    with RewardServer() as server:
+        server.answer = {"rewards": [float("nan")] * 24}
+        several = "gave 24 of 24 responses a reward that is not a number, the first of them to"
+        for name, words in (
+            (server.url, f"{server.url} {several} 'Tell me about the house.'"),
+            (str(broken), f"{broken} {several} 'Tell me about the house.'"),
+            (f"signal:{signal}", f"{signal} returned nan for the response"),
+        ):
+            assert training.ppo(tmp_path / "ppo", "--reward", name) == 2
+            assert words in " ".join(capsys.readouterr().err.split())
+            shutil.rmtree(tmp_path / "ppo")

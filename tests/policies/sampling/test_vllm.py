@@ -1,0 +1,150 @@
+"""vLLM samples what the policy of the moment says. Runs where it is installed: `make test-vllm`."""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs vllm, in an environment of its own: make test-vllm")
+
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from policies.reference.audit import score_responses
+from policies.sampling.generate import Sample, sample_responses
+from policies.sampling.vllm_engine import VLLM
+from rlhf.modeling.adapters import add_adapters
+from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.models import load_causal_lm
+from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import start
+from tests.conftest import build_tiny_model
+from tests.pipeline.loop import run_process
+from tests.pipeline.test_resume import kill_when
+from tests.policies.sampling.test_engines import PROMPTS, SAMPLING, TEMPERATURE
+from tests.policies.training import TrainingInputs, build_training, metrics_of
+
+LONG = [5 + number % 7 for number in range(290)]
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM has some of its own
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose heads are as wide as vLLM's attention on CPUs wants them.
+
+    It ends at any of many tokens, so that answers end at others than the tokenizer's own.
+    """
+    folder = build_tiny_model(tmp_path_factory.mktemp("wide") / "model", head_dim=32)
+    ends = [2, *range(100, 140)]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory, wide: Path) -> TrainingInputs:
+    return build_training(tmp_path_factory.mktemp("training"), wide)
+
+
+@pytest.fixture(scope="module")
+def vllm(wide: Path) -> VLLM:
+    return VLLM(
+        str(wide), start("fp32", 0), longest=len(LONG) + SAMPLING.max_new_tokens, requests=3
+    )
+
+
+def sample(
+    vllm: VLLM, model: PreTrainedModel, folder: Path, prompts: Sequence[list[int]] = PROMPTS
+) -> list[Sample]:
+    """Answers to the prompts, whose log-probs must be those that training sees."""
+    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
+    samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, 3, sampler=vllm)
+    answers = [one.token_ids for one in samples]
+    ends = set(end_token_ids(tokenizer))
+    assert all(one.finished or len(one.token_ids) == SAMPLING.max_new_tokens for one in samples)
+    assert all(one.finished is (one.token_ids[-1] in ends) for one in samples)
+    assert not any(set(one.token_ids[:-1]) & ends for one in samples)
+    scored = score_responses(accelerator, model, tokenizer, prompts, answers, TEMPERATURE)
+    for one, expected in zip(samples, scored, strict=True):
+        torch.testing.assert_close(torch.tensor(one.log_probs), expected, rtol=0, atol=1e-4)
+    return samples
+
+
+def test_it_samples_from_the_weights_of_the_moment_with_adapters_merged_in(
+    vllm: VLLM, wide: Path
+) -> None:
+    model = load_causal_lm(str(wide)).eval()
+    first = sample(vllm, model, wide)
+    assert sample(vllm, model, wide) == first
+    # fills pages, whose keys and values are soon those of old weights
+    sample(vllm, model, wide, [LONG])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    sample(vllm, model, wide, [LONG])
+    changed = sample(vllm, model, wide)
+    add_adapters(model, rank=4, alpha=8, seed=0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.2)
+    adapted = sample(vllm, model, wide)
+    assert first[0].log_probs != changed[0].log_probs != adapted[0].log_probs
+
+
+def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
+    vllm: VLLM, wide: Path
+) -> None:
+    model = load_causal_lm(str(wide)).eval()
+    start("fp32", 0)
+    torch.randint(2**31, (len(PROMPTS),))
+    expected = (torch.rand(3).tolist(), random.random())
+    sample(vllm, model, wide)  # starts with seed 0, too
+    assert (torch.rand(3).tolist(), random.random()) == expected
+
+
+def test_a_second_engine_takes_the_place_of_the_first(wide: Path) -> None:
+    model = load_causal_lm(str(wide)).eval()
+    for longest in (20, 40):
+        engine = VLLM(str(wide), start("fp32", 0), longest, requests=2)
+        sample(engine, model, wide)
+
+
+def test_a_model_that_it_cannot_run_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tmp_path: Path
+) -> None:
+    training = build_training(tmp_path_factory.mktemp("narrow"), tiny_model)
+    done = run_process(*training.arguments(tmp_path / "x", "--engine", "vllm"))
+    assert done.returncode == 2
+    words = " ".join(done.stderr.split())
+    assert re.search(r"vLLM does not start with .* \(.*head_dim=8", words)
+    assert "Use --engine generate, which samples from every model." in words
+
+
+def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    options = ("--engine", "vllm", "--save-every", "1")
+    done = run_process(*training.arguments(straight, *options, steps=3))
+    assert done.returncode == 0, done.stderr
+    assert "Step" not in done.stderr  # no guard warns
+    kill_when(training.arguments(killed, *options, steps=3), killed / "metrics.jsonl", lines=2)
+    assert run_process(*training.arguments(killed, *options, "--resume", steps=3)).returncode == 0
+    assert metrics_of(killed) == metrics_of(straight)
+    weights = [load_file(out / "policy" / "model.safetensors") for out in (straight, killed)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(straight))
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_two_processes_have_an_engine_each(
+    training: TrainingInputs, tmp_path: Path, sharding: str
+) -> None:
+    options = ("--engine", "vllm", "--processes", "2", "--sharding", sharding)
+    done = run_process(*training.arguments(tmp_path, *options, steps=2))
+    assert done.returncode == 0, done.stderr
+    assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(tmp_path))

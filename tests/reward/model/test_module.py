@@ -1,0 +1,84 @@
+import pytest
+import torch
+from transformers import (
+    GPTJConfig,
+    GPTJForSequenceClassification,
+    GPTNeoXConfig,
+    GPTNeoXForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
+)
+
+from reward.model.module import RewardModule
+from rlhf.errors import InputError
+from rlhf.modeling.attention.layout import Inputs, last_tokens
+from rlhf.modeling.tokens import pad_right
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "num_labels": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForSequenceClassification, {"num_key_value_heads": 2}),
+    "qwen2": (Qwen2Config, Qwen2ForSequenceClassification, {"num_key_value_heads": 2}),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForSequenceClassification, {}),
+    "gptj": (GPTJConfig, GPTJForSequenceClassification, {"rotary_dim": 4}),
+}
+
+
+def build_classifier(family):
+    config_class, model_class, extra = FAMILIES[family]
+    torch.manual_seed(0)
+    return model_class(config_class(**SIZES, **extra)).eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_rows_score_as_transformers_scores_each_alone(family):
+    classifier = build_classifier(family)
+    sequences = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
+    batch = pad_right(sequences, 0)
+    with torch.no_grad():
+        got = RewardModule(classifier)(Inputs(batch.ids, last_tokens(batch.mask.sum(1), 5)))
+        expected = [classifier(torch.tensor([s])).logits.item() for s in sequences]
+    assert got.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_response_that_ends_with_the_pad_token_is_read_there():
+    classifier = build_classifier("llama")
+    sequences = [[5, 6, 0], [5, 6]]
+    batch = pad_right(sequences, 0)
+    with torch.no_grad():
+        with_pad, without = RewardModule(classifier)(
+            Inputs(batch.ids, last_tokens(batch.mask.sum(1), 3))
+        )
+        blind = classifier(batch.ids).logits[:, 0]
+    assert blind[0].item() == pytest.approx(
+        blind[1].item(), abs=1e-7
+    )  # transformers cannot tell the two apart
+    assert abs(with_pad - without) > 1e-4
+
+
+def test_the_head_runs_in_float32_under_autocast():
+    module = RewardModule(build_classifier("llama"))
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        reward = module(Inputs(ids, torch.tensor([2])))
+        hidden = module.classifier.base_model(input_ids=ids).last_hidden_state[:, -1].float()
+    assert reward.dtype == torch.float32
+    exact = (hidden @ module.classifier.score.weight.T)[:, 0]
+    assert reward.tolist() == pytest.approx(exact.tolist(), abs=1e-7)
+
+
+def test_an_unknown_head_is_refused():
+    with pytest.raises(InputError, match="has no linear head"):
+        RewardModule(torch.nn.Linear(1, 1))

@@ -1,0 +1,63 @@
+from reward.data.groups import Group, Pair
+from reward.report.health import collect_verdicts, measure_health
+from reward.report.health_page import write_page
+
+ACCURACY = {"value": 0.75, "low": 0.5, "high": 0.9, "pairs": 8, "prompts": 4}
+
+
+def report(groups, rewards, worst):
+    return {
+        "accuracy": ACCURACY,
+        "accuracy_before_training": None,
+        "likelier_wins": None,
+        "started_from": {"kind": "reward model", "path": "<u>rm", "hash": "abc"},
+        "best": None,
+        "held_out": {"prompts": 4, "from": "test prompts"},
+        "counts": {
+            "train": {"prompts": 7, "prompts_too_long": 1},
+            "test": {"prompts": 4, "ties": 2},
+        },
+        "annotators": {"<i>eve": {"weight": 0.5, "judgements": 9, "share": 0.125}},
+        "normalisation": {"fitted_on": "held-out ranked responses"},
+        "health": measure_health(collect_verdicts(groups, rewards)),
+        "worst": worst,
+    }
+
+
+def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
+    pairs = (Pair(0, 1, 1.0, 0, "<b>ann</b>"), Pair(1, 0, 1.0, 0, "bob"))
+    evil = "<script>alert(1)</script> ${x}"
+    sample = {"prompt": evil, "preferred": evil, "other": "", "annotator": "<i>", "difference": -1}
+    groups = [Group("a", (1,), ((2,), (3,)), pairs)]
+    write_page(tmp_path / "r.html", report(groups, [[0.0, 1.0]], [sample]), [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; ${x}" in page
+    assert "&lt;b&gt;ann&lt;/b&gt;" in page
+    assert "75 %" in page
+    assert '<th scope="row">prompts too long</th><td>1</td><td>0</td>' in page
+    assert '<th scope="row">ties</th><td>0</td><td>2</td>' in page
+    row = "<td>0.5</td><td>9</td><td>12.5 %</td>"
+    assert "started from the reward model &lt;u&gt;rm (abc)" in page
+    assert '<th scope="row">the reward model it started from</th><td>–</td>' in page
+    assert f'<th scope="row">&lt;i&gt;eve</th>{row}' in page
+    assert "Judges agree with each other in 0 %" in page
+    assert "script-src" not in page
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+
+
+def test_a_page_of_few_prompts_claims_no_interval(tmp_path):
+    few = {"accuracy": ACCURACY | {"low": None, "high": None, "prompts": 2}}
+    write_page(tmp_path / "r.html", report([], [], []) | few, [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert "(too few prompts for an interval)" in page
+    assert "<td>75 %</td><td>too few prompts</td><td>8</td>" in page
+    assert "95 % interval 50" not in page
+
+
+def test_a_page_without_judgements_or_disagreements_still_reads(tmp_path):
+    empty = report([], [], []) | {"accuracy": None}
+    write_page(tmp_path / "r.html", empty, [0.0, 1.0])
+    page = (tmp_path / "r.html").read_text()
+    assert "Every held-out judgement is a tie" in page
+    assert "There is none" in page

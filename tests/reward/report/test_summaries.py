@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+
+from reward.report.summaries import describe_training
+from reward.settings import RewardSettings
+from rlhf.records.jsonl import write_jsonl
+from rlhf.records.schema import Message, Prompt, RankedPrompt, Response, Sampling
+
+ACCURACY = {"value": 0.8201, "low": 0.751, "high": 0.88, "pairs": 189, "prompts": 64}
+COUNTS = {
+    "train": {"rankings": 512, "prompts": 500, "pairs": 2400, "ties": 9, "prompts_too_long": 2},
+    "test": {"rankings": 64, "prompts": 62, "pairs": 200, "prompts_without_pairs": 1},
+}
+REPORT = {
+    "accuracy": ACCURACY,
+    "held_out": {"prompts": 64, "from": "test prompts"},
+    "counts": COUNTS,
+    "health": {"longer_wins": {**ACCURACY, "value": 0.55, "low": None, "high": None}},
+}
+
+
+def told(tmp_path: Path, **changes: object) -> list[str]:
+    settings = RewardSettings(
+        rankings=Path("my rankings"), model="models/m", out=tmp_path / "reward"
+    )
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "report.html").touch()
+    return describe_training(settings, REPORT | changes).splitlines()
+
+
+def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
+    out = tmp_path / "reward"
+    assert told(tmp_path) == [
+        "The reward model orders 82 % (95 % interval 75–88 %) of 189 held-out pairs of 64 prompts "
+        "as judged (test prompts).",
+        "Choosing the longer response would order 55 % (too few prompts for an interval) of them "
+        "so.",
+        "It read 576 rankings: 2600 pairs of 562 prompts. Skipped: 2 prompts too long, 1 prompts "
+        "without pairs.",
+        f"Report: {out}/report.html",
+        "Next: rlhf reference --prompts 'my rankings' --model models/m "
+        f"--reward {out} --out {tmp_path}/reference",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "sentence"),
+    [
+        (
+            {"accuracy": None, "health": {"longer_wins": {}}},
+            0,
+            "Every held-out judgement is a tie: there is no accuracy to report.",
+        ),
+        (
+            {"counts": {"train": {"rankings": 2, "prompts": 2, "pairs": 3}}},
+            2,
+            "It read 2 rankings: 3 pairs of 2 prompts. Skipped: nothing.",
+        ),
+    ],
+)
+def test_what_there_is_not(tmp_path: Path, changes: dict, place: int, sentence: str) -> None:
+    assert told(tmp_path, **changes)[place] == sentence
+
+
+def test_an_ensemble_has_no_counts_of_its_own(tmp_path: Path) -> None:
+    report = {"accuracy": ACCURACY, "held_out": {"from": "test prompts"}, "members": {"a": 1}}
+    settings = RewardSettings(rankings=Path("r"), model="m", out=tmp_path / "reward")
+    lines = describe_training(settings, report).splitlines()
+    assert lines[1] == f"An ensemble of 1, whose reports are in {tmp_path}/reward."
+    assert lines[2].startswith("Next: rlhf reference")
+
+
+def test_the_next_command_samples_as_the_ranked_responses_were(tmp_path: Path) -> None:
+    prompt = Prompt.create((Message(role="user", content="How?"),), "train", "test")
+    sampling = Sampling(temperature=0.8, max_new_tokens=16)
+    response = Response(id="r", prompt_id=prompt.id, text="So.", model="m", sampling=sampling)
+    record = RankedPrompt(prompt=prompt, responses=(response,), rankings=())
+    write_jsonl(tmp_path / "rankings" / "train.jsonl", [record.to_json()])
+    settings = RewardSettings(rankings=tmp_path / "rankings", model="m", out=tmp_path / "reward")
+    last = describe_training(settings, REPORT).splitlines()[-1]
+    assert last.endswith(f"--out {tmp_path}/reference --temperature 0.8 --max-new-tokens 16")
+
+
+def test_an_accuracy_that_may_be_chance_is_said_to_be(tmp_path: Path) -> None:
+    doubtful = {**ACCURACY, "value": 0.52, "low": 0.45, "high": 0.6}
+    warning = " That is not proven better than chance: read the report before you go on."
+    assert told(tmp_path, accuracy=doubtful)[0].endswith(f"(test prompts).{warning}")
+
+
+THUMBS = {
+    "thumbs": {
+        "accuracy": {
+            **{"value": 0.75, "low": 0.66, "high": 0.83},
+            **{"judgements": 120, "prompts": 110, "commoner": 0.64},
+        }
+    },
+    "all_bad": {"accuracy": None},
+}
+
+
+def test_thumbs_have_sentences_of_their_own(tmp_path: Path) -> None:
+    counts = {"rankings": 402, "prompts": 400, "pairs": 2, "thumbs_up": 300, "thumbs_down": 95}
+    train = counts | {"responses_of_all_bad": 5}
+    lines = told(tmp_path, judgements=THUMBS, counts={"train": train}, accuracy=None)
+    assert (
+        lines[0]
+        == "No preference between two responses is held out: there is no accuracy on pairs."
+    )
+    assert lines[2:4] == [
+        "Of 120 held-out thumbs it puts 75 % (95 % interval 66–83 %) on the right side of the "
+        "annotator's threshold; the commoner answer would be right for 64 %.",
+        "It read 402 rankings: 2 pairs, 300 thumbs up and 95 down, 5 responses that were all bad, "
+        "of 400 prompts. Skipped: nothing.",
+    ]

@@ -1,0 +1,131 @@
+"""FlexAttention on packed rows. PyTorch runs it on CPUs without compiling it, forward only unless
+a check is lifted; the last test compiles it, on a machine with a GPU.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from reward.data.batches import lay_out
+from reward.model.module import RewardModule
+from rlhf.modeling.attention import flex
+from rlhf.modeling.attention.layout import Stretch
+from rlhf.modeling.attention.shared_prefix import share_prompts
+from tests.reward.model.test_module import FAMILIES, SIZES, build_classifier
+from tests.rlhf.modeling.attention.test_shared_prefix import GROUPS, rewards_and_gradients
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _uncompiled(monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def uncompiled(test):
+    """Run FlexAttention as it is written; PyTorch warns of that, and of its own compiler."""
+    for warning in (
+        "ignore:flex_attention called without torch.compile:UserWarning",
+        "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning",
+    ):
+        test = pytest.mark.filterwarnings(warning)(test)
+    return pytest.mark.usefixtures("_uncompiled")(test)
+
+
+def test_a_response_sees_its_prompt_and_itself():
+    places = torch.arange(7)
+    layout = (Stretch(2, (2, 1)), Stretch(1, (0, 1)))
+    seen = flex.visible(layout, CPU)(places, places, places[:, None], places)
+    assert seen.int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],  # a prompt of two tokens
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],  # its first response
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0],  # its second
+        [0, 0, 0, 0, 0, 1, 0],  # the next prompt; its first response is empty
+        [0, 0, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_blocks_that_nobody_sees_are_passed_over():
+    layout = (Stretch(128, (128, 128)), Stretch(128, (128,)))
+    mask = flex.block_mask(layout, CPU)
+    assert mask.to_dense()[0, 0].tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+
+
+def test_all_layers_share_the_mask_of_a_row():
+    layout = (Stretch(3, (2,)),)
+    assert flex.block_mask(layout, CPU) is flex.block_mask((Stretch(3, (2,)),), CPU)
+    assert flex.block_mask((Stretch(2, (3,)),), CPU) is not flex.block_mask(layout, CPU)
+
+
+@uncompiled
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox"])
+def test_rewards_and_gradients_are_those_of_padded_rows(family, monkeypatch):
+    monkeypatch.setattr("rlhf.modeling.attention.shared_prefix.is_usable", lambda *_: True)
+    module = RewardModule(build_classifier(family).double())
+    plain = rewards_and_gradients(module, GROUPS, shared=False)
+    assert share_prompts(module.classifier) is None
+    found = rewards_and_gradients(module, GROUPS, shared=True)
+    torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-5)
+
+
+@uncompiled
+def test_float32_queries_meet_bf16_values_under_autocast(monkeypatch):
+    module = RewardModule(build_classifier("llama"))
+    with torch.no_grad():
+        exact = module(lay_out(GROUPS, 0, shared=False))
+        share_prompts(module.classifier)
+        monkeypatch.setattr("rlhf.modeling.attention.shared_prefix.is_usable", lambda *_: True)
+        with torch.autocast("cpu", torch.bfloat16):
+            rewards = module(lay_out(GROUPS, 0, shared=True))
+    torch.testing.assert_close(rewards, exact, atol=0.03, rtol=0)
+
+
+@uncompiled
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2)])
+def test_the_trial_finds_no_difference(heads, groups):
+    assert flex.try_flex(heads, groups, 16, torch.float32, CPU) < 1e-5
+    assert 1e-4 < flex.try_flex(heads, groups, 16, torch.bfloat16, CPU) < flex.TOLERANCE
+
+
+def test_where_it_does_not_run_the_products_stay_and_say_so(capsys):
+    obstacle = flex._find_obstacle(4, 2, 16, torch.float32, CPU)
+    assert obstacle == (
+        "does not run here (FlexAttention does not support backward on CPU. Please set the input "
+        "requires_grad to False or use another device.)"
+    )
+    assert flex._find_obstacle(4, 2, 16, torch.float32, CPU) == obstacle
+    assert capsys.readouterr().err == (
+        f"FlexAttention {obstacle}: plain matrix products attend, which takes longer.\n"
+    )
+
+
+def test_a_cpu_does_not_ask_for_it():
+    row = torch.zeros(1, 4, flex.BLOCK + 1, 16)
+    assert not flex.is_usable(row, row, row)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_compiled_on_a_gpu(family, capsys):
+    config_class, model_class, extra = FAMILIES[family]
+    wide = SIZES | {"hidden_size": 64}  # the kernel wants heads of 16 and more
+    module = RewardModule(model_class(config_class(**wide, **extra))).cuda()
+    groups = [replace(group, prompt=group.prompt * 6) for group in GROUPS]
+    plain = rewards_and_gradients(module, groups, shared=False)
+    assert share_prompts(module.classifier) is None
+    found = rewards_and_gradients(module, groups, shared=True)
+    assert not capsys.readouterr().err
+    torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-2)

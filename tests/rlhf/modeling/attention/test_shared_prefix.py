@@ -1,0 +1,115 @@
+import pytest
+import torch
+from transformers import MistralConfig, MistralForSequenceClassification
+
+from reward.data.batches import lay_out
+from reward.data.groups import Group
+from reward.model.module import RewardModule
+from rlhf.modeling.attention.layout import Stretch
+from rlhf.modeling.attention.prefix_matmul import alike, make_plan
+from rlhf.modeling.attention.shared_prefix import share_prompts
+from tests.reward.model.test_module import SIZES, build_classifier
+
+GROUPS = [
+    Group("a", tuple(range(2, 20)), ((20, 21, 22), (23,), (24, 25)), ()),
+    Group("b", (5, 6), ((30, 31, 0), (32, 33, 34, 35, 36)), ()),
+    Group("c", (7, 8, 9), ((40,),), ()),
+    Group("d", (7, 8, 10), ((), (41, 42)), ()),
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    make_plan.cache_clear()
+    monkeypatch.setattr(
+        "rlhf.modeling.attention.prefix_matmul.QUERIES_AT_ONCE", 7
+    )  # the first prompt takes three
+    yield
+    make_plan.cache_clear()
+
+
+def rewards_and_gradients(module, groups, *, shared):
+    module.zero_grad()
+    rewards = module(lay_out(groups, 0, shared=shared).to(module.classifier.device))
+    weights = torch.arange(1, len(rewards) + 1).to(rewards)
+    (rewards * weights).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    return rewards.detach(), gradients
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
+def test_sharing_changes_neither_rewards_nor_gradients(family, dtype, atol):
+    module = RewardModule(build_classifier(family).to(dtype))
+    plain = rewards_and_gradients(module, GROUPS, shared=False)
+    assert share_prompts(module.classifier) is None
+    shared = rewards_and_gradients(module, GROUPS, shared=True)
+    torch.testing.assert_close(shared, plain, atol=atol, rtol=1e-5)
+    assert module.classifier.config._attn_implementation == "shared_prefix"
+    again = rewards_and_gradients(module, GROUPS, shared=False)  # padded rows still work
+    torch.testing.assert_close(again, plain, atol=atol, rtol=1e-5)
+
+
+def test_gradients_are_the_same_with_gradient_checkpointing():
+    module = RewardModule(build_classifier("llama"))
+    assert share_prompts(module.classifier) is None
+    plain = rewards_and_gradients(module, GROUPS, shared=True)
+    module.classifier.activation_checkpointing_enable({"use_reentrant": False})
+    module.train()
+    torch.testing.assert_close(rewards_and_gradients(module, GROUPS, shared=True), plain)
+
+
+def test_neighbours_in_a_row_do_not_see_each_other():
+    module = RewardModule(build_classifier("llama"))
+    share_prompts(module.classifier)
+    with torch.no_grad():
+        together = module(lay_out(GROUPS, 0, shared=True))
+        alone = torch.cat([module(lay_out([group], 0, shared=True)) for group in GROUPS])
+    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+
+
+def test_sharing_works_under_bf16_autocast():
+    module = RewardModule(build_classifier("llama"))
+    with torch.no_grad():
+        exact = module(lay_out(GROUPS, 0, shared=False))
+        share_prompts(module.classifier)
+        with torch.autocast("cpu", torch.bfloat16):
+            rewards = module(lay_out(GROUPS, 0, shared=True))
+    assert rewards.dtype == torch.float32
+    torch.testing.assert_close(rewards, exact, atol=0.03, rtol=0)
+
+
+def test_stretches_of_like_lengths_go_together():
+    layout = (Stretch(50, (20, 24)), Stretch(9, (3,)), Stretch(48, (22, 19)), Stretch(400, (90,)))
+    assert alike(layout) == [[1], [2, 0], [3]]
+    assert alike((Stretch(400, (90,)),) * 2) == [[0], [1]]  # too many scores for a cache
+
+
+def test_a_model_with_its_own_attention_code_falls_back_and_says_so():
+    module = RewardModule(build_classifier("gptj"))
+    before = module.classifier.config._attn_implementation
+    assert (
+        share_prompts(module.classifier)
+        == "GPTJForSequenceClassification has its own attention code"
+    )
+    assert module.classifier.config._attn_implementation == before
+
+
+def test_a_sliding_window_falls_back_and_says_so():
+    config = MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=64)
+    module = RewardModule(MistralForSequenceClassification(config))
+    assert share_prompts(module.classifier) == "its attention slides over a window of 64 tokens"
+
+
+def test_a_model_that_ignores_positions_is_found_out():
+    classifier = build_classifier("llama")
+    trunk, original = classifier.base_model, classifier.base_model.forward
+    for layer in trunk.layers:  # make a random model care about positions
+        layer.self_attn.q_proj.weight.data *= 20
+
+    def forgetful(**inputs):
+        return original(**{**inputs, "position_ids": None})
+
+    trunk.forward = forgetful
+    assert "packed rows change what" in share_prompts(classifier)
+    assert classifier.config._attn_implementation != "shared_prefix"

@@ -1,0 +1,158 @@
+import sys
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from rlhf.errors import ConfigError, InputError
+from rlhf.parallel.gathered_model import Shell
+from rlhf.parallel.settings import GroupSettings
+from rlhf.parallel.sharding import Sharding, assign, prepare
+from rlhf.parallel.sharding_choice import choose_sharding
+
+
+@pytest.fixture(autouse=True)
+def _in_a_group(monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # offloading would form a group
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def choose(**flags: Any) -> Sharding:
+    return choose_sharding(GroupSettings(**flags))
+
+
+def test_what_the_flags_say() -> None:
+    assert choose() == Sharding()
+    assert choose(sharding="fsdp", offload=True) == Sharding("fsdp", offload=True)
+    assert choose(sharding="zero2").zero_stage == 2
+    assert [
+        (Sharding(one).divides, Sharding(one).divides_weights)
+        for one in ("none", "ddp", "zero1", "zero2", "fsdp", "zero3")
+    ] == [(False, False)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
+
+
+def test_one_process_has_nobody_to_divide_with(monkeypatch) -> None:
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ConfigError) as caught:
+        choose(sharding="fsdp")
+    assert str(caught.value) == (
+        "--sharding fsdp divides a model between processes, and there is only one\n"
+        "  Add --processes N, or start the command under torchrun."
+    )
+    assert choose(sharding="ddp").strategy == "ddp"
+
+
+def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sharding = choose(tensor_parallel=2)
+    assert sharding == Sharding(tensor_parallel=2)
+    assert (sharding.divides, sharding.divides_weights, sharding.is_together) == (True, False, True)
+    with pytest.raises(ConfigError, match="--tensor-parallel 4 needs 4 processes, and there are 2"):
+        choose(tensor_parallel=4)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="no meaning beside accelerate's FSDP or DeepSpeed"):
+        choose(tensor_parallel=2)
+
+
+def test_nothing_to_offload() -> None:
+    with pytest.raises(ConfigError, match="--offload has no meaning with --sharding ddp"):
+        choose(sharding="ddp", offload=True)
+
+
+def test_accelerates_fsdp_configuration_is_honoured(monkeypatch) -> None:
+    for name, value in {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_OFFLOAD_PARAMS": "true",
+        "FSDP_RESHARD_AFTER_FORWARD": "false",
+    }.items():
+        monkeypatch.setenv(name, value)
+    expected = Sharding("fsdp", offload=True, reshard=False)
+    assert choose() == expected
+    # accelerate's own switch is off from here on, and a flag goes before it
+    assert choose() == Sharding()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert choose(sharding="ddp") == Sharding("ddp")
+
+
+def test_flags_go_with_accelerates_fsdp_configuration(monkeypatch) -> None:
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    expected = Sharding("fsdp", offload=True, group=2)
+    assert choose(offload=True, shard_group=2) == expected
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="--shard-group 3 does not divide the 4 processes"):
+        choose(shard_group=3)
+
+
+def test_the_first_fsdp_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    with pytest.raises(ConfigError, match="configured for FSDP 1\n  Write fsdp_v"):
+        choose()
+
+
+def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
+    file = tmp_path / "deepspeed.json"
+    file.write_text(
+        '{"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}, '
+        '"train_batch_size": "auto"}',
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    sharding = choose()
+    assert sharding.strategy == "zero3"
+    assert sharding.deepspeed["zero_optimization"]["stage3_max_live_parameters"] == 7
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match="--offload has no meaning beside a DeepSpeed config"):
+        choose(offload=True)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match="--shard-group has no meaning with --sharding zero3"):
+        choose(shard_group=2)
+
+
+def test_deepspeed_that_is_not_there(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.delitem(sys.modules, "rlhf.parallel.zero", raising=False)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="--sharding zero3 needs DeepSpeed, which is not inst"):
+        prepare(Accelerator(cpu=True), model, optimizer, Sharding("zero3"))
+
+
+def test_the_shell_of_an_undivided_model_is_the_model() -> None:
+    model = nn.Linear(2, 2)
+    shell = Shell(model, torch.device("cpu"), Sharding("zero2"))
+    with shell.filled(model) as plain:
+        assert plain is model
+    assert shell.fills == 0
+
+
+def test_a_shell_is_empty_but_while_it_is_used() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    shell = Shell(model, torch.device("cpu"), Sharding("fsdp"))
+    assert all(value.numel() == 0 for value in shell.module.parameters())
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+        model[1].running_mean.fill_(5.0)
+    with shell.filled(model) as plain:
+        assert plain[0].weight.eq(2.0).all()
+        assert plain[1].running_mean.eq(5.0).all()
+        assert plain is not model
+        with shell.filled(model):
+            pass
+        assert plain[0].weight.numel() == 6  # the inner one has emptied nothing
+    assert all(value.numel() == 0 for value in shell.module.parameters())
+    assert shell.fills == 1
+
+
+def test_a_parameter_is_overwritten_in_its_own_shape() -> None:
+    layer = nn.Linear(3, 1)
+    assign(layer.weight, torch.tensor([1.0, 2.0, 3.0]))
+    assert layer.weight.tolist() == [[1.0, 2.0, 3.0]]

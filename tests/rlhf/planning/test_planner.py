@@ -1,0 +1,194 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from rlhf.errors import InputError
+from rlhf.modeling.models import new_reward_model
+from rlhf.planning import planner
+from rlhf.planning.planner import Item, Plan, Shape, read_shape
+
+# 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
+# a layer has q 64 + k 32 + v 32 + o 64 + three MLP matrices of 128 + two norms of 8 = 592
+LAYER = 64 + 32 + 32 + 64 + 3 * 128
+SHAPE = Shape(
+    parameters=800 + 2 * (LAYER + 16) + 8,
+    trunk=800 + 2 * (LAYER + 16) + 8,
+    linear=2 * LAYER + 800,
+    trunk_linear=2 * LAYER,
+    lora_rows=2 * (16 + 12 + 12 + 16 + 3 * 24),
+    layers=2,
+    hidden=8,
+    inner=16,
+    query_width=8,
+    key_width=4,
+    vocabulary=100,
+    gated=True,
+)
+
+
+def save_llama(folder: Path, **changes: object) -> str:
+    sizes = {"vocab_size": 100, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    LlamaConfig(**{**sizes, **heads, **changes}).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_shape_is_read_from_a_config_alone(tmp_path: Path) -> None:
+    assert read_shape(save_llama(tmp_path)) == SHAPE
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_an_output_matrix_of_its_own_is_not_part_of_a_reward_model(tmp_path: Path) -> None:
+    shape = read_shape(save_llama(tmp_path, tie_word_embeddings=False))
+    assert shape.parameters == SHAPE.parameters + 800
+    assert (shape.trunk, shape.reward_parameters) == (SHAPE.trunk, SHAPE.trunk + 8)
+
+
+def test_counts_are_those_of_the_models_that_are_trained(tiny_model: Path) -> None:
+    shape = read_shape(str(tiny_model))
+    for expected, model in (
+        (shape.parameters, AutoModelForCausalLM.from_pretrained(tiny_model)),
+        (shape.reward_parameters, new_reward_model(str(tiny_model), 0, 0)),
+    ):
+        assert expected == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_another_architecture(tmp_path: Path) -> None:
+    GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=100, n_positions=10).save_pretrained(
+        tmp_path
+    )
+    shape = read_shape(str(tmp_path))
+    assert (shape.hidden, shape.inner, shape.layers, shape.gated) == (8, 32, 2, False)
+    assert shape.trunk_linear == 2 * (8 * 24 + 8 * 8 + 2 * 8 * 32)
+
+
+def test_no_language_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"is no language model \(ViTConfig\)"):
+        read_shape(str(tmp_path))
+
+
+def test_a_part_of_a_model_that_two_processes_hold_by_hand() -> None:
+    part = planner.part_of(SHAPE, 2)
+    norms = 2 * 16 + 8
+    assert part.parameters == part.trunk == norms + LAYER + 400
+    assert (part.linear, part.trunk_linear) == (LAYER + 400, LAYER)
+    # norms 16·8, copies 5·2·8, q and output 2·2·4, k and v 2·2·2, MLP 4·2·8
+    assert planner.layer_bytes(part, 10, bf16=True, padded=False) == 128 + 80 + 16 + 8 + 64
+    untied = replace(SHAPE, parameters=SHAPE.parameters + 800)
+    assert planner.part_of(untied, 2).parameters == norms + LAYER + 400 + 400
+    assert planner.part_of(SHAPE, 1) == SHAPE
+
+
+def test_bytes_of_a_layer_by_hand() -> None:
+    # bf16: norms 16·8, copies 5·2·8, q and output 2·2·8, k and v 2·2·4, MLP 4·2·16
+    bf16 = 128 + 80 + 32 + 16 + 128
+    assert planner.layer_bytes(SHAPE, 10, bf16=True, padded=False) == bf16
+    # padded: k and v as wide as q (+ 2·2·4), and a mask of 10 bf16 numbers
+    assert planner.layer_bytes(SHAPE, 10, bf16=True, padded=True) == bf16 + 16 + 20
+    # float32: norms 16·8, copies 2·4·8, q and output 2·4·8, k and v 2·4·4, MLP 4·4·16
+    assert planner.layer_bytes(SHAPE, 10, bf16=False, padded=False) == 128 + 64 + 64 + 32 + 256
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("bf16", [True, False])
+def test_bytes_of_a_layer_are_what_a_real_forward_pass_keeps(
+    tiny_model: Path, bf16: bool, padded: bool
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    shape = read_shape(str(tiny_model))
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    weight_shapes = {s for p in model.parameters() for s in (p.shape, p.shape[::-1])}
+    kept: dict[int, torch.Tensor] = {}
+    mask = torch.ones(8, 64, dtype=torch.long)
+    mask[0, 0] = 0
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage not in weights and tensor.shape not in weight_shapes:  # nor their bf16 copies
+            kept[storage] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=bf16),
+    ):
+        ids = torch.zeros(8, 64, dtype=torch.long)
+        output = model.base_model(
+            input_ids=ids, attention_mask=mask if padded else None, use_cache=False
+        )
+    assert output.last_hidden_state.requires_grad
+    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (8 * 64)
+    planned = shape.layers * planner.layer_bytes(shape, 64, bf16=bf16, padded=padded)
+    assert found == pytest.approx(planned, rel=0.12)  # the last norm and small things come on top
+
+
+def test_activations_by_hand() -> None:
+    layer = 384  # bf16, as above
+    keep = planner.activation_bytes(SHAPE, 6, 3, bf16=True, padded=False, checkpointing=False)
+    assert keep == 6 * (2 + 1) * layer
+    again = planner.activation_bytes(SHAPE, 6, 3, bf16=True, padded=False, checkpointing=True)
+    assert again == 6 * (4 * 8 * 2 + 2 * layer)
+
+
+def test_logits_and_cache_by_hand() -> None:
+    assert planner.logits_bytes(SHAPE, 5) == 16 * 100 * 5
+    chunk = 2 * 4 * 100
+    assert planner.scored_logits_bytes(SHAPE, 5, bf16=True) == (4 * 100 + chunk) * 5
+    both = planner.scored_logits_bytes(SHAPE, 5, bf16=False, gradients=True)
+    assert both == (2 * 4 * 100 + chunk) * 5
+    both = planner.scored_logits_bytes(SHAPE, 5, bf16=True, gradients=True)
+    assert both == ((2 * 4 + 2) * 100 + chunk) * 5
+    large = replace(SHAPE, vocabulary=100_000)
+    assert planner.scored_logits_bytes(large, 5, bf16=True) == (4 * 100_000 + 8 * 1024) * 5
+    assert planner.kv_cache_bytes(SHAPE, 7, bf16=True) == 2 * 4 * 7 * 6
+    assert planner.kv_cache_bytes(SHAPE, 7, bf16=False) == 2 * 4 * 7 * 8
+
+
+def sizes(plan: Plan, phase: str) -> dict[str, float]:
+    return {item.what: item.size for item in (*plan.resident, *plan.phases[phase])}
+
+
+def test_the_plan_of_a_reward_model() -> None:
+    plan = planner.reward_plan(
+        SHAPE, tokens=6, length=3, bf16=True, checkpointing=False, processes=2
+    )
+    parameters = SHAPE.trunk + 8
+    assert sizes(plan, "computing gradients") == {
+        "reward model: weights": 4 * parameters,
+        "reward model: Adam": 8 * parameters,
+        "reward model: buckets": 4 * parameters,
+        "gradients": 4 * parameters,
+        "bf16 copies of the matrices": 2 * 2 * LAYER,
+        "activations": 6 * 3 * 384,
+    }
+    assert plan.peak == 20 * parameters + 4 * LAYER + 6 * 3 * 384
+    alone = planner.reward_plan(
+        SHAPE, tokens=6, length=3, bf16=False, checkpointing=False, processes=1
+    )
+    assert "reward model: buckets" not in sizes(alone, "computing gradients")
+    assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
+
+
+def test_a_plan_as_text() -> None:
+    phases = {"sampling": (Item("cache", 2**30, "long"),), "stepping": (Item("sums", 2**20, "-"),)}
+    plan = Plan("Memory", (Item("weights", 5 * 2**29, "4 bytes each"),), phases)
+    assert plan.text.splitlines() == [
+        "Memory",
+        "                    GiB",
+        "weights            2.50  4 bytes each",
+        "while sampling",
+        "  cache            1.00  long",
+        "while stepping",
+        "  sums           0.0010  -",
+        "peak               3.50  what is always there and the greediest phase",
+    ]
+
+
+@pytest.mark.model
+def test_the_real_model(real_model: Path) -> None:
+    shape = read_shape(str(real_model))
+    assert (shape.parameters, shape.layers, shape.key_width) == (134_515_008, 30, 192)

@@ -1,0 +1,165 @@
+"""The memory of PPO, worked by hand on a model of two layers."""
+
+from rlhf.planning.planner import Plan, layer_bytes
+from rlhf.planning.ppo_plan import Roles, Spread, ppo_plan
+from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
+
+POLICY, CRITIC, ADAPTERS = SHAPE.parameters, SHAPE.trunk + 8, 2 * SHAPE.lora_rows
+LAYER_BYTES = layer_bytes(SHAPE, 8, bf16=True, padded=True)
+
+
+def ppo(**changes: object) -> Plan:
+    numbers = {"sample_batch": 4, "episodes": 2, "reference_rows": 1, "prompt": 3, "new": 5}
+    return ppo_plan(SHAPE, SHAPE, **{**numbers, "bf16": True, **changes})
+
+
+def updating(**changes: object) -> dict[str, float]:
+    return sizes(ppo(**changes), "computing gradients")
+
+
+def test_three_models_and_no_reference() -> None:
+    plan = ppo()
+    assert sizes(plan, "computing gradients") == {
+        "policy: weights": 4 * POLICY,
+        "policy: Adam": 8 * POLICY,
+        "critic: weights": 4 * CRITIC,
+        "critic: Adam": 8 * CRITIC,
+        "reward model: weights": 4 * CRITIC,
+        "gradients": 4 * (POLICY + CRITIC),
+        "bf16 copies of the matrices": 2 * (4 * LAYER + 800),
+        "policy: activations": 3 * 8 * 3 * LAYER_BYTES,  # the KL term's row passes through it
+        "critic: activations": 2 * 8 * 3 * LAYER_BYTES,
+        "logits": (4 + 4 + 2 + 2 * 4) * 100 * 3 * 5,  # gradients, in bf16 too, and two chunks
+    }
+    assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
+
+
+def test_pretraining_texts_pass_through_the_policy_alone() -> None:
+    phase = "computing gradients of texts"
+    found = sizes(ppo(texts=(4, 16)), phase)
+    expected = 4 * 16 * 3 * layer_bytes(SHAPE, 16, bf16=True, padded=True)
+    assert found["policy: activations"] == expected
+    assert found["logits"] == (4 + 4 + 2 + 2 * 4) * 100 * 4 * 15
+    assert "critic: activations" not in found
+    assert found["gradients"] == updating()["gradients"]
+    assert phase not in ppo().phases
+
+
+def test_vllm_holds_a_copy_of_the_policy_and_pages_for_every_response_and_one_more() -> None:
+    plan = ppo(roles=Roles(vllm=True))
+    found = sizes(plan, "sampling")
+    assert found["vLLM: weights"] == 2 * POLICY
+    assert found["vLLM: keys and values"] == 2 * 2 * (2 * 4) * (5 * 128)
+    assert "keys and values" not in found
+    merged = sizes(ppo(roles=Roles(vllm=True, lora_rank=2)), "sampling")["merged weights"]
+    assert merged == 4 * POLICY
+
+
+def test_the_peak_is_that_of_the_greediest_phase() -> None:
+    plan = ppo(sample_batch=10_000)
+    always = sum(item.size for item in plan.resident)
+    assert plan.peak == always + sum(item.size for item in plan.phases["sampling"])
+
+
+def test_a_critics_head_alone_keeps_no_activations() -> None:
+    found = updating(roles=Roles(critic="own head"))
+    assert found["critic: trunk"] == 4 * SHAPE.trunk
+    assert (found["critic: weights"], found["critic: Adam"]) == (4 * 8, 8 * 8)
+    assert found["gradients"] == 4 * (POLICY + 8)
+    assert "critic: activations" not in found
+    assert found["critic: one layer"] == 2 * 8 * LAYER_BYTES / 2
+    assert found["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800)
+    assert "critic: what its head reads" not in found
+    kept = updating(roles=Roles(critic="own head"), rollout=5, new=3)
+    assert kept["critic: what its head reads"] == 4 * 5 * 3 * 8
+
+
+def test_without_a_critic_or_with_a_head_on_the_policy() -> None:
+    none, head = updating(roles=Roles(critic="none")), updating(roles=Roles(critic="head"))
+    assert not any(name.startswith("critic") for name in none)
+    assert head["critic: weights"] == 4 * 8
+    assert none["gradients"] == 4 * POLICY
+    assert not {"critic: trunk", "critic: activations", "critic: one layer"} & set(head)
+
+
+def test_an_adapter_beside_frozen_weights() -> None:
+    found = updating(roles=Roles(critic="none", lora_rank=2, reward_models=0, resident=True))
+    assert found == {
+        "reference model: weights": 4 * POLICY,
+        "policy: frozen weights": 4 * POLICY,
+        "policy: weights": 4 * ADAPTERS,
+        "policy: Adam": 8 * ADAPTERS,
+        "gradients": 4 * ADAPTERS,
+        "bf16 copies of the matrices": 2 * ADAPTERS,
+        "policy: activations": 3 * 8 * 3 * LAYER_BYTES,
+        "logits": (4 + 4 + 2 + 2 * 4) * 100 * 3 * 5,  # gradients, in bf16 too, and two chunks
+    }
+
+
+def test_one_base_under_all_roles() -> None:
+    found = updating(roles=Roles(lora_rank=2, share_base=True))
+    assert found["shared base: weights"] == 2 * POLICY
+    assert found["policy: weights"] == 4 * ADAPTERS
+    assert found["critic: weights"] == 4 * (ADAPTERS + 8)
+    assert found["reward model: adapters"] == 4 * ADAPTERS
+    assert "reward model: weights" not in found
+    assert found["bf16 copies of the matrices"] == 2 * 2 * ADAPTERS
+    ranks = updating(roles=Roles(lora_rank=2, share_base=True, reward_ranks=(4, 6)))
+    assert ranks["policy: weights"] == 4 * ADAPTERS
+    assert ranks["critic: weights"] == 4 * (2 * ADAPTERS + 8)  # starts as the first
+    assert ranks["reward model: adapters"] == 4 * (2 + 3) * ADAPTERS
+    assert ranks["bf16 copies of the matrices"] == 2 * 3 * ADAPTERS
+    packed = updating(roles=Roles(lora_rank=2, share_base=True, four_bits=True))
+    assert packed["shared base: weights"] == 0.516 * 2 * LAYER + 2 * (POLICY - 2 * LAYER)
+    whole = updating(roles=Roles(lora_rank=2, share_base=True), bf16=False)
+    assert whole["shared base: weights"] == 4 * POLICY
+
+
+def test_what_four_processes_divide() -> None:
+    roles = Roles(critic="none")
+
+    def of(strategy: str, **changes: object) -> dict[str, float]:
+        return updating(roles=roles, spread=Spread(strategy, 4, 4, **changes))
+
+    names = ("policy: weights", "policy: Adam", "gradients", "reward model: weights")
+    for strategy, shares in {
+        "ddp": (1, 1, 1, 1),
+        "zero1": (1, 4, 1, 1),
+        "zero2": (1, 4, 4, 1),
+        "zero3": (4, 4, 4, 4),
+        "fsdp": (4, 4, 4, 4),
+    }.items():
+        whole = (4 * POLICY, 8 * POLICY, 4 * POLICY, 4 * CRITIC)
+        found = of(strategy)
+        assert [found[name] for name in names] == [
+            w / n for w, n in zip(whole, shares, strict=True)
+        ]
+        assert ("policy: buckets" in found) is (strategy == "ddp")
+        assert found.get("policy: stepped weights", 0) == POLICY * strategy.startswith("zero")
+    assert of("fsdp", offload=True)["policy: weights"] == 0
+
+
+def test_weights_are_whole_while_sampling() -> None:
+    spread = Spread("fsdp", 4, 4)
+    assert sizes(ppo(spread=spread), "sampling")["whole weights"] == 4 * (POLICY + SHAPE.trunk)
+
+
+def added(plan: Plan, phase: str) -> dict[str, float]:
+    return {item.what: item.size for item in plan.phases[phase]}
+
+
+def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
+    beneath = ppo(roles=Roles(lora_rank=2, audited_rows=3)).phases
+    assert not {"auditing", "auditing on the way"} & set(beneath)
+    assert "auditing" in ppo(roles=Roles(lora_rank=2, share_base=True, four_bits=True)).phases
+    position = (4 + 2 * 4) * 100 * 5  # a row's logits, and two chunks of them
+    whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
+    plan = ppo(roles=Roles(critic="none", audited_rows=3), spread=Spread("fsdp", 4, 4))
+    assert added(plan, "auditing") == {**loaded, "logits": 32 * position}
+    assert added(plan, "auditing on the way") == {**whole, **loaded, "logits": 3 * position}
+    assert added(plan, "measuring the KL") == {
+        **whole,
+        "bf16 copies of the matrices": 2 * (2 * LAYER + 800),
+        "logits": 32 * position,
+    }
+    assert "auditing on the way" not in ppo().phases

@@ -1,0 +1,53 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import ConfigError, GuardError, InterruptedRunError
+from rlhf.parallel.settings import ClusterSettings
+from rlhf.run.notify import notify
+from rlhf.run.rundir import RunDir, stage_status
+from tests.listener import Listener
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener() as listening:
+        yield listening
+
+
+def test_a_stage_tells_how_it_ended(listener: Listener, tmp_path: Path) -> None:
+    url, heard = listener.url, listener.heard
+    run = RunDir(tmp_path)
+    with stage_status(run, url):
+        pass
+    with pytest.raises(GuardError), stage_status(run, url):
+        raise GuardError("Loss is not a number", "Lower the learning rate.")
+    with pytest.raises(InterruptedRunError), stage_status(run, url):
+        raise InterruptedRunError("Stopped", "Resume.")
+    assert [message["status"] for message in heard] == ["done", "failed", "interrupted"]
+    assert heard[0] == {"text": f"{tmp_path}: done", "run": str(tmp_path), "status": "done"}
+    assert heard[1]["text"] == (
+        f"{tmp_path}: failed\nGuardError: Loss is not a number\n  Lower the learning rate."
+    )
+
+
+def test_other_processes_are_silent(listener: Listener, tmp_path: Path, monkeypatch) -> None:
+    url, heard = listener.url, listener.heard
+    monkeypatch.setenv("RANK", "1")
+    with stage_status(RunDir(tmp_path), url):
+        pass
+    assert heard == []
+
+
+def test_a_url_that_does_not_answer_changes_nothing(capsys) -> None:
+    notify("http://127.0.0.1:9/hook", "runs/a/ppo", "done")
+    shown = capsys.readouterr().err
+    assert "--notify: 127.0.0.1 does not answer (" in shown
+    assert "hook" not in shown  # who knows the path can write to the chat
+    notify("", "runs/a/ppo", "done")
+
+
+def test_a_url_must_be_one() -> None:
+    with pytest.raises(ConfigError, match="--notify is 'slack'\n  Give a URL that starts with ht"):
+        ClusterSettings(notify="slack")

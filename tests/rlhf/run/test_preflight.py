@@ -1,0 +1,144 @@
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from reward.memory import room_for
+from reward.settings import RewardSettings
+from rlhf.errors import InputError
+from rlhf.parallel.distributed import run_processes
+from rlhf.parallel.settings import ClusterSettings
+from rlhf.records.jsonl import write_json
+from rlhf.run import preflight
+from rlhf.run.rundir import RunDir
+
+DIFFER = """
+import sys
+from rlhf.parallel.distributed import start
+from rlhf.errors import MismatchError
+from rlhf.run.preflight import require_agreement
+from rlhf.ranks import leave
+accelerator = start("fp32", 0)
+rank = accelerator.process_index
+try:
+    require_agreement(accelerator, {"input model": "abc" if rank == 0 else "xyz", "same": "1"})
+except MismatchError as error:
+    open(f"{sys.argv[1]}/said-{rank}", "w").write(str(error))
+    leave(error.exit_code)
+"""
+
+
+def test_processes_with_different_inputs_are_refused_with_the_rank(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(DIFFER, encoding="utf-8")
+    assert run_processes([sys.executable, str(program), str(tmp_path)], 2) == 2
+    for rank in (0, 1):
+        said = (tmp_path / f"said-{rank}").read_text(encoding="utf-8")
+        assert said.startswith("The processes differ: input model is xyz on rank 1 (")
+        assert ") and abc on rank 0 (" in said
+        assert said.endswith("Install the same packages and give the same files on every machine.")
+
+
+def test_one_process_agrees_with_itself() -> None:
+    preflight.require_agreement(Accelerator(cpu=True), {"a": "b"})
+
+
+def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    preflight.require_room(tmp_path / "new" / "out", 0)
+    with pytest.raises(
+        InputError, match=r"GiB free; the checkpoints and the model need about"
+    ) as e:
+        preflight.require_room(tmp_path / "new" / "out", 2 * free)
+    assert e.value.problem.startswith(f"{tmp_path} has ")
+
+
+def test_checkpoints_that_will_be_replaced_need_no_more_room(tmp_path: Path, monkeypatch) -> None:
+    run = RunDir(tmp_path / "out")
+    for folder, size in (("step-000001", 100), ("best/step-000001", 50)):
+        (run.checkpoints / folder).mkdir(parents=True)
+        (run.checkpoints / folder / "state").write_bytes(bytes(size))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=60))
+    preflight.require_room(run.path, 210)
+    with pytest.raises(InputError, match="the checkpoints and the model need about"):
+        preflight.require_room(run.path, 211)
+
+
+def test_a_finished_run_needs_no_room(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json(run.stage_file, {"stage": "ppo", "status": "done"})
+    preflight.require_room(run.path, 2 * shutil.disk_usage(tmp_path).free)
+
+
+def test_the_best_checkpoint_is_one_more_that_is_kept(tiny_model: Path) -> None:
+    settings = RewardSettings(rankings=Path("r"), model=str(tiny_model), out=Path("out"))
+    kept = replace(settings, keep_checkpoints=2)
+    assert room_for(replace(settings, eval_every=5)) == room_for(kept) > room_for(settings)
+
+
+def test_room_by_hand() -> None:
+    # three checkpoints of 12 bytes for each trained weight, 4 for each that is saved
+    assert preflight.room_bytes(10, 100, 2) == 3 * 120 + 400
+
+
+def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(preflight, "SHARED_SECONDS", 0.0)
+    with pytest.raises(InputError, match=r"was made by rank 0, and .* does not see it"):
+        preflight.require_shared(RunDir(tmp_path / "gone"))
+
+
+def test_the_canary_trains_two_steps(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    (found,) = preflight.sing(accelerator, tmp_path / "canary")
+    assert 0 < found["error"] < 1e-5
+    assert found["weights"] > 1
+    assert not (tmp_path / "canary").exists()
+
+
+def test_the_canary_does_not_choose_what_the_run_samples(tmp_path: Path, tiny_model: Path) -> None:
+    settings = ClusterSettings(preflight=True)
+    inputs = {"model": {"path": str(tiny_model), "hash": "x"}}
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    preflight.check_before_training(Accelerator(cpu=True), settings, tmp_path / "run", inputs, 0)
+    assert torch.rand(3).equal(expected)
+
+
+def test_a_broken_device_is_named() -> None:
+    well = {"host": "a", "device": "GPU", "error": 1e-6, "weights": 10.0}
+    preflight.require_well([well, well])
+    with pytest.raises(InputError, match=r"rank 1 \(b, GPU\) multiplies wrongly: off by 0\.3"):
+        preflight.require_well([well, {**well, "host": "b", "error": 0.3}])
+    with pytest.raises(InputError, match=r"rank 1 \(a, GPU\) ended two steps with other weights"):
+        preflight.require_well([well, {**well, "weights": 10.5}])
+    with pytest.raises(InputError, match="multiplies wrongly"):
+        preflight.require_well([{**well, "error": float("nan")}])
+
+
+def test_a_product_is_compared_with_float64() -> None:
+    assert preflight.product_error(torch.device("cpu")) < 1e-6
+
+
+def test_preflight_runs_before_a_training(tmp_path: Path, tiny_model: Path, capsys) -> None:
+    inputs = {"model": {"path": str(tiny_model), "hash": "abc"}}
+    settings = ClusterSettings(preflight=True)
+    accelerator = Accelerator(cpu=True)
+    preflight.check_before_training(accelerator, settings, tmp_path / "out", inputs, 0)
+    assert "Canary: 1 devices are well" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_doctor_lets_the_canary_sing_in_two_processes(tmp_path: Path) -> None:
+    words = ["doctor", "--canary", "--processes", "2", "--path", str(tmp_path), "--min-disk", "0"]
+    program = [sys.executable, "-m", "rlhf.cli", *words, "--min-memory", "0"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 " in done.stdout
+    assert "rank 1 " in done.stdout

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import yaml
+from huggingface_hub import ModelCard
+from transformers import AutoTokenizer
+
+from rlhf.modeling.model_card import model_card
+from rlhf.modeling.models import load_causal_lm, save_model
+from rlhf.parallel.settings import ClusterSettings
+from rlhf.run.provenance import all_packages, describe_environment
+from rlhf.run.rundir import RunDir, open_stage
+
+STAGE = {
+    "stage": "ppo",
+    "inputs": {
+        "model": {"path": "maker/base-1B", "hash": "abc"},
+        "reward": {"path": "runs/a/reward/model", "hash": "def"},
+    },
+    "seed": 7,
+    "processes": 2,
+    "command": ["rlhf", "ppo", "--seed", "7"],
+    "git_commit": "1234567-dirty",
+    "versions": {"torch": "2.13.0", "deepspeed": None},
+    "started_at": "2026-01-02T03:04:05+00:00",
+}
+
+
+def test_a_card_says_where_a_model_comes_from_and_the_hub_reads_it() -> None:
+    card = ModelCard(model_card(STAGE), ignore_metadata_errors=False)
+    assert card.data.base_model == "maker/base-1B"
+    assert card.data.pipeline_tag == "text-generation"
+    assert card.data.tags == ["rlhf", "ppo"]
+    assert "| reward | `runs/a/reward/model` | `def` |" in card.text
+    assert "Command: `rlhf ppo --seed 7`, seed 7, 2 processes." in card.text
+    assert "Code: 1234567-dirty. Versions: torch 2.13.0." in card.text
+
+
+def test_a_local_base_is_no_name_on_the_hub(tmp_path: Path) -> None:
+    local = {**STAGE, "inputs": {"model": {"path": str(tmp_path), "hash": "abc"}}}
+    metadata = yaml.safe_load(model_card(local).split("---")[1])
+    assert "base_model" not in metadata
+
+
+def test_the_environment_is_whole() -> None:
+    found = describe_environment()
+    assert found["versions"]["torch"]
+    assert {"host", "cpus", "memory_bytes", "gpus", "cuda"} <= set(found["hardware"])
+    assert found["processes"] == 1
+    assert any(line.startswith("torch==") for line in all_packages().splitlines())
+
+
+def test_a_stage_leaves_its_packages_and_a_saved_model_its_card(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    inputs = {"model": {"path": "maker/base", "hash": "abc"}}
+    settings = ClusterSettings()
+    run = open_stage(tmp_path / "run", "reward", settings, inputs, resume=False)
+    assert run.packages_file.read_text(encoding="utf-8") == all_packages()
+    assert run.diff_file.is_file() == (run.read_stage()["code_diff"] is not None)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    save_model(load_causal_lm(str(tiny_model)), tokenizer, run.model)
+    assert ModelCard.load(run.model / "README.md").data.tags == ["rlhf", "reward"]
+    save_model(load_causal_lm(str(tiny_model)), tokenizer, tmp_path / "plain" / "model")
+    assert not RunDir(tmp_path / "plain").stage_file.exists()
+    assert not (tmp_path / "plain" / "model" / "README.md").exists()

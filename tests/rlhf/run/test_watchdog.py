@@ -1,0 +1,190 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf.run.watchdog import Heart, beat, describe_stall, find_slow, read_hearts, speaker, watching
+
+REPOSITORY = Path(__file__).parents[3]
+HANG = """
+import os, sys, time
+from pathlib import Path
+import torch
+from rlhf.parallel.distributed import start, global_sum
+from rlhf.run.rundir import RunDir, watching_stage
+from rlhf.run.watchdog import beat
+accelerator = start("fp32", 0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+for _ in range({before}):
+    {meet}
+run = RunDir(Path(sys.argv[1]))
+with watching_stage(run, 3.0):
+    for step in (1, 2, 3):
+        beat("sampling", step)
+        time.sleep(0.5)
+        beat("updating", step)
+        if step == 2 and accelerator.process_index == 1:
+            {hang}
+        {meet}
+"""
+SLEEP = "time.sleep(300)"
+STOP = "import signal; os.kill(os.getpid(), signal.SIGSTOP)"
+SUM = "global_sum(accelerator, 1.0)"
+BACKWARD = "model(torch.ones(1, 2)).sum().backward()"
+
+
+@pytest.mark.parametrize(
+    ("hang", "meet", "before", "waits_in"),
+    [
+        (SLEEP, SUM, 0, "global_sum"),
+        (STOP, SUM, 0, "global_sum"),
+        (SLEEP, BACKWARD, 0, "_pre_forward"),  # DDP talks before its second pass
+        (SLEEP, BACKWARD, 2, "_engine_run_backward"),  # and averages gradients below Python
+    ],
+)
+def test_the_rank_that_hangs_is_named_within_timeout_and_ten_seconds(
+    tmp_path: Path, hang: str, meet: str, before: int, waits_in: str
+) -> None:
+    file, run = tmp_path / "program.py", tmp_path / "run"
+    run.mkdir()
+    (run / "stage.json").write_text('{"stage": "ppo", "status": "running"}', encoding="utf-8")
+    file.write_text(HANG.format(hang=hang, meet=meet, before=before), encoding="utf-8")
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    group = subprocess.Popen(
+        [*agent, str(file), str(run)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+    )
+    second = run / "heartbeat" / "rank-00001.json"
+    limit = time.monotonic() + 120
+    while not (second.is_file() and json.loads(second.read_text())["step"] == 2):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    began = time.monotonic()
+    while json.loads((run / "stage.json").read_text())["status"] == "running":
+        assert time.monotonic() < began + 3 + 10
+        time.sleep(0.05)
+    error = json.loads((run / "stage.json").read_text())["error"]
+    host, pid = (json.loads(second.read_text())[name] for name in ("host", "pid"))
+    assert error.startswith(
+        f"No progress for 3 seconds: rank 1 ({host}, process {pid}) is stuck in 'updating' of "
+        "step 2\n  The stacks of all ranks are in "
+    )
+    if "SIGSTOP" in hang:
+        os.kill(pid, 9)  # the agent would wait half a minute for it
+    _, shown = group.communicate(timeout=60)
+    assert f"error {error.splitlines()[0]}" in shown
+    assert "exitcode  : 75" in shown
+    assert waits_in in (run / "heartbeat" / "rank-00000.stack").read_text()
+    if "SIGSTOP" not in hang:
+        assert "program.py" in (run / "heartbeat" / "rank-00001.stack").read_text()
+
+
+PATIENT = """
+import os, sys, time
+from pathlib import Path
+from rlhf.parallel.distributed import start
+from rlhf.run.rundir import RunDir, watching_stage
+from rlhf.run.watchdog import beat
+accelerator = start("fp32", 0)
+with watching_stage(RunDir(Path(sys.argv[1])), 6.0):
+    if accelerator.process_index == 0:
+        for _ in range(90):
+            time.sleep(0.1)
+            beat("working")
+        {then}
+    accelerator.wait_for_everyone()
+    time.sleep(3.0)  # work without a beat, of ranks that waited for longer than the timeout
+print("ended well")
+accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("then", ["", SLEEP])
+def test_who_waits_for_a_rank_that_works_has_patience_until_that_one_stops(
+    tmp_path: Path, then: str
+) -> None:
+    file, run = tmp_path / "program.py", tmp_path / "run"
+    run.mkdir()
+    (run / "stage.json").write_text('{"stage": "reference", "status": "running"}', encoding="utf-8")
+    file.write_text(PATIENT.format(then=then), encoding="utf-8")
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*agent, str(file), str(run)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+    )
+    stage = json.loads((run / "stage.json").read_text())
+    assert (stage["status"], ended.returncode) == (("interrupted", 1) if then else ("running", 0))
+    assert ended.stdout.count("ended well") == (0 if then else 2)
+    if then:
+        assert stage["error"].startswith("No progress for 6 seconds: rank 0 (")
+        assert "is stuck in 'working'" in stage["error"]
+
+
+def hearts(*said: tuple[int, bool | None]) -> list[Heart]:
+    return [Heart(n, "host", 10 + n, beats, "p", 1, waits) for n, (beats, waits) in enumerate(said)]
+
+
+@pytest.mark.parametrize(
+    ("said", "backward", "slow"),
+    [
+        ([(5, True), (5, False), (5, True)], [], [1]),  # one is busy while the others wait
+        ([(5, True), (5, None)], [], [1]),  # one does not even answer
+        ([(5, True)], [], [1]),  # one never came
+        ([(6, True), (5, True)], [], [1]),  # all wait: one of them elsewhere
+        ([(6, False), (5, False)], [], [1]),  # all are busy: one of them is behind
+        ([(5, False), (5, False), (5, False)], [0, 2], [1]),  # DDP waits in the backward pass
+        ([(5, True), (5, False), (5, True)], [1], [1]),  # its own, while the others wait
+        ([(5, False), (5, False)], [0, 1], [0, 1]),  # nobody can tell who computes
+    ],
+)
+def test_who_is_slow(said, backward: list[int], slow: list[int]) -> None:
+    known = hearts(*said)
+    for one in backward:
+        known[one].in_backward = True
+    assert find_slow(known, max(2, len(known))) == slow
+
+
+def test_one_rank_alone_is_the_slow_one() -> None:
+    assert find_slow(hearts((5, False)), 1) == [0]
+
+
+def test_the_first_rank_that_is_not_stuck_speaks() -> None:
+    assert speaker([1], 2) == 0
+    assert speaker([0, 1], 3) == 2
+    assert speaker([0], 1) == 0
+
+
+def test_a_rank_that_never_started_is_named(tmp_path: Path) -> None:
+    error = describe_stall(hearts((5, True)), [1], 60, tmp_path)
+    assert error.problem == "No progress for 60 seconds: rank 1 never started"
+    assert f"The stacks of all ranks are in {tmp_path}." in error.remedy
+
+
+def test_beats_are_counted_and_written_when_the_phase_changes(tmp_path: Path) -> None:
+    with watching(tmp_path, 0, lambda error: None):
+        beat("sampling", 3)
+        beat()
+        assert read_hearts(tmp_path)[0].phase == "sampling"
+        beat("updating")
+        (heart,) = read_hearts(tmp_path)
+    assert (heart.rank, heart.phase, heart.step, heart.beats) == (0, "updating", 3, 4)
+
+
+def test_work_that_goes_on_is_left_alone(tmp_path: Path) -> None:
+    def refuse(error: Exception) -> None:
+        raise AssertionError(error)
+
+    with watching(tmp_path, 0.3, refuse):
+        for _ in range(8):
+            time.sleep(0.1)
+            beat("working")
