@@ -85,7 +85,7 @@ def divide(plan: Plan, sharding: Sharding, parts: int) -> Plan:
     def held(items: Iterable[Item]) -> tuple[Item, ...]:
         return tuple(
             replace(item, size=share * item.size, why=f"{item.why}; {words}")
-            if share < 1 and is_divided(item, sharding)
+            if share < 1 and is_sharded(item, sharding)
             else item
             for item in items
         )
@@ -103,7 +103,7 @@ def divided_peak(plan: Plan, sharding: Sharding, parts: int) -> float:
     return divide(plan, sharding, parts).peak
 
 
-def is_divided(item: Item, sharding: Sharding) -> bool:
+def is_sharded(item: Item, sharding: Sharding) -> bool:
     """Whether processes hold parts of an item of a plan."""
     if sharding.divides_weights:
         return item.what != "activations"

@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Trainee:
+class TrainState:
     """A prepared module with its optimizer and the numbers that every step needs.
 
     `bias` is what a reward model that the training goes on from adds to its head's outputs.
@@ -50,7 +50,7 @@ class Trainee:
         return processes // self.tensor_parallel
 
 
-def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[str, float]:
+def take_step(trainee: TrainState, groups: Sequence[Group], rate: float) -> dict[str, float]:
     """One optimizer step on a global batch; every process calls it with the same groups.
 
     Args:
@@ -84,14 +84,14 @@ def take_step(trainee: Trainee, groups: Sequence[Group], rate: float) -> dict[st
     return {"loss": loss_sum / weight, **name_accuracies(*counts), "grad_norm": norm}
 
 
-def follow_thumbs(trainee: Trainee, groups: Sequence[Group]) -> float:
+def follow_thumbs(trainee: TrainState, groups: Sequence[Group]) -> float:
     """Score a batch that has thumbs, for `Thresholds.follow`; its level, which is 0 without any."""
     if not any(group.pointwise for group in groups):
         return 0.0
     return trainee.thresholds.follow(groups, _score(trainee, groups))
 
 
-def fit_thresholds(trainee: Trainee, groups: Sequence[Group]) -> float:
+def fit_thresholds(trainee: TrainState, groups: Sequence[Group]) -> float:
     """Fit the thresholds of thumbs to the rewards as they are now; their level, 0 without any."""
     if not trainee.thresholds.sources:
         return 0.0
@@ -109,14 +109,14 @@ def name_accuracies(
     return found | ({"thumbs_accuracy": right_thumbs / thumbs} if thumbs else {})
 
 
-def score_groups(trainee: Trainee, groups: Sequence[Group]) -> list[list[float]]:
+def score_groups(trainee: TrainState, groups: Sequence[Group]) -> list[list[float]]:
     """Rewards of all responses of all groups, on every process; prompt ids must differ."""
     with progress("scoring", len(my_passes(trainee, groups))) as bar:
         return _score(trainee, groups, bar.advance)
 
 
 def _score(
-    trainee: Trainee, groups: Sequence[Group], after_pass: Callable[[], None] = beat
+    trainee: TrainState, groups: Sequence[Group], after_pass: Callable[[], None] = beat
 ) -> list[list[float]]:
     found: list[tuple[str, list[float]]] = []
     trainee.module.eval()
@@ -138,13 +138,13 @@ def gather_by_prompt(
     return [by_prompt[group.prompt_id] for group in groups]
 
 
-def my_passes(trainee: Trainee, groups: Sequence[Group]) -> list[list[Group]]:
+def my_passes(trainee: TrainState, groups: Sequence[Group]) -> list[list[Group]]:
     """The forward passes of this process: which groups meet in each."""
     plans = plan_step(groups, trainee.shares, trainee.tokens_per_batch, shared=trainee.shared)
     return plans[trainee.accelerator.process_index // trainee.tensor_parallel]
 
 
-def forward(trainee: Trainee, groups: Sequence[Group]) -> Tensor:
+def forward(trainee: TrainState, groups: Sequence[Group]) -> Tensor:
     """Rewards of all responses of some groups, in order."""
     inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
     rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))

@@ -30,7 +30,7 @@ from reward.report.evaluation import Best, compare, evaluate
 from reward.report.health import collect_verdicts
 from reward.report.thumbs import describe_thumbs
 from reward.settings import RewardSettings
-from reward.step import Trainee, fit_thresholds, score_groups, take_step
+from reward.step import TrainState, fit_thresholds, score_groups, take_step
 from rlhf.diagnose import as_input_error
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import add_adapters, four_bits
@@ -180,7 +180,7 @@ def _build_trainee(
     sharding: Sharding,
     pad_id: int,
     data: Data,
-) -> Trainee:
+) -> TrainState:
     """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
     classifier.config.reads_thinking = settings.reads_thinking  # saved, for whoever scores
@@ -194,7 +194,7 @@ def _build_trainee(
     trained = [value for value in module.parameters() if value.requires_grad]
     optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
     prepared, stepper = prepare(accelerator, module, optimizer, sharding)
-    return Trainee(
+    return TrainState(
         accelerator=accelerator,
         module=prepared,
         optimizer=stepper,
@@ -223,7 +223,7 @@ def _load_classifier(
     return classifier
 
 
-def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) -> Findings:
+def _train(settings: RewardSettings, run: RunDir, trainee: TrainState, data: Data) -> Findings:
     """Take every step, from the newest checkpoint on; leaves the best weights in place."""
     per_epoch = -(-len(data.train) // settings.prompts_per_batch)
     total = per_epoch * settings.epochs
@@ -263,7 +263,7 @@ def _train(settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data) 
 
 
 def _begin(
-    settings: RewardSettings, run: RunDir, trainee: Trainee, data: Data
+    settings: RewardSettings, run: RunDir, trainee: TrainState, data: Data
 ) -> tuple[int, Findings]:
     """Where to start: after the newest checkpoint, or with the accuracy and the head of step 0."""
     saved = load_checkpoint(trainee.accelerator, run.checkpoints)

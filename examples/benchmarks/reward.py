@@ -39,7 +39,7 @@ from judgements import Line, build_groups, epoch_tokens, pairs_per_pass, read_ju
 
 if TYPE_CHECKING:
     from reward.data.groups import Group
-    from reward.step import Trainee
+    from reward.step import TrainState
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
@@ -56,13 +56,13 @@ TFLOPS = 0.45  # of two cores with AMX, trained in bf16
 STARTUP = 40.0  # seconds of a process before it trains
 
 
-def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
+def wrap(model: Any, kind: str, tokens: int) -> "TrainState":
     """A model with all that our trainer wants."""
     from torch.optim import AdamW
 
     from reward.model.module import RewardModule
     from reward.objective import Objective
-    from reward.step import Trainee
+    from reward.step import TrainState
     from rlhf.modeling.attention.shared_prefix import share_prompts
     from rlhf.parallel.distributed import start
 
@@ -74,7 +74,7 @@ def wrap(model: Any, kind: str, tokens: int) -> "Trainee":
     optimizer = AdamW(module.parameters(), lr=0.0, weight_decay=0.0, fused=True)
     prepared, optimizer = accelerator.prepare(module, optimizer)
     budget = 1 if kind == "prompts" else tokens
-    return Trainee(accelerator, prepared, optimizer, 0, budget, Objective(), shared)
+    return TrainState(accelerator, prepared, optimizer, 0, budget, Objective(), shared)
 
 
 def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namespace) -> Line:
@@ -98,7 +98,7 @@ def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namesp
     return found | judge(trainee, held_out, arguments)
 
 
-def first_loss(trainee: "Trainee", groups: "list[Group]") -> float:
+def first_loss(trainee: "TrainState", groups: "list[Group]") -> float:
     """The mean loss over pairs before training; gradients are computed and thrown away."""
     from torch.nn.functional import logsigmoid
 
@@ -117,7 +117,7 @@ def first_loss(trainee: "Trainee", groups: "list[Group]") -> float:
     return total / number
 
 
-def count_tokens(trainee: "Trainee", groups: "list[Group]") -> tuple[int, int]:
+def count_tokens(trainee: "TrainState", groups: "list[Group]") -> tuple[int, int]:
     """Tokens that are not padding, and all that the forward passes of an epoch see."""
     from reward.data.batches import lay_out, num_tokens
     from reward.step import my_passes
@@ -130,7 +130,7 @@ def count_tokens(trainee: "Trainee", groups: "list[Group]") -> tuple[int, int]:
     return real, total
 
 
-def judge(trainee: "Trainee", held_out: list[Line], arguments: argparse.Namespace) -> Line:
+def judge(trainee: "TrainState", held_out: list[Line], arguments: argparse.Namespace) -> Line:
     """Of each held-out prompt's pairs, how many are ordered as judged, and how many there are."""
     from reward.report.accuracy import count_right
     from reward.step import score_groups

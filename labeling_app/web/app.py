@@ -67,7 +67,7 @@ def _read(name: str) -> str:
 
 
 def build_app(board: Board, live: Live | None = None) -> FastAPI:
-    """The web application; a `Door` in front of it says who sends each request.
+    """The web application; a `AuthMiddleware` in front of it says who sends each request.
 
     Args:
         board: ranking.

@@ -10,7 +10,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-class Gatherer(Generic[Question, Answer]):
+class RequestBatcher(Generic[Question, Answer]):
     """Turns many callers into few batches; one who comes alone is answered at once.
 
     Args:

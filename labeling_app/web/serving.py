@@ -20,7 +20,7 @@ from labeling_app.quality.overlap import num_open, set_another_below, set_overla
 from labeling_app.web.board.session import Board
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app
-from labeling_app.web.live.live import Live, Note, Voice
+from labeling_app.web.live.live import ChatModel, Live, Note
 from rlhf.config import read_text
 from rlhf.errors import InputError
 
@@ -38,7 +38,7 @@ def serve(
     rubric: Path | None,
     flags: tuple[str, ...],
     checks: CheckRates,
-    voices: Sequence[Voice] = (),
+    voices: Sequence[ChatModel] = (),
     live_responses: int = 2,
     note: Note | None = None,
 ) -> dict[str, int]:
@@ -87,16 +87,18 @@ def serve(
 def _run(
     board: Board, live: Live | None, users: Users, local: str | None, host: str, port: int
 ) -> None:
-    from labeling_app.web.access.middleware import Door, user_of_cookie
+    from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
     from labeling_app.web.app import build_app
 
     app = build_app(board, live)
     secret = board.store.secret
     if local is None:
-        door = Door(app, find_user=user_of_cookie(users, secret), users=users, secret=secret)
+        door = AuthMiddleware(
+            app, find_user=user_of_cookie(users, secret), users=users, secret=secret
+        )
     else:
         alone = User(name=local, role="admin", disabled=False, epoch=0)
-        door = Door(
+        door = AuthMiddleware(
             app,
             find_user=lambda request: alone,
             users=None,

@@ -24,7 +24,7 @@ from policies.sampling.vllm_engine import VLLM
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
-from rlhf.parallel.gathered_model import Shell
+from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.run.rundir import RunDir
 
@@ -50,7 +50,7 @@ class Training:
     texts: Sequence[list[int]]
     settings: PPOSettings
     run: RunDir
-    shell: Shell
+    shell: GatheredModel
     sampler: Sampler | None
     frozen_bytes: dict[str, int] | None
 
@@ -69,7 +69,7 @@ class Training:
     @contextmanager
     def gathered(self) -> Iterator[PolicyAndCritic]:
         """Policy and critic with all their weights in every process, which all enter together."""
-        with self.shell.filled(self.model) as plain:
+        with self.shell.gathered(self.model) as plain:
             yield plain
 
 
@@ -95,7 +95,7 @@ def set_up(
         if settings.gradient_checkpointing:
             part.activation_checkpointing_enable({"use_reentrant": False})
     plain.train(settings.gradient_checkpointing)  # transformers checkpoints in this mode only
-    shell = Shell(plain, accelerator.device, sharding)
+    shell = GatheredModel(plain, accelerator.device, sharding)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
     reward = load_reward(
         settings.reward,

@@ -34,7 +34,12 @@ from policies.ppo.rollout import (
 from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import Training, set_up
 from policies.ppo.update import KL_ESTIMATORS, reference_batch, update
-from policies.reference.audit import Heard, audit_policy, hear_policy, measure_forward_kl
+from policies.reference.audit import (
+    AuditSamples,
+    audit_policy,
+    measure_forward_kl,
+    sample_for_audit,
+)
 from policies.reference.store import open_store, require_reference_of, require_training_prompts
 from policies.rewards.sources import describe_rewards
 from rlhf.errors import ConfigError
@@ -339,12 +344,12 @@ def finish(training: Training, facts: dict[str, Any]) -> None:
     accelerator.wait_for_everyone()
 
 
-def hear(training: Training, policy: PreTrainedModel) -> Heard:
+def hear(training: Training, policy: PreTrainedModel) -> AuditSamples:
     """Let the trained policy answer held-out prompts (else training prompts) for the audit."""
     store, settings = training.store, training.settings
     groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
     seed_all(settings.seed)
-    return hear_policy(
+    return sample_for_audit(
         training.accelerator,
         policy,
         training.tokenizer,
@@ -356,7 +361,7 @@ def hear(training: Training, policy: PreTrainedModel) -> Heard:
     )
 
 
-def report(training: Training, heard: Heard) -> dict[str, Any]:
+def report(training: Training, heard: AuditSamples) -> dict[str, Any]:
     """Audit both KLs and sum up the run; gathered weights are gone when a reference comes."""
     settings = training.settings
     kl = audit_policy(

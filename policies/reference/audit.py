@@ -79,7 +79,7 @@ def estimate_reverse_kl(
 
 
 @dataclass(frozen=True)
-class Heard:
+class AuditSamples:
     """What a policy answered, and how likely it finds that and the stored outputs.
 
     Attributes:
@@ -97,7 +97,7 @@ class Heard:
     forward: dict[str, Any]
 
 
-def hear_policy(
+def sample_for_audit(
     accelerator: Accelerator,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -107,7 +107,7 @@ def hear_policy(
     *,
     sampler: Sampler | None = None,
     holds_reference: bool = False,
-) -> Heard:
+) -> AuditSamples:
     """Fresh answers to some prompts and all that only the policy can say for an audit.
 
     Where the policy `holds_reference`, beneath its adapters, that is asked too.
@@ -126,12 +126,12 @@ def hear_policy(
             reference_log_probs = score_responses(accelerator, policy, *asked)
     rows = [row for group in groups for row in group]
     forward = measure_forward_kl(accelerator, policy, tokenizer, rows, temperature)
-    return Heard(prompts, responses, log_probs, reference_log_probs, forward)
+    return AuditSamples(prompts, responses, log_probs, reference_log_probs, forward)
 
 
 def audit_policy(
     accelerator: Accelerator,
-    heard: Heard,
+    heard: AuditSamples,
     tokenizer: PreTrainedTokenizerBase,
     store: ReferenceStore,
     *,

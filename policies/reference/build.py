@@ -38,7 +38,7 @@ from rlhf.modeling.models import describe_model, load_causal_lm, load_config
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
 from rlhf.modeling.tokens import decode_response, pad_left, pad_right
 from rlhf.parallel.distributed import from_main, global_max, seed_all, start
-from rlhf.parallel.gathered_model import Shell
+from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, shard_frozen
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.planner import SCORE_BATCH
@@ -210,7 +210,7 @@ class _Models:
     """Who answers and who judges; the shell has all weights of `original` where it is divided."""
 
     original: PreTrainedModel
-    shell: Shell
+    shell: GatheredModel
     reward: Reward | None
 
 
@@ -221,7 +221,7 @@ def _load_models(
     sharding: Sharding,
 ) -> _Models:
     model = load_causal_lm(description["path"], together=sharding.is_together).eval()
-    shell = Shell(model, accelerator.device, sharding)
+    shell = GatheredModel(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:
         return _Models(model, shell, None)
@@ -313,7 +313,7 @@ class _ShardWriter:
     def _sample(self, prompts: list[list[int]], advance: Callable[[int], None]) -> list[Sample]:
         if self.sharding.divides_weights and not global_max(self.accelerator, len(prompts)):
             return []  # and nobody needs all of the model
-        with self.models.shell.filled(self.models.original) as model:
+        with self.models.shell.gathered(self.models.original) as model:
             return sample_responses(
                 self.accelerator,
                 model,

@@ -28,7 +28,7 @@ from rlhf.records.schema import Prompt, Response, Sampling
 _turn_of_a_model = threading.Lock()
 
 
-class LocalVoice:
+class LocalModel:
     """A model in this process.
 
     Args:
@@ -67,13 +67,13 @@ class LocalVoice:
             )
         except InputError as error:
             raise InputError(error.problem, "Shorten it, or begin a new conversation.") from None
-        ear = _Ear(self, encoded, hear, len(ids))
+        ear = TokenStreamer(self, encoded, hear, len(ids))
         with _turn_of_a_model:
             self._generate(seed, ear)
         return [self._response(prompt, ids[row], row, seed, ear) for row in range(len(ids))]
 
     @torch.no_grad()
-    def _generate(self, seed: int, ear: "_Ear") -> None:
+    def _generate(self, seed: int, ear: "TokenStreamer") -> None:
         torch.manual_seed(seed)
         pad_id = self.tokenizer.pad_token_id
         batch = pad_left([ear.prompt] * len(ear.tokens), int(pad_id)).to(self.accelerator.device)
@@ -86,7 +86,9 @@ class LocalVoice:
                 stopping_criteria=StoppingCriteriaList([_Stop(ear)]),
             )
 
-    def _response(self, prompt: Prompt, id: str, row: int, seed: int, ear: "_Ear") -> Response:
+    def _response(
+        self, prompt: Prompt, id: str, row: int, seed: int, ear: "TokenStreamer"
+    ) -> Response:
         """What was said; an answer that was stopped has no token ids: it is no fair sample."""
         sample = ear.sample(row)
         response = as_response(
@@ -100,11 +102,11 @@ class LocalVoice:
         return replace(response, id=id, token_ids=None if ear.stopped[row] else response.token_ids)
 
 
-class _Ear(BaseStreamer):
+class TokenStreamer(BaseStreamer):
     """Hears every new token of every row, and asks whether to go on."""
 
     def __init__(
-        self, voice: LocalVoice, prompt: list[int], hear: Callable[[int, str], bool], rows: int
+        self, voice: LocalModel, prompt: list[int], hear: Callable[[int, str], bool], rows: int
     ) -> None:
         self.tokenizer = voice.tokenizer
         self.prompt = prompt
@@ -138,7 +140,7 @@ class _Ear(BaseStreamer):
 class _Stop(StoppingCriteria):
     """Ends the rows that need not go on."""
 
-    def __init__(self, ear: _Ear) -> None:
+    def __init__(self, ear: TokenStreamer) -> None:
         self.ear = ear
 
     def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:

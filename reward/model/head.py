@@ -17,7 +17,7 @@ from reward.data.groups import Group
 from reward.data.thresholds import Thresholds
 from reward.model.module import RewardModule
 from reward.objective import Objective, sum_of_losses, total_weight
-from reward.step import Trainee, forward, my_passes
+from reward.step import TrainState, forward, my_passes
 from rlhf.modeling.models import reward_head
 from rlhf.parallel.sharding import assign, divide_again, unwrap
 from rlhf.run.metrics import progress
@@ -27,7 +27,7 @@ WEIGHT_PENALTY = 1e-3
 MAX_ITERATIONS = 200
 
 
-def fit_head(trainee: Trainee, groups: Sequence[Group]) -> None:
+def fit_head(trainee: TrainState, groups: Sequence[Group]) -> None:
     """Replace the head's weight by the one that fits the rankings best on frozen features.
 
     Args:
@@ -82,7 +82,7 @@ def minimise(
     return weight.detach().float()
 
 
-def _features(trainee: Trainee, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
+def _features(trainee: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
     """What the head reads of every response of every group, in order."""
     module: RewardModule = unwrap(trainee.module)
     read: list[Tensor] = []

@@ -17,7 +17,7 @@ from reward.report.evaluation import Best
 from reward.report.health import Verdict, measure_health, worst
 from reward.report.health_page import write_page
 from reward.settings import RewardSettings
-from reward.step import Trainee, score_groups
+from reward.step import TrainState, score_groups
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import merged_weights, save_adapters
 from rlhf.modeling.models import empty_reward_model, load_reward_model, save_model
@@ -34,7 +34,7 @@ MIN_REFERENCE_OUTPUTS = 32  # they tell a standard deviation to an eighth, one t
 
 
 def measure_scale(
-    trainee: Trainee, data: Data, held_out: list[list[float]]
+    trainee: TrainState, data: Data, held_out: list[list[float]]
 ) -> tuple[Scale, list[float]]:
     """The scale, and the normalised rewards of the responses that fixed it.
 
@@ -52,7 +52,7 @@ def measure_scale(
 
 
 def save_result(
-    trainee: Trainee, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale
+    trainee: TrainState, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale
 ) -> None:
     """Save a plain Hugging Face folder, the gain in its head and the bias in its config.
 

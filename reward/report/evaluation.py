@@ -9,7 +9,7 @@ import torch
 from reward.data.groups import Group
 from reward.objective import sum_of_losses, total_weight
 from reward.report.accuracy import add_counts, count_right, count_right_thumbs
-from reward.step import Trainee, name_accuracies, score_groups
+from reward.step import TrainState, name_accuracies, score_groups
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def compare(best: Best | None, step: int, loss: float) -> Best:
     return replace(best, since=best.since + 1)
 
 
-def evaluate(trainee: Trainee, groups: Sequence[Group]) -> dict[str, float]:
+def evaluate(trainee: TrainState, groups: Sequence[Group]) -> dict[str, float]:
     """Loss, as in training, and accuracy of some groups, on every process."""
     rewards = score_groups(trainee, groups)
     flat = torch.tensor([value for row in rewards for value in row])

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from rlhf.parallel.sharding import Sharding, unwrap
 
 
-class Shell:
+class GatheredModel:
     """A plain copy of a model that has weights only while somebody needs them.
 
     A divided model would gather its weights again for every token that is sampled. A shell is
@@ -45,10 +45,10 @@ class Shell:
         self.module = copy.deepcopy(model, empty).to(device)
 
     @contextmanager
-    def filled(self, model: nn.Module) -> Iterator[Any]:
+    def gathered(self, model: nn.Module) -> Iterator[Any]:
         """The plain module with the weights that the prepared `model` has now; all ranks call it.
 
-        Inside another `filled` nothing is gathered: the weights are there.
+        Inside another `gathered` nothing is gathered: the weights are there.
         """
         self._depth += 1
         try:

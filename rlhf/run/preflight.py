@@ -43,7 +43,7 @@ def check_before_training(
     inputs: dict[str, Any],
     room: int,
 ) -> None:
-    """Compare what the processes have, look for room, and let the canary sing where asked to.
+    """Compare what the processes have, look for room, and run the hardware canary where asked to.
 
     Args:
         accelerator: of the run.
@@ -64,7 +64,7 @@ def check_before_training(
         device = accelerator.device
         # the canary seeds the generators, and must not choose what the run samples
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            findings = sing(accelerator, folder)
+            findings = run_canary(accelerator, folder)
         accelerator.print(f"Canary: {len(findings)} devices are well", file=sys.stderr)
 
 
@@ -147,7 +147,7 @@ def require_shared(run: RunDir) -> None:
         time.sleep(0.2)
 
 
-def sing(accelerator: Accelerator, folder: Path) -> list[dict[str, Any]]:
+def run_canary(accelerator: Accelerator, folder: Path) -> list[dict[str, Any]]:
     """Multiply, train two steps and add up over all processes; what each process found.
 
     Raises:

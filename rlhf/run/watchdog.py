@@ -36,7 +36,7 @@ BACKWARD = ("torch/autograd/graph.py",)  # below it, out of Python's sight, DDP 
 
 
 @dataclass
-class Heart:
+class Heartbeat:
     """What a rank last said: how many beats so far, where it was, and whether it waits.
 
     In a backward pass it computes, or waits for those of others.
@@ -68,7 +68,7 @@ class _Watch:
     """The heart of this process; beats go nowhere while nobody watches."""
 
     def __init__(self) -> None:
-        self.heart = Heart(rank(), socket.gethostname(), os.getpid())
+        self.heart = Heartbeat(rank(), socket.gethostname(), os.getpid())
         self.folder: Path | None = None
         self.beaten_at = time.monotonic()
         self.listeners: list[Callable[[str, int], None]] = []
@@ -121,7 +121,7 @@ def watching(
     """
     folder.mkdir(parents=True, exist_ok=True)
     _watch.folder = folder
-    _watch.heart = Heart(rank(), socket.gethostname(), os.getpid())
+    _watch.heart = Heartbeat(rank(), socket.gethostname(), os.getpid())
     beat("starting", 0)
     write_json(_file(folder, _watch.heart.rank), asdict(_watch.heart))  # not an earlier attempt's
     ended = threading.Event()
@@ -154,14 +154,14 @@ def _stand_guard(
         return
     goes_on = False
     try:
-        leave_last_words(folder, _watch.heart)
+        dump_stacks(folder, _watch.heart)
         goes_on = ended.wait(GRACE_SECONDS)
         if goes_on:
             return
         # an earlier attempt may have had more ranks
         hearts = [heart for heart in read_hearts(folder) if heart.rank < world_size()]
         slow = find_slow(hearts, world_size())
-        if _watch.heart.rank == speaker(slow, world_size()):
+        if _watch.heart.rank == reporting_rank(slow, world_size()):
             on_stall(describe_stall(hearts, slow, timeout_seconds, folder))
         else:
             time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
@@ -201,7 +201,7 @@ class _Guard:
             self.excused_at = time.monotonic()
         self.beats, self.looked_at = beats, time.monotonic()
 
-    def _others(self) -> list[Heart]:
+    def _others(self) -> list[Heartbeat]:
         own = _watch.heart.rank
         return [h for h in read_hearts(self.folder) if h.rank < world_size() and h.rank != own]
 
@@ -210,7 +210,7 @@ def _waits() -> bool:
     return _is_in(COLLECTIVES, sys._current_frames().get(threading.main_thread().ident or 0))
 
 
-def leave_last_words(folder: Path, heart: Heart) -> None:
+def dump_stacks(folder: Path, heart: Heartbeat) -> None:
     """Write this rank's stacks, and whether its main thread waits for others."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     heart.waits, heart.in_backward = _is_in(COLLECTIVES, frame), _is_in(BACKWARD, frame)
@@ -223,7 +223,7 @@ def _is_in(files: tuple[str, ...], frame: FrameType | None) -> bool:
     return frame is not None and any(part in frame.f_code.co_filename for part in files)
 
 
-def read_hearts(folder: Path) -> list[Heart]:
+def read_hearts(folder: Path) -> list[Heartbeat]:
     """What all ranks last said, by rank.
 
     Raises:
@@ -232,13 +232,13 @@ def read_hearts(folder: Path) -> list[Heart]:
     return [_read_heart(file) for file in sorted(folder.glob("rank-*.json"))]
 
 
-def _read_heart(file: Path) -> Heart:
+def _read_heart(file: Path) -> Heartbeat:
     said = read_document(file, HEART_KINDS)
     required = {name: said[name] for name in ("rank", "host", "pid")}
-    return Heart(**required | {name: said[name] for name in HEART_KINDS if name in said})
+    return Heartbeat(**required | {name: said[name] for name in HEART_KINDS if name in said})
 
 
-def is_gone(heart: Heart) -> bool:
+def is_gone(heart: Heartbeat) -> bool:
     """Whether the process of a rank has ended; of those on other machines nothing is known."""
     if heart.host != socket.gethostname():
         return False
@@ -251,7 +251,7 @@ def is_gone(heart: Heart) -> bool:
     return False
 
 
-def find_slow(hearts: list[Heart], ranks: int) -> list[int]:
+def find_slow(hearts: list[Heartbeat], ranks: int) -> list[int]:
     """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats.
 
     A backward pass may wait for those of others, so it is busy only where not all are in one; and
@@ -266,13 +266,13 @@ def find_slow(hearts: list[Heart], ranks: int) -> list[int]:
     return silent or next((some for some in (busy, backward) if 0 < len(some) < ranks), last)
 
 
-def speaker(slow: list[int], ranks: int) -> int:
+def reporting_rank(slow: list[int], ranks: int) -> int:
     """The rank that tells the user: the first that is not stuck, else the first of all."""
     return next((one for one in range(ranks) if one not in slow), slow[0] if slow else 0)
 
 
 def describe_stall(
-    hearts: list[Heart], slow: list[int], timeout_seconds: float, folder: Path
+    hearts: list[Heartbeat], slow: list[int], timeout_seconds: float, folder: Path
 ) -> InterruptedRunError:
     """The one message about a stall: which rank, where, and what the others do."""
     known = {heart.rank: heart for heart in hearts}

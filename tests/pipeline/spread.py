@@ -31,12 +31,12 @@ from reward.data.thresholds import OTHERS, Thresholds
 from reward.model.module import RewardModule
 from reward.objective import Objective
 from reward.scoring.scorer import load_scorer
-from reward.step import Trainee, fit_thresholds, take_step
+from reward.step import TrainState, fit_thresholds, take_step
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
-from rlhf.parallel.gathered_model import Shell, full_state
+from rlhf.parallel.gathered_model import GatheredModel, full_state
 from rlhf.parallel.settings import GroupSettings
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
@@ -139,7 +139,7 @@ class PPO:
         plain = PolicyAndCritic(load_causal_lm(folder), critic, value_bias=0.25)
         groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
         optimizer = torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
-        self.shell = Shell(plain, accelerator.device, sharding)
+        self.shell = GatheredModel(plain, accelerator.device, sharding)
         self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding)
         rows = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
         self.rollout = build_rollout(rows)
@@ -186,9 +186,9 @@ class PPO:
         """Communication of one sampling phase, and how often the shell was filled."""
         sampling = Sampling(temperature=1.0, max_new_tokens=new_tokens, seed=0)
         tokenizer = load_tokenizer(folder)
-        with Collectives() as counter, self.shell.filled(self.model) as plain:
+        with Collectives() as counter, self.shell.gathered(self.model) as plain:
             for part in (PROMPTS[:2], PROMPTS[2:]):
-                with self.shell.filled(self.model):
+                with self.shell.gathered(self.model):
                     sample_responses(self.accelerator, plain.policy, tokenizer, part, sampling, 1)
         return counter.count, self.shell.fills
 
@@ -257,7 +257,7 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
     sharding = read_sharding(strategy)
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
     model, stepper = prepare(accelerator, module, optimizer, sharding)
-    trainee = Trainee(accelerator, model, stepper, 0, 16, Objective(), shared=False)
+    trainee = TrainState(accelerator, model, stepper, 0, 16, Objective(), shared=False)
     responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
     groups = [
         Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a", weight),))

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from labeling_app.annotators.judges import annotate_with_judge
 from labeling_app.db.store import Store
-from labeling_app.web.live.endpoint_voice import EndpointVoice, served_model
+from labeling_app.web.live.endpoint_model import EndpointModel, served_model
 from reward.scoring import texts as text_scoring
 from rlhf.endpoints import judge, urls
 from rlhf.errors import InputError, InterruptedRunError
@@ -78,14 +78,14 @@ def ask_reward(url: str) -> list[list[float]]:
 
 
 def ask_live(url: str) -> list[Response]:
-    voice = EndpointVoice(url=url, model="m", sampling=Sampling(), timeout_seconds=0.2)
+    voice = EndpointModel(url=url, model="m", sampling=Sampling(), timeout_seconds=0.2)
     return voice.answer(PROMPT, ["a"], 0, lambda row, text: True)
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_scoring, "TIMEOUT_SECONDS", 0.08)
-    monkeypatch.setattr("labeling_app.web.live.endpoint_voice.TOTAL_TIME", 2)
+    monkeypatch.setattr("labeling_app.web.live.endpoint_model.TOTAL_TIME", 2)
     monkeypatch.setattr("rlhf.endpoints.retries.time.sleep", lambda seconds: None)
 
 
@@ -195,7 +195,7 @@ def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_stream_in_one_endless_line_is_no_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labeling_app.web.live.endpoint_voice.MAX_LINE", 1000)
+    monkeypatch.setattr("labeling_app.web.live.endpoint_model.MAX_LINE", 1000)
     stream = HEAD + b"data: " + b"1" * 5000
     with dripping(stream, b"") as url, pytest.raises(InputError, match="does not speak"):
         ask_live(url)

@@ -13,7 +13,7 @@ import pytest
 from accelerate import Accelerator
 from hypothesis import strategies as st
 
-from labeling_app.web.live.endpoint_voice import EndpointVoice, served_model
+from labeling_app.web.live.endpoint_model import EndpointModel, served_model
 from policies.reference.store import ReferenceStore
 from policies.reference.store import read_manifest as read_store_manifest
 from reward.scoring.texts import load_text_reward
@@ -326,7 +326,7 @@ def test_answers_of_reward_endpoints(answering: Answering, count: int) -> None:
 def test_streams_of_live_mode(
     answering: Answering, count: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    voice = EndpointVoice(url=answering.url, model="m", sampling=Sampling(), timeout_seconds=1)
+    voice = EndpointModel(url=answering.url, model="m", sampling=Sampling(), timeout_seconds=1)
     stream = b"data: " + json.dumps(EVENT).encode() + b"\n\n"
     kind = b"text/event-stream"
     event = mutated(EVENT).map(lambda one: whole_answer(stream + b"data: " + one + b"\n\n", kind))

@@ -32,7 +32,7 @@ SECURITY_HEADERS = {
 FindUser = Callable[[Request], User | None]
 
 
-class Door:
+class AuthMiddleware:
     """ASGI layer in front of the app.
 
     Args:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 
 from labeling_app.annotators.users import User
 from labeling_app.web.access.middleware import USER
-from labeling_app.web.batching import Gatherer
+from labeling_app.web.batching import RequestBatcher
 from labeling_app.web.board.screens import ScreenRenderer
 from labeling_app.web.board.session import Asked, Board, refusal
 from labeling_app.web.request_bodies import BodyError, read_json, require_sender
@@ -26,7 +26,7 @@ def add_board_route(app: Starlette, board: Board, *, has_live: bool) -> None:
         board: ranking.
         has_live: whether there are models to ask.
     """
-    gatherer = Gatherer(board.answer_all)
+    gatherer = RequestBatcher(board.answer_all)
     renderer = ScreenRenderer()
 
     async def operation(request: Request) -> JSONResponse:

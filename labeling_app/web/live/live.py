@@ -45,7 +45,7 @@ Hear = Callable[[int, str], bool]
 Note = Callable[[Prompt, Sequence[Response]], list[str]]
 
 
-class Voice(Protocol):
+class ChatModel(Protocol):
     """A model that answers: local, or behind an endpoint."""
 
     def answer(self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Hear) -> list[Response]:
@@ -102,7 +102,7 @@ class Live:
     def __init__(
         self,
         store: Store,
-        voices: Sequence[Voice],
+        voices: Sequence[ChatModel],
         *,
         num_responses: int = 2,
         has_sign_in: bool = False,

@@ -111,7 +111,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _voices(settings: Settings) -> list[Any]:
     """The models of live mode, loaded; none without --model and --endpoint."""
-    from labeling_app.web.live.endpoint_voice import API_KEY, EndpointVoice, served_model
+    from labeling_app.web.live.endpoint_model import API_KEY, EndpointModel, served_model
     from rlhf.endpoints.chat_completions import key_header
     from rlhf.records.schema import Sampling
 
@@ -124,9 +124,9 @@ def _voices(settings: Settings) -> list[Any]:
     if settings.endpoint:
         key_header(API_KEY)  # a key that cannot be sent is for whoever starts this to see
         names = settings.model or (served_model(settings.endpoint),)
-        return [EndpointVoice(url=settings.endpoint, model=m, sampling=sampling) for m in names]
+        return [EndpointModel(url=settings.endpoint, model=m, sampling=sampling) for m in names]
     if not settings.model:
         return []
-    from policies.sampling.streaming import LocalVoice
+    from policies.sampling.streaming import LocalModel
 
-    return [LocalVoice(name, sampling, settings.chat_template_kwargs) for name in settings.model]
+    return [LocalModel(name, sampling, settings.chat_template_kwargs) for name in settings.model]

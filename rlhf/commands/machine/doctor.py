@@ -44,11 +44,11 @@ def run(settings: Settings) -> dict[str, Any]:
 def _sing(path: Path) -> dict[str, Any]:
     """What the canary found on every device, by rank."""
     from rlhf.parallel.distributed import start
-    from rlhf.run.preflight import describe_process, require_agreement, sing
+    from rlhf.run.preflight import describe_process, require_agreement, run_canary
 
     accelerator = start("fp32", seed=0)
     require_agreement(accelerator, describe_process({}))
-    findings = sing(accelerator, path / ".canary")
+    findings = run_canary(accelerator, path / ".canary")
     return {
         f"rank {number}": f"{one['host']}, {one['device']}, product off by {one['error']:.1e}, "
         f"sums at {one['gigabytes_per_second']:.2g} GB/s"

@@ -52,7 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Ask both models side by side; after your vote you see which was which, and the rewards."""
     from labeling_app.quality.checks import CheckRates
     from labeling_app.web.serving import serve
-    from policies.sampling.streaming import LocalVoice
+    from policies.sampling.streaming import LocalModel
     from rlhf.modeling.models import policy_folder
     from rlhf.records.schema import Sampling
 
@@ -62,8 +62,8 @@ def run(settings: Settings) -> dict[str, Any]:
         max_new_tokens=settings.max_new_tokens,
     )
     given = settings.chat_template_kwargs
-    policy = LocalVoice(policy_folder(settings.policy), sampling, given)
-    reference = LocalVoice(settings.reference, sampling, given)
+    policy = LocalModel(policy_folder(settings.policy), sampling, given)
+    reference = LocalModel(settings.reference, sampling, given)
     reward = settings.reward or _trained_with(settings.policy)
     note = _note(policy.description, reward)
     shown = f"rewards are those of {reward}" if reward else "--reward RM shows rewards, too"

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from labeling_app.annotators.users import Users
 from labeling_app.data_io.exporting import export
 from labeling_app.data_io.tokens import make_token
-from labeling_app.web.access.middleware import Door
+from labeling_app.web.access.middleware import AuthMiddleware
 from labeling_app.web.feedback_route import add_feedback_route
 from rlhf.cli import main
 from rlhf.records.jsonl import read_jsonl
@@ -23,7 +23,7 @@ def client(store):
     users = Users(store)
     app = FastAPI()
     add_feedback_route(app, store)
-    door = Door(app, find_user=lambda request: None, users=users, secret=store.secret)
+    door = AuthMiddleware(app, find_user=lambda request: None, users=users, secret=store.secret)
     with TestClient(door, base_url="http://board") as opened:
         yield opened
 

@@ -14,7 +14,7 @@ LABELLER = """
 import asyncio
 import sys
 from pathlib import Path
-from labeling_app.web.batching import Gatherer
+from labeling_app.web.batching import RequestBatcher
 from labeling_app.db.queue import TaskQueue
 from labeling_app.web.board.session import Asked, Board
 from labeling_app.db.store import Store
@@ -24,7 +24,7 @@ queue = TaskQueue(store)
 people = [f"person {number}" for number in range(10)]
 for name in people:
     queue.add_annotator(name)
-gatherer = Gatherer(Board(store, queue).answer_all)
+gatherer = RequestBatcher(Board(store, queue).answer_all)
 
 async def label(name):
     screen = await gatherer.answer(Asked(name, {"op": "next"}))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from labeling_app.web.batching import Gatherer
+from labeling_app.web.batching import RequestBatcher
 from tests.labeling_app.conftest import run_async
 
 
@@ -28,7 +28,7 @@ def answers_of(doubling: Doubling, numbers: list[int], give_up: tuple[int, ...] 
     """Ask for the first, and for the others while it is being answered."""
 
     async def ask() -> list:
-        gatherer = Gatherer(doubling.answer_all)
+        gatherer = RequestBatcher(doubling.answer_all)
         asked = [asyncio.create_task(gatherer.answer(numbers[0]))]
         while not doubling.batches:
             await asyncio.sleep(0)

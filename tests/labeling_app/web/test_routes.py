@@ -13,7 +13,7 @@ from starlette.routing import Mount, Route
 
 from labeling_app.annotators.users import ROLES, Users
 from labeling_app.data_io.tokens import make_token
-from labeling_app.web.access.middleware import Door, user_of_cookie
+from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
 from labeling_app.web.access.passwords import make_cookie
 from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS
 from labeling_app.web.app import build_app
@@ -77,7 +77,7 @@ def ask(app, store):
         users.add(role, role, "long enough")
     token = make_token(store, "shop")
     find = user_of_cookie(users, store.secret)
-    door = Door(app, find_user=find, users=users, secret=store.secret)
+    door = AuthMiddleware(app, find_user=find, users=users, secret=store.secret)
 
     async def send(client: httpx.AsyncClient, role: str, method: str, address: str) -> int:
         headers = {}

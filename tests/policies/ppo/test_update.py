@@ -16,7 +16,7 @@ from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import TokenBatch, pad_left, pad_right
 from rlhf.parallel.distributed import start
-from rlhf.parallel.gathered_model import Shell
+from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding
 from rlhf.records.schema import Message, Prompt
 
@@ -145,7 +145,7 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int) 
 def test_a_copy_to_sample_from_does_not_take_a_trained_critic_for_a_frozen_one(
     tiny_model: Path,
 ) -> None:
-    shell = Shell(build_model(tiny_model), torch.device("cpu"), Sharding("fsdp"))
+    shell = GatheredModel(build_model(tiny_model), torch.device("cpu"), Sharding("fsdp"))
     assert all(one.requires_grad for one in shell.module.parameters())
     assert not shell.module.reads_frozen_features
 

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from policies.reference.audit import (
     audit_policy,
     estimate,
-    hear_policy,
     measure_forward_kl,
+    sample_for_audit,
     score_responses,
 )
 from policies.reference.shards import ReferenceRow
@@ -79,7 +79,7 @@ def test_beneath_its_adapters_a_policy_holds_the_reference(inputs: Inputs) -> No
     kls = []
     for holds_reference in (True, False):
         torch.manual_seed(0)
-        heard = hear_policy(
+        heard = sample_for_audit(
             accelerator, policy, tokenizer, store, groups, 2, holds_reference=holds_reference
         )
         assert (heard.reference_log_probs is not None) is holds_reference

@@ -227,16 +227,16 @@ from pathlib import Path
 from policies.reference import build as reference
 from policies.reference.settings import ReferenceSettings
 from rlhf.ranks import leave, rank
-from rlhf.parallel.gathered_model import Shell
+from rlhf.parallel.gathered_model import GatheredModel
 given = json.loads(sys.argv[1])
 paths = {name: Path(given.pop(name)) for name in ("prompts", "out")}
-seen, fill = [], Shell._fill
+seen, fill = [], GatheredModel._fill
 
 def watched(shell, model):
     seen.append(sorted({type(one).__name__ for one in model.parameters()}))
     fill(shell, model)
 
-Shell._fill = watched
+GatheredModel._fill = watched
 reference.build_reference(ReferenceSettings(**paths, **given, sharding="fsdp"))
 Path(sys.argv[2], str(rank())).write_text(json.dumps(seen))
 leave(0)

@@ -4,7 +4,7 @@ import pytest
 from accelerate.state import AcceleratorState
 
 from policies.sampling.generate import EMPTY_TEXT
-from policies.sampling.streaming import LocalVoice
+from policies.sampling.streaming import LocalModel
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model
@@ -18,7 +18,7 @@ PROMPT = Prompt.create((Message(role="user", content="How was the trip?"),), "tr
 @pytest.fixture(scope="module")
 def voice(tiny_model):
     AcceleratorState._reset_state(True)  # other tests choose another precision
-    yield LocalVoice(str(tiny_model), Sampling(max_new_tokens=24))
+    yield LocalModel(str(tiny_model), Sampling(max_new_tokens=24))
     AcceleratorState._reset_state(True)
 
 
@@ -67,7 +67,7 @@ def test_an_answer_ends_at_each_end_token_and_is_closed_once_in_memory(name, tmp
     AcceleratorState._reset_state(True)
     family = FAMILIES[name]
     folder = build_family_model(tmp_path, family)
-    voice = LocalVoice(str(folder), Sampling(max_new_tokens=24))
+    voice = LocalModel(str(folder), Sampling(max_new_tokens=24))
     heard = ["", "", "", ""]
 
     def hear(place: int, text: str) -> bool:

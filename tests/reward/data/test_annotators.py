@@ -14,7 +14,7 @@ from reward.data.groups import Group, Pair, TieredRanking
 from reward.model.module import RewardModule
 from reward.objective import Objective, sum_of_losses, total_weight
 from reward.settings import RewardSettings
-from reward.step import Trainee, take_step
+from reward.step import TrainState, take_step
 from reward.train import train_reward
 from rlhf.modeling.models import new_reward_model
 from rlhf.records.fingerprints import file_hash
@@ -47,7 +47,7 @@ def gradient(
     before = [value.detach().clone() for value in module.parameters()]
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     accelerator = Accelerator(cpu=True, mixed_precision="no")
-    trainee = Trainee(accelerator, module, optimizer, 0, tokens, objective, shared=False)
+    trainee = TrainState(accelerator, module, optimizer, 0, tokens, objective, shared=False)
     norm = take_step(trainee, groups, 1.0)["grad_norm"]
     moved = [(old - new).flatten() for old, new in zip(before, module.parameters(), strict=True)]
     return torch.cat(moved).detach() * max(1.0, norm)  # gradients are clipped to a norm of 1

@@ -8,7 +8,7 @@ from reward.data.loading import Data
 from reward.model.normalize import fit_scale, fold_into_head
 from reward.model.save import measure_scale
 from reward.objective import Objective
-from reward.step import Trainee
+from reward.step import TrainState
 from rlhf.errors import GuardError
 
 
@@ -52,7 +52,7 @@ def test_few_reference_outputs_set_no_scale(outputs, fitted_on):
 
     accelerator = Accelerator(mixed_precision="no")
     unused = torch.optim.SGD([torch.zeros(1)])
-    trainee = Trainee(accelerator, LastToken(), unused, 0, 2048, Objective(), shared=False)
+    trainee = TrainState(accelerator, LastToken(), unused, 0, 2048, Objective(), shared=False)
     # rewards 0 and 1 in turn: mean 1/2, deviation 1/2
     reference = [Group(str(number), (5,), ((number % 2,),)) for number in range(outputs)]
     data = Data([], [], [], reference, "test prompts", {})

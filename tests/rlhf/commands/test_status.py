@@ -12,7 +12,7 @@ from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import append_metrics
 from rlhf.run.rundir import open_stage, stage_status
 from rlhf.run.status import sparklines
-from rlhf.run.watchdog import Heart
+from rlhf.run.watchdog import Heartbeat
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def test_a_killed_process_is_not_called_running(runs: Path, capsys) -> None:
 def test_of_a_process_elsewhere_nothing_is_known(runs: Path, capsys) -> None:
     ppo = runs / "a" / "ppo"
     set_stage(ppo, status="running")
-    heart = Heart(rank=0, host="another", pid=2**22)  # beyond the largest there can be
+    heart = Heartbeat(rank=0, host="another", pid=2**22)  # beyond the largest there can be
     write_json(ppo / "heartbeat" / "rank-00000.json", asdict(heart))
     assert overview(capsys, str(ppo))[1][1] == "running"
 

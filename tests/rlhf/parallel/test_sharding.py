@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from rlhf.errors import ConfigError, InputError
-from rlhf.parallel.gathered_model import Shell
+from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.settings import GroupSettings
 from rlhf.parallel.sharding import Sharding, assign, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
@@ -128,24 +128,24 @@ def test_deepspeed_that_is_not_there(monkeypatch) -> None:
 
 def test_the_shell_of_an_undivided_model_is_the_model() -> None:
     model = nn.Linear(2, 2)
-    shell = Shell(model, torch.device("cpu"), Sharding("zero2"))
-    with shell.filled(model) as plain:
+    shell = GatheredModel(model, torch.device("cpu"), Sharding("zero2"))
+    with shell.gathered(model) as plain:
         assert plain is model
     assert shell.fills == 0
 
 
 def test_a_shell_is_empty_but_while_it_is_used() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    shell = Shell(model, torch.device("cpu"), Sharding("fsdp"))
+    shell = GatheredModel(model, torch.device("cpu"), Sharding("fsdp"))
     assert all(value.numel() == 0 for value in shell.module.parameters())
     with torch.no_grad():
         model[0].weight.fill_(2.0)
         model[1].running_mean.fill_(5.0)
-    with shell.filled(model) as plain:
+    with shell.gathered(model) as plain:
         assert plain[0].weight.eq(2.0).all()
         assert plain[1].running_mean.eq(5.0).all()
         assert plain is not model
-        with shell.filled(model):
+        with shell.gathered(model):
             pass
         assert plain[0].weight.numel() == 6  # the inner one has emptied nothing
     assert all(value.numel() == 0 for value in shell.module.parameters())

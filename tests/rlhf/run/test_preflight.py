@@ -95,7 +95,7 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch) -> 
 
 def test_the_canary_trains_two_steps(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    (found,) = preflight.sing(accelerator, tmp_path / "canary")
+    (found,) = preflight.run_canary(accelerator, tmp_path / "canary")
     assert 0 < found["error"] < 1e-5
     assert found["weights"] > 1
     assert not (tmp_path / "canary").exists()

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.run.watchdog import Heart, beat, describe_stall, find_slow, read_hearts, speaker, watching
+from rlhf.run.watchdog import (
+    Heartbeat,
+    beat,
+    describe_stall,
+    find_slow,
+    read_hearts,
+    reporting_rank,
+    watching,
+)
 
 REPOSITORY = Path(__file__).parents[3]
 HANG = """
@@ -130,8 +138,10 @@ def test_who_waits_for_a_rank_that_works_has_patience_until_that_one_stops(
         assert "is stuck in 'working'" in stage["error"]
 
 
-def hearts(*said: tuple[int, bool | None]) -> list[Heart]:
-    return [Heart(n, "host", 10 + n, beats, "p", 1, waits) for n, (beats, waits) in enumerate(said)]
+def hearts(*said: tuple[int, bool | None]) -> list[Heartbeat]:
+    return [
+        Heartbeat(n, "host", 10 + n, beats, "p", 1, waits) for n, (beats, waits) in enumerate(said)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,9 +169,9 @@ def test_one_rank_alone_is_the_slow_one() -> None:
 
 
 def test_the_first_rank_that_is_not_stuck_speaks() -> None:
-    assert speaker([1], 2) == 0
-    assert speaker([0, 1], 3) == 2
-    assert speaker([0], 1) == 0
+    assert reporting_rank([1], 2) == 0
+    assert reporting_rank([0, 1], 3) == 2
+    assert reporting_rank([0], 1) == 0
 
 
 def test_a_rank_that_never_started_is_named(tmp_path: Path) -> None:

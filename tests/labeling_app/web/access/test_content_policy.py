@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from labeling_app.annotators.users import User, Users
 from labeling_app.web.access.content_policy import policy_of
-from labeling_app.web.access.middleware import Door
+from labeling_app.web.access.middleware import AuthMiddleware
 from labeling_app.web.app import build_app
 from labeling_app.web.board.session import Board
 from labeling_app.web.live.live import Live
@@ -48,7 +48,7 @@ def pages(store, queue, fill):
 
     async def get(path: str, role: str) -> httpx.Response:
         user = User(name="ann", role=role, disabled=False, epoch=0)
-        door = Door(app, find_user=lambda request: user, users=Users(store), secret="s")
+        door = AuthMiddleware(app, find_user=lambda request: user, users=Users(store), secret="s")
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://label") as client:
             return await client.get(path)

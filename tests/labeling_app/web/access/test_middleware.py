@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from labeling_app.annotators.users import User, Users
-from labeling_app.web.access.middleware import USER, Door, user_of_cookie
+from labeling_app.web.access.middleware import USER, AuthMiddleware, user_of_cookie
 from labeling_app.web.access.sign_in import COOKIE
 
 
@@ -23,7 +23,7 @@ def client(store) -> TestClient:
     users = Users(store)
     users.add("ann", "annotator", "long enough")
     find = user_of_cookie(users, store.secret)
-    door = Door(behind, find_user=find, users=users, secret=store.secret)
+    door = AuthMiddleware(behind, find_user=find, users=users, secret=store.secret)
     # Not as a context manager: that would ask `behind` for a lifespan.
     return TestClient(door, base_url="http://label:7860", follow_redirects=False)
 
@@ -94,7 +94,7 @@ def test_files_of_gradio_may_be_kept(client):
 def test_the_cookie_is_secure_over_https(store):
     users = Users(store)
     users.add("bob", "annotator", "long enough")
-    door = Door(behind, find_user=lambda request: None, users=users, secret=store.secret)
+    door = AuthMiddleware(behind, find_user=lambda request: None, users=users, secret=store.secret)
     client = TestClient(door, base_url="https://label", follow_redirects=False)
     form = {"name": "bob", "password": "long enough"}
     assert "Secure" in client.post("/sign-in", data=form).headers["set-cookie"]
@@ -110,7 +110,7 @@ def test_the_cookie_is_secure_over_https(store):
 def test_a_restart_keeps_people_signed_in(client, store):
     sign_in(client)
     users = Users(store)  # as a new process would make it
-    again = Door(
+    again = AuthMiddleware(
         behind, find_user=user_of_cookie(users, store.secret), users=users, secret=store.secret
     )
     other = TestClient(again, base_url="http://label:7860", cookies=client.cookies)
@@ -169,7 +169,7 @@ def test_an_oversized_form_is_refused(client):
 
 def test_a_local_app_answers_to_loopback_names_only():
     ann = User(name="ann", role="admin", disabled=False, epoch=0)
-    door = Door(
+    door = AuthMiddleware(
         behind,
         find_user=lambda request: ann,
         users=None,

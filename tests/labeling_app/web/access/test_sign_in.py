@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 
 from labeling_app.annotators.users import Users
 from labeling_app.web.access import passwords as auth
-from labeling_app.web.access.middleware import Door
+from labeling_app.web.access.middleware import AuthMiddleware
 from labeling_app.web.access.sign_in import SignInLimits, TooMany
 from tests.labeling_app.conftest import run_async
 
@@ -69,13 +69,15 @@ def test_only_so_many_wait_at_once(limits):
     assert limits._waiting == {}
 
 
-def the_door(store) -> Door:
+def the_door(store) -> AuthMiddleware:
     users = Users(store)
     users.add("ann", "annotator", "long enough")
-    return Door(PlainTextResponse("board"), find_user=lambda request: None, users=users, secret="s")
+    return AuthMiddleware(
+        PlainTextResponse("board"), find_user=lambda request: None, users=users, secret="s"
+    )
 
 
-def client_of(door: Door, address: str = "10.0.0.1") -> AsyncClient:
+def client_of(door: AuthMiddleware, address: str = "10.0.0.1") -> AsyncClient:
     transport = ASGITransport(door, client=(address, 50000))
     return AsyncClient(transport=transport, base_url="http://label", timeout=30)
 

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from labeling_app.annotators.users import User, Users
 from labeling_app.quality.overlap import set_overlap
-from labeling_app.web.access.middleware import Door, user_of_cookie
+from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
 from labeling_app.web.board.route import add_board_route
 from labeling_app.web.board.session import Board
 from tests.labeling_app.conftest import run_async
@@ -19,17 +19,17 @@ USERS = {"ann": "annotator", "lea": "lead"}
 
 
 @pytest.fixture
-def app(store, queue) -> Door:
+def app(store, queue) -> AuthMiddleware:
     users = Users(store)
     for name, role in USERS.items():
         users.add(name, role, PASSWORD)
     inner = Starlette()
     add_board_route(inner, Board(store, queue), has_live=True)
     find = user_of_cookie(users, store.secret)
-    return Door(inner, find_user=find, users=users, secret=store.secret)
+    return AuthMiddleware(inner, find_user=find, users=users, secret=store.secret)
 
 
-def client_of(app: Door, name: str) -> TestClient:
+def client_of(app: AuthMiddleware, name: str) -> TestClient:
     client = TestClient(app, base_url="http://label", follow_redirects=False)
     client.post("/sign-in", data={"name": name, "password": PASSWORD})
     return client
@@ -76,7 +76,7 @@ def test_many_at_once_rank_everything_exactly_once(app, store, queue, fill):
 
     async def label(name: str) -> int:
         alone = User(name=name, role="annotator", disabled=False, epoch=0)
-        door = Door(app.app, find_user=lambda request: alone, users=None, secret="s")
+        door = AuthMiddleware(app.app, find_user=lambda request: alone, users=None, secret="s")
         async with AsyncClient(transport=ASGITransport(door), base_url="http://label") as client:
             screen = (await client.post("/board", json={"op": "next"})).json()
             done = 0

@@ -10,7 +10,7 @@ from httpx import ASGITransport, AsyncClient
 from starlette.applications import Starlette
 
 from labeling_app.annotators.users import User
-from labeling_app.web.access.middleware import Door
+from labeling_app.web.access.middleware import AuthMiddleware
 from labeling_app.web.board import rendering
 from labeling_app.web.board.rendering import to_html
 from labeling_app.web.board.route import add_board_route
@@ -106,7 +106,7 @@ def test_others_are_answered_while_one_screen_is_rendered(store, queue):
 
     def client_of(name: str) -> AsyncClient:
         user = User(name=name, role="annotator", disabled=False, epoch=0)
-        door = Door(app, find_user=lambda request: user, users=None, secret="s")
+        door = AuthMiddleware(app, find_user=lambda request: user, users=None, secret="s")
         return AsyncClient(transport=ASGITransport(door), base_url="http://label", timeout=60)
 
     async def ask_meanwhile() -> tuple[dict, list[float]]:

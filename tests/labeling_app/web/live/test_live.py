@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from labeling_app.data_io.exporting import export
 from labeling_app.web.live import live as live_module
-from labeling_app.web.live.endpoint_voice import EndpointVoice
+from labeling_app.web.live.endpoint_model import EndpointModel
 from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
 from labeling_app.web.live.store import find_turn
@@ -28,7 +28,7 @@ def server():
 
 @pytest.fixture
 def live(store, server):
-    made = Live(store, [EndpointVoice(url=server.url, model="secret-model", sampling=SAMPLING)])
+    made = Live(store, [EndpointModel(url=server.url, model="secret-model", sampling=SAMPLING)])
     yield made
     server.gate.set()
     made.close()
@@ -81,7 +81,7 @@ def test_a_question_and_its_answers_are_stored_blind(live, store, server):
 
 
 def test_the_order_shown_is_random(store, server):
-    voices = [EndpointVoice(url=server.url, model=m, sampling=SAMPLING) for m in ("x", "y")]
+    voices = [EndpointModel(url=server.url, model=m, sampling=SAMPLING) for m in ("x", "y")]
     live = Live(store, voices)
     first = {"x": 0, "y": 0}
     for number in range(30):
@@ -95,7 +95,7 @@ def test_the_order_shown_is_random(store, server):
 
 
 def test_equal_models_do_not_say_the_same(store, server):
-    voices = [EndpointVoice(url=server.url, model="x", sampling=SAMPLING)] * 2
+    voices = [EndpointModel(url=server.url, model="x", sampling=SAMPLING)] * 2
     ask(Live(store, voices), "Hi?")
     assert len({call["seed"] for call in server.calls}) == 2
 
@@ -298,7 +298,7 @@ def test_failures_in_plain_words(store, server, failure, words):
     if silent:
         server.gate.clear()
     seconds = 0.5 if silent else 20.0
-    voice = EndpointVoice(url=server.url, model="m", sampling=SAMPLING, timeout_seconds=seconds)
+    voice = EndpointModel(url=server.url, model="m", sampling=SAMPLING, timeout_seconds=seconds)
     live = Live(store, [voice])
     live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
     wait_until_over(live)
@@ -315,7 +315,7 @@ def test_after_a_failure_the_same_question_is_answered(live, server):
 
 
 def test_a_server_that_is_down(store):
-    voice = EndpointVoice(url="http://127.0.0.1:9/v1", model="m", sampling=SAMPLING)
+    voice = EndpointModel(url="http://127.0.0.1:9/v1", model="m", sampling=SAMPLING)
     live = Live(store, [voice])
     live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
     wait_until_over(live)

@@ -37,7 +37,7 @@ class BrokenOffError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointVoice:
+class EndpointModel:
     """A model of a server.
 
     What weights it serves nobody knows here: its responses have no model fingerprint.
@@ -51,7 +51,7 @@ class EndpointVoice:
     def answer(
         self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Callable[[int, str], bool]
     ) -> list[Response]:
-        """One response for each id, all asked for at the same time; see `live.Voice`.
+        """One response for each id, all asked for at the same time; see `live.ChatModel`.
 
         Raises:
             InputError: the server is down, too slow, refuses, or speaks another protocol.
