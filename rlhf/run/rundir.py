@@ -26,9 +26,11 @@ from typing import Any
 
 from rlhf.config import (
     earlier_behavior,
+    read_setting,
     read_settings_file,
     require_same_settings,
     to_yaml,
+    with_new_names,
     without_secrets,
 )
 from rlhf.diagnose import as_input_error
@@ -359,10 +361,10 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
         )
     # of sft it is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")
-    recorded = read_settings_file(run.config_file)
+    recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)
     if run.is_done:  # nothing is left to do by them
-        earlier = {name: getattr(settings, name) for name in earlier}
+        earlier = {name: read_setting(settings, name) for name in earlier}
     require_same_settings(run.path, settings, recorded, earlier, free)
     before = run.read_stage().get("inputs", inputs)  # none yet where two jobs begin together
     for name, value in inputs.items():
