@@ -23,8 +23,8 @@ Combine = Literal["mean", "min"]
 
 
 def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Numbers with commas between them, from a flag or a settings file."""
-    return tuple(int(word) for token in tokens for word in token.value.split(","))
+    """Numbers with commas between them, from a flag or a settings file; none are an empty word."""
+    return tuple(int(word) for token in tokens if token.value for word in token.value.split(","))
 
 
 def _read_weights(kind: Any, tokens: Any) -> dict[str, float]:
