@@ -15,7 +15,7 @@ from labeling_app.web.live.routes import add_live_routes
 from labeling_app.web.live.store import find_turn
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Sampling
-from tests.chat_server import ChatServer
+from tests.servers.chat import ChatServer
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=40)
 
