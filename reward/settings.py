@@ -165,7 +165,7 @@ class RewardSettings(ClusterSettings):
                 f"--seeds {','.join(map(str, self.seeds))} does not name different models",
                 "Give two or more different seeds, such as 0,1,2, or one --seed.",
             )
-        self._require_together(adapter="none", ddp_comm_hook="no", seeds=())
+        self._require_tensor_parallel(adapter="none", ddp_comm_hook="no", seeds=())
         require_range("eval_every", self.eval_every, 0)
         require_range("patience", self.patience, 0)
         require_range("lora_rank", self.lora_rank, 1)

@@ -153,7 +153,7 @@ def _ask_base_model(
     which finds nothing likely, or where no pair is held out.
     """
     compared = [group for group in data.held_out if group.pairs]
-    unknown = sharding.divides or settings.adapter == "qlora" or is_reward_model(settings.model)
+    unknown = sharding.is_sharded or settings.adapter == "qlora" or is_reward_model(settings.model)
     if unknown or not compared:
         return None
     tokens = settings.tokens_per_batch
@@ -202,8 +202,10 @@ def _load_classifier(
 ) -> PreTrainedModel:
     """A model with a head; frozen weights are held as they are multiplied, under adapters."""
     if settings.adapter == "none":
-        together = settings.tensor_parallel > 1
-        return new_reward_model(settings.model, pad_id, settings.seed, together=together)
+        tensor_parallel = settings.tensor_parallel > 1
+        return new_reward_model(
+            settings.model, pad_id, settings.seed, tensor_parallel=tensor_parallel
+        )
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     is_packed = settings.adapter == "qlora"
     packing = four_bits(dtype, "--adapter qlora", "--adapter lora") if is_packed else None
