@@ -27,7 +27,7 @@ from rich.console import Console
 from rlhf import __version__
 from rlhf.commands.help_page import help_page
 from rlhf.commands.usage import explain, is_required
-from rlhf.config import load_settings, to_plain, to_yaml
+from rlhf.config import load_settings, to_plain, to_yaml, with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.modeling.template_kwargs import as_one_token
@@ -118,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(tokens: list[str]) -> int:
+    tokens = with_new_flags(tokens, _settings_of(tokens))
     try:
         build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -244,9 +245,10 @@ def _settings_from_files(
     if given is None or not given.tokens:
         return
     files = [Path(token.value) for token in given.tokens]
-    values = load_settings(files)
+    settings = get_type_hints(app.default_command)["settings"]
+    values = load_settings(files, settings)
     source = ", ".join(str(file) for file in files)
-    _refuse_unknown(values, get_type_hints(app.default_command)["settings"], source)
+    _refuse_unknown(values, settings, source)
     values = as_one_token(values)
     for name in reversed(commands):  # at the root, settings named like a command would be dropped
         values = {name: values}

@@ -1,11 +1,22 @@
-"""Settings: YAML files composed left to right, range checks, and settings back to YAML."""
+"""Settings: YAML files composed left to right, range checks, and settings back to YAML.
+
+A settings class may have groups: fields that are dataclasses of settings themselves, `kl` for
+example, whose flags are `--kl.source` and so on. A setting is named by its path, `kl.source`.
+
+Settings that were renamed keep their old names, on the command line, in YAML files and in the
+config.yaml of older runs. The settings class lists them:
+
+    OLD_NAMES: ClassVar = {"learning_rate": "optim.learning_rate"}  # old path: new path
+    OLD_VALUES: ClassVar = {"advantages": {"group": "grpo"}}  # new path: {old value: new value}
+"""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import yaml
 
@@ -22,17 +33,132 @@ EARLIER: dict[str, dict[str, Any]] = {
     "ppo": {"sampler_correction": "none"},
 }
 
+S = TypeVar("S")
 
-def load_settings(files: Sequence[Path]) -> dict[str, Any]:
+
+def load_settings(files: Sequence[Path], settings: type[Any] | None = None) -> dict[str, Any]:
     """Merge YAML files left to right; a later file wins key by key, nested groups included.
+
+    Args:
+        files: the files.
+        settings: the settings class; old names and values in the files become today's.
 
     Raises:
         ConfigError: a file is missing, is not YAML, or is not a mapping.
     """
     merged: dict[str, Any] = {}
     for file in files:
-        merged = merge(merged, _load(file))
+        merged = merge(merged, with_new_names(_load(file), settings))
     return merged
+
+
+def setting_names(settings: Any, prefix: str = "") -> Iterator[str]:
+    """The path of every setting of a settings class, those in groups with a dot."""
+    types = get_type_hints(settings)
+    for one in fields(settings):
+        name, kind = f"{prefix}{one.name}", types[one.name]
+        if is_dataclass(kind):
+            yield from setting_names(kind, f"{name}.")
+        else:
+            yield name
+
+
+def flag_of(name: str) -> str:
+    """`kl.audit_every` as it is typed: `--kl.audit-every`."""
+    return "--" + name.replace("_", "-")
+
+
+def old_names(settings: type[Any] | None) -> Mapping[str, str]:
+    """Old paths of settings and the paths that they have today."""
+    return getattr(settings, "OLD_NAMES", {})
+
+
+def with_new_names(values: dict[str, Any], settings: type[Any] | None) -> dict[str, Any]:
+    """The content of a settings file with today's names and values in place of old ones.
+
+    Where a file has a setting by both names, the new one counts.
+    """
+    found = _copy(values)
+    for old, new in old_names(settings).items():
+        group, name = _find(found, old.split("."))
+        if name is None or isinstance(group[name], dict):  # a group may have a setting's old name
+            continue
+        value = group.pop(name)
+        *parents, last = new.split(".")
+        target: Any = found
+        for parent in parents:
+            target = target.setdefault(parent, {}) if isinstance(target, dict) else None
+        if isinstance(target, dict):  # else it is refused as no group of settings
+            target.setdefault(last, value)
+    for path, renamed in getattr(settings, "OLD_VALUES", {}).items():
+        group, name = _find(found, path.split("."))
+        if name is not None and isinstance(group[name], str):
+            group[name] = renamed.get(group[name], group[name])
+    return found
+
+
+def _copy(values: dict[str, Any]) -> dict[str, Any]:
+    """A copy whose nested groups are copies, too."""
+    return {k: _copy(v) if isinstance(v, dict) else v for k, v in values.items()}
+
+
+def _find(values: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], str | None]:
+    """The mapping that holds the setting at `path`, and its key there; None where there is none.
+
+    A key may be written with hyphens.
+    """
+    *parents, last = path
+    for parent in parents:
+        inner = values.get(parent, values.get(parent.replace("_", "-")))
+        if not isinstance(inner, dict):
+            return values, None
+        values = inner
+    return values, next((key for key in (last, last.replace("_", "-")) if key in values), None)
+
+
+def with_new_flags(words: Sequence[str], settings: type[Any] | None) -> list[str]:
+    """A command line with today's flags and values in place of old ones."""
+    flags = {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
+    negated = {_negated(old): _negated(new) for old, new in flags.items()}
+    values = {flag_of(n): v for n, v in getattr(settings, "OLD_VALUES", {}).items()}
+    found: list[str] = []
+    expected: Mapping[str, str] = {}  # old values of the flag that came last
+    for word in words:
+        if not word.startswith("--"):
+            found.append(expected.get(word, word))
+            expected = {}
+            continue
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        flag = (flags | negated).get(flag, flag if equals else word)
+        expected = values.get(flag, {})
+        found.append(f"{flag}={expected.get(value, value)}" if equals else flag)
+    return found
+
+
+def _negated(flag: str) -> str:
+    """The flag that switches `flag` off: `--no-resume`, in a group `--kl.no-resume`."""
+    group, dot, name = flag.removeprefix("--").rpartition(".")
+    return f"--{group}{dot}no-{name}"
+
+
+def read_setting(settings: Any, name: str) -> Any:
+    """The value of the setting at the path `name`."""
+    for part in name.split("."):
+        settings = getattr(settings, part)
+    return settings
+
+
+def with_changes(settings: S, changes: Mapping[str, Any]) -> S:
+    """Settings with other values, by path: `{"kl.coefficient": 0.2}`."""
+    changed: Any = settings
+    for path, value in changes.items():
+        group, _, rest = path.partition(".")
+        if rest:
+            value = with_changes(getattr(changed, group), {rest: value})
+        changed = replace(changed, **{group: value})
+    found: S = changed
+    return found
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -188,13 +314,24 @@ def require_same_settings(
     Raises:
         InputError: others differ; the message names them.
     """
-    old = merge(_defaults(settings) | earlier, recorded)
-    new = to_plain(settings)
-    changed = sorted(key for key in new if key not in free and old.get(key) != new[key])
+    names = list(setting_names(type(settings)))
+    usual = {**_defaults(settings), **earlier}
+    old = {name: _recorded(recorded, name, usual.get(name)) for name in names}
+    new = {name: to_plain(read_setting(settings, name)) for name in names}
+    changed = sorted(
+        name
+        for name in names
+        if name not in free and name.partition(".")[0] not in free and old[name] != new[name]
+    )
     if not changed:
         return
-    described = ", ".join(f"{key}: {old.get(key)} → {new[key]}" for key in changed)
-    flags = " ".join(_flag(k, earlier[k]) for k in changed if k in earlier and k not in recorded)
+    described = ", ".join(f"{name}: {old[name]} → {new[name]}" for name in changed)
+    absent = object()
+    flags = " ".join(
+        _flag(name, earlier[name])
+        for name in changed
+        if name in earlier and _recorded(recorded, name, absent) is absent
+    )
     same = f"the same settings (add {flags})" if flags else "the same settings"
     raise InputError(
         f"{out} was started with other settings ({described})",
@@ -202,20 +339,30 @@ def require_same_settings(
     )
 
 
+def _recorded(values: dict[str, Any], name: str, default: Any) -> Any:
+    """The value at the path `name` in nested mappings."""
+    group, key = _find(values, name.split("."))
+    return default if key is None else group[key]
+
+
 def _defaults(settings: Any) -> dict[str, Any]:
-    """The plain values of those settings that have a default."""
-    usual: dict[str, Any] = {}
+    """The plain values of those settings that have a default, by path."""
+    usual = SimpleNamespace()
     for one in fields(settings):
         if one.default is not MISSING:
-            usual[one.name] = to_plain(one.default)
+            setattr(usual, one.name, one.default)
         elif one.default_factory is not MISSING:
-            usual[one.name] = to_plain(one.default_factory())
-    return usual
+            setattr(usual, one.name, one.default_factory())
+    names = setting_names(type(settings))
+    return {
+        name: to_plain(read_setting(usual, name))
+        for name in names
+        if hasattr(usual, name.partition(".")[0])
+    }
 
 
 def _flag(name: str, value: Any) -> str:
-    flag = "--" + name.replace("_", "-")
-    return flag if value is True else f"{flag} {value}"
+    return flag_of(name) if value is True else f"{flag_of(name)} {value}"
 
 
 def without_secrets(settings: Any) -> Any:
@@ -254,8 +401,7 @@ def require_range(
         return
     lower = f"more than {_digits(low)}" if above_low else f"at least {_digits(low)}"
     upper = "" if high == float("inf") else f" and at most {_digits(high)}"
-    flag = "--" + name.replace("_", "-")
-    raise ConfigError(f"{flag} is {_digits(value)}", f"Give a value of {lower}{upper}.")
+    raise ConfigError(f"{flag_of(name)} is {_digits(value)}", f"Give a value of {lower}{upper}.")
 
 
 def _digits(value: float) -> str:
@@ -292,7 +438,7 @@ def part_of(name: str, part: str, whole: int) -> int:
         value = 0
     if not 0 < value <= (100 if percent else math.inf):
         raise ConfigError(
-            f"--{name.replace('_', '-')} is {part!r}",
+            f"{flag_of(name)} is {part!r}",
             "Give a number such as 500, or a percentage such as 1%.",
         )
     wanted = math.ceil(whole * value / 100) if percent else int(value)

@@ -292,7 +292,7 @@ class PPOSettings(ClusterSettings):
                 "head.",
             )
         self._require_adapters()
-        self._require_together(lora_rank=0, engine="generate")
+        self._require_tensor_parallel(lora_rank=0, engine="generate")
 
     def _require_adapters(self) -> None:
         if self.share_base and not self.lora_rank:

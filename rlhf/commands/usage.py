@@ -1,16 +1,16 @@
 """What the command line says of words it cannot read."""
 
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
 
 from rlhf.commands.help_page import FLAGS_OF_ALL
-from rlhf.config import load_settings
+from rlhf.config import flag_of, load_settings, old_names, setting_names
 from rlhf.errors import ConfigError, did_you_mean
 
 
@@ -38,7 +38,9 @@ def explain(
 
 def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
     flag = word.partition("=")[0]
-    close = did_you_mean(flag, [*_flags(settings), *FLAGS_OF_ALL])
+    close = did_you_mean(
+        flag, [*map(flag_of, [*setting_names(settings), *old_names(settings)]), *FLAGS_OF_ALL]
+    )
     return ConfigError(f"Unknown option {flag}", f"{close}{see}")
 
 
@@ -75,7 +77,7 @@ def _not_given(words: Sequence[str], settings: Any) -> list[str]:
     """Flags of required settings that are neither among the words nor in their --config files."""
     parts = [part for word in words for part in word.split("=", 1)]
     files = [Path(file) for flag, file in pairwise(parts) if flag == "--config"]
-    in_files = {str(name).replace("-", "_") for name in load_settings(files)}
+    in_files = {str(name).replace("-", "_") for name in load_settings(files, settings)}
     required = [one.name for one in fields(settings) if is_required(one) and one.kw_only]
     flags = [f"--{name.replace('_', '-')}" for name in required if name not in in_files]
     return [flag for flag in flags if flag not in parts]
@@ -88,14 +90,3 @@ def is_required(setting: Field[Any]) -> bool:
 
 def _value(flag: str | None) -> str:
     return (flag or "").lstrip("-").rpartition(".")[2].replace("-", "_").upper()
-
-
-def _flags(settings: Any, prefix: str = "--") -> Iterator[str]:
-    """Every flag of a command, those of nested groups with a dot."""
-    types = get_type_hints(settings)
-    for setting in fields(settings):
-        name = f"{prefix}{setting.name.replace('_', '-')}"
-        if is_dataclass(types[setting.name]):
-            yield from _flags(types[setting.name], f"{name}.")
-        else:
-            yield name

@@ -26,9 +26,11 @@ from typing import Any
 
 from rlhf.config import (
     earlier_behavior,
+    read_setting,
     read_settings_file,
     require_same_settings,
     to_yaml,
+    with_new_names,
     without_secrets,
 )
 from rlhf.diagnose import as_input_error
@@ -65,6 +67,8 @@ STAGE_COMMANDS = {
     "ppo": "rlhf ppo",
     "evaluate": "rlhf evaluate",
 }
+
+Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
 
 _locks: dict[Path, ExitStack] = {}  # of the stages that this process works on
 
@@ -166,9 +170,9 @@ class RunDir:
         return read_stage_document(self.stage_file)
 
     @property
-    def inputs(self) -> dict[str, dict[str, str]]:
+    def inputs(self) -> Inputs:
         """`path` and `hash` of what the stage was given, as stage.json holds them."""
-        inputs: dict[str, dict[str, str]] = self.read_stage().get("inputs", {})
+        inputs: Inputs = self.read_stage().get("inputs", {})
         return inputs
 
     def read_report(self) -> dict[str, Any]:
@@ -189,9 +193,7 @@ class RunDir:
         return self.read_stage().get("status") == "done"
 
 
-def open_stage(
-    out: Path, stage: str, settings: Any, inputs: dict[str, dict[str, str]], *, resume: bool
-) -> RunDir:
+def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: bool) -> RunDir:
     """Create the folder of a stage, or reopen it to resume; only the main process looks and writes.
 
     Args:
@@ -351,9 +353,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
     return run
 
 
-def _require_same(
-    run: RunDir, stage: str, settings: Any, inputs: dict[str, dict[str, str]]
-) -> None:
+def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> None:
     if not run.config_file.is_file():
         raise InputError(
             f"{run.path} exists but holds no run of ours (no config.yaml)",
@@ -361,10 +361,10 @@ def _require_same(
         )
     # of sft it is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")
-    recorded = read_settings_file(run.config_file)
+    recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)
     if run.is_done:  # nothing is left to do by them
-        earlier = {name: getattr(settings, name) for name in earlier}
+        earlier = {name: read_setting(settings, name) for name in earlier}
     require_same_settings(run.path, settings, recorded, earlier, free)
     before = run.read_stage().get("inputs", inputs)  # none yet where two jobs begin together
     for name, value in inputs.items():
@@ -375,9 +375,7 @@ def _require_same(
             )
 
 
-def _write_stage(
-    run: RunDir, stage: str, status: str, inputs: dict[str, dict[str, str]], seed: int | None
-) -> None:
+def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int | None) -> None:
     content = {
         "stage": stage,
         "status": status,

@@ -1,10 +1,24 @@
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import pytest
 import yaml
 
-from rlhf.config import load_settings, part_of, read_text, require_range, to_plain, to_yaml
+from rlhf.config import (
+    load_settings,
+    part_of,
+    read_setting,
+    read_text,
+    require_range,
+    setting_names,
+    to_plain,
+    to_yaml,
+    with_changes,
+    with_new_flags,
+    with_new_names,
+)
 from rlhf.errors import ConfigError, InputError
 
 
@@ -127,3 +141,62 @@ def test_text_that_cannot_be_read(tmp_path: Path, name: str, reason: str) -> Non
     with pytest.raises(InputError) as caught:
         read_text(tmp_path / name, "--rubric")
     assert caught.value.problem == f"--rubric {tmp_path / name} cannot be read: {reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renamed:
+    OLD_NAMES: ClassVar = {"rate": "inner.rate", "inner.speed": "inner.rate", "inner": "kind"}
+    OLD_VALUES: ClassVar = {"kind": {"fast": "quick"}}
+    kind: Literal["quick", "slow"] = "slow"
+    loud: bool = False
+    inner: Inner = field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rate": 1.0}, {"inner": {"rate": 1.0}}),
+        ({"inner": {"speed": 2.0}}, {"inner": {"rate": 2.0}}),
+        ({"rate": 1.0, "inner": {"rate": 2.0}}, {"inner": {"rate": 2.0}}),
+        ({"inner": "fast"}, {"kind": "quick"}),
+        ({"kind": "fast"}, {"kind": "quick"}),
+        ({"kind": "slow", "other": 3}, {"kind": "slow", "other": 3}),
+    ],
+)
+def test_old_names_and_values_in_files_become_todays(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    before = json.dumps(given)
+    assert with_new_names(given, Renamed) == expected
+    assert json.dumps(given) == before
+
+
+def test_a_later_file_wins_by_its_old_name_too(tmp_path: Path) -> None:
+    new = write(tmp_path / "new.yaml", "inner:\n  rate: 1\n")
+    old = write(tmp_path / "old.yaml", "rate: 2\n")
+    assert load_settings([new, old], Renamed) == {"inner": {"rate": 2}}
+    assert load_settings([old, new], Renamed) == {"inner": {"rate": 1}}
+
+
+def test_old_flags_and_values_become_todays() -> None:
+    words = [
+        "cmd",
+        "--rate",
+        "1",
+        "--rate=2",
+        "--inner",
+        "fast",
+        "--kind=fast",
+        "--no-loud",
+        "fast",
+    ]
+    assert with_new_flags(words, Renamed) == [
+        *("cmd", "--inner.rate", "1", "--inner.rate=2", "--kind", "quick", "--kind=quick"),
+        *("--no-loud", "fast"),
+    ]
+
+
+def test_settings_are_read_and_changed_by_path() -> None:
+    assert list(setting_names(Renamed)) == ["kind", "loud", "inner.rate"]
+    changed = with_changes(Renamed(), {"inner.rate": 0.5, "kind": "quick"})
+    assert (read_setting(changed, "inner.rate"), changed.kind) == (0.5, "quick")
