@@ -344,7 +344,8 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str
     for one, words in ((load, ""), (lightest, " and --batch-size 1")):
         tensor_parallel = _fewest_tensor_parallel(shape, one, gpus, usable)
         if tensor_parallel:
-            return f"reference: --processes {tensor_parallel} --tensor-parallel {tensor_parallel}{words}."
+            sizes = f"--processes {tensor_parallel} --tensor-parallel {tensor_parallel}"
+            return f"reference: {sizes}{words}."
     return f"reference: {NOTHING_FITS}"
 
 

@@ -52,8 +52,7 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Ask a policy and its original the same questions in the browser, blind until you vote."""
-    from labeling_app.quality.checks import CheckRates
-    from labeling_app.web.serving import serve
+    from labeling_app.web.serving import BoardOptions, LiveOptions, serve
     from policies.sampling.streaming import LocalModel
     from rlhf.modeling.models import policy_folder
     from rlhf.records.schema import Sampling
@@ -72,16 +71,8 @@ def run(settings: Settings) -> dict[str, Any]:
     sys.stderr.write(f"Thumbs and picks are kept in {settings.db}; {shown}.\n")
     return serve(
         settings.db,
-        host="127.0.0.1",
-        port=settings.port,
-        annotator=settings.annotator,
-        overlap=None,
-        another_below=None,
-        rubric=None,
-        flags=(),
-        checks=CheckRates(),
-        voices=[policy, reference],
-        note=note,
+        BoardOptions(port=settings.port, annotator=settings.annotator, flags=()),
+        LiveOptions(models=[policy, reference], note=note),
     )
 
 
