@@ -119,10 +119,8 @@ def require_memory(
 def _lighter(settings: RewardSettings, shape: Shape, has: float, layout: Layout) -> Iterator[str]:
     """Flags under which the same training fits, the least intrusive first."""
     adapters: list[dict[str, Any]] = [{}]
-    if layout.strategy in (
-        "none",
-        "ddp",
-    ):  # adapters leave little to divide: the settings refuse them
+    # adapters leave little to shard: the settings refuse them
+    if not SHARDED[layout.strategy] and settings.tensor_parallel == 1:
         names = ("lora", "qlora") if torch.cuda.is_available() else ("lora",)
         adapters += [{"adapter": name} for name in names if name != settings.adapter]
     for adapter in adapters:

@@ -1,12 +1,12 @@
-"""The page for leads: plain HTML made by the server, every text escaped."""
+"""The dashboard for leads: plain HTML made on the server, every text escaped."""
 
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 
 from labeling_app.db.store import Store
-from labeling_app.quality.agreement import Interval
 from labeling_app.quality.report import Quality, measure_quality
+from labeling_app.rankings.agreement import Interval
 
 FOLDER = Path(__file__).parent / "pages" / "board"
 
@@ -17,7 +17,7 @@ def dashboard_page(store: Store) -> str:
 
 
 def render(quality: Quality) -> str:
-    """The dashboard of some numbers."""
+    """The dashboard with these measurements."""
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
     environment.filters["interval"] = _interval
     environment.filters["coefficient"] = _coefficient

@@ -36,7 +36,7 @@ from reward.model.module import Inputs, RewardModule
 from rlhf.parallel.distributed import start
 from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
-from tests.pipeline.spread import Collectives
+from tests.pipeline.processes.spread import Collectives
 accelerator = start("fp32", 0)
 module = RewardModule(new_reward_model(sys.argv[1], 0, 0, tensor_parallel=True)).train()
 prepare_tensor_parallel(module, torch.optim.AdamW(module.parameters()))
