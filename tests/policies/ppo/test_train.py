@@ -11,7 +11,6 @@ import yaml
 from safetensors.torch import load_file
 
 from policies.ppo.models.critic import new_critic
-from policies.ppo.settings import PPOSettings
 from policies.reference.store import MANIFEST, open_store
 from policies.rewards.sources import load_reward
 from rlhf.cli import main
@@ -23,6 +22,7 @@ from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import SHORT
 from tests.pipeline.signals import count_vowels
 from tests.pipeline.test_resume import kill_when
+from tests.policies.ppo_settings import ppo_settings
 from tests.policies.training import TrainingInputs, metrics_of, read_report
 
 
@@ -43,7 +43,7 @@ def test_only_the_critics_head_trains_where_that_is_asked(
 ) -> None:
     assert training.ppo(tmp_path / "ppo", "--critic-trains", "head", steps=2) == 0
     assert all(row["grad_norm/critic"] > 0 for row in metrics_of(tmp_path / "ppo"))
-    settings = PPOSettings(
+    settings = ppo_settings(
         model=str(training.model),
         reward=(str(training.reward),),
         reference=training.reference,
