@@ -38,10 +38,10 @@ def room_for(settings: RewardSettings) -> int:
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
     """What each process would hold if it divided nothing, when the longest sequences come."""
-    together = settings.tensor_parallel
-    has_buckets = together == 1 and settings.sharding != "fsdp"
+    tensor_parallel = settings.tensor_parallel
+    has_buckets = tensor_parallel == 1 and settings.sharding != "fsdp"
     return reward_plan(
-        part_of(shape, together),
+        part_of(shape, tensor_parallel),
         tokens=max(settings.tokens_per_batch, settings.max_length),
         length=settings.max_length,
         bf16=choose_precision(settings.precision) == "bf16",
@@ -90,7 +90,7 @@ def divide(plan: Plan, sharding: Sharding, parts: int) -> Plan:
             for item in items
         )
 
-    gathers = share < 1 and sharding.divides_weights
+    gathers = share < 1 and sharding.shards_weights
     return Plan(
         plan.title + ", besides what is gathered at the time" * gathers,
         held(plan.resident),
@@ -105,7 +105,7 @@ def divided_peak(plan: Plan, sharding: Sharding, parts: int) -> float:
 
 def is_sharded(item: Item, sharding: Sharding) -> bool:
     """Whether processes hold parts of an item of a plan."""
-    if sharding.divides_weights:
+    if sharding.shards_weights:
         return item.what != "activations"
     words = DIVIDED.get(sharding.strategy, ())
     return any(word in item.what for word in words)
@@ -150,7 +150,7 @@ def _lighter(
 ) -> Iterator[str]:
     """Flags under which the same training fits, the least intrusive first."""
     adapters: list[dict[str, Any]] = [{}]
-    if not sharding.divides:  # adapters leave little to divide: the settings refuse them
+    if not sharding.is_sharded:  # adapters leave little to divide: the settings refuse them
         names = ("lora", "qlora") if torch.cuda.is_available() else ("lora",)
         adapters += [{"adapter": name} for name in names if name != settings.adapter]
     for adapter in adapters:

@@ -23,8 +23,8 @@ Combine = Literal["mean", "min"]
 
 
 def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Numbers with commas between them, from a flag or a settings file."""
-    return tuple(int(word) for token in tokens for word in token.value.split(","))
+    """Numbers with commas between them, from a flag or a settings file; none are an empty word."""
+    return tuple(int(word) for token in tokens if token.value for word in token.value.split(","))
 
 
 def _read_weights(kind: Any, tokens: Any) -> dict[str, float]:
@@ -165,7 +165,7 @@ class RewardSettings(ClusterSettings):
                 f"--seeds {','.join(map(str, self.seeds))} does not name different models",
                 "Give two or more different seeds, such as 0,1,2, or one --seed.",
             )
-        self._require_together(adapter="none", ddp_comm_hook="no", seeds=())
+        self._require_tensor_parallel(adapter="none", ddp_comm_hook="no", seeds=())
         require_range("eval_every", self.eval_every, 0)
         require_range("patience", self.patience, 0)
         require_range("lora_rank", self.lora_rank, 1)

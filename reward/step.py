@@ -44,7 +44,7 @@ class TrainState:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     @property
-    def shares(self) -> int:
+    def dp_size(self) -> int:
         """Parts of a batch: a process has one, or processes that hold a model together."""
         processes: int = self.accelerator.num_processes
         return processes // self.tensor_parallel
@@ -71,7 +71,7 @@ def take_step(trainee: TrainState, groups: Sequence[Group], rate: float) -> dict
             said = trainee.thresholds.of(part, level)
             loss = sum_of_losses(trainee.objective, part, rewards, said)
             # Gradients are averaged over processes: divide by the whole batch's weight / processes.
-            backward(accelerator, module, loss * (trainee.shares / weight))
+            backward(accelerator, module, loss * (trainee.dp_size / weight))
         totals += _tally(part, rewards, said, loss)
     beat("stepping")
     for parameters in trainee.optimizer.param_groups:
@@ -140,7 +140,7 @@ def gather_by_prompt(
 
 def my_passes(trainee: TrainState, groups: Sequence[Group]) -> list[list[Group]]:
     """The forward passes of this process: which groups meet in each."""
-    plans = plan_step(groups, trainee.shares, trainee.tokens_per_batch, shared=trainee.shared)
+    plans = plan_step(groups, trainee.dp_size, trainee.tokens_per_batch, shared=trainee.shared)
     return plans[trainee.accelerator.process_index // trainee.tensor_parallel]
 
 

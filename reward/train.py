@@ -49,10 +49,8 @@ from rlhf.run.checkpoint import (
     save_checkpoint,
 )
 from rlhf.run.metrics import append_metrics, forget_metrics_after, progress
-from rlhf.run.preflight import check_before_training, require_shared
-from rlhf.run.profiling import profiling
-from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
-from rlhf.run.tracking import tracking
+from rlhf.run.rundir import RunDir
+from rlhf.run.stage import training_stage
 from rlhf.run.watchdog import beat
 
 ADAM_BETAS = (0.9, 0.95)
@@ -95,8 +93,7 @@ def train_reward(
     Args:
         settings: of the stage.
         sharding: where it was chosen already; else the settings say.
-        is_member: of an ensemble, which tells `--notify` itself how it ended. A stall, which ends
-            the process, is told here all the same.
+        is_member: one model of an ensemble, which reports to `--notify` itself.
 
     Raises:
         InputError: the rankings, the model or --out cannot be used, or memory will not do.
@@ -111,17 +108,10 @@ def train_reward(
     inputs = describe_inputs(settings)
     tokenizer = tokenizer_of(inputs["model"])
     data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
-    check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
-    run = open_stage(settings.out, "reward", settings, inputs, resume=settings.resume)
-    accelerator.wait_for_everyone()
-    require_shared(run)
-    if run.is_done:
-        return _read_done(run)
-
-    tracked = tracking(accelerator, settings.track, run.path, settings)
-    profiled = profiling(accelerator, settings.profile, run.profile)
-    watched = watching_stage(run, settings.stall_timeout, settings.notify)
-    with stage_status(run, "" if is_member else settings.notify), watched, tracked, profiled:
+    room = room_for(settings)
+    with training_stage(accelerator, "reward", settings, inputs, room, is_member=is_member) as run:
+        if run.is_done:
+            return _read_done(run)
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
         trainee = _build_trainee(settings, accelerator, sharding, pad_id, data)
@@ -143,9 +133,8 @@ def train_reward(
             "seconds": round(time.monotonic() - began, 1),
         }
         if accelerator.is_main_process:
-            write_report(
-                run, report, collect_verdicts(data.held_out, held_out), reference, tokenizer
-            )
+            verdicts = collect_verdicts(data.held_out, held_out)
+            write_report(run, report, verdicts, reference, tokenizer)
         accelerator.wait_for_everyone()
     return report
 
@@ -164,7 +153,7 @@ def _ask_base_model(
     which finds nothing likely, or where no pair is held out.
     """
     compared = [group for group in data.held_out if group.pairs]
-    unknown = sharding.divides or settings.adapter == "qlora" or is_reward_model(settings.model)
+    unknown = sharding.is_sharded or settings.adapter == "qlora" or is_reward_model(settings.model)
     if unknown or not compared:
         return None
     tokens = settings.tokens_per_batch
@@ -213,8 +202,10 @@ def _load_classifier(
 ) -> PreTrainedModel:
     """A model with a head; frozen weights are held as they are multiplied, under adapters."""
     if settings.adapter == "none":
-        together = settings.tensor_parallel > 1
-        return new_reward_model(settings.model, pad_id, settings.seed, together=together)
+        tensor_parallel = settings.tensor_parallel > 1
+        return new_reward_model(
+            settings.model, pad_id, settings.seed, tensor_parallel=tensor_parallel
+        )
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     is_packed = settings.adapter == "qlora"
     packing = four_bits(dtype, "--adapter qlora", "--adapter lora") if is_packed else None

@@ -1,14 +1,14 @@
-"""The labelling app: one Gradio component over the queue, served by one process.
+"""The labeling app: one Gradio component over the queue, served by one process.
 
-Gradio evaluates templates as JavaScript, so no text from the database is ever put into one: the
-component asks for its task after it has loaded, and gets it as JSON from `board_route.py`.
+Gradio evaluates templates as JavaScript, so templates never contain text from the database: the
+component requests its task after it has loaded, as JSON from `board/route.py`.
 """
 
 import os
 from pathlib import Path
 from typing import Any
 
-# Before gradio is imported: it decides at import time whether to phone home.
+# Before gradio is imported: it reads these at import time.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -40,7 +40,7 @@ footer { display: none !important; }
 }
 #board .html-container { padding: 0 !important; }
 """
-# What the page of the board asks for.
+# What the page of the board requests.
 GRADIO_ROUTES = frozenset(
     {"/", "/assets/{path:path}", "/static/{path:path}", "/theme.css", "/favicon.ico"}
 )
@@ -49,7 +49,7 @@ CODE_FONT = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 
 
 def rank_board() -> gr.HTML:
-    """The ranking board: HTML, CSS and JavaScript from `board/`.
+    """The ranking board: HTML, CSS and JavaScript from `pages/board/`.
 
     Not a subclass: Gradio writes a .pyi file beside the source of every subclass of a component.
     """
@@ -67,11 +67,11 @@ def _read(name: str) -> str:
 
 
 def build_app(board: Board, live: Live | None = None) -> FastAPI:
-    """The web application; a `AuthMiddleware` in front of it says who sends each request.
+    """The web application; `AuthMiddleware` around it sets the user of each request.
 
     Args:
-        board: ranking.
-        live: asking models, where there are any.
+        board: the ranking operations.
+        live: live mode, if there are models to ask.
     """
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
         rank_board()
@@ -106,7 +106,7 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
 
 
 def _confine_gradio(app: FastAPI) -> None:
-    """Give Gradio's page its policy and close its other routes: uploads, queues, files, more."""
+    """Give Gradio's page its policy and remove its other routes: uploads, queues, files, more."""
     [gradio] = [route.app for route in app.routes if isinstance(route, Mount)]
     assert isinstance(gradio, FastAPI)
     kept = [route for route in gradio.routes if getattr(route, "path", "") in GRADIO_ROUTES]

@@ -1,4 +1,4 @@
-"""Requests that arrive while others are being answered wait, and are then answered together."""
+"""Requests that arrive while others are being answered wait and form the next batch."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class RequestBatcher(Generic[Question, Answer]):
-    """Turns many callers into few batches; one who comes alone is answered at once.
+    """Answers concurrent requests in batches; a single request is answered at once.
 
     Args:
         answer_all: answers a batch, in its order; called in a thread, one batch at a time.
@@ -23,17 +23,17 @@ class RequestBatcher(Generic[Question, Answer]):
         self._open: tuple[list[Question], asyncio.Task[Sequence[Answer]]] | None = None
 
     async def answer(self, question: Question) -> Answer:
-        """The answer to one question; what its batch raises, everybody in it gets."""
+        """The answer to one question; an exception reaches everybody in its batch."""
         if self._open is None:
             questions: list[Question] = []
             self._open = questions, asyncio.create_task(self._run(questions))
         questions, batch = self._open
         place = len(questions)
         questions.append(question)
-        # Shielded: one caller who goes away must not cancel the work of the others.
+        # Shielded: a caller who disconnects must not cancel the others' work.
         return (await asyncio.shield(batch))[place]
 
     async def _run(self, questions: list[Question]) -> Sequence[Answer]:
         async with self._turn:
-            self._open = None  # whoever comes from now on is in the next batch
+            self._open = None  # later requests go into the next batch
             return await run_sync(self._answer_all, questions)

@@ -1,4 +1,4 @@
-"""The page for leads: plain HTML made by the server, every text escaped."""
+"""The dashboard for leads: plain HTML made on the server, every text escaped."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def dashboard_page(store: Store) -> str:
 
 
 def render(quality: Quality) -> str:
-    """The dashboard of some numbers."""
+    """The dashboard with these measurements."""
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
     environment.filters["interval"] = _interval
     environment.filters["coefficient"] = _coefficient

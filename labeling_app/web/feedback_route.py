@@ -1,4 +1,4 @@
-"""`POST /feedback`: the door for other programs, which bring a token instead of a cookie."""
+"""`POST /feedback`: feedback from other programs, which send a token instead of a cookie."""
 
 import sqlite3
 import time
@@ -22,8 +22,8 @@ WINDOW_SECONDS = 60.0
 def add_feedback_route(app: FastAPI, store: Store) -> None:
     """Serve `POST /feedback`.
 
-    A right token always passes: behind a proxy that is not trusted all programs share one address.
-    After ten wrong ones in a minute an address is told to wait.
+    A valid token always passes, because programs behind an untrusted proxy share one address. After
+    ten invalid tokens in a minute an address is told to wait.
     """
     attempts = Attempts(WINDOW_SECONDS)
 
@@ -35,10 +35,10 @@ def add_feedback_route(app: FastAPI, store: Store) -> None:
         program = await run_sync(owner, store, token) if scheme.lower() == "bearer" else None
         if program is None:
             if before >= BAD_TOKENS:
-                problem = "Too many wrong tokens. Wait a minute."
+                problem = "Too many wrong tokens. Wait a minute and try again."
                 return _refuse(429, problem, {"retry-after": "60"})
             problem = (
-                "No program here has this token. Make one: rlhf users token"
+                "This token is not valid. Make a new one: rlhf users token"
                 if token
                 else "Send the header Authorization: Bearer TOKEN. Make a token: rlhf users token"
             )

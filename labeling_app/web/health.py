@@ -1,4 +1,4 @@
-"""Whether the app can store what people do: its file is there, is its own, and is whole."""
+"""Whether the app can store rankings: the database file exists, is the same, and is undamaged."""
 
 import sqlite3
 import threading
@@ -11,12 +11,12 @@ from labeling_app.db.connection import Connections
 from labeling_app.db.file import LostDatabaseError, find_damage, open_read_only
 from rlhf.errors import InputError
 
-# Reading a large file takes a while, and anybody may ask how the app is.
+# Reading a large file takes a while, and anybody may request /healthz.
 MAX_SHARE_OF_TIME = 0.05
 
 
 class Health:
-    """Looks at the file of a served database; what it finds ends all writing.
+    """Checks the file of a served database; when it finds damage, writing stops.
 
     Args:
         connections: to that database.
@@ -25,41 +25,41 @@ class Health:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._board = _board_of(connections)
-        self._looking = threading.Lock()
-        self._next_look = 0.0
+        self._checking = threading.Lock()
+        self._next_check = 0.0
 
     def problem(self) -> str:
-        """What keeps the app from storing anything, in words for whoever runs it; "" for nothing.
+        """Why the app cannot store anything, for the person who runs it; "" if it can.
 
-        Whether the file is there is seen every time. All of it is read only so often that this
-        takes a twentieth of the time; while one thread reads, others get what was known before.
+        Every call checks that the file exists. Reading all of it is limited to a twentieth of the
+        time; while one thread reads, others get the last result.
         """
         try:
             self._connections.require_whole()
         except LostDatabaseError as error:
             return str(error)
-        if monotonic() >= self._next_look and self._looking.acquire(blocking=False):
+        if monotonic() >= self._next_check and self._checking.acquire(blocking=False):
             try:
-                self._connections.damage = self._look()
+                self._connections.damage = self._check()
             finally:
-                self._looking.release()
+                self._checking.release()
         return self._connections.damage
 
-    def _look(self) -> str:
+    def _check(self) -> str:
         began = monotonic()
         path = self._connections.path
         damage = find_damage(path)
         if not damage and _board_of(self._connections) != self._board:
             damage = "another database was copied over its file"
         now = monotonic()
-        self._next_look = now + (now - began) / MAX_SHARE_OF_TIME
+        self._next_check = now + (now - began) / MAX_SHARE_OF_TIME
         return f"its file is damaged ({damage})" if damage else ""
 
 
 def add_health(app: FastAPI, connections: Connections) -> None:
-    """Serve `GET /healthz`: 200, or 503 and why nothing can be stored.
+    """Serve `GET /healthz`: 200, or 503 with the reason why nothing can be stored.
 
-    Every other route answers 503 as well where the database fails it.
+    Every other route also answers 503 when it cannot use the database.
     """
     health = Health(connections)
 
@@ -71,12 +71,16 @@ def add_health(app: FastAPI, connections: Connections) -> None:
 
     @app.exception_handler(sqlite3.DatabaseError)
     def unavailable(request: Request, error: sqlite3.DatabaseError) -> JSONResponse:
-        problem = f"The database cannot be used ({error}). Try again later."
-        return JSONResponse({"error": problem}, status_code=503)
+        return JSONResponse({"error": unusable_database(error)}, status_code=503)
+
+
+def unusable_database(error: sqlite3.DatabaseError) -> str:
+    """The sentence that every page and route shows when it cannot use the database."""
+    return f"The database cannot be used ({error}). Try again later."
 
 
 def _board_of(connections: Connections) -> str:
-    """The id of the database that is in the file now."""
+    """The id of the database in the file now, "" if it cannot be read."""
     try:
         with open_read_only(connections.path) as db:
             row = db.execute("SELECT value FROM settings WHERE name = 'board'").fetchone()
@@ -95,6 +99,5 @@ def require_undamaged(connections: Connections) -> None:
     if damage:
         raise InputError(
             f"{connections.path} is damaged ({damage})",
-            "Go back to a backup of yours, or save what can be read: "
-            f"sqlite3 {connections.path} .recover",
+            f"Restore a backup, or save what can be read: sqlite3 {connections.path} .recover",
         )

@@ -1,8 +1,8 @@
-"""uvicorn with limits, so that connections which do nothing cannot stop the board for everybody.
+"""uvicorn with limits, so that idle connections cannot block the board for everybody.
 
-uvicorn waits for the head and the body of a request for ever, and stops accepting when the process
-has no file left for a connection. Here each has its time, and where there are too many connections
-one of the address that has most makes room.
+uvicorn waits without limit for the headers and body of a request, and stops accepting connections
+when the process runs out of file descriptors. Here each wait has a time limit, and when there are
+too many connections, one is closed: from the address that has the most.
 """
 
 import asyncio
@@ -19,47 +19,43 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10.0  # to send the head of a request
+HEAD_SECONDS = 10.0  # to send the headers of a request
 BODY_SECONDS = 30.0  # to send its body; the largest is 1 MB
-READ_SECONDS = 30.0  # to take what has been sent so far
-CLOSE_SECONDS = 10.0  # to take the rest of the last answer
-SHUTDOWN_SECONDS = 5  # somebody may be watching a long answer
+READ_SECONDS = 30.0  # to read what has been sent so far
+CLOSE_SECONDS = 10.0  # to read the rest of the last answer
+SHUTDOWN_SECONDS = 5  # for answers that are still being streamed
 MAX_CONNECTIONS = 2000
 WANTED_FILES = 4096
-# asyncio accepts so many in one turn of its loop. Were there as many as the limit, a connection
-# could have to make room before its request is looked at.
+# asyncio accepts this many connections in one turn of its loop. With as many as the limit, a
+# connection could be closed before its request is read.
 ACCEPTED_AT_ONCE = 16
-# A thread that computes, as one that renders a long table, gives way to others so often. With
-# Python's 5 ms a request, which changes threads dozens of times, would take half a second.
+# How often a computing thread (rendering a long table) gives way to others. A request switches
+# threads dozens of times: with Python's default of 5 ms it would take half a second.
 SWITCH_SECONDS = 0.001
-BACKLOG = 1024  # those that wait in the kernel until they are accepted
+BACKLOG = 1024  # connections that wait in the kernel to be accepted
 
 
 class State(NamedTuple):
-    """What a connection waits for, in which request; a limit of None is for ever."""
+    """What a connection waits for, in which request; None is no limit."""
 
     limit_seconds: float | None
     request: object
 
 
 class Connections:
-    """The connections of a server.
-
-    Args:
-        max_connections: how many there may be.
-    """
+    """The open connections of a server, at most `max_connections`."""
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
-        # Of each address the connection that was used longest ago is the first.
+        # The connections of each address, least recently used first.
         self._open: dict[str, dict[LimitedProtocol, None]] = {}
         self._num_open = 0
 
     def add(self, connection: "LimitedProtocol") -> None:
-        """Take a new connection in.
+        """Add a new connection.
 
-        Where there are too many, one of the address that has most makes room: the one that has
-        waited longest for its client, or this one where all of them are being answered.
+        If there are too many, close one from the address that has the most: the one that has waited
+        longest for its client, or the new one if all others are being answered.
         """
         self._open.setdefault(connection.address(), {})[connection] = None
         self._num_open += 1
@@ -85,7 +81,7 @@ class Connections:
                 del self._open[address]
 
     def abort_late(self, now: float) -> None:
-        """Close connections whose client has been in one state for too long; call it often."""
+        """Close connections that have been in one state for too long; call it often."""
         for connection in [one for crowd in self._open.values() for one in crowd]:
             state, since = connection.state(), connection.since
             if since is None or since[0] != state:
@@ -99,10 +95,10 @@ class Connections:
 
 
 class LimitedConfig(uvicorn.Config):
-    """A configuration of uvicorn with a limit of connections."""
+    """uvicorn's configuration with a limit on connections."""
 
     def __init__(self, app: ASGIApp, *, max_connections: int, **settings: Any) -> None:
-        # Not httptools, where it is installed: it takes heads of any size.
+        # Not httptools, even if it is installed: it accepts headers of any size.
         super().__init__(app, http=LimitedProtocol, ws="none", backlog=ACCEPTED_AT_ONCE, **settings)
         self.limited = Connections(max_connections)
 
@@ -114,7 +110,7 @@ class LimitedProtocol(H11Protocol):
     since: tuple[State, float] | None = None
 
     def address(self) -> str:
-        """Where the client is; empty where that is not known."""
+        """The client's address; empty if unknown."""
         return self.client[0] if self.client else ""
 
     def state(self) -> State:
@@ -134,28 +130,28 @@ class LimitedProtocol(H11Protocol):
         self.config.limited.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count it no more."""
+        """Stop counting the connection."""
         self.config.limited.discard(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Note that the connection is of use."""
+        """Note that the connection was used."""
         self.config.limited.touch(self)
         super().on_response_complete()
 
 
 class LimitedServer(uvicorn.Server):
-    """A server that closes connections whose time is up."""
+    """A server that closes connections after their time limit."""
 
     config: LimitedConfig
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         await super().startup(sockets)
         for server in self.servers:
             for listening in server.sockets:
                 with listening.dup() as same:
-                    same.listen(BACKLOG)  # asyncio has one number for this and for one turn
+                    same.listen(BACKLOG)  # asyncio uses one number for this and for one turn
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -165,7 +161,7 @@ class LimitedServer(uvicorn.Server):
 
 
 class OncePerSecond(logging.Filter):
-    """Lets one message a second through of every logger and level, with the number left out."""
+    """Passes one log message per second, logger and level, and says how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,15 +192,17 @@ def serve_app(app: ASGIApp, host: str, port: int) -> None:
 
 
 def configure(app: ASGIApp, host: str, port: int) -> LimitedConfig:
-    """The settings of a server, for which this process may open more files.
+    """The server's settings; also raises this process's limit on open files.
 
-    `X-Forwarded-For` is believed from the addresses in FORWARDED_ALLOW_IPS alone: where it is not
-    set, from nobody, or programs on this machine and clients of a proxy that passes the header on
-    could call themselves what they like.
+    `X-Forwarded-For` is accepted only from the addresses in FORWARDED_ALLOW_IPS, by default from
+    none. Otherwise programs on this machine, and clients of a proxy that passes the header on,
+    could claim any address.
     """
     return LimitedConfig(
         app,
-        max_connections=min(MAX_CONNECTIONS, raise_file_limit() // 2),  # the rest: the database
+        max_connections=min(
+            MAX_CONNECTIONS, raise_file_limit() // 2
+        ),  # the rest is for the database
         host=host,
         port=port,
         log_level="warning",
@@ -214,7 +212,7 @@ def configure(app: ASGIApp, host: str, port: int) -> LimitedConfig:
 
 
 def raise_file_limit() -> int:
-    """Allow this process more open files, where it may have them. Returns how many it has."""
+    """Raise this process's limit on open files as far as allowed. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, WANTED_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -7,11 +7,11 @@ from starlette.requests import ClientDisconnect, Request
 
 
 class BodyError(Exception):
-    """A body that cannot be used.
+    """A request body that cannot be used.
 
     Args:
-        status: the HTTP status that says so.
-        problem: the same in words.
+        status: the HTTP status of the answer.
+        problem: what is wrong, in words.
     """
 
     def __init__(self, status: int, problem: str) -> None:
@@ -24,7 +24,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """The body of a request.
 
     Raises:
-        BodyError: it is too large, or the client went away before its end.
+        BodyError: it is too large, or the client disconnected before its end.
     """
     body = bytearray()
     try:
@@ -41,12 +41,12 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
-        BodyError: too large, not whole, not JSON, not an object, or text that is no Unicode.
+        BodyError: too large, incomplete, not a JSON object, or not valid Unicode.
     """
     body = await read_body(request, max_bytes)
     try:
         value = json.loads(body)
-        # JSON may hold half of a surrogate pair, which no file and no database takes.
+        # JSON may contain half a surrogate pair, which files and databases refuse.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BodyError(400, f"The body is not valid JSON ({error}).") from None
@@ -56,11 +56,15 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 def require_sender(payload: dict[str, Any], name: str) -> None:
-    """Take out whose page sent this; positions on it mean nothing in the order of somebody else.
+    """Check that the page belongs to the person who is signed in, and remove its name.
+
+    Positions on a page refer to the order that its person was shown.
 
     Raises:
-        BodyError: it is the page of another person than the one who is signed in.
+        BodyError: the page is somebody else's.
     """
     page = payload.pop("annotator", name)
     if page != name:
-        raise BodyError(403, f"This page is {page}'s, and {name} is signed in now: reload it.")
+        raise BodyError(
+            403, f"This page was opened by {page}, but {name} is signed in now. Reload it."
+        )

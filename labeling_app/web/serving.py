@@ -1,11 +1,13 @@
-"""`rlhf label`: start the app on a port and say where it is."""
+"""`rlhf label` and `rlhf chat`: serve the app on a port and print its address."""
 
 import gc
 import getpass
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,116 +19,146 @@ from labeling_app.db.unfinished import recover
 from labeling_app.quality.checks import CheckRates
 from labeling_app.quality.history import num_made_since
 from labeling_app.quality.overlap import num_open, set_another_below, set_overlap
-from labeling_app.web.board.session import Board
+from labeling_app.web.board.session import FLAGS, Board
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app
 from labeling_app.web.live.live import ChatModel, Live, Note
 from rlhf.config import read_text
 from rlhf.errors import InputError
 
+if TYPE_CHECKING:
+    from labeling_app.web.access.middleware import AuthMiddleware
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(
-    db: Path,
-    *,
-    host: str,
-    port: int,
-    annotator: str | None,
-    overlap: int | None,
-    another_below: float | None,
-    rubric: Path | None,
-    flags: tuple[str, ...],
-    checks: CheckRates,
-    voices: Sequence[ChatModel] = (),
-    live_responses: int = 2,
-    note: Note | None = None,
-) -> dict[str, int]:
-    """Serve the board until it is interrupted, then say how many rankings people made meanwhile.
+@dataclass(frozen=True, kw_only=True)
+class BoardOptions:
+    """How the board is served; `rlhf label --help` explains each."""
 
-    With voices people can ask them, and the database may be new. With users in it everybody signs
-    in; without, one person labels on this machine.
+    host: str = "127.0.0.1"
+    port: int = 7860
+    annotator: str | None = None
+    """Who labels where nobody signs in; None: the login name."""
+    overlap: int | None = None
+    """None keeps what the database says; so does `another_below`."""
+    another_below: float | None = None
+    rubric: Path | None = None
+    flags: tuple[str, ...] = FLAGS
+    checks: CheckRates = field(default_factory=CheckRates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """The models of live mode."""
+
+    models: Sequence[ChatModel]
+    num_responses: int = 2
+    note: Note | None = None
+    """What is shown under the answers after a vote."""
+
+
+def serve(
+    db: Path, options: BoardOptions, live_options: LiveOptions | None = None
+) -> dict[str, int]:
+    """Serve the board until it is interrupted. Returns how many rankings people made meanwhile.
+
+    With live mode the database may be new. If the database has users, everybody signs in; if not,
+    one person labels on this machine.
 
     Raises:
         InputError: no database, a damaged one, nothing to rank, a port in use, a host that others
             can reach and no users to sign in, or an annotator named where people sign in.
     """
-    with Store(db, must_exist=not voices) as store:
+    with Store(db, must_exist=live_options is None) as store:
         require_undamaged(store.connections)
         recover(store.connections)
-        if not voices:
+        if live_options is None:
             _require_tasks(store, db)
         users = Users(store)
-        local = None if users.all() else (annotator or getpass.getuser())
-        _require_fitting_access(host, annotator, local, db)
-        queue = TaskQueue(store, checks=checks)
+        local = None if users.all() else (options.annotator or getpass.getuser())
+        _require_fitting_access(options, local, db)
+        queue = TaskQueue(store, checks=options.checks)
         if local:
             queue.add_annotator(local)
-        _require_free_port(host, port)
-        if overlap is not None:
-            set_overlap(store.connections, overlap)
-        if another_below is not None:
-            set_another_below(store.connections, another_below)
+        _require_free_port(options.host, options.port)
+        if options.overlap is not None:
+            set_overlap(store.connections, options.overlap)
+        if options.another_below is not None:
+            set_another_below(store.connections, options.another_below)
         began = time.time()
         board = Board(
             store,
             queue,
             has_sign_in=local is None,
-            rubric=read_text(rubric, "--rubric"),
-            flags=flags,
+            rubric=read_text(options.rubric, "--rubric"),
+            flags=options.flags,
         )
-        live = Live(
-            store, voices, num_responses=live_responses, has_sign_in=local is None, note=note
-        )
-        _run(board, live if voices else None, users, local, host, port)
-        live.close()
+        live = None
+        if live_options is not None:
+            live = Live(
+                store,
+                live_options.models,
+                num_responses=live_options.num_responses,
+                has_sign_in=local is None,
+                note=live_options.note,
+            )
+        app = _protected_app(board, live, users, local)
+        _print_address(options, local, has_live=live is not None)
+        # Imported modules stay; a full garbage collection over them would delay every request.
+        gc.freeze()
+        serve_app(app, options.host, options.port)
+        if live is not None:
+            live.close()
         new, left = num_made_since(store.connections, began), num_open(store.connections)
     return {"new_rankings": new, "open_tasks": left}
 
 
-def _run(
-    board: Board, live: Live | None, users: Users, local: str | None, host: str, port: int
-) -> None:
+def _protected_app(
+    board: Board, live: Live | None, users: Users, local: str | None
+) -> "AuthMiddleware":
+    """The app, and in front of it sign-in, or the one local person."""
     from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
     from labeling_app.web.app import build_app
 
-    app = build_app(board, live)
-    secret = board.store.secret
+    app, secret = build_app(board, live), board.store.secret
     if local is None:
-        door = AuthMiddleware(
+        return AuthMiddleware(
             app, find_user=user_of_cookie(users, secret), users=users, secret=secret
         )
-    else:
-        alone = User(name=local, role="admin", disabled=False, epoch=0)
-        door = AuthMiddleware(
-            app,
-            find_user=lambda request: alone,
-            users=None,
-            secret=secret,
-            hosts=frozenset(LOOPBACK),
-        )
+    alone = User(name=local, role="admin", disabled=False, epoch=0)
+    return AuthMiddleware(
+        app,
+        find_user=lambda request: alone,
+        users=None,
+        secret=secret,
+        hosts=frozenset(LOOPBACK),
+    )
+
+
+def _print_address(options: BoardOptions, local: str | None, *, has_live: bool) -> None:
     who = f"as [bold]{escape(local)}[/] " if local else ""
-    address = f"[{host}]" if ":" in host else host
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{host}:{options.port}"
     console = Console(stderr=True, highlight=False)
-    if live is not None:
-        console.print(f"Ask the models at [bold]http://{address}:{port}/live[/]")
-    console.print(f"Label {who}at [bold]http://{address}:{port}[/]  (Ctrl+C stops)")
-    if host not in LOOPBACK:
-        console.print("Passwords travel in the clear: put a TLS proxy in front on an open network.")
-    # What was imported stays: a full collection that walked it would keep everybody waiting.
-    gc.freeze()
-    serve_app(door, host, port)
+    if has_live:
+        console.print(f"Ask the models at [bold]{address}/live[/]")
+    console.print(f"Label {who}at [bold]{address}[/]  (Ctrl+C stops)")
+    if options.host not in LOOPBACK:
+        console.print(
+            "Passwords are sent unencrypted: on an open network put an https proxy in front."
+        )
 
 
-def _require_fitting_access(host: str, annotator: str | None, local: str | None, db: Path) -> None:
-    if local and host not in LOOPBACK:
+def _require_fitting_access(options: BoardOptions, local: str | None, db: Path) -> None:
+    if local and options.host not in LOOPBACK:
         raise InputError(
-            f"--host is {host}, which other machines can reach, and {db} has no users",
+            f"--host is {options.host}, which other machines can reach, and {db} has no users",
             f"Add the first user: rlhf users add NAME --role admin --db {db}",
         )
-    if annotator and not local:
+    if options.annotator and not local:
         raise InputError(
-            f"--annotator is {annotator!r}, and in {db} people sign in",
+            f"--annotator is {options.annotator!r}, and in {db} people sign in",
             "Leave --annotator out; `rlhf users list` shows who may sign in.",
         )
 

@@ -32,7 +32,7 @@ ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
 
 
 def reference_policy(
-    source: str, store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
+    source: str, store: ReferenceStore, accelerator: Accelerator, *, tensor_parallel: bool = False
 ) -> ReferencePolicy | None:
     """What gives the reference's log-probs of fresh samples; None where nothing in memory can.
 
@@ -45,7 +45,7 @@ def reference_policy(
         return None
     resident: PreTrainedModel | None = None
     if source == "resident":
-        resident = load_reference_model(store, accelerator, together=together)
+        resident = load_reference_model(store, accelerator, tensor_parallel=tensor_parallel)
     temperature = store.sampling.temperature
 
     def score(model: PolicyAndCritic, sequences: Sequences) -> Tensor:
@@ -116,7 +116,7 @@ def audit(
     log_probs: Float[Tensor, "B R"],
     micro_batch_size: int,
     *,
-    together: bool = False,
+    tensor_parallel: bool = False,
     holds_reference: bool = False,
 ) -> dict[str, float]:
     """The true reverse KL of a step's samples; the reference is loaded for it, and let go.
@@ -124,7 +124,7 @@ def audit(
     Where the policy `holds_reference`, beneath its adapters, that is asked instead.
     """
     source = "adapter" if holds_reference else "resident"
-    score = reference_policy(source, store, accelerator, together=together)
+    score = reference_policy(source, store, accelerator, tensor_parallel=tensor_parallel)
     assert score is not None
     found = measure_reference(accelerator, model, score, sequences, micro_batch_size)
     mask = sequences.responses.mask

@@ -86,13 +86,13 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         episodes, rows = max(1, settings.batch.micro_tokens // (prompt + new)), 0
     processes = max(settings.processes, world_size())
     parts = settings.shard_group or processes
-    together = settings.tensor_parallel
-    if together > 1:
+    tensor_parallel = settings.tensor_parallel
+    if tensor_parallel > 1:
         processes = parts = 1
     rollout = settings.batch.episodes_per_step // processes
     return ppo_plan(
-        part_of(read_shape(settings.model), together),
-        part_of(read_shape(critic), together),
+        part_of(read_shape(settings.model), tensor_parallel),
+        part_of(read_shape(critic), tensor_parallel),
         sample_batch=settings.sampling.batch_size,
         episodes=episodes,
         reference_rows=rows,

@@ -149,7 +149,7 @@ class PPOSettings(ClusterSettings):
             )
         self._require_kl()
         self._require_adapters()
-        self._require_tensor_parallel()
+        self._require_whole_weights()
 
     def _require_kl(self) -> None:
         shortest = MAX_RELATIVE_ERROR * self.batch.episodes_per_step
@@ -188,8 +188,8 @@ class PPOSettings(ClusterSettings):
                 "--kl.coefficient 0 it only measures.",
             )
 
-    def _require_tensor_parallel(self) -> None:
-        self._require_together()
+    def _require_whole_weights(self) -> None:
+        self._require_tensor_parallel()
         others = []
         if self.lora.rank:
             others.append("--lora.rank")

@@ -50,18 +50,18 @@ class Training:
     texts: Sequence[list[int]]
     settings: PPOSettings
     run: RunDir
-    shell: GatheredModel
+    gathered_model: GatheredModel
     sampler: Sampler | None
     frozen_bytes: dict[str, int] | None
 
     @property
-    def shares(self) -> int:
+    def dp_size(self) -> int:
         """Parts of a batch: a process has one, or processes that hold a model together."""
         processes: int = self.accelerator.num_processes
         return processes // self.settings.tensor_parallel
 
     @property
-    def share(self) -> int:
+    def dp_rank(self) -> int:
         """Which of them is this process's."""
         number: int = self.accelerator.process_index
         return number // self.settings.tensor_parallel
@@ -69,7 +69,7 @@ class Training:
     @contextmanager
     def gathered(self) -> Iterator[PolicyAndCritic]:
         """Policy and critic with all their weights in every process, which all enter together."""
-        with self.shell.gathered(self.model) as plain:
+        with self.gathered_model.gathered(self.model) as plain:
             yield plain
 
 
@@ -95,7 +95,7 @@ def set_up(
         if settings.batch.gradient_checkpointing:
             part.activation_checkpointing_enable({"use_reentrant": False})
     plain.train(settings.batch.gradient_checkpointing)  # transformers checkpoints in this mode only
-    shell = GatheredModel(plain, accelerator.device, sharding)
+    gathered_model = GatheredModel(plain, accelerator.device, sharding)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
     reward = load_reward(
         settings.reward,
@@ -113,7 +113,7 @@ def set_up(
         tokenizer=tokenizer,
         reward=reward,
         reference_policy=reference_policy(
-            settings.kl.source, store, accelerator, together=sharding.is_together
+            settings.kl.source, store, accelerator, tensor_parallel=sharding.is_tensor_parallel
         ),
         store=store,
         prompts=store.by_prompt("train"),
@@ -123,7 +123,7 @@ def set_up(
         ),
         settings=settings,
         run=run,
-        shell=shell,
+        gathered_model=gathered_model,
         sampler=_new_sampler(settings, store, accelerator),
         frozen_bytes=_describe_sharing(accelerator, settings, base),
     )
@@ -156,8 +156,8 @@ def _build_models(
     settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, base: PreTrainedModel | None
 ) -> PolicyAndCritic:
     if base is None:
-        together = settings.tensor_parallel > 1
-        policy = load_causal_lm(settings.model, together=together, trained=True)
+        tensor_parallel = settings.tensor_parallel > 1
+        policy = load_causal_lm(settings.model, tensor_parallel=tensor_parallel, trained=True)
         alpha = 2 * settings.lora.rank
         if settings.lora.rank:
             add_adapters(policy, settings.lora.rank, alpha, settings.seed)

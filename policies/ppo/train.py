@@ -100,13 +100,13 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     inputs |= describe_texts(settings.ptx.data)
     require_shared_base(settings, model)
     sharding = choose_sharding(settings)
-    if sharding.divides and settings.lora.share_base:
+    if sharding.is_sharded and settings.lora.share_base:
         raise ConfigError(
             f"--lora.share-base leaves little to shard with --sharding {sharding.strategy}",
             "Leave --sharding out: every process holds the one frozen model.",
         )
     accelerator = start(settings.precision, settings.seed)
-    if sharding.is_together:
+    if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
     _require_even_split(settings, accelerator.num_processes // settings.tensor_parallel)
     check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
@@ -223,8 +223,8 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         settings.batch.episodes_per_step // settings.batch.samples_per_prompt,
         settings.batch.samples_per_prompt,
         settings.seed,
-        rank=training.share,
-        ranks=training.shares,
+        rank=training.dp_rank,
+        ranks=training.dp_size,
     )
     with training.gathered() as plain:
         rollout = collect_rollout(
@@ -273,13 +273,13 @@ def choose_texts(training: Training, step: int) -> Sequences | None:
     if not training.texts:
         return None
     accelerator, settings = training.accelerator, training.settings
-    ranks = training.shares
+    ranks = training.dp_size
     pieces = deal(
         training.texts,
         step,
         ranks * pieces_per_step(settings, ranks),
         settings.seed,
-        rank=training.share,
+        rank=training.dp_rank,
         ranks=ranks,
     )
     return stack_pieces(pieces, int(training.tokenizer.pad_token_id), accelerator.device)
@@ -307,7 +307,7 @@ def measure_kl(
             rollout.sequences,
             rollout.old_log_probs,
             settings.batch.micro_batch_size,
-            together=settings.tensor_parallel > 1,
+            tensor_parallel=settings.tensor_parallel > 1,
             holds_reference=settings.holds_reference,
         )
     if kl.target is None:
@@ -337,14 +337,14 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
 def finish(training: Training, facts: dict[str, Any]) -> None:
     """Save the policy, audit it and write the report."""
     accelerator, run = training.accelerator, training.run
-    together = training.settings.tensor_parallel > 1
+    tensor_parallel = training.settings.tensor_parallel > 1
     with training.gathered() as plain:
-        whole = full_state(accelerator, plain.policy) if together else None
+        whole = full_state(accelerator, plain.policy) if tensor_parallel else None
         if accelerator.is_main_process:
             save_merged(plain.policy, training.tokenizer, run.policy, whole)
-        if together or accelerator.is_main_process:
+        if tensor_parallel or accelerator.is_main_process:
             heard = hear(training, plain.policy)
-    if together or accelerator.is_main_process:
+    if tensor_parallel or accelerator.is_main_process:
         found = report(training, heard)
     if accelerator.is_main_process:
         kept = {"critic_fit": facts["critic_fit"], "frozen_bytes": training.frozen_bytes}
@@ -377,7 +377,7 @@ def report(training: Training, heard: AuditSamples) -> dict[str, Any]:
         heard,
         training.tokenizer,
         training.store,
-        together=settings.tensor_parallel > 1,
+        tensor_parallel=settings.tensor_parallel > 1,
     )
     history = read_metrics(training.run.metrics_file)
     return {
@@ -401,5 +401,5 @@ def _require_even_split(settings: PPOSettings, processes: int) -> None:
 
 
 def _step_seed(training: Training, step: int) -> int:
-    stride = RANK_SEED_STRIDE * training.share
+    stride = RANK_SEED_STRIDE * training.dp_rank
     return training.settings.seed + stride + STEP_SEED_STRIDE * step

@@ -135,7 +135,7 @@ def audit_policy(
     tokenizer: PreTrainedTokenizerBase,
     store: ReferenceStore,
     *,
-    together: bool = False,
+    tensor_parallel: bool = False,
 ) -> dict[str, Any]:
     """Both KLs; the reference model is loaded where the policy does not hold it."""
     theirs = heard.reference_log_probs
@@ -143,7 +143,9 @@ def audit_policy(
     if theirs is None:
         how = "the reference model loaded"
         asked = (tokenizer, heard.prompts, heard.responses, store.sampling.temperature)
-        with in_memory(load_reference_model(store, accelerator, together=together)) as reference:
+        with in_memory(
+            load_reference_model(store, accelerator, tensor_parallel=tensor_parallel)
+        ) as reference:
             theirs = score_responses(accelerator, reference, *asked)
     return {
         "forward": heard.forward,

@@ -179,7 +179,7 @@ def share(
 
 def writes(accelerator: Accelerator, sharding: Sharding) -> bool:
     """Whether this process writes what it has worked on: one does, of those that work together."""
-    return accelerator.is_main_process or not sharding.is_together
+    return accelerator.is_main_process or not sharding.is_tensor_parallel
 
 
 def _plain_prompts(path: Path) -> list[RankedPrompt]:
@@ -210,7 +210,7 @@ class _Models:
     """Who answers and who judges; the shell has all weights of `original` where it is divided."""
 
     original: PreTrainedModel
-    shell: GatheredModel
+    gathered_model: GatheredModel
     reward: Reward | None
 
 
@@ -220,14 +220,14 @@ def _load_models(
     accelerator: Accelerator,
     sharding: Sharding,
 ) -> _Models:
-    model = load_causal_lm(description["path"], together=sharding.is_together).eval()
-    shell = GatheredModel(model, accelerator.device, sharding)
+    model = load_causal_lm(description["path"], tensor_parallel=sharding.is_tensor_parallel).eval()
+    gathered_model = GatheredModel(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:
-        return _Models(model, shell, None)
+        return _Models(model, gathered_model, None)
     given = described_kwargs(description)
     reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
-    return _Models(model, shell, reward)
+    return _Models(model, gathered_model, reward)
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class _ShardWriter:
         """Write every shard of this process that is not on disk yet."""
         mine = share(list(shards), self.settings, self.accelerator)
         missing = [name for name in mine if not (folder / name).is_file()]
-        if self.sharding.is_together:
+        if self.sharding.is_tensor_parallel:
             missing = from_main(missing)
         places = {name: place for place, name in enumerate(shards, start=1)}
         judge = self.models.reward
@@ -311,9 +311,9 @@ class _ShardWriter:
         ]
 
     def _sample(self, prompts: list[list[int]], advance: Callable[[int], None]) -> list[Sample]:
-        if self.sharding.divides_weights and not global_max(self.accelerator, len(prompts)):
+        if self.sharding.shards_weights and not global_max(self.accelerator, len(prompts)):
             return []  # and nobody needs all of the model
-        with self.models.shell.gathered(self.models.original) as model:
+        with self.models.gathered_model.gathered(self.models.original) as model:
             return sample_responses(
                 self.accelerator,
                 model,

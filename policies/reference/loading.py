@@ -51,7 +51,7 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
 
 
 def load_reference_model(
-    store: ReferenceStore, accelerator: Accelerator, *, together: bool = False
+    store: ReferenceStore, accelerator: Accelerator, *, tensor_parallel: bool = False
 ) -> PreTrainedModel:
     """Load the model that made a store, frozen, to be asked; `together` all processes hold one.
 
@@ -59,7 +59,9 @@ def load_reference_model(
         InputError: the model is not where the store says, or has changed.
     """
     require_reference_of(store, describe_model(store.model, store.template_kwargs))
-    model: PreTrainedModel = load_causal_lm(store.model, together=together).to(accelerator.device)
+    model: PreTrainedModel = load_causal_lm(store.model, tensor_parallel=tensor_parallel).to(
+        accelerator.device
+    )
     pack_prefixes(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight
     model.eval()

@@ -105,7 +105,7 @@ class _Scorer:
             require_unchanged(folder / name, expected, scored=False)
         wanted = self.reward.description["hash"]
         lacking = [name for name in shards if reward_of(folder / name) != wanted]
-        if self.sharding.is_together:
+        if self.sharding.is_tensor_parallel:
             lacking = from_main(lacking)
         total, left = (sum(shards[name]["rows"] for name in some) for some in (shards, lacking))
         spare = sorted(path.name for path in folder.glob("*.parquet"))[:1]

@@ -69,7 +69,7 @@ class ReferenceSettings(GroupSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_together()
+        self._require_tensor_parallel()
         if self.offload and self.sharding in ("zero1", "zero2"):
             raise ConfigError(
                 f"--offload has no meaning here with --sharding {self.sharding}: it divides what "

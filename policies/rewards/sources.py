@@ -199,7 +199,7 @@ def _load(
             (prompt, (Response(id="", prompt_id=prompt.id, text=text, model=""),))
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        once = sharding.is_together  # the same answers in all processes
+        once = sharding.is_tensor_parallel  # the same answers in all processes
         mine = not once or is_main_process()
         rewards = [row[0] for row in reward(answers)] if mine else []
         rewards = from_main(rewards) if once else rewards

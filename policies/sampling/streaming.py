@@ -48,7 +48,7 @@ class LocalModel:
         self.sampling = sampling
 
     def answer(
-        self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Callable[[int, str], bool]
+        self, prompt: Prompt, ids: Sequence[str], seed: int, on_text: Callable[[int, str], bool]
     ) -> list[Response]:
         """One response for each id, sampled together.
 
@@ -56,7 +56,7 @@ class LocalModel:
             prompt: the conversation so far.
             ids: the ids that the responses get.
             seed: of this sampling.
-            hear: told a place in `ids` and its whole text so far; says whether to go on with it.
+            on_text: called with a place in `ids` and its text so far; returns whether to go on.
 
         Raises:
             InputError: the conversation is too long, or the chat template refuses it.
@@ -67,50 +67,52 @@ class LocalModel:
             )
         except InputError as error:
             raise InputError(error.problem, "Shorten it, or begin a new conversation.") from None
-        ear = TokenStreamer(self, encoded, hear, len(ids))
+        streamer = TokenStreamer(self, encoded, on_text, len(ids))
         with _turn_of_a_model:
-            self._generate(seed, ear)
-        return [self._response(prompt, ids[row], row, seed, ear) for row in range(len(ids))]
+            self._generate(seed, streamer)
+        return [self._response(prompt, ids[row], row, seed, streamer) for row in range(len(ids))]
 
     @torch.no_grad()
-    def _generate(self, seed: int, ear: "TokenStreamer") -> None:
+    def _generate(self, seed: int, streamer: "TokenStreamer") -> None:
         torch.manual_seed(seed)
         pad_id = self.tokenizer.pad_token_id
-        batch = pad_left([ear.prompt] * len(ear.tokens), int(pad_id)).to(self.accelerator.device)
+        rows = [streamer.prompt] * len(streamer.tokens)
+        batch = pad_left(rows, int(pad_id)).to(self.accelerator.device)
         with self.accelerator.autocast():
             self.model.generate(
                 input_ids=batch.ids,
                 attention_mask=batch.mask.long(),
                 generation_config=generation_config(self.tokenizer, self.sampling),
-                streamer=ear,
-                stopping_criteria=StoppingCriteriaList([_Stop(ear)]),
+                streamer=streamer,
+                stopping_criteria=StoppingCriteriaList([_Stop(streamer)]),
             )
 
     def _response(
-        self, prompt: Prompt, id: str, row: int, seed: int, ear: "TokenStreamer"
+        self, prompt: Prompt, id: str, row: int, seed: int, streamer: "TokenStreamer"
     ) -> Response:
-        """What was said; an answer that was stopped has no token ids: it is no fair sample."""
-        sample = ear.sample(row)
+        """One answer. A stopped one gets no token ids: it is not a sample of the model."""
+        sample = streamer.sample(row)
         response = as_response(
             prompt,
             row,
             sample,
-            decode_response(self.tokenizer, sample.token_ids, ear.prompt),
+            decode_response(self.tokenizer, sample.token_ids, streamer.prompt),
             self.description,
             replace(self.sampling, seed=seed),
         )
-        return replace(response, id=id, token_ids=None if ear.stopped[row] else response.token_ids)
+        token_ids = None if streamer.stopped[row] else response.token_ids
+        return replace(response, id=id, token_ids=token_ids)
 
 
 class TokenStreamer(BaseStreamer):
-    """Hears every new token of every row, and asks whether to go on."""
+    """Passes the text of every row on at every new token, and stops the rows that need no more."""
 
     def __init__(
-        self, voice: LocalModel, prompt: list[int], hear: Callable[[int, str], bool], rows: int
+        self, model: LocalModel, prompt: list[int], on_text: Callable[[int, str], bool], rows: int
     ) -> None:
-        self.tokenizer = voice.tokenizer
+        self.tokenizer = model.tokenizer
         self.prompt = prompt
-        self.hear = hear
+        self.on_text = on_text
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self.stopped = [False] * rows
         self._prompt_came = False
@@ -127,10 +129,10 @@ class TokenStreamer(BaseStreamer):
             self.tokens[row].append(token)
             # Half a character is not shown: its other bytes are in the next token.
             text = decode_response(self.tokenizer, self.tokens[row], self.prompt)
-            self.stopped[row] = not self.hear(row, text.rstrip("\ufffd"))
+            self.stopped[row] = not self.on_text(row, text.rstrip("\ufffd"))
 
     def end(self) -> None:
-        """Nothing is left to be said."""
+        """Every row has ended."""
 
     def sample(self, row: int) -> Sample:
         """The tokens of a row so far."""
@@ -140,8 +142,8 @@ class TokenStreamer(BaseStreamer):
 class _Stop(StoppingCriteria):
     """Ends the rows that need not go on."""
 
-    def __init__(self, ear: TokenStreamer) -> None:
-        self.ear = ear
+    def __init__(self, streamer: TokenStreamer) -> None:
+        self.streamer = streamer
 
     def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
-        return torch.tensor(self.ear.stopped, device=input_ids.device)
+        return torch.tensor(self.streamer.stopped, device=input_ids.device)

@@ -19,7 +19,7 @@ from reward.model.module import RewardModule
 from reward.objective import Objective, sum_of_losses, total_weight
 from reward.step import TrainState, forward, my_passes
 from rlhf.modeling.models import reward_head
-from rlhf.parallel.sharding import assign, divide_again, unwrap
+from rlhf.parallel.sharding import assign, reshard, unwrap
 from rlhf.run.metrics import progress
 
 MAX_RESPONSES = 20_000  # more would not change a head, and features cost memory
@@ -42,7 +42,7 @@ def fit_head(trainee: TrainState, groups: Sequence[Group]) -> None:
     features = _features(trainee, chosen)
     weight = minimise(features, chosen, trainee.objective, WEIGHT_PENALTY, trainee.thresholds)
     module: RewardModule = unwrap(trainee.module)
-    divide_again(module)
+    reshard(module)
     assign(reward_head(module.classifier).weight, weight)
 
 

@@ -175,7 +175,7 @@ def load_scorer(
     description = loaded[0][2]
     members = [(module, bias) for module, bias, _ in loaded]
     # the attention of a shared base is the policy's
-    mine = base is None and not sharding.divides_weights
+    mine = base is None and not sharding.shards_weights
     shared = mine and not any([share_prompts(module.classifier) for module, _ in members])
     reader = load_reader(description)
     return Scorer(
@@ -214,7 +214,7 @@ def load_module(
     folder = model_folder(name, "reward", "model")
     sharding = sharding or Sharding()
     if base is None:
-        classifier = load_reward_model(folder, together=sharding.is_together)
+        classifier = load_reward_model(folder, tensor_parallel=sharding.is_tensor_parallel)
     else:
         classifier = load_reward_model_on(base, folder)
     bias = float(getattr(classifier.config, "reward_bias", 0.0))

@@ -29,7 +29,7 @@ from rlhf.modeling.hub import require_hub
 from rlhf.modeling.model_card import model_card
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
 from rlhf.modeling.weights import load_weights
-from rlhf.parallel.tensor_parallel import dividing_options, require_trainable_parts
+from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
 from rlhf.run.rundir import RunDir, require_done
@@ -97,7 +97,7 @@ def load_causal_lm(
     dtype: torch.dtype = torch.float32,
     quantization: QuantizationConfigMixin | None = None,
     *,
-    together: bool = False,
+    tensor_parallel: bool = False,
     trained: bool = False,
 ) -> PreTrainedModel:
     """Load a language model.
@@ -106,8 +106,8 @@ def load_causal_lm(
         name: model folder or hub name.
         dtype: of the weights.
         quantization: how the linear layers are packed instead.
-        together: each process of the group holds a part of every matrix (tensor parallelism), and
-            all must ask the model the same at the same time.
+        tensor_parallel: each process of the group holds a part of every matrix, and all must give
+            the model the same inputs at the same time.
         trained: they will train it.
 
     Raises:
@@ -115,14 +115,16 @@ def load_causal_lm(
             nobody has said how to divide it.
     """
     config = load_config(name)
-    if together and trained:
+    if tensor_parallel and trained:
         require_trainable_parts(name, config)
     if _architecture(config).endswith(CLASSIFIER):
         raise InputError(
             f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
             "Give the language model, not the reward model.",
         )
-    return _load(AutoModelForCausalLM, name, config, dtype, quantization, together=together)
+    return _load(
+        AutoModelForCausalLM, name, config, dtype, quantization, tensor_parallel=tensor_parallel
+    )
 
 
 def new_reward_model(
@@ -132,7 +134,7 @@ def new_reward_model(
     dtype: torch.dtype = torch.float32,
     quantization: QuantizationConfigMixin | None = None,
     *,
-    together: bool = False,
+    tensor_parallel: bool = False,
 ) -> PreTrainedModel:
     """A reward model to train: a language model with a fresh scalar head, or one that has its head.
 
@@ -145,8 +147,8 @@ def new_reward_model(
         seed: of a fresh head.
         dtype: of the weights; the head's are float32.
         quantization: how the linear layers are packed instead.
-        together: each process of the group holds a part of every matrix, as in `load_causal_lm`;
-            the head is whole.
+        tensor_parallel: each process of the group holds a part of every matrix, as in
+            `load_causal_lm`; the head is whole.
 
     Raises:
         InputError: there is no such model, its weights are not whole, it is a classifier with
@@ -154,11 +156,17 @@ def new_reward_model(
     """
     is_trained = is_reward_model(name)
     config = _classifier_config(name, pad_token_id)
-    if together:
+    if tensor_parallel:
         require_trainable_parts(name, config)
     kind = _exact_head(config) if is_trained else AutoModelForSequenceClassification
     model = _load(
-        kind, name, config, dtype, quantization, together=together, new_head=not is_trained
+        kind,
+        name,
+        config,
+        dtype,
+        quantization,
+        tensor_parallel=tensor_parallel,
+        new_head=not is_trained,
     )
     if not is_trained:
         start_head(reward_head(model).float(), seed)
@@ -253,7 +261,7 @@ def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
     return model
 
 
-def load_reward_model(name: str, *, together: bool = False) -> PreTrainedModel:
+def load_reward_model(name: str, *, tensor_parallel: bool = False) -> PreTrainedModel:
     """Load a trained reward model; `together` as in `load_causal_lm`.
 
     Raises:
@@ -266,7 +274,7 @@ def load_reward_model(name: str, *, together: bool = False) -> PreTrainedModel:
     )
     config = _classifier_config(name, config.get_text_config().pad_token_id)
     kind = AutoModelForSequenceClassification
-    return _load(kind, name, config, torch.float32, together=together)
+    return _load(kind, name, config, torch.float32, tensor_parallel=tensor_parallel)
 
 
 def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
@@ -287,10 +295,10 @@ def _load(
     dtype: torch.dtype,
     quantization: QuantizationConfigMixin | None = None,
     *,
-    together: bool = False,
+    tensor_parallel: bool = False,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    parts = dividing_options(name, config) if together else {}
+    parts = tensor_parallel_options(name, config) if tensor_parallel else {}
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
     model = load_weights(kind, name, new_head=new_head, **parts)
     use_products(model)

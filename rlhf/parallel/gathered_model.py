@@ -30,7 +30,7 @@ class GatheredModel:
     def __init__(self, model: nn.Module, device: torch.device, sharding: Sharding) -> None:
         self.fills = 0
         self._depth = 0
-        self._is_copy = sharding.divides_weights
+        self._is_copy = sharding.shards_weights
         self.module: Any = model
         if not self._is_copy:
             return
@@ -93,9 +93,9 @@ def full_state(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
     for name, value in unwrap(model).state_dict(keep_vars=True).items():
         gathered = whole(value, accelerator.device)
         if accelerator.is_main_process:
-            state[name] = gathered.cpu() if _is_divided(value) else gathered
+            state[name] = gathered.cpu() if _is_sharded(value) else gathered
     return state
 
 
-def _is_divided(parameter: Tensor) -> bool:
+def _is_sharded(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")

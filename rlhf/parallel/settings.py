@@ -38,7 +38,7 @@ class GroupSettings:
         require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("stall_timeout", self.stall_timeout, 0)
 
-    def _require_together(self, **usual: object) -> None:
+    def _require_tensor_parallel(self, **usual: object) -> None:
         """Refuse what models held together do not do: settings that are not as `usual`."""
         usual |= {"sharding": "none", "shard_group": 0, "offload": False}
         others = [name for name, value in usual.items() if getattr(self, name) != value]

@@ -43,7 +43,7 @@ from torch.optim import Optimizer
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import global_max
 from rlhf.parallel.settings import Strategy
-from rlhf.parallel.tensor_parallel import hold_together
+from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
 
 Value = TypeVar("Value")
 
@@ -75,17 +75,17 @@ class Sharding:
         return int(self.strategy[-1]) if self.strategy.startswith("zero") else 0
 
     @property
-    def divides(self) -> bool:
+    def is_sharded(self) -> bool:
         """True where no process holds the whole training."""
-        return self.strategy not in ("none", "ddp") or self.is_together
+        return self.strategy not in ("none", "ddp") or self.is_tensor_parallel
 
     @property
-    def is_together(self) -> bool:
+    def is_tensor_parallel(self) -> bool:
         """True where all processes work on the same batch, with a part of every matrix each."""
         return self.tensor_parallel > 1
 
     @property
-    def divides_weights(self) -> bool:
+    def shards_weights(self) -> bool:
         """True where no process holds the whole model."""
         return self.strategy in ("fsdp", "zero3")
 
@@ -97,7 +97,7 @@ class Sharding:
         Processes must ask a divided model equally often: their last parts come again, and a process
         that has none gets `spare`.
         """
-        if not self.divides_weights:
+        if not self.shards_weights:
             return parts
         most = int(global_max(accelerator, len(parts)))
         again = list(parts[-1:]) or list(spare)
@@ -113,13 +113,13 @@ def prepare(
     Raises:
         InputError: DeepSpeed is asked for and not installed.
     """
-    if not sharding.divides:
+    if not sharding.is_sharded:
         spread: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
         return spread
     autocast_forward(accelerator, model)
-    if sharding.is_together:
+    if sharding.is_tensor_parallel:
         model.to(accelerator.device)
-        hold_together(model, optimizer)
+        prepare_tensor_parallel(model, optimizer)
     elif sharding.strategy == "fsdp":  # moves a layer to the device at a time
         mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
         shard(model, optimizer, sharding, mesh, bf16=accelerator.mixed_precision == "bf16")
@@ -178,7 +178,7 @@ def shard(
     of their norms are rounded besides. Copies that autocast makes would outlive the gathering.
     """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    _divide(model, sharding, mesh, bf16=bf16)
+    _shard_layers(model, sharding, mesh, bf16=bf16)
     divided = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [divided[places[parameter]] for parameter in group["params"]]
@@ -192,16 +192,16 @@ def shard_frozen(
     All processes must ask a divided one equally often. With bf16 its layers are gathered in bf16,
     which rounds the weights of norms; `exact` ones in their own precision.
     """
-    if not sharding.divides_weights:
+    if not sharding.shards_weights:
         model.to(accelerator.device)
         return
     mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
     model.requires_grad_(False)  # autocast would keep copies of weights that want gradients
     bf16 = accelerator.mixed_precision == "bf16" and not exact
-    _divide(model, sharding, mesh, bf16=bf16, give_back=True)
+    _shard_layers(model, sharding, mesh, bf16=bf16, give_back=True)
 
 
-def _divide(
+def _shard_layers(
     model: nn.Module,
     sharding: Sharding,
     mesh: DeviceMesh,
@@ -289,7 +289,7 @@ def clip_gradients(
     return float(accelerator.clip_grad_norm_(parameters, max_norm))
 
 
-def divide_again(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Give back what a forward pass without a backward one has left gathered: FSDP's root does."""
     if isinstance(model, FSDPModule):
         model.reshard()
@@ -299,7 +299,7 @@ def divide_again(model: nn.Module) -> None:
 def assign(parameter: Tensor, value: Tensor) -> None:
     """Overwrite one parameter of a prepared model; all processes call it with the same value.
 
-    After a forward pass `divide_again` comes first: what is gathered is thrown away.
+    After a forward pass `reshard` comes first: what is gathered is thrown away.
     """
     shape = getattr(parameter, "ds_shape", parameter.shape)  # what ZeRO 3 has divided shows none
     value = value.detach().view(shape)

@@ -37,12 +37,12 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
     if strategy == "none" and wants_deepspeed:
         return _from_deepspeed(DeepSpeedPlugin(), offload, group)
     sharding = Sharding(strategy, offload, group)
-    if offload and not sharding.divides:
+    if offload and not sharding.is_sharded:
         raise ConfigError(
             f"--offload has no meaning with --sharding {strategy}",
             "Add a --sharding that divides, such as fsdp or zero3.",
         )
-    if sharding.divides and "RANK" not in os.environ:
+    if sharding.is_sharded and "RANK" not in os.environ:
         raise ConfigError(
             f"--sharding {strategy} divides a model between processes, and there is only one",
             "Add --processes N, or start the command under torchrun.",

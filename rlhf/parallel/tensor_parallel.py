@@ -21,7 +21,7 @@ from rlhf.ranks import world_size
 SUMMED_AGAIN = "replicated_with_grad_allreduce"
 
 
-def dividing_options(name: str, config: PreTrainedConfig) -> dict[str, Any]:
+def tensor_parallel_options(name: str, config: PreTrainedConfig) -> dict[str, Any]:
     """What `from_pretrained` is told so that each process loads its part of every matrix.
 
     Raises:
@@ -58,7 +58,7 @@ def require_trainable_parts(name: str, config: PreTrainedConfig) -> None:
         )
 
 
-def hold_together(model: nn.Module, optimizer: Optimizer) -> None:
+def prepare_tensor_parallel(model: nn.Module, optimizer: Optimizer) -> None:
     """Let gradients be divided as weights are, and step divided weights and whole ones at once."""
     for parameter in model.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:

@@ -195,12 +195,12 @@ def step_seconds(
     return operations / (tflops * 1e12) + moved / (network * 1e9)
 
 
-def together_bytes(shape: Shape, load: Load, processes: int) -> float:
+def tensor_parallel_bytes(shape: Shape, load: Load, processes: int) -> float:
     """Bytes in each of some processes that train one reward model together."""
     return stage_bytes("reward", "DDP", part_of(shape, processes), load, 1)
 
 
-def together_traffic(
+def tensor_parallel_traffic(
     shape: Shape, load: Load, passes: int, processes: int, *, bf16: bool = True
 ) -> float:
     """Bytes that each of N processes sends in a step of a reward model that they train together.
@@ -218,10 +218,10 @@ def together_traffic(
     return 2 * added_up * (processes - 1) / processes
 
 
-def together_advice(shape: Shape, load: Load, passes: int, processes: int) -> str:
+def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int) -> str:
     """What a reward model takes that all of some processes hold together."""
-    held = together_bytes(shape, load, processes) / GIB
-    sent = together_traffic(shape, load, passes, processes) / GIB
+    held = tensor_parallel_bytes(shape, load, processes) / GIB
+    sent = tensor_parallel_traffic(shape, load, passes, processes) / GIB
     return (
         f"reward: --tensor-parallel {processes} holds {held:,.2f} GiB in each process, which sends "
         f"{sent:,.2f} GiB in one step."
@@ -342,13 +342,14 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str
             batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
             return f"reference: DDP, up to {batch} sequences in a forward pass."
     for one, words in ((load, ""), (lightest, " and --batch-size 1")):
-        together = _held_together(shape, one, gpus, usable)
-        if together:
-            return f"reference: --processes {together} --tensor-parallel {together}{words}."
+        tensor_parallel = _fewest_tensor_parallel(shape, one, gpus, usable)
+        if tensor_parallel:
+            sizes = f"--processes {tensor_parallel} --tensor-parallel {tensor_parallel}"
+            return f"reference: {sizes}{words}."
     return f"reference: {NOTHING_FITS}"
 
 
-def _held_together(shape: Shape, load: Load, gpus: int, usable: float) -> int:
+def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) -> int:
     """The fewest devices, 2, 4, …, that hold one frozen model in parts; 0 where `gpus` will not do.
 
     What is computed counts whole, though attention and MLP are divided too.

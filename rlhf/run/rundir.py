@@ -71,6 +71,8 @@ STAGE_COMMANDS = {
     "evaluate": "rlhf evaluate",
 }
 
+Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
+
 _locks: dict[Path, ExitStack] = {}  # of the stages that this process works on
 
 
@@ -171,9 +173,9 @@ class RunDir:
         return read_stage_document(self.stage_file)
 
     @property
-    def inputs(self) -> dict[str, dict[str, str]]:
+    def inputs(self) -> Inputs:
         """`path` and `hash` of what the stage was given, as stage.json holds them."""
-        inputs: dict[str, dict[str, str]] = self.read_stage().get("inputs", {})
+        inputs: Inputs = self.read_stage().get("inputs", {})
         return inputs
 
     def read_report(self) -> dict[str, Any]:
@@ -194,9 +196,7 @@ class RunDir:
         return self.read_stage().get("status") == "done"
 
 
-def open_stage(
-    out: Path, stage: str, settings: Any, inputs: dict[str, dict[str, str]], *, resume: bool
-) -> RunDir:
+def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: bool) -> RunDir:
     """Create the folder of a stage, or reopen it to resume; only the main process looks and writes.
 
     Args:
@@ -356,9 +356,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
     return run
 
 
-def _require_same(
-    run: RunDir, stage: str, settings: Any, inputs: dict[str, dict[str, str]]
-) -> None:
+def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> None:
     if not run.config_file.is_file():
         raise InputError(
             f"{run.path} exists but holds no run of ours (no config.yaml)",
@@ -380,9 +378,7 @@ def _require_same(
             )
 
 
-def _write_stage(
-    run: RunDir, stage: str, status: str, inputs: dict[str, dict[str, str]], seed: int | None
-) -> None:
+def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int | None) -> None:
     content = {
         "stage": stage,
         "status": status,

@@ -115,7 +115,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         if not request.url.startswith((url, "data:", "blob:")):
             problems.append(f"outside request: {request.url}")
 
-    def hear(message: ConsoleMessage) -> None:
+    def check_console(message: ConsoleMessage) -> None:
         if "Content Security Policy" in message.text:
             problems.append(f"blocked: {message.text}")
 
@@ -126,7 +126,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page = contexts[-1].new_page()
         page.on("request", lambda request: watch(request, url))
         page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
-        page.on("console", hear)
+        page.on("console", check_console)
         before(page)
         page.goto(url)
         return page

@@ -232,7 +232,7 @@ def test_the_order_shown_is_a_shuffle_and_no_model_name_leaves_the_server(serve,
     for number in range(8):
         wait_for_task(page, f"question {number}")
         submit_as_shown(page)
-    page.wait_for_selector(".rb-empty:has-text('You have done everything')")
+    page.wait_for_selector(".rb-empty:has-text('You have ranked everything')")
     rows = in_database(app.db)
     orders = {tuple(text[-1] for text in row["shown"]) for row in rows}
     assert len(rows) == 8

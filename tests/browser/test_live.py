@@ -9,7 +9,7 @@ from labeling_app.db.store import Store
 from rlhf.records.jsonl import read_jsonl
 from tests.browser.conftest import App
 from tests.browser.test_whole_session import require_accessible
-from tests.chat_server import ChatServer
+from tests.servers.chat import ChatServer
 
 pytestmark = pytest.mark.browser
 
@@ -114,7 +114,7 @@ def test_votes_before_the_end_are_stored_with_it(talk, app, chat):
     ask(page, "Slow?")
     page.wait_for_selector(".card .text:has-text('one')")
     page.keyboard.press("a")
-    page.wait_for_selector(".saved:has-text('Your vote is kept here')")
+    page.wait_for_selector(".saved:has-text('Your vote will be saved')")
     assert stored(app, "Slow?") == []
     other = page.context.new_page()  # others, here on the board, do not wait
     other.goto(app.url)

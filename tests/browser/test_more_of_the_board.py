@@ -163,7 +163,7 @@ def test_a_draft_flag_that_is_offered_no_more_is_left_out_and_a_refusal_is_told(
     page.goto("about:blank")  # what waits is sent by the next page, not by this one
     app.start()
     page.goto(app.url)
-    page.wait_for_selector(".rb-error:has-text('is no flag here. Use new')")
+    page.wait_for_selector(".rb-error:has-text('is not a flag here. Use new')")
     wait_for(page, "question 0")
     assert page.inner_text(".rb-saved") == "Draft restored"
     submit_as_shown(page)

@@ -184,7 +184,9 @@ def test_a_page_stores_nothing_under_the_name_of_who_signed_in_after(served, ope
     sign_in(other, "bob")
     other.wait_for_selector(".rb-list .rb-card")
     submit_as_shown(page)
-    page.wait_for_selector('.rb-error:has-text("This page is <b>ann\'s, and bob is signed in")')
+    page.wait_for_selector(
+        '.rb-error:has-text("This page was opened by <b>ann, but bob is signed in")'
+    )
     page.reload()
     page.wait_for_selector(".rb-who:has-text('bob')")
     with Store(served.db) as store:

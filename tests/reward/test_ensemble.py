@@ -17,8 +17,8 @@ from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.jsonl import read_jsonl, write_jsonl
 from rlhf.run.rundir import watching_stage
 from rlhf.run.watchdog import read_hearts
-from tests.listener import Listener
 from tests.reward.conftest import build_record, sequences_of
+from tests.servers.listener import Listener
 
 RECORDS = [build_record(n, "test") for n in range(0, 32, 4)]
 
@@ -99,7 +99,7 @@ def test_a_url_hears_once_that_a_member_failed_and_from_the_member_that_it_stall
         watched.append((run.path, timeout_seconds, url))
         return watching_stage(run, timeout_seconds, url)
 
-    monkeypatch.setattr("reward.train.watching_stage", watching)
+    monkeypatch.setattr("rlhf.run.stage.watching_stage", watching)
     out = tmp_path / "reward"
     before = len(listener.heard)
     failing = replace(ensemble[0], model=str(broken_model), out=out, stall_timeout=70)

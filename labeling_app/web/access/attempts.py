@@ -1,7 +1,7 @@
-"""How often somebody has tried lately: what limits of sign-ins and of tokens count by.
+"""Counts recent attempts, for the limits on sign-ins and tokens.
 
-An attempt is counted before it is checked and taken back when it was right. Counted after, any
-number of attempts sent at once would pass whatever the limit is.
+An attempt is counted before it is checked, and taken back if it was right. If it were counted
+afterwards, any number of attempts sent at once would pass the limit.
 """
 
 import ipaddress
@@ -15,8 +15,8 @@ MAX_COUNTED = 200
 class Attempts:
     """Counts attempts by key: an address, a name, or both.
 
-    Memory is bounded: of one key at most 200 attempts count, and of more than 30,000 keys those
-    that were tried longest ago are forgotten.
+    Memory is bounded: at most 200 attempts per key and 30,000 keys; the key that was tried longest
+    ago is forgotten first.
 
     Args:
         window_seconds: how long an attempt counts.
@@ -36,7 +36,7 @@ class Attempts:
         return before
 
     def count(self, key: Hashable, now: float) -> int:
-        """How many attempts count at `now`, in seconds of a clock that only goes forward."""
+        """How many attempts count at `now`, in seconds of a monotonic clock."""
         times = self._times.get(key)
         if times is None:
             return 0
@@ -45,21 +45,21 @@ class Attempts:
         return len(times)
 
     def take_back(self, key: Hashable) -> None:
-        """The latest attempt was a right one: it does not count."""
+        """Remove the latest attempt: it was right."""
         if times := self._times.get(key):
             times.pop()
 
     def forget(self, key: Hashable) -> None:
-        """No attempt so far counts any more."""
+        """Remove all attempts of a key."""
         self._times.pop(key, None)
 
 
 def network_of(address: str) -> str:
-    """What counts as one sender: an IPv4 address, or the /64 that one IPv6 customer is given."""
+    """The sender to count by: an IPv4 address, or the /64 network that one IPv6 customer gets."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return address  # no address: a unix socket, or what a trusted proxy says
+        return address  # a unix socket, or a name from a trusted proxy
     if parsed.version == 4:
         return str(parsed)
     if parsed.ipv4_mapped:

@@ -1,7 +1,7 @@
 """Content-Security-Policy: what a browser may load, run and send on each of our pages.
 
-Scripts and styles that stand in a page are allowed by their hash, so that text which somehow gets
-into a page as markup neither runs nor styles anything.
+Scripts and styles inside our pages are allowed by their hash. Injected markup therefore neither
+runs nor styles anything.
 """
 
 import base64
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADER = "content-security-policy"
 _INLINE = re.compile(r"<(script|style)\b([^>]*)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _COMMON = "connect-src 'self'; form-action 'self'; frame-ancestors 'none'"
-# Of what is no page: JSON, files, redirects.
+# For everything that is not a page: JSON, files, redirects.
 NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 
 def policy_of(page: str) -> str:
-    """The policy of a page of ours: our own files, and the scripts and styles that stand in it."""
+    """The policy of one of our pages: our own files, and the scripts and styles inside the page."""
     return (
         f"default-src 'none'; script-src {_sources(page, 'script')}; "
         f"style-src {_sources(page, 'style')}; img-src data:; base-uri 'none'; {_COMMON}"
@@ -28,7 +28,7 @@ def policy_of(page: str) -> str:
 
 
 def policy_of_gradio(page: str) -> str:
-    """The policy of the board: Gradio evaluates templates, and sets styles as it goes."""
+    """The policy of the board: Gradio needs eval for its templates, and sets inline styles."""
     return (
         f"default-src 'none'; script-src {_sources(page, 'script')} 'unsafe-eval'; "
         "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
@@ -37,7 +37,7 @@ def policy_of_gradio(page: str) -> str:
 
 
 def html_page(page: str, status_code: int = 200) -> HTMLResponse:
-    """A page of ours with its policy."""
+    """One of our pages with its policy."""
     return HTMLResponse(page, status_code=status_code, headers={HEADER: policy_of(page)})
 
 
@@ -49,13 +49,13 @@ def _sources(page: str, tag: str) -> str:
 
 
 class GradioPolicy:
-    """ASGI layer round Gradio that gives its page the policy; the page differs between requests."""
+    """ASGI middleware that gives Gradio's page its policy; the page differs between requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hold back the head of an HTML answer until its body is known."""
+        """Send the headers of an HTML answer only once its body is known."""
         head: Message | None = None
         body = b""
 

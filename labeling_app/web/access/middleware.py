@@ -1,11 +1,11 @@
-"""The door of the app: sign-in, cookie, Origin check and security headers, round everything else.
+"""Who may use the app: sign-in, session cookie, Origin check and security headers.
 
-Gradio's own `auth=` keeps sessions in memory, has no lockout and does not cover other routes; and
-it sends no security headers. This ASGI layer stands in front of all of it.
+Gradio's own `auth=` keeps sessions in memory, does not limit guessing, does not cover other routes
+and sends no security headers. This ASGI middleware runs before all of it.
 """
 
+import sqlite3
 import time
-from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -15,11 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from labeling_app.annotators.users import User, Users
 from labeling_app.web.access import content_policy
 from labeling_app.web.access.passwords import host_of, is_own_origin, read_cookie
-from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS, SignInPage
+from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS, FindUser, SignInPage
+from labeling_app.web.health import unusable_database
 
 USER = "rlhf.user"
-CACHED_PATHS = ("/assets/", "/static/", "/theme.css")  # Gradio's own, the same for everybody
-OPEN_PATHS = ("/healthz", "/feedback")  # the latter asks for a token instead
+CACHED_PATHS = ("/assets/", "/static/", "/theme.css")  # Gradio's files, the same for everybody
+OPEN_PATHS = ("/healthz", "/feedback")  # /feedback checks a token instead
 SECURITY_HEADERS = {
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
@@ -29,19 +30,17 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 
-FindUser = Callable[[Request], User | None]
-
 
 class AuthMiddleware:
-    """ASGI layer in front of the app.
+    """ASGI middleware that lets a request through to the app, answers it, or refuses it.
 
     Args:
-        app: what is behind the door.
-        find_user: who sends a request; None for somebody who has not signed in.
+        app: the protected app.
+        find_user: the user who sends a request; None if not signed in.
         users: the users of the database; None when one local person labels without signing in.
         secret: signs the cookies.
-        hosts: Host names that are answered; empty answers all. A local app without sign-in answers
-            loopback names only, or a web page could reach it through a name of its own.
+        hosts: accepted Host names; empty accepts all. A local app without sign-in accepts
+            loopback names only: otherwise any web page could reach it by DNS rebinding.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class AuthMiddleware:
     ) -> None:
         self.app = app
         self.find_user = find_user
-        self.sign_in_page = SignInPage(users, secret) if users is not None else None
+        self.sign_in_page = SignInPage(users, secret, find_user) if users is not None else None
         self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,25 +71,28 @@ class AuthMiddleware:
                 headers.update(SECURITY_HEADERS)
                 headers.setdefault(content_policy.HEADER, content_policy.NOTHING)
                 if not scope["path"].startswith(CACHED_PATHS):
-                    headers["cache-control"] = "no-store"  # or Back shows pages after signing out
+                    headers["cache-control"] = "no-store"  # or Back would show pages after sign-out
             await send(message)
 
         request = Request(scope, receive)
-        answer = await self._answer(request)
+        try:
+            answer = await self._answer(request)
+        except sqlite3.DatabaseError as error:
+            answer = JSONResponse({"error": unusable_database(error)}, status_code=503)
         await (answer or self.app)(scope, receive, send_with_headers)
 
     async def _answer(self, request: Request) -> Response | None:
-        """What the door itself says; None lets the request through."""
+        """The middleware's own answer; None lets the request through."""
         refusal = self._refusal(request.method, request.headers)
         if refusal:
             return JSONResponse({"error": refusal}, status_code=403)
-        path = request.scope["path"]  # what is routed; a URL ends its path at a "?"
+        path = request.scope["path"]  # the path that is routed; it may contain a "?"
         if path in OPEN_PATHS:
             return None
-        # One look-up by key, which no writer holds up; handing it to a thread would cost more.
-        user = self.find_user(request)
         if self.sign_in_page is not None and path in SIGN_IN_PATHS:
-            return await self.sign_in_page.answer(request, user)
+            return await self.sign_in_page.answer(request)
+        # One lookup by key, which no writer blocks; a thread would cost more.
+        user = self.find_user(request)
         if user is None:
             if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
                 return RedirectResponse("/sign-in", status_code=303)
@@ -102,7 +104,7 @@ class AuthMiddleware:
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self.hosts and name.strip("[]") not in self.hosts:
-            return f"This app does not answer to the name {name!r}."
+            return f"This app cannot be reached as {name!r}. Use {', '.join(sorted(self.hosts))}."
         origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "")
         if is_own_origin(method, host, origin, site):
             return ""
@@ -111,13 +113,13 @@ class AuthMiddleware:
             return f"{refusal}."
         return (
             f"{refusal}: the page is from {host_of(origin)!r}, and the request is for {host!r}. "
-            "If a proxy stands between them, let it pass the name on "
+            "Behind a proxy, make it pass on the Host header "
             "(nginx: proxy_set_header Host $http_host)."
         )
 
 
 def user_of_cookie(users: Users, secret: str) -> FindUser:
-    """Find the sender of a request by the signed cookie."""
+    """Find the user who sends a request by the signed cookie."""
 
     def find(request: Request) -> User | None:
         return users.of_ticket(read_cookie(secret, request.cookies.get(COOKIE, ""), time.time()))

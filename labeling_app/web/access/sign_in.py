@@ -1,15 +1,14 @@
 """`/sign-in` and `/sign-out`: the form, its limits, the cookie.
 
-Guesses are slowed down, and nobody is locked out: beyond a few wrong passwords for a name or from
-an address an attempt waits before it is checked, longer with every further one, and only so many
-may wait at once. Whoever has the right password gets in after that wait. The same happens for
-names that nobody has.
+Guessing is slowed down without locking anybody out. After a few wrong passwords for a name or from
+an address, each further attempt waits longer before it is checked, and only a few may wait at once.
+The right password works after that wait. Names without an account are treated the same.
 """
 
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -25,6 +24,7 @@ from labeling_app.annotators.users import SignIn, User, Users
 from labeling_app.web.access.attempts import Attempts, network_of
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.access.passwords import make_cookie
+from labeling_app.web.health import unusable_database
 from labeling_app.web.request_bodies import BodyError, read_body
 
 SIGN_IN_PATHS = ("/sign-in", "/sign-out")
@@ -34,6 +34,8 @@ MAX_FORM_BYTES = 10_000
 PAGE = Path(__file__).parents[1] / "pages" / "board" / "sign_in.html"
 LOOPBACK = ("127.0.0.1", "::1")
 
+FindUser = Callable[[Request], User | None]
+
 WINDOW_SECONDS = 3600.0
 FREE_BY_NAME = 5
 FREE_BY_ADDRESS = 20
@@ -42,16 +44,16 @@ LONGER_EACH_TIME = 1.1
 MAX_WAIT_SECONDS = 30.0
 AT_ONCE_BY_NAME = 5
 AT_ONCE_BY_ADDRESS = 10
-# One check takes 128 MB and a processor for half a second, which the board must not miss.
+# One check takes 128 MB and half a second of a processor; more at once would slow the board.
 CHECKS_AT_ONCE = 1
 
 
-class TooMany(Exception):
-    """So many attempts for this name or from this address wait already that no more can."""
+class TooManyAttemptsError(Exception):
+    """Too many attempts for this name or from this address are waiting already."""
 
 
 class SignInLimits:
-    """How long an attempt to sign in waits, and how many may do so at once."""
+    """How long an attempt to sign in waits, and how many may wait at once."""
 
     def __init__(self) -> None:
         self._attempts = Attempts(WINDOW_SECONDS)
@@ -59,20 +61,20 @@ class SignInLimits:
 
     @contextmanager
     def attempt(self, address: str, name: str, now: float) -> Iterator[float]:
-        """Count an attempt for as long as it runs; gives the seconds to wait before the check.
+        """Count an attempt while it runs; yields the seconds to wait before the check.
 
-        The limit by name does not hold for an address that has not tried the name before, or
-        strangers could keep somebody out by keeping it full.
+        An address that has not tried the name before is exempt from the limit by name: otherwise
+        strangers could lock somebody out by using it up.
 
         Raises:
-            TooMany: from this address, or for this name.
+            TooManyAttemptsError: too many are waiting from this address, or for this name.
         """
         by_address, by_name = f"address {address}", f"name {name}"
         is_first = not self._attempts.count((address, name), now)
         if self._waiting[by_address] >= AT_ONCE_BY_ADDRESS or (
             self._waiting[by_name] >= AT_ONCE_BY_NAME and not is_first
         ):
-            raise TooMany
+            raise TooManyAttemptsError
         self._attempts.add((address, name), now)
         beyond = max(
             self._attempts.add(by_address, now) - FREE_BY_ADDRESS,
@@ -86,14 +88,14 @@ class SignInLimits:
             self._waiting = +self._waiting  # without those that have reached zero
 
     def was_right(self, address: str, name: str) -> None:
-        """The attempt that was counted last brought the right password."""
+        """Forget the failures of a name: its last attempt had the right password."""
         self._attempts.take_back(f"address {address}")
         self._attempts.forget(f"name {name}")
         self._attempts.forget((address, name))
 
 
 def _wait_seconds(beyond: int) -> float:
-    """The wait of an attempt with that many failures beyond the free ones before it."""
+    """The wait after this many failures more than the free ones."""
     if beyond < 0:
         return 0.0
     return min(MAX_WAIT_SECONDS, FIRST_WAIT_SECONDS * LONGER_EACH_TIME**beyond)
@@ -105,24 +107,28 @@ class SignInPage:
     Args:
         users: who may sign in.
         secret: signs the cookies.
+        find_user: the user who sends a request; None if not signed in.
     """
 
-    def __init__(self, users: Users, secret: str) -> None:
+    def __init__(self, users: Users, secret: str, find_user: FindUser) -> None:
         self._users = users
+        self._find_user = find_user
         self._secret = secret
         self._limits = SignInLimits()
-        # Of their own: attempts that wait for a thread must not take those of the board.
+        # Separate threads: attempts that wait must not use up those of the board.
         self._threads = CapacityLimiter(CHECKS_AT_ONCE)
 
-    async def answer(self, request: Request, user: User | None) -> Response:
-        """Show the form, sign in with what it sent, or sign out `user`, who sends this."""
+    async def answer(self, request: Request) -> Response:
+        """Show the form, sign somebody in, or sign out whoever sent the request."""
         if request.method in ("GET", "HEAD"):
             return sign_in_page()
         if request.method != "POST":
-            return JSONResponse({"error": "Send the form."}, status_code=405)
+            return JSONResponse(
+                {"error": "Sign in with the form: open /sign-in in a browser."}, status_code=405
+            )
         if request.scope["path"] == "/sign-in":
             return await self._sign_in(request)
-        return await self._sign_out(user)
+        return await self._sign_out(self._find_user(request))
 
     async def _sign_in(self, request: Request) -> Response:
         try:
@@ -133,11 +139,13 @@ class SignInPage:
         name, password = form.get("name", [""])[0].strip(), form.get("password", [""])[0]
         try:
             outcome = await self._check(network_of(_address(request)), name, password)
-        except TooMany:
+        except TooManyAttemptsError:
             problem = "Too many sign-ins at once. Wait a few seconds and try again."
             page = sign_in_page(name, problem, status_code=429)
             page.headers["retry-after"] = "5"
             return page
+        except sqlite3.DatabaseError as error:
+            return sign_in_page(name, unusable_database(error), status_code=503)
         if outcome.user is None:
             return sign_in_page(name, outcome.problem, status_code=401)
         return self._signed_in(outcome.user, is_https=_is_https(request))
@@ -163,12 +171,15 @@ class SignInPage:
         return answer
 
     async def _sign_out(self, user: User | None) -> Response:
-        """End all sessions of `user`: a copy of the cookie is worth nothing then."""
+        """End all sessions of `user`, so that no copy of the cookie works any longer."""
         if user is not None:
             try:
                 await run_sync(self._users.end_sessions, user.name)
             except sqlite3.OperationalError as error:
-                problem = f"You are still signed in: the database could not write ({error})."
+                problem = (
+                    f"You are still signed in: the database could not write ({error}). "
+                    "Try again later."
+                )
                 return JSONResponse({"error": problem}, status_code=503)
         answer = RedirectResponse("/sign-in", status_code=303)
         answer.delete_cookie(COOKIE)
@@ -176,7 +187,7 @@ class SignInPage:
 
 
 def sign_in_page(name: str = "", problem: str = "", status_code: int = 200) -> HTMLResponse:
-    """The sign-in form; it has no script at all."""
+    """The sign-in form; it needs no script."""
     page = PAGE.read_text(encoding="utf-8")
     page = page.replace("{{problem}}", escape(problem)).replace("{{name}}", escape(name))
     return html_page(page, status_code)
@@ -187,7 +198,7 @@ def _address(request: Request) -> str:
 
 
 def _is_https(request: Request) -> bool:
-    """Whether the browser came over https; a proxy on this machine is believed that."""
+    """Whether the browser used https; a proxy on this machine may say so in a header."""
     if request.url.scheme == "https":
         return True
     return (

@@ -1,11 +1,11 @@
-"""Text written by models and strangers → HTML that can only be looked at.
+"""Markdown written by models and strangers → sanitized HTML.
 
-Two locks: markdown-it-py with HTML off, so that tags in the text stay text, and then nh3, which
-keeps a short list of harmless tags. No images: a picture's address would be an outside request
-from the annotator's browser.
+Two safeguards: markdown-it-py with HTML off leaves tags in the text as text, and nh3 keeps only a
+short list of harmless tags. No images: loading one would be an outside request from the annotator's
+browser.
 
-Markdown can take long: a second for a table of 50 kB. Each text has a time after which it is shown
-as it is, and what was rendered is kept, for a text is shown to several people.
+Rendering can be slow: a second for a table of 50 kB. A text that takes too long is shown as plain
+text. Results are cached, because several people see the same text.
 """
 
 import threading
@@ -23,8 +23,8 @@ from markdown_it.rules_inline import StateInline
 from rlhf.modeling.thinking import split_thinking
 
 MAX_MARKDOWN_CHARACTERS = 50_000
-MAX_SECONDS = 0.15  # of a processor, to parse one text: some 20 kB of nothing but table cells
-MAX_KEPT_CHARACTERS = 16_000_000
+MAX_SECONDS = 0.15  # processor time to parse one text: some 20 kB of nothing but table cells
+MAX_CACHED_CHARACTERS = 16_000_000
 BLOCKS = {"p", "br", "hr", "blockquote", "pre", "ul", "ol", "li"}
 HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 TABLES = {"table", "thead", "tbody", "tr", "th", "td"}
@@ -32,8 +32,8 @@ INLINE = {"strong", "em", "s", "code", "a"}
 FOLDED = '<details class="thinking"><summary>Thinking</summary>{}</details>'
 
 
-class _TooSlow(Exception):
-    """A text has used up its time."""
+class _RenderTimeout(Exception):
+    """A text takes too long to render."""
 
 
 def _stop_block(state: StateBlock, *_: Any) -> bool:
@@ -45,9 +45,9 @@ def _stop_inline(state: StateInline, *_: Any) -> bool:
 
 
 def _stop_late(env: Any) -> bool:
-    """A rule that never matches: markdown-it asks it at every line and at every word or sign."""
+    """A rule that never matches; markdown-it calls it at every line, word and sign."""
     if time.thread_time() > env["stop_at"]:
-        raise _TooSlow
+        raise _RenderTimeout
     return False
 
 
@@ -60,8 +60,8 @@ _markdown.block.ruler.before("table", "stop_late", _stop_block, _INSIDE)
 _markdown.inline.ruler.before("text", "stop_late", _stop_inline)
 
 
-class _Kept:
-    """The HTML of texts that were rendered lately."""
+class _HtmlCache:
+    """The HTML of recently rendered texts."""
 
     def __init__(self) -> None:
         self._html: OrderedDict[str, str] = OrderedDict()
@@ -79,12 +79,12 @@ class _Kept:
             if text not in self._html:
                 self._html[text] = html
                 self._characters += len(text) + len(html)
-            while self._characters > MAX_KEPT_CHARACTERS:
+            while self._characters > MAX_CACHED_CHARACTERS:
                 old_text, old_html = self._html.popitem(last=False)
                 self._characters -= len(old_text) + len(old_html)
 
 
-_kept = _Kept()
+_cache = _HtmlCache()
 
 
 _cleaner = nh3.Cleaner(
@@ -96,15 +96,14 @@ _cleaner = nh3.Cleaner(
 
 
 def to_html(text: str) -> str:
-    """Render markdown to sanitised HTML.
+    """Render markdown to sanitized HTML.
 
-    Beyond 50,000 characters, or where parsing takes longer than `MAX_SECONDS`, the text is shown as
-    it is.
+    Text longer than 50,000 characters, or slower to parse than `MAX_SECONDS`, becomes plain text.
     """
-    html = _kept.get(text)
+    html = _cache.get(text)
     if html is None:
         html = _render(text)
-        _kept.put(text, html)
+        _cache.put(text, html)
     return html
 
 
@@ -113,18 +112,18 @@ def _render(text: str) -> str:
         env = {"stop_at": time.thread_time() + MAX_SECONDS}
         try:
             return _cleaner.clean(_markdown.render(text, env))
-        except _TooSlow:
-            """Shown as it is."""
+        except _RenderTimeout:
+            """Shown as plain text."""
     return f"<pre>{nh3.clean_text(text)}</pre>"
 
 
-def is_at_hand(text: str) -> bool:
-    """Whether the HTML of a text is kept."""
-    return _kept.get(text) is not None
+def is_cached(text: str) -> bool:
+    """Whether the HTML of a text is in the cache."""
+    return _cache.get(text) is not None
 
 
 def response_to_html(text: str) -> str:
-    """A response as sanitised HTML; what a model thought before it answered is folded."""
+    """A response as sanitized HTML; the model's thinking is folded."""
     thinking, answer = split_thinking(text)
     if not thinking:
         return to_html(answer)
@@ -132,10 +131,10 @@ def response_to_html(text: str) -> str:
 
 
 def html_of_turn(role: str, text: str) -> str:
-    """A turn of a conversation as sanitised HTML."""
+    """A turn of a conversation as sanitized HTML."""
     return response_to_html(text) if role == "assistant" else to_html(text)
 
 
 def conversation_to_html(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Every turn of a prompt as its role and sanitised HTML."""
+    """Every turn of a prompt: its role and sanitized HTML."""
     return [{"role": m["role"], "html": html_of_turn(m["role"], m["content"])} for m in messages]

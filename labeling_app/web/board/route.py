@@ -1,7 +1,6 @@
-"""`POST /board`: what the board in the browser asks, answered for many people at once.
+"""`POST /board`: the board's requests, answered for many people at once.
 
-Not a server function of Gradio: that passes a dozen layers on its way here, which cost more than
-storing the ranking does.
+Not a Gradio server function: the dozen layers it passes cost more than storing a ranking does.
 """
 
 from starlette.applications import Starlette
@@ -12,7 +11,7 @@ from labeling_app.annotators.users import User
 from labeling_app.web.access.middleware import USER
 from labeling_app.web.batching import RequestBatcher
 from labeling_app.web.board.screens import ScreenRenderer
-from labeling_app.web.board.session import Asked, Board, refusal
+from labeling_app.web.board.session import Board, BoardRequest, refusal
 from labeling_app.web.request_bodies import BodyError, read_json, require_sender
 
 MAX_BODY_BYTES = 1_000_000
@@ -23,10 +22,10 @@ def add_board_route(app: Starlette, board: Board, *, has_live: bool) -> None:
 
     Args:
         app: gets the route.
-        board: ranking.
+        board: the ranking operations.
         has_live: whether there are models to ask.
     """
-    gatherer = RequestBatcher(board.answer_all)
+    batcher = RequestBatcher(board.answer_all)
     renderer = ScreenRenderer()
 
     async def operation(request: Request) -> JSONResponse:
@@ -37,7 +36,7 @@ def add_board_route(app: Starlette, board: Board, *, has_live: bool) -> None:
             require_sender(payload, sender.name)
         except BodyError as error:
             return JSONResponse(refusal(error.problem), status_code=error.status)
-        screen = await gatherer.answer(Asked(sender.name, payload, may_lead))
+        screen = await batcher.answer(BoardRequest(sender.name, payload, may_lead))
         screen = await renderer.render(screen)
         return JSONResponse({**screen, "may_lead": may_lead, "has_live": has_live})
 

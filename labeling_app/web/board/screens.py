@@ -1,8 +1,8 @@
-"""The texts of a screen, rendered after the transaction that chose them.
+"""The texts of a screen, rendered after the database transaction.
 
-While the database is being written nobody else can write, and rendering can take long. So the
-answer of the board holds `Unrendered` texts until the transaction is over; short ones are rendered
-at once, and for the rest a thread of its own stands between one person's tables and the others.
+During the transaction nobody else can write, and rendering can be slow. The board's answer
+therefore holds `Unrendered` texts until the transaction is over. Short ones are then rendered at
+once; the rest go to a separate thread, so that one person's long tables delay nobody else.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import Any
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from labeling_app.web.board.rendering import html_of_turn, is_at_hand
+from labeling_app.web.board.rendering import html_of_turn, is_cached
 
 QUICK_CHARACTERS = 10_000
 Payload = dict[str, Any]
@@ -32,17 +32,17 @@ class Unrendered:
 
 
 def render(screen: Payload) -> Payload:
-    """Put HTML in the place of every text that is not rendered yet."""
+    """Replace every text that is not rendered yet by its HTML."""
     for holder, name in _unrendered(screen):
         holder[name] = html_of_turn(holder[name].role, holder[name].text)
     return screen
 
 
 def render_quick(screen: Payload) -> Payload:
-    """The same, unless it might take long."""
+    """The same, unless it might be slow."""
     texts = [holder[name].text for holder, name in _unrendered(screen)]
     if sum(map(len, texts)) > QUICK_CHARACTERS:
-        texts = [text for text in texts if not is_at_hand(text)]
+        texts = [text for text in texts if not is_cached(text)]
     return render(screen) if sum(map(len, texts)) <= QUICK_CHARACTERS else screen
 
 
@@ -53,14 +53,14 @@ class ScreenRenderer:
         self._threads = CapacityLimiter(1)
 
     async def render(self, screen: Payload) -> Payload:
-        """Put HTML in the place of every text that is not rendered yet."""
+        """Replace every text that is not rendered yet by its HTML."""
         if next(_unrendered(screen), None) is not None:
             await run_sync(render, screen, limiter=self._threads)
         return screen
 
 
 def _unrendered(screen: Payload) -> Iterator[tuple[Payload, str]]:
-    """Where the texts are: the turns of the prompt, the responses, and why an answer is right."""
+    """Where the texts are: the prompt's turns, the responses, and a training task's explanation."""
     task = screen.get("task") or {"prompt": [], "cards": []}
     places = [(holder, "html") for holder in (*task["prompt"], *task["cards"])]
     if screen.get("feedback"):

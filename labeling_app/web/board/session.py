@@ -1,8 +1,8 @@
-"""What the board asks and what it gets: plain JSON in, plain JSON out.
+"""The board's protocol: plain JSON in, plain JSON out.
 
-Every answer has `ok`. A refusal carries `error`, a sentence for the annotator; `retry` says that
-sending the same again may help. No model name and no id of the database goes out: responses travel
-as positions in the order shown, tasks as tickets.
+Every answer has `ok`. A refusal has `error`, a sentence for the annotator, and `retry`: whether
+sending the same again may help. Model names and ids of the database never leave the server:
+responses are positions in the order shown, tasks are tickets.
 """
 
 import sqlite3
@@ -42,8 +42,8 @@ Payload = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What somebody's browser asks; a lead may also decide."""
+class BoardRequest:
+    """A request from somebody's browser; leads may also adjudicate."""
 
     annotator: str
     payload: Payload
@@ -55,10 +55,10 @@ class Board:
 
     Args:
         store: the database.
-        queue: its work.
-        has_sign_in: whether people signed in, and so may sign out.
-        rubric: what to judge by, as markdown; shown beside the work.
-        flags: what a response can be flagged as.
+        queue: its tasks.
+        has_sign_in: whether people sign in, and so can sign out.
+        rubric: the instructions for judging, as markdown; shown beside the task.
+        flags: the flags a response can get.
     """
 
     def __init__(
@@ -89,20 +89,20 @@ class Board:
         }
 
     def answer(self, annotator: str, payload: Payload, *, may_lead: bool = False) -> Payload:
-        """Do what the browser asks and say what comes next."""
-        return render(self.answer_all([Asked(annotator, payload, may_lead)])[0])
+        """Do what the browser asks. Returns the next screen."""
+        return render(self.answer_all([BoardRequest(annotator, payload, may_lead)])[0])
 
-    def answer_all(self, requests: Sequence[Asked]) -> list[Payload]:
-        """Answer several people in one transaction: one wait for the disk, and nobody before it.
+    def answer_all(self, requests: Sequence[BoardRequest]) -> list[Payload]:
+        """Answer several people in one transaction, which waits for the disk once.
 
-        Texts that take long to render are left to the caller; see `screens.py`.
+        Texts that may be slow to render are left to the caller; see `screens.py`.
 
-        When it fails, each gets a transaction of their own; not when another program holds the
-        file, for which one wait is enough.
+        If the transaction fails, each request gets its own; but not if another program has locked
+        the file: waiting for that once is enough.
         """
         try:
             with self.store.connections.write() as db:
-                screens = [self._answer_apart(db, request) for request in requests]
+                screens = [self._answer_in_savepoint(db, request) for request in requests]
         except sqlite3.Error as error:
             is_busy = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
             if len(requests) > 1 and not is_busy:
@@ -111,17 +111,17 @@ class Board:
             return [refusal(problem, retry=True)] * len(requests)
         return [render_quick(screen) for screen in screens]
 
-    def _answer_apart(self, db: Database, asked: Asked) -> Payload:
-        """A refusal takes back what it had begun, and nothing of what others do."""
+    def _answer_in_savepoint(self, db: Database, asked: BoardRequest) -> Payload:
+        """A refused request is rolled back alone."""
         if asked.payload.get("op") == "decide" and not asked.may_lead:
-            return refusal("Decisions are for leads.")
+            return refusal("Only leads can decide disputed tasks.")
         try:
             with db.atomic():
                 return self._answer(asked.annotator, asked.payload)
         except InputError as error:
             return refusal(f"{error.problem}. {error.remedy}")
         except (LookupError, TypeError, ValueError, OverflowError):
-            # Not in the error's own words, which may hold ids of the database.
+            # Not the error's own message, which may contain ids of the database.
             return refusal("The request is malformed. Reload the page.")
 
     def _answer(self, annotator: str, payload: Payload) -> Payload:
@@ -185,10 +185,10 @@ class Board:
         self.queue.save_draft(annotator, self._task_id(annotator, payload), read_state(payload))
 
     def _screen(self, annotator: str, task: Task | None) -> Payload:
-        """The task to show now, progress, and why there is none if there is none.
+        """The task to show, the person's progress, and the reason if there is no task.
 
-        Progress is what the person has done, which every submission moves by one. How much is open
-        is for the dashboard: a check leaves that as it is, and would be known by it.
+        Progress counts what the person has done. The number of open tasks is on the dashboard only:
+        a check does not change it, so people could recognize checks by it.
         """
         return {
             "ok": True,
@@ -205,7 +205,7 @@ class Board:
         }
 
     def _task_payload(self, task: Task) -> Payload:
-        """A task as the browser gets it: texts and positions, no ids and no names."""
+        """A task for the browser: texts and positions, no ids and no names."""
         endings = cut_offs(self.store.connections, task.shown)
         return {
             "id": task.ticket,
@@ -230,12 +230,12 @@ class Board:
         if num_busy and until is not None:
             what = "1 task is" if num_busy == 1 else f"{num_busy} tasks are"
             clock = datetime.fromtimestamp(until).strftime("%H:%M")
-            return f"{what} being labelled by others until {clock}. Come back then, or reload."
+            return f"{what} reserved for other people until {clock}. Reload the page then."
         if not self.store.counts()["tasks"]:
             return "There is nothing to rank yet: no prompt has two responses."
-        return "You have done everything there is. Thank you!"
+        return "You have ranked everything. Thank you!"
 
 
 def refusal(error: str, *, retry: bool = False) -> Payload:
-    """What the browser is told instead; with `retry` it sends the same again by itself."""
+    """A refusal; with `retry` the browser sends the same request again by itself."""
     return {"ok": False, "error": error, "retry": retry}

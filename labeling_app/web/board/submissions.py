@@ -1,7 +1,7 @@
-"""What a browser sends, checked field by field: nothing of it is taken on trust.
+"""Checks what a browser sends, field by field.
 
-A field that is missing, of the wrong type or too large is an `InputError`, whose words are for the
-person at the board. They name neither responses nor tasks of the database.
+A field that is missing, of the wrong type or too large is an `InputError` with a message for the
+annotator. Messages contain no ids of responses or tasks.
 """
 
 from collections.abc import Collection
@@ -28,7 +28,7 @@ def read_submission(payload: Payload, task_id: int, offered: Collection[str]) ->
     Args:
         payload: what the browser sent.
         task_id: the task that it names.
-        offered: what a response can be flagged as.
+        offered: the flags a response can get.
 
     Raises:
         InputError: a field cannot be used.
@@ -47,7 +47,7 @@ def read_submission(payload: Payload, task_id: int, offered: Collection[str]) ->
 
 
 def read_id(payload: Payload) -> str:
-    """The browser's own id of what it sends, by which a repetition is known.
+    """The browser's own id of a submission; a repeated submission has the same id.
 
     Raises:
         InputError: it is empty or too long.
@@ -59,10 +59,10 @@ def read_id(payload: Payload) -> str:
 
 
 def read_text(payload: Payload, name: str, limit: int) -> str:
-    """A field of text, "" where it is missing.
+    """A text field; "" if it is missing.
 
     Raises:
-        InputError: it is no text, or longer than `limit` characters.
+        InputError: it is not text, or longer than `limit` characters.
     """
     value = payload.get(name, "")
     if not isinstance(value, str) or len(value) > limit:
@@ -71,7 +71,7 @@ def read_text(payload: Payload, name: str, limit: int) -> str:
 
 
 def read_ticket(payload: Payload) -> str:
-    """Which task it is about; a number is one that was given before tasks had tickets.
+    """The ticket of a task; pages opened before tasks had tickets send a number.
 
     Raises:
         InputError: it is missing, or neither text nor a whole number.
@@ -83,10 +83,10 @@ def read_ticket(payload: Payload) -> str:
 
 
 def read_state(payload: Payload) -> Payload:
-    """Unfinished work, empty where there is none.
+    """A draft; empty if there is none.
 
     Raises:
-        InputError: it is no JSON object.
+        InputError: it is not a JSON object.
     """
     state = payload.get("state") or {}
     if not isinstance(state, dict):
@@ -133,7 +133,7 @@ def _flags(values: list[Any], allowed: Collection[str]) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str) or value not in allowed:
             raise InputError(
-                f"{_shown(value)} is no flag here",
+                f"{_shown(value)} is not a flag here",
                 f"Use {', '.join(allowed) or 'none'}, or reload the page.",
             )
     return tuple(dict.fromkeys(values))

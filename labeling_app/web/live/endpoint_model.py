@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint as a voice of live mode, read as it streams."""
+"""Live mode's models on an OpenAI-compatible server; answers are read as they stream."""
 
 import json
 import sys
@@ -18,10 +18,10 @@ from rlhf.records.schema import Prompt, Response, Sampling
 
 API_KEY = "RLHF_LIVE_API_KEY"
 EMPTY_TEXT = "(no answer)"
-KEPT = "Try again; your prompt is kept."
+KEPT = "Try again; your question is kept."
 MAX_ERROR_BYTES = 300
 MAX_LINE = 2**20
-TOTAL_TIME = 10  # times as long as it may be silent
+TOTAL_TIME = 10  # an answer may take this many times the limit on silence
 PROTOCOL_ERRORS = (
     ValueError,
     KeyError,
@@ -32,15 +32,15 @@ PROTOCOL_ERRORS = (
 )
 
 
-class BrokenOffError(Exception):
-    """The server ended its answer before it was whole; the message is the server's."""
+class StreamEndedError(Exception):
+    """The server ended its answer early; the message is the server's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointModel:
-    """A model of a server.
+    """A model on a server.
 
-    What weights it serves nobody knows here: its responses have no model fingerprint.
+    Its weights are unknown, so its responses have no model fingerprint.
     """
 
     url: str
@@ -49,7 +49,7 @@ class EndpointModel:
     timeout_seconds: float = 60.0
 
     def answer(
-        self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Callable[[int, str], bool]
+        self, prompt: Prompt, ids: Sequence[str], seed: int, on_text: Callable[[int, str], bool]
     ) -> list[Response]:
         """One response for each id, all asked for at the same time; see `live.ChatModel`.
 
@@ -62,7 +62,7 @@ class EndpointModel:
             for piece, ending in self._stream(prompt, seed + row):
                 text += piece
                 finished = {"stop": True, "length": False}.get(ending, finished)
-                if not hear(row, text):
+                if not on_text(row, text):
                     finished = False
                     break
             sampling = replace(self.sampling, seed=seed + row)
@@ -80,7 +80,7 @@ class EndpointModel:
             return list(pool.map(one, range(len(ids))))
 
     def _stream(self, prompt: Prompt, seed: int) -> Iterator[tuple[str, str]]:
-        """Pieces of text, each with the reason why the answer ends, "" while it does not.
+        """Pieces of text, each with the finish reason, "" while the answer goes on.
 
         Raises:
             InputError: as `answer`.
@@ -88,11 +88,10 @@ class EndpointModel:
         try:
             with self._open(prompt, seed) as answer:
                 yield from _pieces(answer)
-        # The server's words often name the model: they are for whoever started this, not for
-        # annotators.
+        # The server's message often names the model: it goes to the terminal, not to annotators.
         except HTTPError as error:
-            words = error.read(MAX_ERROR_BYTES).decode(errors="replace")
-            sys.stderr.write(f"{self.model}: {error.code} {words}\n")
+            message = error.read(MAX_ERROR_BYTES).decode(errors="replace")
+            sys.stderr.write(f"{self.model}: {error.code} {message}\n")
             raise InputError(
                 f"The model server refused the question (status {error.code})", KEPT
             ) from None
@@ -103,19 +102,19 @@ class EndpointModel:
             ) from None
         except TimeoutError:
             raise InputError(
-                f"The model server said nothing for {self.timeout_seconds:g} seconds", KEPT
+                f"The model server sent nothing for {self.timeout_seconds:g} seconds", KEPT
             ) from None
         except (URLError, ConnectionError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise InputError(f"The model server cannot be reached ({reason})", KEPT) from None
-        except BrokenOffError as error:
-            sys.stderr.write(f"{self.model} broke off: {error}\n")
-            raise InputError("The model server broke off in mid-answer", KEPT) from None
+        except StreamEndedError as error:
+            sys.stderr.write(f"{self.model} ended its answer early: {error}\n")
+            raise InputError("The model server ended its answer early", KEPT) from None
         except PROTOCOL_ERRORS as error:
-            sys.stderr.write(f"{self.model} answers in another protocol: {error!r}\n")
+            sys.stderr.write(f"{self.model} answers with another protocol: {error!r}\n")
             raise InputError(
                 "The model server does not speak the chat completions protocol",
-                "Tell whoever started it: --endpoint must end in /v1.",
+                "Tell the person who started this app: --endpoint must end in /v1.",
             ) from None
 
     def _open(self, prompt: Prompt, seed: int) -> AbstractContextManager[HTTPResponse]:
@@ -129,7 +128,9 @@ class EndpointModel:
             "stream": True,
         }
         if self.sampling.top_k:
-            body["top_k"] = self.sampling.top_k  # not in OpenAI's protocol; vLLM and others know it
+            body["top_k"] = (
+                self.sampling.top_k
+            )  # not in OpenAI's protocol; vLLM and others accept it
         return open_completion(
             self.url,
             body,
@@ -153,13 +154,13 @@ def _pieces(answer: HTTPResponse) -> Iterator[tuple[str, str]]:
             continue
         event = json.loads(data)
         if "error" in event:
-            raise BrokenOffError(event["error"])
+            raise StreamEndedError(event["error"])
         for choice in event["choices"]:
             ending = text_of(choice.get("finish_reason"))
             ended = ended or bool(ending)
             yield text_of(choice.get("delta", {}).get("content")), ending
     if not ended:
-        raise BrokenOffError("the stream ended without an ending")
+        raise StreamEndedError("the stream ended without a finish reason")
 
 
 def served_model(url: str) -> str:
@@ -175,7 +176,7 @@ def served_model(url: str) -> str:
             names = [text_of(model["id"]) for model in json.loads(read_answer(answer))["data"]]
     except (OSError, HTTPException, *PROTOCOL_ERRORS) as error:
         raise InputError(
-            f"{address} does not say which models there are ({error})",
+            f"{address} does not list its models ({error})",
             "Start the server, check --endpoint (it ends in /v1), or name the model: --model NAME",
         ) from None
     if len(names) != 1:

@@ -1,10 +1,10 @@
-"""Live mode: a person types a question, models answer blind side by side, the person judges.
+"""Live mode: a person asks, models answer blind and side by side, the person judges.
 
-Every question is answered in a thread of its own, so nobody who ranks waits for a model. A vote
-never cuts an answer: both run to their end, or no pair would be of whole answers; a vote cast
-before is stored with the end, and can be changed until the next question. Stop cuts all answers.
+Each question is answered in its own thread, so ranking never waits for a model. A vote does not
+cut answers short: votes compare complete answers. A vote cast early is stored when the answers are
+complete, and can be changed until the next question. Stop cuts all answers.
 
-The operations speak the board's protocol (`session.py`): plain JSON, positions in the order shown,
+The operations use the board's protocol (`session.py`): plain JSON, positions in the order shown,
 no model names.
 """
 
@@ -17,8 +17,9 @@ from itertools import chain
 from typing import Any, Protocol
 
 from labeling_app.db.store import Store
-from labeling_app.quality.verdicts import ALL_BAD, EDITED, LABELS, PERSON, THUMBS, TIE, pick
-from labeling_app.web.board.rendering import conversation_to_html, response_to_html
+from labeling_app.quality.verdicts import EDITED, PERSON, THUMBS, pick
+from labeling_app.web.board.rendering import conversation_to_html
+from labeling_app.web.live.payloads import Payload, choice_of, edit_of, split_texts, turn_payload
 from labeling_app.web.live.store import (
     Turn,
     add_verdict,
@@ -30,40 +31,41 @@ from labeling_app.web.live.store import (
     save_turn,
 )
 from rlhf.errors import InputError
-from rlhf.modeling.thinking import split_thinking
 from rlhf.records.schema import Message, Prompt, Ranking, Response, content_id
 
 SOURCE = "live"
 MAX_QUESTIONS = 8
 MAX_CHARACTERS = 20_000
 VOTES = ("thumb", "pick", "edit")
-BROKEN = "The answer broke off on the server. Try again; your prompt is kept."
+BROKEN = "The server failed while answering. Try again; your question is kept."
 
-Payload = dict[str, Any]
-Hear = Callable[[int, str], bool]
-# What stands under every response to a prompt, once its asker has judged one of them.
+OnText = Callable[[int, str], bool]
+# The text under each response, shown once the person has judged one of them.
 Note = Callable[[Prompt, Sequence[Response]], list[str]]
 
 
 class ChatModel(Protocol):
-    """A model that answers: local, or behind an endpoint."""
+    """A model that answers: in this process or on a server."""
 
-    def answer(self, prompt: Prompt, ids: Sequence[str], seed: int, hear: Hear) -> list[Response]:
+    def answer(
+        self, prompt: Prompt, ids: Sequence[str], seed: int, on_text: OnText
+    ) -> list[Response]:
         """One response for each id.
 
         Args:
             prompt: the conversation so far.
             ids: the ids that the responses get.
             seed: makes this sampling repeatable.
-            hear: told a place in `ids` and its whole text so far; says whether to go on with it.
+            on_text: called with a place in `ids` and its whole text so far; returns whether to go
+                on with it.
 
         Raises:
-            InputError: it cannot answer; the message is for the person who asked.
+            InputError: it cannot answer; the message is shown to the person who asked.
         """
         ...
 
 
-class Answering:
+class RunningQuestion:
     """A question that is being answered.
 
     Args:
@@ -81,11 +83,20 @@ class Answering:
         self.over = False
         self.problem = BROKEN
 
-    def hear(self, place: int, text: str) -> bool:
-        """Take in the text of an answer so far; False when it need not go on."""
+    def update(self, place: int, text: str) -> bool:
+        """Set the text of an answer so far. Returns False when the answer should stop."""
         if not self.stopped:
             self.texts[place] = text
         return not self.stopped
+
+    def payload(self) -> Payload:
+        """The question for the browser; more text follows in the stream."""
+        return {
+            "id": self.id,
+            "prompt": conversation_to_html(self.prompt.chat),
+            "asked": self.prompt.messages[-1].content,
+            **split_texts(self.texts),
+        }
 
 
 class Live:
@@ -93,16 +104,16 @@ class Live:
 
     Args:
         store: the database.
-        voices: the models; the answers to a question are spread evenly over them.
+        models: the models; the answers to a question are spread evenly over them.
         num_responses: answers to each question.
         has_sign_in: whether people signed in, and so may sign out.
-        note: what stands under the answers after a vote, so that it cannot sway the vote.
+        note: the text under each answer, shown after the vote so that it cannot influence it.
     """
 
     def __init__(
         self,
         store: Store,
-        voices: Sequence[ChatModel],
+        models: Sequence[ChatModel],
         *,
         num_responses: int = 2,
         has_sign_in: bool = False,
@@ -111,10 +122,10 @@ class Live:
         self.store = store
         self.note = note
         self._notes: dict[str, list[str]] = {}
-        self.voices = voices
+        self.models = models
         self.num_responses = num_responses
         self.has_sign_in = has_sign_in
-        self._questions: dict[str, Answering] = {}
+        self._questions: dict[str, RunningQuestion] = {}
         self._lock = threading.Lock()
         self._operations: dict[str, Callable[[str, Payload], Payload]] = {
             "state": self._state,
@@ -132,7 +143,7 @@ class Live:
             return _refusal(f"Unknown operation {payload.get('op')!r}. Reload the page.")
         question = self.question(annotator, str(payload.get("turn")))
         if payload["op"] in VOTES and question is not None and not question.over:
-            return _refusal("Your vote is kept here until the answers are complete.", retry=True)
+            return _refusal("Your vote will be saved when the answers are complete.", retry=True)
         try:
             return {"ok": True, **operation(annotator, payload)}
         except InputError as error:
@@ -143,29 +154,29 @@ class Live:
             # Not in the error's own words, which may hold ids of the database.
             return _refusal("The request is malformed. Reload the page.")
 
-    def question(self, annotator: str, turn_id: str) -> Answering | None:
-        """The question of that id, if it is this annotator's last one since the start."""
+    def question(self, annotator: str, turn_id: str) -> RunningQuestion | None:
+        """The question of that id, if it is this annotator's last one since the server started."""
         question = self._questions.get(annotator)
         return question if question is not None and question.id == turn_id else None
 
     def close(self) -> None:
-        """Cut all answers, so that the process can end."""
+        """Stop all answers, so that the process can end."""
         for question in self._questions.values():
             question.stopped = True
 
     def find(self, annotator: str, turn_id: str) -> Payload:
-        """An answered question as the browser shows it, under `turn`; None when there is none."""
+        """`{"turn": …}`: an answered question as the browser shows it, or None."""
         turn = find_turn(self.store, annotator, turn_id)
         return {"turn": self._noted(turn) if turn else None}
 
     def _noted(self, turn: Turn) -> Payload:
-        """An answered question, with its notes once its asker has judged an answer."""
+        """An answered question, with its notes once the person has judged an answer."""
         if self.note is None or not turn.rankings:
-            return _payload(turn)
+            return turn_payload(turn)
         if turn.id not in self._notes:
             found = {r.id: r for r in self.store.responses(turn.prompt.id)}
             self._notes[turn.id] = self.note(turn.prompt, [found[i] for i in turn.shown])
-        return _payload(turn) | {"notes": self._notes[turn.id]}
+        return turn_payload(turn) | {"notes": self._notes[turn.id]}
 
     # ------------------------------------------------------------------ asking
 
@@ -176,7 +187,7 @@ class Live:
             "board": f"live:{self.store.board_id}",
             "annotator": annotator,
             "has_sign_in": self.has_sign_in,
-            "running": _running_payload(question) if question and not question.over else None,
+            "running": question.payload() if question and not question.over else None,
             "turn": self._noted(turn) if turn else None,
         }
 
@@ -187,26 +198,27 @@ class Live:
         with self._lock:
             known = self.question(annotator, turn_id)
             if known is not None:
-                return {"running": _running_payload(known)}
+                return {"running": known.payload()}
             require_new_turn(self.store, turn_id)
             self._require_free(annotator)
-            question = Answering(turn_id, prompt, self.num_responses)
+            question = RunningQuestion(turn_id, prompt, self.num_responses)
             self._questions[annotator] = question
         # A daemon: Ctrl+C must not wait for a model.
         threading.Thread(target=self._run, args=(annotator, question), daemon=True).start()
-        return {"running": _running_payload(question)}
+        return {"running": question.payload()}
 
     def _history(self, annotator: str, after: Any) -> tuple[Message, ...]:
-        """The conversation up to a question that was judged, with the answer that was chosen."""
+        """The conversation up to a judged question, with the chosen answer."""
         if after is None:
             return ()
         turn = require_turn(self.store, annotator, str(after))
-        place, edited = _choice(turn), _edit(turn)
+        place, edited = choice_of(turn), edit_of(turn)
         if place is None and edited is None:
             raise InputError(
-                "No answer is picked yet", "Pick one, the conversation goes on with it."
+                "No answer is picked yet",
+                "Pick one: the conversation continues with it.",
             )
-        # After a tie, or when all are bad, it goes on with the first one.
+        # After a tie, or when all are bad, it continues with the first one.
         chosen = edited or turn.texts[turn.shown[place if isinstance(place, int) else 0]]
         return (*turn.prompt.messages, Message(role="assistant", content=chosen))
 
@@ -217,14 +229,16 @@ class Live:
         if len(busy) >= MAX_QUESTIONS:
             raise InputError(
                 f"The models are busy with {len(busy)} other questions",
-                "Try again in a moment; your prompt is kept.",
+                "Try again in a moment; your question is kept.",
             )
 
-    def _run(self, annotator: str, question: Answering) -> None:
+    def _run(self, annotator: str, question: RunningQuestion) -> None:
         try:
             responses = self._responses(question)
             if question.stopped and not any(question.texts):
-                raise InputError("Stopped before anything was said", "Your prompt is kept.")
+                raise InputError(
+                    "Stopped before the models wrote anything", "Your question is kept."
+                )
             save_turn(self.store, question.id, annotator, question.prompt, responses)
             question.problem = ""
         except InputError as error:
@@ -234,31 +248,33 @@ class Live:
         finally:
             question.over = True
 
-    def _responses(self, question: Answering) -> list[Response]:
-        """Ask all voices at once, which of them is shown where decided by chance."""
-        voices = random.sample(self.voices, len(self.voices))
+    def _responses(self, question: RunningQuestion) -> list[Response]:
+        """Ask all models at once; chance decides which is shown where."""
+        models = random.sample(self.models, len(self.models))
         count = len(question.ids)
-        # Which voice answers first, and so fills the surplus places, is chance as well.
+        # With more places than models, chance also decides who gets the extra ones.
         places = random.sample(range(count), count)
 
-        def speak(number: int) -> list[tuple[int, Response]]:
-            own = places[number :: len(voices)]
+        def ask_model(number: int) -> list[tuple[int, Response]]:
+            own = places[number :: len(models)]
             ids = [question.ids[place] for place in own]
 
-            def hear(row: int, text: str) -> bool:
-                return question.hear(own[row], text)
+            def on_text(row: int, text: str) -> bool:
+                return question.update(own[row], text)
 
-            # A seed of its own: with one for all, equal models would give equal answers.
+            # Each model has its own seed: with one seed, equal models would answer alike.
             seed = random.getrandbits(31)
             try:
-                responses = voices[number].answer(question.prompt, ids, seed, hear) if own else []
+                responses = (
+                    models[number].answer(question.prompt, ids, seed, on_text) if own else []
+                )
             except InputError:
-                question.stopped = True  # one answer alone cannot be compared
+                question.stopped = True  # a single answer cannot be compared
                 raise
             return list(zip(own, responses, strict=True))
 
-        with ThreadPoolExecutor(len(voices)) as pool:
-            answered = dict(chain.from_iterable(pool.map(speak, range(len(voices)))))
+        with ThreadPoolExecutor(len(models)) as pool:
+            answered = dict(chain.from_iterable(pool.map(ask_model, range(len(models)))))
         return [answered[place] for place in range(count)]
 
     def _stop(self, annotator: str, payload: Payload) -> Payload:
@@ -287,12 +303,14 @@ class Live:
         return self.find(annotator, turn.id)
 
     def _edit(self, annotator: str, payload: Payload) -> Payload:
-        """Keep a better text: a demonstration, and a pair with the original."""
+        """Store an edited answer: a demonstration, and preferred to the original."""
         turn = require_turn(self.store, annotator, _text(payload, "turn", 64))
         original = _shown(turn, payload)
         text = _text(payload, "text", MAX_CHARACTERS)
         if not text.strip() or text == turn.texts[original]:
-            raise InputError("The edit is empty or changes nothing", "Change the text, or cancel.")
+            raise InputError(
+                "The edit is empty or changes nothing", "Change the text, or press Cancel."
+            )
         edited = Response(
             id=content_id("edit", turn.id, original, text),
             prompt_id=turn.prompt.id,
@@ -325,60 +343,6 @@ def _shown(turn: Turn, payload: Payload) -> str:
     if not 0 <= place < len(turn.shown):
         raise InputError(f"There is no answer at place {place}", "Reload the page.")
     return turn.shown[place]
-
-
-def _running_payload(question: Answering) -> Payload:
-    """A question while its answers come; their text follows in the stream."""
-    return {
-        "id": question.id,
-        "prompt": conversation_to_html(question.prompt.chat),
-        "asked": question.prompt.messages[-1].content,
-        **growing(question.texts),
-    }
-
-
-def growing(texts: Sequence[str]) -> dict[str, list[str]]:
-    """What has been said so far, and what was thought before, which the page folds."""
-    parts = [split_thinking(text) for text in texts]
-    return {"texts": [said for _, said in parts], "thinking": [thought for thought, _ in parts]}
-
-
-def _payload(turn: Turn) -> Payload:
-    """An answered question and what its asker said, without ids of responses."""
-    return {
-        "id": turn.id,
-        "prompt": conversation_to_html(turn.prompt.chat),
-        "cards": [
-            {"text": turn.texts[i], "html": response_to_html(turn.texts[i])} for i in turn.shown
-        ],
-        "thumbs": [_thumb_of(turn, response_id) for response_id in turn.shown],
-        "choice": _choice(turn),
-        "edit": response_to_html(_edit(turn) or ""),
-    }
-
-
-def _thumb_of(turn: Turn, response_id: str) -> int:
-    for ranking in turn.rankings:
-        flags = LABELS.keys() & set(ranking.flags)
-        if flags and ranking.tiers == ((response_id,),):
-            return 1 if LABELS[flags.pop()] else -1
-    return 0
-
-
-def _choice(turn: Turn) -> int | str | None:
-    """The place that was picked, `tie`, `all-bad`, or None while nothing was."""
-    for ranking in turn.rankings:
-        if {i for tier in ranking.tiers for i in tier} == set(turn.shown):
-            if ALL_BAD in ranking.flags:
-                return ALL_BAD
-            return TIE if len(ranking.tiers) == 1 else turn.shown.index(ranking.tiers[0][0])
-    return None
-
-
-def _edit(turn: Turn) -> str | None:
-    """The latest edit of one of the answers."""
-    edits = [r for r in turn.rankings if EDITED in r.flags and r.tiers[-1][0] in turn.shown]
-    return turn.texts[edits[-1].tiers[0][0]] if edits else None
 
 
 def _text(payload: Payload, name: str, limit: int) -> str:

@@ -1,4 +1,4 @@
-"""The page of live mode and its two routes: operations, and the answers as they come."""
+"""Live mode's page, its operations, and the stream of answers."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,8 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
 
 from labeling_app.web.access.content_policy import html_page
-from labeling_app.web.live.live import Answering, Live, growing
+from labeling_app.web.live.live import Live, RunningQuestion
+from labeling_app.web.live.payloads import split_texts
 from labeling_app.web.request_bodies import BodyError, read_json, require_sender
 
 PAGE = Path(__file__).parents[1] / "pages" / "live"
@@ -22,8 +23,8 @@ FILES = {
     "outbox.js": Path(__file__).parents[1] / "pages" / "board" / "outbox.js",
 }
 MAX_BODY_BYTES = 200_000
-PAUSE_SECONDS = 0.1
-BREATH_SECONDS = 10.0  # a line at least so often, or proxies take the silence for the end
+POLL_SECONDS = 0.1
+KEEPALIVE_SECONDS = 10.0  # send a line at least this often, or proxies close the connection
 
 
 def add_live_routes(app: FastAPI, live: Live, name_of: Callable[[Request], str]) -> None:
@@ -32,7 +33,7 @@ def add_live_routes(app: FastAPI, live: Live, name_of: Callable[[Request], str])
     Args:
         app: gets the routes.
         live: the questions.
-        name_of: who sends a request.
+        name_of: the name of the person who sends a request.
     """
 
     @app.get("/live")
@@ -62,11 +63,11 @@ def add_live_routes(app: FastAPI, live: Live, name_of: Callable[[Request], str])
 
 
 async def _lines(live: Live, annotator: str, turn_id: str) -> AsyncIterator[str]:
-    """The texts so far whenever they have grown, then the whole question as it was stored."""
+    """The texts so far whenever they have changed, then the whole question as stored."""
     question = live.question(annotator, turn_id)
     if question is not None:
-        async for texts in _growing(question):
-            yield _line(growing(texts))
+        async for texts in _updates(question):
+            yield _line(split_texts(texts))
         if question.problem:
             yield _line({"over": True, "problem": question.problem})
             return
@@ -74,16 +75,16 @@ async def _lines(live: Live, annotator: str, turn_id: str) -> AsyncIterator[str]
     yield _line({"over": True, "problem": "", **screen})
 
 
-async def _growing(question: Answering) -> AsyncIterator[list[str]]:
+async def _updates(question: RunningQuestion) -> AsyncIterator[list[str]]:
     seen: list[str] | None = None
     silence = 0.0
     while not question.over:
         texts = list(question.texts)
-        if texts != seen or silence >= BREATH_SECONDS:
+        if texts != seen or silence >= KEEPALIVE_SECONDS:
             seen, silence = texts, 0.0
             yield texts
-        await anyio.sleep(PAUSE_SECONDS)
-        silence += PAUSE_SECONDS
+        await anyio.sleep(POLL_SECONDS)
+        silence += POLL_SECONDS
 
 
 def _line(value: dict[str, Any]) -> str:

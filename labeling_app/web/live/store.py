@@ -1,4 +1,4 @@
-"""Questions asked in live mode: what was answered, in which order it was shown, what was said."""
+"""Questions asked in live mode: their answers, the order shown, and the votes."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from rlhf.records.schema import Message, Prompt, Ranking, Response
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One question and its answers, in the order shown; `rankings` are its asker's, live ones."""
+    """One question, its answers in the order shown, and its asker's current votes."""
 
     id: str
     annotator: str
@@ -31,10 +31,10 @@ class Turn:
 def save_turn(
     store: Store, turn_id: str, annotator: str, prompt: Prompt, responses: Sequence[Response]
 ) -> None:
-    """Keep a question and its answers, given in the order shown. Nobody else is asked to rank them.
+    """Store a question and its answers, given in the order shown. Nobody else will rank them.
 
     Raises:
-        InputError: the annotator is a judge or a signal, or another question had that id.
+        InputError: the annotator is a judge or a signal, or another question has that id.
     """
     with store.connections.write() as db:
         require_new_turn(store, turn_id)
@@ -48,10 +48,10 @@ def save_turn(
 
 
 def require_new_turn(store: Store, turn_id: str) -> None:
-    """Check that no question of that id was answered: its answers would be taken for the new ones.
+    """Check that no stored question has that id.
 
     Raises:
-        InputError: one was.
+        InputError: one has.
     """
     query = "SELECT 1 FROM live_turns WHERE id = ?"
     if store.connections.db.execute(query, [turn_id]).fetchone():
@@ -59,14 +59,14 @@ def require_new_turn(store: Store, turn_id: str) -> None:
 
 
 def latest_turn(store: Store, annotator: str) -> Turn | None:
-    """The last question of an annotator that was answered."""
+    """The last answered question of an annotator."""
     query = "SELECT id FROM live_turns WHERE annotator = ? ORDER BY created_at DESC LIMIT 1"
     row = store.connections.db.execute(query, [annotator]).fetchone()
     return find_turn(store, annotator, row[0]) if row else None
 
 
 def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
-    """A question of this annotator that was answered."""
+    """An answered question of this annotator, or None."""
     db = store.connections.db
     query = """SELECT t.shown, p.id, p.messages, p.split, p.source FROM live_turns t
                JOIN prompts p ON p.id = t.prompt_id WHERE t.id = ? AND t.annotator = ?"""
@@ -75,7 +75,7 @@ def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
         return None
     stored, prompt_id, messages, split, source = row
     shown = tuple(json.loads(stored))
-    # Asked again, the same question has the same prompt; what was said then is about other answers.
+    # A question asked twice has one prompt; votes on the other answers do not belong here.
     about = [
         ranking
         for ranking in _own_rankings(db, prompt_id, annotator)
@@ -94,12 +94,12 @@ def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
 
 
 def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
-    """Append a judgement; an earlier one of the same annotator about the same is retired.
+    """Append a vote; the same annotator's earlier vote on the same subject is retired.
 
-    Sending the same one again changes nothing.
+    Sending the same vote again changes nothing.
 
     Raises:
-        InputError: another judgement was sent under its id.
+        InputError: another vote was sent under its id.
     """
     with store.connections.write() as db:
         new = unless_stored(db, ranking)
@@ -114,7 +114,7 @@ def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
 
 
 def retire_verdict(store: Store, turn: Turn, like: Ranking) -> None:
-    """Take back what was said about the same as `like`; it stays in the database."""
+    """Take back the votes on the same subject as `like`; they stay in the database."""
     with store.connections.write() as db:
         for ranking in _own_rankings(db, turn.prompt.id, turn.annotator):
             if subject(ranking) == subject(like):
@@ -125,11 +125,13 @@ def require_turn(store: Store, annotator: str, turn_id: str) -> Turn:
     """A question of this annotator that was answered.
 
     Raises:
-        InputError: there is none of that id.
+        InputError: there is none with that id.
     """
     turn = find_turn(store, annotator, turn_id)
     if turn is None:
-        raise InputError("That question has no stored answers", "Reload the page and ask again.")
+        raise InputError(
+            "The answers to this question are not stored", "Reload the page and ask again."
+        )
     return turn
 
 

@@ -104,13 +104,15 @@ def new_critic(
         width = load_config(settings.model).get_text_config().hidden_size
         return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
     models = [name for name in settings.reward if is_model(name)]
-    together = settings.tensor_parallel > 1
+    tensor_parallel = settings.tensor_parallel > 1
     if models:
         folder = model_folder(models[0], "reward", "model")
-        critic = load_reward_model(folder, together=together)
+        critic = load_reward_model(folder, tensor_parallel=tensor_parallel)
     else:
         pad_id = int(tokenizer.pad_token_id)
-        critic = new_reward_model(settings.model, pad_id, settings.seed, together=together)
+        critic = new_reward_model(
+            settings.model, pad_id, settings.seed, tensor_parallel=tensor_parallel
+        )
     if settings.critic.trains == "head":
         critic.requires_grad_(False)
         reward_head(critic).requires_grad_(True)

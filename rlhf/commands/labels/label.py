@@ -92,10 +92,10 @@ def run(settings: Settings) -> dict[str, Any]:
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
     from labeling_app.quality.checks import CheckRates
-    from labeling_app.web.serving import serve
+    from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
-    return serve(
-        settings.db,
+    models = _live_models(settings)
+    options = BoardOptions(
         host=settings.host,
         port=settings.port,
         annotator=settings.annotator,
@@ -104,12 +104,12 @@ def run(settings: Settings) -> dict[str, Any]:
         rubric=settings.rubric,
         flags=settings.flags,
         checks=CheckRates(gold_every=settings.gold_every, repeat_every=settings.repeat_every),
-        voices=_voices(settings),
-        live_responses=settings.live_responses,
     )
+    live = LiveOptions(models=models, num_responses=settings.live_responses) if models else None
+    return serve(settings.db, options, live)
 
 
-def _voices(settings: Settings) -> list[Any]:
+def _live_models(settings: Settings) -> list[Any]:
     """The models of live mode, loaded; none without --model and --endpoint."""
     from labeling_app.web.live.endpoint_model import API_KEY, EndpointModel, served_model
     from rlhf.endpoints.chat_completions import key_header

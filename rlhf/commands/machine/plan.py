@@ -68,7 +68,7 @@ def run(settings: Settings) -> dict[str, Any]:
         stage_bytes,
         step_bytes,
         step_seconds,
-        together_advice,
+        tensor_parallel_advice,
     )
 
     shape = read_shape(settings.model)
@@ -106,7 +106,7 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     hints = [advice(stage, shape, load, settings.gpus, usable * GIB) for stage in STAGES]
     if settings.tensor_parallel > 1:
-        hints.append(together_advice(shape, load, passes, settings.tensor_parallel))
+        hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
     return {
         "parameters": shape.parameters,
         "gib": needs,

@@ -50,8 +50,7 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Ask both models side by side; after your vote you see which was which, and the rewards."""
-    from labeling_app.quality.checks import CheckRates
-    from labeling_app.web.serving import serve
+    from labeling_app.web.serving import BoardOptions, LiveOptions, serve
     from policies.sampling.streaming import LocalModel
     from rlhf.modeling.models import policy_folder
     from rlhf.records.schema import Sampling
@@ -70,16 +69,8 @@ def run(settings: Settings) -> dict[str, Any]:
     sys.stderr.write(f"Thumbs and picks are kept in {settings.db}; {shown}.\n")
     return serve(
         settings.db,
-        host="127.0.0.1",
-        port=settings.port,
-        annotator=settings.annotator,
-        overlap=None,
-        another_below=None,
-        rubric=None,
-        flags=(),
-        checks=CheckRates(),
-        voices=[policy, reference],
-        note=note,
+        BoardOptions(port=settings.port, annotator=settings.annotator, flags=()),
+        LiveOptions(models=[policy, reference], note=note),
     )
 
 

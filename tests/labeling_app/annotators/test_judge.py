@@ -11,7 +11,7 @@ from labeling_app.quality.checks import make_check
 from rlhf.cli import main
 from rlhf.endpoints.judge import Endpoint
 from rlhf.records.schema import Ranking
-from tests.judge_server import JudgeServer
+from tests.servers.judge import JudgeServer
 
 
 @pytest.fixture

@@ -23,8 +23,10 @@ def client(store):
     users = Users(store)
     app = FastAPI()
     add_feedback_route(app, store)
-    door = AuthMiddleware(app, find_user=lambda request: None, users=users, secret=store.secret)
-    with TestClient(door, base_url="http://board") as opened:
+    protected = AuthMiddleware(
+        app, find_user=lambda request: None, users=users, secret=store.secret
+    )
+    with TestClient(protected, base_url="http://board") as opened:
         yield opened
 
 
@@ -128,7 +130,7 @@ def test_wrong_tokens_are_refused_and_then_slowed_down(send, store):
     bad = {"authorization": "Bearer guess"}
     answers = [send(THUMB, headers=bad) for _ in range(11)]
     assert [answer.status_code for answer in answers] == [401] * 10 + [429]
-    assert answers[0].json()["error"].startswith("No program here has this token.")
+    assert answers[0].json()["error"].startswith("This token is not valid.")
     assert "rlhf users token" in answers[0].json()["error"]
     assert answers[10].headers["retry-after"] == "60"
     assert store.counts()["rankings"] == 0

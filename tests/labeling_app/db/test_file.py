@@ -19,11 +19,10 @@ from labeling_app.db.connection import Connections
 from labeling_app.db.migrations import APPLICATION_ID, migrations
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.quality.checks import CheckRates
 from labeling_app.web.board.session import Board
 from labeling_app.web.feedback_route import add_feedback_route
 from labeling_app.web.health import add_health
-from labeling_app.web.serving import serve
+from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 from rlhf.cli import main
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError
@@ -83,9 +82,10 @@ def test_live_mode_alone_leaves_a_database_of_another_program_as_it_is(tmp_path)
     before = make_stranger(tmp_path / "other.sqlite", "wal")
     with pytest.raises(InputError, match="is a database of another program"):
         serve(
-            tmp_path / "other.sqlite", host="127.0.0.1", port=9, annotator="ann", overlap=None,
-            another_below=None, rubric=None, flags=(), checks=CheckRates(), voices=[object()],
-        )  # fmt: skip
+            tmp_path / "other.sqlite",
+            BoardOptions(port=9, annotator="ann"),
+            LiveOptions(models=[object()]),
+        )
     assert content_of(tmp_path) == before
 
 

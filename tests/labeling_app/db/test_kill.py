@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from labeling_app.web.batching import RequestBatcher
 from labeling_app.db.queue import TaskQueue
-from labeling_app.web.board.session import Asked, Board
+from labeling_app.web.board.session import BoardRequest, Board
 from labeling_app.db.store import Store
 
 store = Store(Path(sys.argv[1]))
@@ -24,14 +24,14 @@ queue = TaskQueue(store)
 people = [f"person {number}" for number in range(10)]
 for name in people:
     queue.add_annotator(name)
-gatherer = RequestBatcher(Board(store, queue).answer_all)
+batcher = RequestBatcher(Board(store, queue).answer_all)
 
 async def label(name):
-    screen = await gatherer.answer(Asked(name, {"op": "next"}))
+    screen = await batcher.answer(BoardRequest(name, {"op": "next"}))
     while screen["task"]:
         task = screen["task"]["id"]
         submit = {"op": "submit", "id": f"u{task}", "task_id": task, "tiers": [[0], [1]]}
-        screen = await gatherer.answer(Asked(name, submit))
+        screen = await batcher.answer(BoardRequest(name, submit))
         print(f"u{task}", flush=True)
 
 async def label_all():

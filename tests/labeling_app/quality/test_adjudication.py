@@ -88,7 +88,7 @@ def test_the_dashboard_lists_it_and_then_what_was_decided(store, queue, disputed
 def test_only_leads_decide_and_only_what_was_ranked(store, queue, disputed):
     board = Board(store, queue)
     payload = {"op": "decide", "task_id": disputed}
-    assert board.answer("bob", payload)["error"] == "Decisions are for leads."
+    assert board.answer("bob", payload)["error"] == "Only leads can decide disputed tasks."
     screen = board.answer("lea", payload, may_lead=True)
     assert len(screen["opinions"]) == 2
     assert "ann" not in json.dumps(screen["task"]["cards"])

@@ -28,11 +28,11 @@ def answers_of(doubling: Doubling, numbers: list[int], give_up: tuple[int, ...] 
     """Ask for the first, and for the others while it is being answered."""
 
     async def ask() -> list:
-        gatherer = RequestBatcher(doubling.answer_all)
-        asked = [asyncio.create_task(gatherer.answer(numbers[0]))]
+        batcher = RequestBatcher(doubling.answer_all)
+        asked = [asyncio.create_task(batcher.answer(numbers[0]))]
         while not doubling.batches:
             await asyncio.sleep(0)
-        asked += [asyncio.create_task(gatherer.answer(number)) for number in numbers[1:]]
+        asked += [asyncio.create_task(batcher.answer(number)) for number in numbers[1:]]
         await asyncio.sleep(0)
         for number in give_up:
             asked[numbers.index(number)].cancel()

@@ -53,15 +53,15 @@ def test_health_follows_the_file(client, full):
     assert client.get("/healthz").status_code == 200
 
 
-def wait_for_look(health: Health) -> None:
-    health._next_look = 0.0
+def expire_last_check(health: Health) -> None:
+    health._next_check = 0.0
 
 
 def test_damage_is_found_and_ends_all_writing(full, queue):
     board, health = Board(full, queue), Health(full.connections)
     assert health.problem() == ""
     damage(full.connections.path)
-    wait_for_look(health)
+    expire_last_check(health)
     assert health.problem().startswith("its file is damaged (")
     answer = board.answer("ann", {"op": "next"})
     assert (answer["ok"], answer["retry"]) == (False, True)

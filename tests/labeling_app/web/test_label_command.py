@@ -6,7 +6,7 @@ import pytest
 
 from labeling_app.annotators.users import Users
 from rlhf.cli import main
-from tests.chat_server import ChatServer
+from tests.servers.chat import ChatServer
 
 
 def refused(capsys, *arguments: object) -> str:

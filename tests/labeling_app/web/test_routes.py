@@ -77,7 +77,7 @@ def ask(app, store):
         users.add(role, role, "long enough")
     token = make_token(store, "shop")
     find = user_of_cookie(users, store.secret)
-    door = AuthMiddleware(app, find_user=find, users=users, secret=store.secret)
+    protected = AuthMiddleware(app, find_user=find, users=users, secret=store.secret)
 
     async def send(client: httpx.AsyncClient, role: str, method: str, address: str) -> int:
         headers = {}
@@ -91,7 +91,7 @@ def ask(app, store):
         return answer.status_code
 
     async def send_all(requests: Sequence[tuple[str, str, str]]) -> list[int]:
-        transport = httpx.ASGITransport(door)
+        transport = httpx.ASGITransport(protected)
         async with httpx.AsyncClient(transport=transport, base_url="http://label") as client:
             return [await send(client, *request) for request in requests]
 

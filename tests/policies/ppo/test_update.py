@@ -146,9 +146,9 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int) 
 def test_a_copy_to_sample_from_does_not_take_a_trained_critic_for_a_frozen_one(
     tiny_model: Path,
 ) -> None:
-    shell = GatheredModel(build_model(tiny_model), torch.device("cpu"), Sharding("fsdp"))
-    assert all(one.requires_grad for one in shell.module.parameters())
-    assert not shell.module.reads_frozen_features
+    gathered_model = GatheredModel(build_model(tiny_model), torch.device("cpu"), Sharding("fsdp"))
+    assert all(one.requires_grad for one in gathered_model.module.parameters())
+    assert not gathered_model.module.reads_frozen_features
 
 
 @pytest.mark.parametrize("size", [1, 3, 16])

@@ -30,7 +30,7 @@ def test_what_the_flags_say() -> None:
     assert choose(sharding="fsdp", offload=True) == Sharding("fsdp", offload=True)
     assert choose(sharding="zero2").zero_stage == 2
     assert [
-        (Sharding(one).divides, Sharding(one).divides_weights)
+        (Sharding(one).is_sharded, Sharding(one).shards_weights)
         for one in ("none", "ddp", "zero1", "zero2", "fsdp", "zero3")
     ] == [(False, False)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
 
@@ -50,7 +50,11 @@ def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "2")
     sharding = choose(tensor_parallel=2)
     assert sharding == Sharding(tensor_parallel=2)
-    assert (sharding.divides, sharding.divides_weights, sharding.is_together) == (True, False, True)
+    assert (sharding.is_sharded, sharding.shards_weights, sharding.is_tensor_parallel) == (
+        True,
+        False,
+        True,
+    )
     with pytest.raises(ConfigError, match="--tensor-parallel 4 needs 4 processes, and there are 2"):
         choose(tensor_parallel=4)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
@@ -128,28 +132,28 @@ def test_deepspeed_that_is_not_there(monkeypatch) -> None:
 
 def test_the_shell_of_an_undivided_model_is_the_model() -> None:
     model = nn.Linear(2, 2)
-    shell = GatheredModel(model, torch.device("cpu"), Sharding("zero2"))
-    with shell.gathered(model) as plain:
+    gathered_model = GatheredModel(model, torch.device("cpu"), Sharding("zero2"))
+    with gathered_model.gathered(model) as plain:
         assert plain is model
-    assert shell.fills == 0
+    assert gathered_model.fills == 0
 
 
 def test_a_shell_is_empty_but_while_it_is_used() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    shell = GatheredModel(model, torch.device("cpu"), Sharding("fsdp"))
-    assert all(value.numel() == 0 for value in shell.module.parameters())
+    gathered_model = GatheredModel(model, torch.device("cpu"), Sharding("fsdp"))
+    assert all(value.numel() == 0 for value in gathered_model.module.parameters())
     with torch.no_grad():
         model[0].weight.fill_(2.0)
         model[1].running_mean.fill_(5.0)
-    with shell.gathered(model) as plain:
+    with gathered_model.gathered(model) as plain:
         assert plain[0].weight.eq(2.0).all()
         assert plain[1].running_mean.eq(5.0).all()
         assert plain is not model
-        with shell.gathered(model):
+        with gathered_model.gathered(model):
             pass
         assert plain[0].weight.numel() == 6  # the inner one has emptied nothing
-    assert all(value.numel() == 0 for value in shell.module.parameters())
-    assert shell.fills == 1
+    assert all(value.numel() == 0 for value in gathered_model.module.parameters())
+    assert gathered_model.fills == 1
 
 
 def test_a_parameter_is_overwritten_in_its_own_shape() -> None:

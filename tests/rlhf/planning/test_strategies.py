@@ -15,9 +15,9 @@ from rlhf.planning.strategies import (
     state_bytes,
     step_bytes,
     step_seconds,
-    together_advice,
-    together_bytes,
-    together_traffic,
+    tensor_parallel_advice,
+    tensor_parallel_bytes,
+    tensor_parallel_traffic,
 )
 
 GIB = 2**30
@@ -193,17 +193,17 @@ def test_processes_that_hold_a_model_together_by_hand() -> None:
     light = Load(length=10, batch=2, checkpointing=False, lora_rank=16)
     # 20 tokens of 4096 numbers, added up for the embeddings and in each of 32 layers
     bf16, fp32 = 4 + 32 * (2 * 2 + 5 * 4), 4 + 32 * 7 * 4
-    sent = together_traffic(SHAPE, light, 3, 4)
+    sent = tensor_parallel_traffic(SHAPE, light, 3, 4)
     assert sent == 3 * 20 * 4096 * bf16 * 2 * 3 / 4
-    assert together_traffic(SHAPE, light, 1, 2, bf16=False) == 20 * 4096 * fp32
+    assert tensor_parallel_traffic(SHAPE, light, 1, 2, bf16=False) == 20 * 4096 * fp32
     again = replace(light, checkpointing=True)
-    assert together_traffic(SHAPE, again, 1, 2) == 20 * 4096 * (bf16 + 32 * 2)
+    assert tensor_parallel_traffic(SHAPE, again, 1, 2) == 20 * 4096 * (bf16 + 32 * 2)
     embeddings = 32000 * 4096
     part = CRITIC - (6_700_000_000 + embeddings) * 3 / 4
     # bf16: (16 + 10)·d + 2·(2·1024 + 2·1024) + 8·2752, 33 times for each token
     activations = 20 * 33 * (26 * 4096 + 2 * 4 * 1024 + 8 * 2752)
-    assert together_bytes(SHAPE, light, 4) == 18 * part + activations
-    assert together_advice(SHAPE, light, 3, 4) == (
+    assert tensor_parallel_bytes(SHAPE, light, 4) == 18 * part + activations
+    assert tensor_parallel_advice(SHAPE, light, 3, 4) == (
         f"reward: --tensor-parallel 4 holds {(18 * part + activations) / GIB:,.2f} GiB in each "
         f"process, which sends {sent / GIB:,.2f} GiB in one step."
     )

@@ -48,8 +48,10 @@ def pages(store, queue, fill):
 
     async def get(path: str, role: str) -> httpx.Response:
         user = User(name="ann", role=role, disabled=False, epoch=0)
-        door = AuthMiddleware(app, find_user=lambda request: user, users=Users(store), secret="s")
-        transport = httpx.ASGITransport(door)
+        protected = AuthMiddleware(
+            app, find_user=lambda request: user, users=Users(store), secret="s"
+        )
+        transport = httpx.ASGITransport(protected)
         async with httpx.AsyncClient(transport=transport, base_url="http://label") as client:
             return await client.get(path)
 

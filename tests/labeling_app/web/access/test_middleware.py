@@ -1,4 +1,4 @@
-"""The door: who is let in, from where, and with which headers."""
+"""Access to the app: who is let in, from where, and with which headers."""
 
 import sqlite3
 from contextlib import closing
@@ -23,9 +23,9 @@ def client(store) -> TestClient:
     users = Users(store)
     users.add("ann", "annotator", "long enough")
     find = user_of_cookie(users, store.secret)
-    door = AuthMiddleware(behind, find_user=find, users=users, secret=store.secret)
+    app = AuthMiddleware(behind, find_user=find, users=users, secret=store.secret)
     # Not as a context manager: that would ask `behind` for a lifespan.
-    return TestClient(door, base_url="http://label:7860", follow_redirects=False)
+    return TestClient(app, base_url="http://label:7860", follow_redirects=False)
 
 
 def sign_in(client: TestClient, password: str = "long enough", **headers: str) -> httpx.Response:
@@ -75,7 +75,10 @@ def test_signing_out_waits_for_nobody_and_says_when_it_could_not(client, store, 
         other.execute("BEGIN IMMEDIATE")
         answer = client.post("/sign-out")
     assert answer.status_code == 503
-    problem = "You are still signed in: the database could not write (database is locked)."
+    problem = (
+        "You are still signed in: the database could not write (database is locked). "
+        "Try again later."
+    )
     assert answer.json() == {"error": problem}
     assert client.get("/").text == "hello ann"
 
@@ -94,14 +97,14 @@ def test_files_of_gradio_may_be_kept(client):
 def test_the_cookie_is_secure_over_https(store):
     users = Users(store)
     users.add("bob", "annotator", "long enough")
-    door = AuthMiddleware(behind, find_user=lambda request: None, users=users, secret=store.secret)
-    client = TestClient(door, base_url="https://label", follow_redirects=False)
+    app = AuthMiddleware(behind, find_user=lambda request: None, users=users, secret=store.secret)
+    client = TestClient(app, base_url="https://label", follow_redirects=False)
     form = {"name": "bob", "password": "long enough"}
     assert "Secure" in client.post("/sign-in", data=form).headers["set-cookie"]
     # A proxy on this machine is believed that the browser came over https; others are not.
     for address, is_believed in (("127.0.0.1", True), ("::1", True), ("10.0.0.1", False)):
         proxy = TestClient(
-            door, base_url="http://label", follow_redirects=False, client=(address, 50000)
+            app, base_url="http://label", follow_redirects=False, client=(address, 50000)
         )
         answer = proxy.post("/sign-in", data=form, headers={"x-forwarded-proto": "https"})
         assert ("Secure" in answer.headers["set-cookie"]) is is_believed
@@ -145,7 +148,7 @@ def test_a_proxy_that_hides_the_name_is_let_through_by_browsers_or_explained(cli
     assert answer.status_code == 403
     assert answer.json()["error"] == (
         "Requests from other sites are refused: the page is from 'labels.example', and the request "
-        "is for 'label:7860'. If a proxy stands between them, let it pass the name on (nginx: "
+        "is for 'label:7860'. Behind a proxy, make it pass on the Host header (nginx: "
         "proxy_set_header Host $http_host)."
     )
     answer = sign_in(client, **origin, **{"sec-fetch-site": "cross-site"})
@@ -169,21 +172,43 @@ def test_an_oversized_form_is_refused(client):
 
 def test_a_local_app_answers_to_loopback_names_only():
     ann = User(name="ann", role="admin", disabled=False, epoch=0)
-    door = AuthMiddleware(
+    app = AuthMiddleware(
         behind,
         find_user=lambda request: ann,
         users=None,
         secret="s",
         hosts=frozenset({"127.0.0.1", "localhost", "::1"}),
     )
-    client = TestClient(door)
+    client = TestClient(app)
     for host in ("127.0.0.1:7860", "localhost", "[::1]:7860"):
         assert client.get("/", headers={"host": host}).text == "hello ann"
     answer = client.get("/", headers={"host": "rebound.example:7860"})
     assert answer.status_code == 403
-    assert "does not answer to the name 'rebound.example'" in answer.json()["error"]
+    assert answer.json()["error"] == (
+        "This app cannot be reached as 'rebound.example'. Use 127.0.0.1, ::1, localhost."
+    )
 
 
 def test_a_forged_cookie_lets_nobody_in(client):
     client.cookies.set(COOKIE, "YW5u.0.9999999999." + "0" * 64)
     assert client.get("/config").status_code == 401
+
+
+def test_without_the_database_file_every_request_is_answered_503_with_a_sentence(client, store):
+    sign_in(client)
+    path = store.connections.path
+    path.rename(path.with_name("moved.db"))
+    problem = (
+        "The database cannot be used (its file was removed or replaced since it was opened). "
+        "Try again later."
+    )
+    answer = sign_in(client)
+    assert answer.status_code == 503
+    assert f'role="alert">{problem}</p>' in answer.text
+    assert "set-cookie" not in answer.headers
+    answer = client.get("/")  # with the cookie of before
+    assert (answer.status_code, answer.json()) == (503, {"error": problem})
+    assert answer.headers["x-frame-options"] == "DENY"
+    path.with_name("moved.db").rename(path)
+    assert client.get("/").text == "hello ann"
+    assert sign_in(client).status_code == 303

@@ -38,7 +38,7 @@ def test_the_hash_is_scrypt_at_the_cost_that_owasp_recommends(monkeypatch):
 
 
 def test_that_cost_is_the_one_in_use():
-    code = "from labeling_app import auth; print(*auth.COST)"
+    code = "from labeling_app.web.access import passwords as auth; print(*auth.COST)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["131072", "8", "1"]
 

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from labeling_app.annotators.users import Users
 from labeling_app.web.access import passwords as auth
 from labeling_app.web.access.middleware import AuthMiddleware
-from labeling_app.web.access.sign_in import SignInLimits, TooMany
+from labeling_app.web.access.sign_in import SignInLimits, TooManyAttemptsError
 from tests.labeling_app.conftest import run_async
 
 
@@ -57,19 +57,19 @@ def test_only_so_many_wait_at_once(limits):
     with ExitStack() as waiting:
         for _ in range(5):
             waiting.enter_context(limits.attempt("10.0.0.1", "ann", 0.0))
-        with pytest.raises(TooMany), limits.attempt("10.0.0.1", "ann", 0.0):
+        with pytest.raises(TooManyAttemptsError), limits.attempt("10.0.0.1", "ann", 0.0):
             """Refused."""
         # An address that has not tried the name is not kept out by those that fill it.
         waiting.enter_context(limits.attempt("10.0.0.2", "ann", 0.0))
         for n in range(5):
             waiting.enter_context(limits.attempt("10.0.0.1", f"name {n}", 0.0))
-        with pytest.raises(TooMany), limits.attempt("10.0.0.1", "bob", 0.0):
+        with pytest.raises(TooManyAttemptsError), limits.attempt("10.0.0.1", "bob", 0.0):
             """Ten from one address are all that wait."""
     assert fail(limits, "10.0.0.1", "bob", 1) == 0.0
     assert limits._waiting == {}
 
 
-def the_door(store) -> AuthMiddleware:
+def make_app(store) -> AuthMiddleware:
     users = Users(store)
     users.add("ann", "annotator", "long enough")
     return AuthMiddleware(
@@ -77,8 +77,8 @@ def the_door(store) -> AuthMiddleware:
     )
 
 
-def client_of(door: AuthMiddleware, address: str = "10.0.0.1") -> AsyncClient:
-    transport = ASGITransport(door, client=(address, 50000))
+def client_of(app: AuthMiddleware, address: str = "10.0.0.1") -> AsyncClient:
+    transport = ASGITransport(app, client=(address, 50000))
     return AsyncClient(transport=transport, base_url="http://label", timeout=30)
 
 
@@ -90,12 +90,12 @@ async def sign_in(client: AsyncClient, name: str, password: str) -> tuple[int, s
 
 def test_forty_wrong_passwords_at_once_are_five_and_the_right_one_gets_in_after_them(store):
     async def attack(name: str) -> tuple[list[tuple[int, str]], tuple[int, str]]:
-        async with client_of(the_door_of[name]) as client:
+        async with client_of(app_of[name]) as client:
             wrong = await asyncio.gather(*(sign_in(client, name, f"guess {n}") for n in range(40)))
             return sorted(wrong), await sign_in(client, name, "long enough")
 
-    door = the_door(store)
-    the_door_of = {"ann": door, "nobody": door}
+    app = make_app(store)
+    app_of = {"ann": app, "nobody": app}
     answers, last = run_async(attack("ann"))
     wrong = (401, "Name or password is wrong.")
     too_many = (429, "Too many sign-ins at once. Wait a few seconds and try again.")
@@ -108,10 +108,10 @@ def test_forty_wrong_passwords_at_once_are_five_and_the_right_one_gets_in_after_
 
 
 def test_a_flood_from_one_address_does_not_keep_out_somebody_at_another(store):
-    door = the_door(store)
+    app = make_app(store)
 
     async def attack() -> tuple[int, str]:
-        async with client_of(door) as flood, client_of(door, "10.0.0.2") as ann:
+        async with client_of(app) as flood, client_of(app, "10.0.0.2") as ann:
             wrong = [asyncio.create_task(sign_in(flood, "ann", "guess")) for _ in range(200)]
             answer = await sign_in(ann, "ann", "long enough")
             await asyncio.gather(*wrong)
@@ -136,11 +136,11 @@ def test_checks_use_one_thread_of_their_own_and_leave_the_rest_to_the_board(stor
             running -= 1
         return real(*arguments, **cost)
 
-    door = the_door(store)
+    app = make_app(store)
     monkeypatch.setattr(auth.hashlib, "scrypt", slowly)
 
     async def attack() -> float:
-        async with client_of(door) as flood:
+        async with client_of(app) as flood:
             names = [f"name {n}" for n in range(60)]
             wrong = [asyncio.create_task(sign_in(flood, name, "guess")) for name in names]
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The board's route: JSON in, the screen out, who sends it from the door."""
+"""The board's route: JSON in, the screen out, who sends it from the middleware."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ def test_a_screen_says_what_its_reader_may(app, fill):
         assert (screen["ok"], screen["annotator"]) == (True, name)
         assert (screen["may_lead"], screen["has_live"]) == (may_lead, True)
     answer = client_of(app, "ann").post("/board", json={"op": "decide", "task_id": 1}).json()
-    assert answer["error"] == "Decisions are for leads."
+    assert answer["error"] == "Only leads can decide disputed tasks."
 
 
 def test_the_page_of_one_person_does_nothing_under_the_name_of_another(app, store, queue, fill):
@@ -53,7 +53,10 @@ def test_the_page_of_one_person_does_nothing_under_the_name_of_another(app, stor
     submit |= {"tiers": [[0], [1], [2]], "annotator": "ann"}
     answer = client_of(app, "lea").post("/board", json=submit)
     assert answer.status_code == 403
-    assert answer.json()["error"] == "This page is ann's, and lea is signed in now: reload it."
+    assert (
+        answer.json()["error"]
+        == "This page was opened by ann, but lea is signed in now. Reload it."
+    )
     assert store.counts()["rankings"] == 0
     assert client_of(app, "ann").post("/board", json=submit).json()["ok"]
     assert store.counts()["rankings"] == 1
@@ -76,8 +79,10 @@ def test_many_at_once_rank_everything_exactly_once(app, store, queue, fill):
 
     async def label(name: str) -> int:
         alone = User(name=name, role="annotator", disabled=False, epoch=0)
-        door = AuthMiddleware(app.app, find_user=lambda request: alone, users=None, secret="s")
-        async with AsyncClient(transport=ASGITransport(door), base_url="http://label") as client:
+        protected = AuthMiddleware(app.app, find_user=lambda request: alone, users=None, secret="s")
+        async with AsyncClient(
+            transport=ASGITransport(protected), base_url="http://label"
+        ) as client:
             screen = (await client.post("/board", json={"op": "next"})).json()
             done = 0
             while screen["task"]:

@@ -9,7 +9,7 @@ from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.quality.history import num_made_since
 from labeling_app.quality.overlap import num_open
-from labeling_app.web.board.session import Asked, Board
+from labeling_app.web.board.session import Board, BoardRequest
 from rlhf.records.schema import Ranking, Response, Sampling
 
 
@@ -41,7 +41,7 @@ def test_submitting_brings_the_next_task(board, fill):
     assert second["task"]["id"] != first["task"]["id"]
     last = board.answer("ann", submit(second["task"], id="u2"))
     assert last["task"] is None
-    assert last["nothing_left"] == "You have done everything there is. Thank you!"
+    assert last["nothing_left"] == "You have ranked everything. Thank you!"
 
 
 def test_tasks_held_by_others_are_not_called_nothing(board, queue, fill):
@@ -49,7 +49,7 @@ def test_tasks_held_by_others_are_not_called_nothing(board, queue, fill):
     queue.add_annotator("bob")
     board.answer("bob", {"op": "next"})
     message = board.answer("ann", {"op": "next"})["nothing_left"]
-    assert message.startswith("1 task is being labelled by others until ")
+    assert message.startswith("1 task is reserved for other people until ")
 
 
 def test_a_task_that_slipped_away_to_somebody_else_is_not_called_nothing(board, store, queue, fill):
@@ -58,7 +58,7 @@ def test_a_task_that_slipped_away_to_somebody_else_is_not_called_nothing(board, 
     hasty = TaskQueue(store, lease_seconds=-1)
     assert hasty.next_task("ann").id == queue.next_task("bob").id
     message = board.answer("ann", {"op": "next"})["nothing_left"]
-    assert message.startswith("1 task is being labelled by others until ")
+    assert message.startswith("1 task is reserved for other people until ")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def two(board, queue, fill):
 def test_those_who_come_together_are_stored_in_one_transaction(board, store, two):
     seen: list[str] = []
     store.connections.db.conn.set_trace_callback(seen.append)
-    answers = board.answer_all([Asked(name, payload) for name, payload in two.items()])
+    answers = board.answer_all([BoardRequest(name, payload) for name, payload in two.items()])
     store.connections.db.conn.set_trace_callback(None)
     assert [(answer["annotator"], answer["done"]) for answer in answers] == [("ann", 1), ("bob", 1)]
     assert [one for one in seen if one.startswith(("BEGIN", "COMMIT"))] == [
@@ -133,9 +133,9 @@ def test_those_who_come_together_are_stored_in_one_transaction(board, store, two
 
 
 def test_a_refusal_takes_nothing_of_the_others_back(board, store, two):
-    broken = Asked("bob", {**two["bob"], "tiers": [[0], [9]]})
-    huge = Asked("bob", {**two["bob"], "task_id": 10**30})
-    refused, done, unknown = board.answer_all([broken, Asked("ann", two["ann"]), huge])
+    broken = BoardRequest("bob", {**two["bob"], "tiers": [[0], [9]]})
+    huge = BoardRequest("bob", {**two["bob"], "task_id": 10**30})
+    refused, done, unknown = board.answer_all([broken, BoardRequest("ann", two["ann"]), huge])
     assert "does not fit its 2 responses" in refused["error"]
     assert "Task 10000000000000000000 was never given to bob" in unknown["error"]
     assert done["done"] == 1
@@ -158,8 +158,8 @@ def test_a_refusal_takes_back_what_it_had_begun(board, store, two):
 def test_who_fits_on_a_full_disk_is_stored_and_who_does_not_may_retry(board, store, two):
     db = store.connections.db
     db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
-    long = Asked("ann", {**two["ann"], "note": "x" * 9_000})
-    full, fits = board.answer_all([long, Asked("bob", two["bob"])])
+    long = BoardRequest("ann", {**two["ann"], "note": "x" * 9_000})
+    full, fits = board.answer_all([long, BoardRequest("bob", two["bob"])])
     assert (full["ok"], full["retry"]) == (False, True)
     assert "could not write (database or disk is full)" in full["error"]
     assert (fits["ok"], fits["done"]) == (True, 1)
@@ -171,7 +171,7 @@ def test_all_wait_once_for_another_program_that_holds_the_file(board, store, two
     seen: list[str] = []
     with Store(store.connections.path) as other, other.connections.write():
         store.connections.db.conn.set_trace_callback(seen.append)
-        answers = board.answer_all([Asked(name, payload) for name, payload in two.items()])
+        answers = board.answer_all([BoardRequest(name, payload) for name, payload in two.items()])
         store.connections.db.conn.set_trace_callback(None)
     assert seen == ["BEGIN IMMEDIATE"]
     assert [answer["retry"] for answer in answers] == [True, True]

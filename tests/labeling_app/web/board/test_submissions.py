@@ -105,14 +105,14 @@ def test_a_used_id_reveals_no_training_answer(store, tmp_path, board):
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"flags": ["edited"]}, "'edited' is no flag here. Use all-bad, or reload the page."),
-        ({"flags": ["adjudicated"]}, "'adjudicated' is no flag here"),
-        ({"flags": ["thumbs-down"]}, "'thumbs-down' is no flag here"),
-        ({"flags": ["x@nope"]}, "'x@nope' is no flag here"),
-        ({"flags": [["all-bad"]]}, "is no flag here"),
+        ({"flags": ["edited"]}, "'edited' is not a flag here. Use all-bad, or reload the page."),
+        ({"flags": ["adjudicated"]}, "'adjudicated' is not a flag here"),
+        ({"flags": ["thumbs-down"]}, "'thumbs-down' is not a flag here"),
+        ({"flags": ["x@nope"]}, "'x@nope' is not a flag here"),
+        ({"flags": [["all-bad"]]}, "is not a flag here"),
         ({"flags": "all-bad"}, "malformed: its flags cannot be used"),
         ({"response_flags": [[0, "edited"]]}, "Use unsafe, untrue, off-topic, broken, or reload"),
-        ({"response_flags": [[0, "unsafe@x"]]}, "is no flag here"),
+        ({"response_flags": [[0, "unsafe@x"]]}, "is not a flag here"),
         ({"response_flags": [["0", "unsafe"]]}, "malformed: its response_flags"),
         ({"response_flags": [[True, "unsafe"]]}, "malformed: its response_flags"),
         ({"response_flags": [[0]]}, "malformed: its response_flags"),
@@ -198,4 +198,4 @@ def test_what_waited_through_a_new_start_with_other_flags_is_refused_by_name(sto
     task = next_task(Board(store, queue, flags=("rude",)))
     after = Board(store, TaskQueue(store), flags=("kind",))
     answer = after.answer("ann", submission(task, response_flags=[[0, "rude"]]))
-    assert "'rude' is no flag here. Use kind, or reload the page." in answer["error"]
+    assert "'rude' is not a flag here. Use kind, or reload the page." in answer["error"]

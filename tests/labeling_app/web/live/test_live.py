@@ -15,7 +15,7 @@ from labeling_app.web.live.routes import add_live_routes
 from labeling_app.web.live.store import find_turn
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Sampling
-from tests.chat_server import ChatServer
+from tests.servers.chat import ChatServer
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=40)
 
@@ -81,8 +81,8 @@ def test_a_question_and_its_answers_are_stored_blind(live, store, server):
 
 
 def test_the_order_shown_is_random(store, server):
-    voices = [EndpointModel(url=server.url, model=m, sampling=SAMPLING) for m in ("x", "y")]
-    live = Live(store, voices)
+    models = [EndpointModel(url=server.url, model=m, sampling=SAMPLING) for m in ("x", "y")]
+    live = Live(store, models)
     first = {"x": 0, "y": 0}
     for number in range(30):
         ask(live, f"q{number}", f"t{number}")
@@ -95,8 +95,8 @@ def test_the_order_shown_is_random(store, server):
 
 
 def test_equal_models_do_not_say_the_same(store, server):
-    voices = [EndpointModel(url=server.url, model="x", sampling=SAMPLING)] * 2
-    ask(Live(store, voices), "Hi?")
+    models = [EndpointModel(url=server.url, model="x", sampling=SAMPLING)] * 2
+    ask(Live(store, models), "Hi?")
     assert len({call["seed"] for call in server.calls}) == 2
 
 
@@ -182,7 +182,7 @@ def test_a_vote_before_the_end_waits_for_it(live, server):
     live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
     early = vote(live, "pick", "v1", choice=0)
     assert (early["ok"], early["retry"]) == (False, True)
-    assert early["error"] == "Your vote is kept here until the answers are complete."
+    assert early["error"] == "Your vote will be saved when the answers are complete."
     busy = live.answer("ann", {"op": "ask", "id": "t2", "text": "And?"})
     assert busy["error"].startswith("Your last question is still being answered")
     again = live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
@@ -214,7 +214,7 @@ def test_stopped_before_anything_was_said(live, server, store):
     live.answer("ann", {"op": "stop", "turn": "t1"})
     server.gate.set()
     wait_until_over(live)
-    assert live.question("ann", "t1").problem.startswith("Stopped before anything was said")
+    assert live.question("ann", "t1").problem.startswith("Stopped before the models wrote anything")
     assert store.counts()["responses"] == 0
 
 
@@ -224,7 +224,7 @@ def test_too_many_questions_at_once(live, server, monkeypatch):
     live.answer("bob", {"op": "ask", "id": "t0", "text": "Hi?"})
     refusal = live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
     assert refusal["error"] == (
-        "The models are busy with 1 other questions. Try again in a moment; your prompt is kept."
+        "The models are busy with 1 other questions. Try again in a moment; your question is kept."
     )
     server.gate.set()
     wait_until_over(live, "bob")
@@ -234,7 +234,7 @@ def test_too_many_questions_at_once(live, server, monkeypatch):
 def test_nobody_votes_on_the_questions_of_others(live, store):
     ask(live, "Hi?")
     stranger = vote(live, "pick", "v1", who="bob", choice=0)
-    assert stranger["error"].startswith("That question has no stored answers")
+    assert stranger["error"].startswith("The answers to this question are not stored")
     assert live.answer("bob", {"op": "ask", "id": "x", "text": "So?", "after": "t1"})["ok"] is False
     assert store.counts()["rankings"] == 0
 
@@ -277,7 +277,7 @@ def test_nothing_that_a_page_gets_holds_an_id_or_the_name_of_a_model(live, store
 def test_a_restart_finds_the_last_question(live, store, server):
     ask(live, "Hi?")
     vote(live, "pick", "v1", choice=0)
-    after = Live(store, live.voices).answer("ann", {"op": "state"})
+    after = Live(store, live.models).answer("ann", {"op": "state"})
     assert after["running"] is None
     assert (after["turn"]["id"], after["turn"]["choice"]) == ("t1", 0)
 
@@ -286,9 +286,12 @@ def test_a_restart_finds_the_last_question(live, store, server):
     ("failure", "words"),
     [
         ("503", "The model server refused the question (status 503)"),
-        ("silent", "The model server said nothing for 0.5 seconds. Try again; your prompt is kept"),
-        ("cut", "The model server broke off in mid-answer"),
-        ("error", "The model server broke off in mid-answer"),
+        (
+            "silent",
+            "The model server sent nothing for 0.5 seconds. Try again; your question is kept",
+        ),
+        ("cut", "The model server ended its answer early"),
+        ("error", "The model server ended its answer early"),
         ("foreign", "does not speak the chat completions protocol"),
     ],
 )
@@ -298,8 +301,8 @@ def test_failures_in_plain_words(store, server, failure, words):
     if silent:
         server.gate.clear()
     seconds = 0.5 if silent else 20.0
-    voice = EndpointModel(url=server.url, model="m", sampling=SAMPLING, timeout_seconds=seconds)
-    live = Live(store, [voice])
+    model = EndpointModel(url=server.url, model="m", sampling=SAMPLING, timeout_seconds=seconds)
+    live = Live(store, [model])
     live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
     wait_until_over(live)
     server.gate.set()
@@ -315,8 +318,8 @@ def test_after_a_failure_the_same_question_is_answered(live, server):
 
 
 def test_a_server_that_is_down(store):
-    voice = EndpointModel(url="http://127.0.0.1:9/v1", model="m", sampling=SAMPLING)
-    live = Live(store, [voice])
+    model = EndpointModel(url="http://127.0.0.1:9/v1", model="m", sampling=SAMPLING)
+    live = Live(store, [model])
     live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
     wait_until_over(live)
     assert live.question("ann", "t1").problem.startswith("The model server cannot be reached")
@@ -375,7 +378,10 @@ def test_the_page_of_one_person_asks_nothing_under_the_name_of_another(live):
     ask = {"op": "ask", "id": "t1", "text": "Hi?", "annotator": "ann"}
     answer = browser.post("/live", json=ask)
     assert (answer.status_code, answer.json()["ok"]) == (403, False)
-    assert answer.json()["error"] == "This page is ann's, and bob is signed in now: reload it."
+    assert (
+        answer.json()["error"]
+        == "This page was opened by ann, but bob is signed in now. Reload it."
+    )
     assert live.question("bob", "t1") is None
     assert browser.post("/live", json={**ask, "annotator": "bob"}).json()["ok"]
     wait_until_over(live, "bob")

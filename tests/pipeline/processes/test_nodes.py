@@ -84,7 +84,7 @@ def test_two_nodes_train_as_one_process_does(
     nodes: list[str], tiny_model: Path, tmp_path: Path, processes: int, strategy: str
 ) -> None:
     out = tmp_path / "nodes.json"
-    arguments = ("-m", "tests.pipeline.spread", str(tiny_model), str(out), strategy)
+    arguments = ("-m", "tests.pipeline.processes.spread", str(tiny_model), str(out), strategy)
     run_on(nodes, processes, *arguments)
     expected = spread(1, str(tiny_model), str(tmp_path / "one.json"), "none")["none"]
     found = json.loads(out.read_text(encoding="utf-8"))[strategy]

@@ -19,7 +19,7 @@ from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import run_processes
 from rlhf.planning.planner import part_of, read_shape
-from rlhf.planning.strategies import Load, together_traffic
+from rlhf.planning.strategies import Load, tensor_parallel_traffic
 from rlhf.records.jsonl import write_json
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
@@ -35,11 +35,11 @@ import torch
 from reward.model.module import Inputs, RewardModule
 from rlhf.parallel.distributed import start
 from rlhf.modeling.models import new_reward_model
-from rlhf.parallel.tensor_parallel import hold_together
-from tests.pipeline.spread import Collectives
+from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
+from tests.pipeline.processes.spread import Collectives
 accelerator = start("fp32", 0)
-module = RewardModule(new_reward_model(sys.argv[1], 0, 0, together=True)).train()
-hold_together(module, torch.optim.AdamW(module.parameters()))
+module = RewardModule(new_reward_model(sys.argv[1], 0, 0, tensor_parallel=True)).train()
+prepare_tensor_parallel(module, torch.optim.AdamW(module.parameters()))
 inputs = Inputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
 found = []
 for bf16, again in ((False, False), (True, False), (True, True)):
@@ -64,7 +64,7 @@ def test_what_each_process_holds_and_sends_is_the_planners(
     assert run_processes([sys.executable, str(program), str(tiny_model), str(tmp_path)], 2) == 0
     shape, load = read_shape(str(tiny_model)), Load(10, 2, False, 1)
     planned = [
-        together_traffic(shape, replace(load, checkpointing=again), 1, 2, bf16=bf16)
+        tensor_parallel_traffic(shape, replace(load, checkpointing=again), 1, 2, bf16=bf16)
         for bf16, again in ((False, False), (True, False), (True, True))
     ]
     for rank in ("0", "1"):
@@ -107,7 +107,7 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
     config.base_model_tp_plan = None
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="no plan to divide the matrices of"):
-        load_causal_lm(str(tmp_path), together=True)
+        load_causal_lm(str(tmp_path), tensor_parallel=True)
 
 
 TRAINING = {
@@ -209,13 +209,13 @@ def test_processes_that_cannot_hold_it_together_are_refused(
     assert "--tensor-parallel 2 does not go with --seeds and --sharding\n  Leave" in shown
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="has 2 heads with keys of their own, which 3 processes"):
-        load_causal_lm(str(tiny_model), together=True)
+        load_causal_lm(str(tiny_model), tensor_parallel=True)
 
 
 def test_a_model_whose_gradients_would_be_wrong_is_refused(tmp_path: Path) -> None:
     Qwen3Config(num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="has norms within attention heads, whose gradients"):
-        new_reward_model(str(tmp_path), 0, 0, together=True)
+        new_reward_model(str(tmp_path), 0, 0, tensor_parallel=True)
 
 
 TOGETHER = ("--processes", "2", "--tensor-parallel", "2")

@@ -4,7 +4,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler
 
-from tests.local_server import LocalServer
+from tests.servers.local import LocalServer
 
 
 class ChatServer(LocalServer):

@@ -5,7 +5,7 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler
 
-from tests.local_server import LocalServer
+from tests.servers.local import LocalServer
 
 ANSWERS = re.compile(r"# Answer of assistant A\n(.*)\n\n# Answer of assistant B\n(.*)$", re.DOTALL)
 

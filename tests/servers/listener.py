@@ -3,7 +3,7 @@
 import json
 from http.server import BaseHTTPRequestHandler
 
-from tests.local_server import LocalServer
+from tests.servers.local import LocalServer
 
 
 class Listener(LocalServer):

@@ -1,6 +1,6 @@
 """A program for one or more processes: reward steps and PPO updates under several shardings.
 
-python -m tests.pipeline.spread MODEL OUT STRATEGY…   the main process writes OUT, a JSON file
+python -m tests.pipeline.processes.spread MODEL OUT STRATEGY… : the main process writes OUT as JSON.
 A first word of bf16 is the precision, else float32. fsdp:2 is FSDP in groups of two.
 STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
 """
@@ -140,7 +140,7 @@ class PPO:
         plain = PolicyAndCritic(load_causal_lm(folder), critic, value_bias=0.25)
         groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
         optimizer = torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
-        self.shell = GatheredModel(plain, accelerator.device, sharding)
+        self.gathered_model = GatheredModel(plain, accelerator.device, sharding)
         self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding)
         rows = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
         self.rollout = build_rollout(rows)
@@ -187,11 +187,11 @@ class PPO:
         """Communication of one sampling phase, and how often the shell was filled."""
         sampling = Sampling(temperature=1.0, max_new_tokens=new_tokens, seed=0)
         tokenizer = load_tokenizer(folder)
-        with Collectives() as counter, self.shell.gathered(self.model) as plain:
+        with Collectives() as counter, self.gathered_model.gathered(self.model) as plain:
             for part in (PROMPTS[:2], PROMPTS[2:]):
-                with self.shell.gathered(self.model):
+                with self.gathered_model.gathered(self.model):
                     sample_responses(self.accelerator, plain.policy, tokenizer, part, sampling, 1)
-        return counter.count, self.shell.fills
+        return counter.count, self.gathered_model.fills
 
 
 def scores(accelerator: Accelerator, folder: str, strategy: str) -> list[float]:
@@ -199,7 +199,7 @@ def scores(accelerator: Accelerator, folder: str, strategy: str) -> list[float]:
     sharding = read_sharding(strategy)
     scorer = load_scorer(folder, accelerator, sharding=sharding)
     values = scorer._members[0][0].parameters()
-    assert any(isinstance(one, DTensor) for one in values) == sharding.divides_weights
+    assert any(isinstance(one, DTensor) for one in values) == sharding.shards_weights
     rows = range(len(PROMPTS) if accelerator.is_main_process else 1)
     batch = pad_right([PROMPTS[row] + RESPONSES[row] for row in rows], 0)
     found = scorer(batch, tokens_per_batch=1)  # a pass for each response

@@ -6,7 +6,7 @@ import socket
 import struct
 from http.server import BaseHTTPRequestHandler
 
-from tests.local_server import LocalServer
+from tests.servers.local import LocalServer
 
 
 class RewardServer(LocalServer):

@@ -1,0 +1,62 @@
+"""What surrounds every training: checks before it, its folder, its status, tracker and profile."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate import Accelerator
+
+from rlhf.run.preflight import check_before_training, require_shared
+from rlhf.run.profiling import profiling
+from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
+from rlhf.run.tracking import tracking
+
+
+@contextmanager
+def training_stage(
+    accelerator: Accelerator,
+    stage: str,
+    settings: Any,
+    inputs: Inputs,
+    room: int,
+    *,
+    is_member: bool = False,
+) -> Iterator[RunDir]:
+    """Open the run folder for a training and record how the block ends.
+
+    Every process calls this. If the run is already finished, the block runs with nothing around
+    it: look at `run.is_done` first and return the report.
+
+        with training_stage(accelerator, "reward", settings, inputs, room) as run:
+            if run.is_done:
+                return run.read_report()
+            ...  # train, write the report
+
+    Args:
+        accelerator: of the run.
+        stage: reward or ppo.
+        settings: a `ClusterSettings` with `out` and `resume`.
+        inputs: for every input its `path` and `hash`.
+        room: bytes on disk for the checkpoints and the result.
+        is_member: one model of an ensemble. The ensemble reports to `--notify` how it ended; a
+            stall ends the process, so it is reported from here all the same.
+
+    Raises:
+        InputError: the folder cannot be used, the disk is too small, or a device fails.
+        MismatchError: a process has other packages or inputs than the first.
+        ConfigError: the tracker's package is not installed.
+    """
+    check_before_training(accelerator, settings, settings.out, inputs, room)
+    run = open_stage(settings.out, stage, settings, inputs, resume=settings.resume)
+    accelerator.wait_for_everyone()
+    require_shared(run)
+    if run.is_done:
+        yield run
+        return
+    with (
+        stage_status(run, "" if is_member else settings.notify),
+        watching_stage(run, settings.stall_timeout, settings.notify),
+        tracking(accelerator, settings.track, run.path, settings),
+        profiling(accelerator, settings.profile, run.profile),
+    ):
+        yield run

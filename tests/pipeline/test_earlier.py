@@ -1,0 +1,78 @@
+"""Databases, stores and unfinished runs of an earlier version go on as they are.
+
+earlier/runs.tar.gz was made at commit e4a9715, before settings stood in groups: a label database
+and its export, a finished reward model and reference store, and a train-reward and a ppo run that
+were stopped on the way. Flags below are spelled as they were then; the expected numbers are those
+with which that commit ended the same runs.
+"""
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
+
+Run = Callable[..., tuple[int, str, str]]
+ARCHIVE = Path(__file__).parent / "earlier" / "runs.tar.gz"
+REWARD = [
+    *("train-reward", "--rankings", "rankings", "--model", "tiny", "--precision", "fp32"),
+    *("--epochs", "40", "--save-every", "2", "--learning-rate", "1e-3"),
+    *("--prompts-per-batch", "4", "--centring", "0.02", "--out", "reward-cut"),
+]
+PPO = [
+    *("ppo", "--model", "tiny", "--reward", "reward", "--reference", "reference"),
+    *("--steps", "9", "--save-every", "2", "--episodes-per-step", "4", "--precision", "fp32"),
+    *("--samples-per-prompt", "2", "--advantages", "group", "--max-approx-kl", "0.3"),
+    *("--learning-rate", "1e-3", "--micro-tokens", "200", "--kl.rows-per-episode", "1"),
+    *("--out", "ppo-cut"),
+]
+
+
+@pytest.fixture
+def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_an_export_of_an_earlier_database_is_the_same(earlier: Path, run_rlhf: Run) -> None:
+    code, _, told = run_rlhf("export", "--db", "labels.db", "--out", "again")
+    assert code == 0, told
+    for name in ("train.jsonl", "test.jsonl", "manifest.json"):
+        assert (earlier / "again" / name).read_bytes() == (earlier / "rankings" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines", "last"),
+    [
+        (REWARD, 80, {"loss": 0.224208, "accuracy": 1.0, "grad_norm": 0.08797}),
+        (PPO, 9, {"reward/mean": 0.719898, "entropy": 5.924934, "grad_norm/policy": 0.816154}),
+    ],
+    ids=["train-reward", "ppo"],
+)
+def test_an_earlier_run_goes_on(
+    earlier: Path, run_rlhf: Run, arguments: list[str], lines: int, last: dict[str, float]
+) -> None:
+    code, _, told = run_rlhf(*arguments, "--resume")
+    assert code == 0, told
+    out = earlier / arguments[-1]
+    metrics = read_metrics(out / "metrics.jsonl")
+    assert RunDir(out).read_stage()["status"] == "done"
+    assert len(metrics) == lines
+    assert {name: metrics[-1][name] for name in last} == pytest.approx(last, rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", ["ppo-cut", "reward-cut"])
+def test_the_settings_file_of_an_earlier_run_is_read(
+    earlier: Path, run_rlhf: Run, stage: str
+) -> None:
+    command = {"ppo-cut": "ppo", "reward-cut": "train-reward"}[stage]
+    code, shown, told = run_rlhf(
+        command, "--config", f"{stage}/config.yaml", "--resume", "--dry-run"
+    )
+    assert code == 0, told
+    assert "0.001" in shown
