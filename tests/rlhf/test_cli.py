@@ -380,7 +380,7 @@ def test_the_real_program_says_what_is_wrong_and_exits_with_2() -> None:
     done = run_cli("ppo", "--model", "a", "--reward", "b", "--reference", "c", "--out", "d",
                    "--clip-range", "0")  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "error --clip-range is 0\n  Give a value of more than 0.\n"
+    assert done.stderr == "error --loss.clip-range is 0\n  Give a value of more than 0.\n"
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))

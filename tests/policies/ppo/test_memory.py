@@ -98,7 +98,7 @@ def test_every_member_of_an_ensemble_is_counted(
 
 
 def peak_apart(shared: str) -> float:
-    return float(re.search(r"Without --share-base the peak is ([\d.]+) GiB", shared)[1])
+    return float(re.search(r"Without --lora.share-base the peak is ([\d.]+) GiB", shared)[1])
 
 
 def peak(plan: str) -> float:

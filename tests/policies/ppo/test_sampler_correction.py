@@ -199,9 +199,9 @@ def test_auto_corrects_the_engines_that_are_other_programs() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("clip_range_high", 0.0, "--clip-range-high is 0\n  Give a value of more than 0."),
-        ("dual_clip", 1.0, "--dual-clip is 1\n  Give a value of more than 1."),
-        ("sampler_cap", 0.5, "--sampler-cap is 0.5\n  Give a value of more than 1."),
+        ("clip_range_high", 0.0, "--loss.clip-range-high is 0\n  Give a value of more than 0."),
+        ("dual_clip", 1.0, "--loss.dual-clip is 1\n  Give a value of more than 1."),
+        ("sampler_cap", 0.5, "--sampling.correction-cap is 0.5\n  Give a value of more than 1."),
     ],
 )
 def test_clips_out_of_range_are_refused(name: str, value: float, words: str) -> None:

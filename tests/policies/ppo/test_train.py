@@ -119,7 +119,7 @@ def test_weights_must_match_the_rewards(
     training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert training.ppo(tmp_path / "x", "--reward-weights", "1", "--reward-weights", "2") == 2
-    assert "2 --reward-weights for 1 --reward" in capsys.readouterr().err
+    assert "2 --rewards.weights for 1 --reward" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
@@ -146,12 +146,12 @@ def test_advantages_without_a_critic(training: TrainingInputs, tmp_path: Path, k
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--advantages", "rloo"), "--samples-per-prompt is 1"),
-        (("--samples-per-prompt", "3"), "does not divide into --samples-per-prompt 3"),
-        (("--kl.source", "adapter"), "Add --lora-rank 16"),
+        (("--advantages", "rloo"), "--batch.samples-per-prompt is 1"),
+        (("--samples-per-prompt", "3"), "does not divide into --batch.samples-per-prompt 3"),
+        (("--kl.source", "adapter"), "Add --lora.rank 16"),
         (
             ("--kl.target", "0.01", "--kl.source", "none"),
-            "--kl.target 0.01 steers the coefficient of the KL term, and with --kl.source none "
+            "--kl.target 0.01 adjusts the coefficient of the KL term, and with --kl.source none "
             "--kl.coefficient 0.1 there is no such term",
         ),
         (("--kl.target", "0.01", "--kl.coefficient", "0"), "with --kl.source reference --kl.coeff"),

@@ -168,4 +168,4 @@ def test_gae_without_a_critic_is_refused(
     training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert training.ppo(tmp_path / "x", "--critic", "none") == 2
-    assert "--advantages gae needs a critic" in capsys.readouterr().err
+    assert 'Invalid value "none" for --critic.model. Choose from: "own"' in capsys.readouterr().err

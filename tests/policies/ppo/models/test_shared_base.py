@@ -173,12 +173,12 @@ def test_a_killed_run_on_a_shared_base_goes_on_exactly(adapted: Adapted, tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--share-base",), "Add --lora-rank 16"),
-        (("--lora-rank", "4", "--four-bit-base"), "--four-bit-base without --share-base"),
+        (("--share-base",), "Add --lora.rank 16"),
+        (("--lora-rank", "4", "--four-bit-base"), "--lora.four-bit-base without --lora.share-base"),
         ((*SHARED, "--four-bit-base"), "with --kl.source reference"),
         (
             (*SHARED, "--four-bit-base", "--kl.source", "none", "--kl.audit-every", "1"),
-            "--four-bit-base with --kl.audit-every",
+            "--lora.four-bit-base with --kl.audit-every",
         ),
         (("--share-base", *LORA), "keeps no adapter to put on a shared base"),
     ],
