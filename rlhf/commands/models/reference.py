@@ -4,13 +4,16 @@ from typing import Any
 
 from policies.reference.settings import ReferenceSettings as Settings
 
-__all__ = ["Settings", "describe", "memory_plan", "run"]
+__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
+
+EXAMPLE = """rlhf reference --prompts rankings --model models/SmolLM2-135M-Instruct \\
+    --reward runs/first/reward --out runs/first/reference"""
 
 ASSUMED_TOKENS = 256
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Store what the original model answers to every prompt, with log-probs."""
+    """Store the original model's answer to every prompt, with the log-prob of each token."""
     if settings.inspect:
         from policies.reference.summary import inspect_store
 

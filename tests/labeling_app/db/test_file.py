@@ -53,7 +53,7 @@ COMMANDS = [
     ["label"],
     ["generate", "--model", "none"],
     ["annotate", "--annotator", "signal:math:fsum"],
-    ["annotate", "--prioritise", "--reward", "none"],
+    ["prioritize", "--reward", "none"],
     ["round", "--policy", "p", "--reference", "r", "--reward", "signal:math:fsum"],
 ]
 
