@@ -320,3 +320,24 @@ def test_learning_rates_fall_to_0_over_the_run(training: TrainingInputs, tmp_pat
     rows = metrics_of(tmp_path / "ppo")
     assert [row["learning_rate/policy"] for row in rows] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
     assert [row["learning_rate/critic"] for row in rows] == pytest.approx([8e-3, 6e-3, 4e-3, 2e-3])
+
+
+def test_flags_and_files_from_before_the_groups_mean_the_same(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(
+        "critic: none\ncritic_trains: head\nadvantages: group\nsamples_per_prompt: 2\n"
+        "max_approx_kl: 0.5\nkl:\n  rows_per_episode: 0.25\n"
+    )
+    flags = (
+        *("--critic-trains", "head", "--advantages", "group", "--samples-per-prompt=2"),
+        *("--max-approx-kl", "0.5", "--kl.rows-per-episode", "0.25"),
+    )
+    for given in (flags, ("--config", str(file))):
+        assert training.ppo(tmp_path / "ppo", *given, "--dry-run") == 0
+        shown = yaml.safe_load(capsys.readouterr().out.split("#")[0])
+        assert shown["advantages"] == "grpo"
+        assert (shown["critic"]["trains"], shown["critic"]["model"]) == ("head", "own")
+        assert (shown["batch"]["samples_per_prompt"], shown["optim"]["target_kl"]) == (2, 0.5)
+        assert shown["kl"]["rows_per_prompt"] == 0.25
