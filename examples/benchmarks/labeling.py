@@ -45,7 +45,6 @@ CHROMIUM = "/usr/bin/chromium"
 ANNOTATORS = 100
 SUBMITS_EACH = 10
 SUBMITS_PER_SECOND = 12
-DAY_SECONDS = 86_400
 TESTS = "tests/labeling_app/"
 KILL = "test_kill.py::test_{}_rounds_of_kill_lose_nothing"
 PROMISES = (
@@ -152,12 +151,11 @@ def serving(*command: str) -> Iterator[Server]:
 def sign_in_all(db: Path, port: int) -> list[Annotator]:
     """A hundred annotators, each with a task on the screen."""
     from labeling_app.db.store import Store
-    from labeling_app.web.access.passwords import make_cookie
+    from labeling_app.web.access.cookies import make_cookie
 
     with Store(db) as store:
         secret = store.secret
-    end = time.time() + DAY_SECONDS
-    return [Annotator(port, make_cookie(secret, name_of(n), 0, end)) for n in range(ANNOTATORS)]
+    return [Annotator(port, make_cookie(secret, name_of(n), 0)) for n in range(ANNOTATORS)]
 
 
 def without_thinking(one: Annotator) -> float | None:

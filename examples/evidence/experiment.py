@@ -27,8 +27,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from labeling_app.annotators.signals import tiers_of_scores
 from labeling_app.db.store import Store
+from labeling_app.rankings.tiers import tiers_of_scores
 from rlhf.cli import main
 from rlhf.endpoints.signals import Signal, load_signal
 from rlhf.errors import InputError

@@ -12,8 +12,8 @@ from typing import Any
 from sqlite_utils import Database
 
 from labeling_app.db.connection import SHOWN
+from labeling_app.db.overlap import default_overlap
 from labeling_app.db.store import Store
-from labeling_app.quality.overlap import default_overlap
 from rlhf.errors import InputError
 from rlhf.records.schema import Prompt, Response
 

@@ -6,14 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from labeling_app.db.store import Store, ensure_annotator
-from labeling_app.web.access.passwords import (
-    Ticket,
+from labeling_app.annotators.passwords import (
     check_password,
     hash_of_nobody,
     hash_password,
     is_outdated,
 )
+from labeling_app.db.store import Store, ensure_annotator
 from rlhf.errors import InputError
 
 Role = Literal["annotator", "lead", "admin"]
@@ -141,12 +140,11 @@ class Users:
             query = "UPDATE users SET password = ? WHERE name = ? AND password = ?"
             db.execute(query, [renewed, name, old])
 
-    def of_ticket(self, ticket: Ticket | None) -> User | None:
-        """The user a cookie belongs to, unless disabled or signed out since."""
-        user = self.get(ticket.name) if ticket else None
-        if user is None or ticket is None or user.disabled or user.epoch != ticket.epoch:
-            return None
-        return user
+    def of_session(self, name: str, epoch: int) -> User | None:
+        """The user that a session belongs to, unless disabled or signed out since."""
+        user = self.get(name)
+        is_open = user is not None and not user.disabled and user.epoch == epoch
+        return user if is_open else None
 
 
 def _hashed(password: str) -> str:

@@ -3,6 +3,8 @@
 DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
 """
 
+import hashlib
+import hmac
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -12,8 +14,7 @@ from typing import Any, Literal
 
 from labeling_app.db.connection import SHOWN
 from labeling_app.db.store import Store
-from labeling_app.quality.verdicts import EDITED, labels
-from labeling_app.web.access.passwords import pseudonym
+from labeling_app.rankings.verdicts import EDITED, labels
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import folder_hash
 from rlhf.records.jsonl import JsonObject, new_folder, write_json, write_jsonl
@@ -71,6 +72,12 @@ class _Names:
     def in_record(self, record: RankedPrompt) -> RankedPrompt:
         rankings = tuple(replace(r, annotator=self.of(r.annotator)) for r in record.rankings)
         return replace(record, rankings=rankings)
+
+
+def pseudonym(secret: str, name: str) -> str:
+    """A name for exports that stays the same and gives nothing away without the database."""
+    digest = hmac.new(secret.encode(), f"pseudonym:{name}".encode(), hashlib.sha256)
+    return f"person-{digest.hexdigest()[:8]}"
 
 
 def _require_content(store: Store) -> None:

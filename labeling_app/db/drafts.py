@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from labeling_app.quality.flags import OF_RANKINGS, read_flags, split_flags
+from labeling_app.rankings.flags import OF_RANKINGS, read_flags, split_flags
 from rlhf.errors import InputError
 
 MAX_DRAFT_CHARACTERS = 200_000

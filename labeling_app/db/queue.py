@@ -14,13 +14,13 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from labeling_app.db.checks import CheckRates, choose_check
 from labeling_app.db.connection import Connections
 from labeling_app.db.drafts import drop_draft, ranking_as_draft, read_draft, write_draft
+from labeling_app.db.overlap import ask_another
 from labeling_app.db.store import Store, ensure_annotator, insert_ranking
 from labeling_app.db.submission_ids import is_stored_skip, unless_stored
 from labeling_app.db.tickets import add_ticket, ticket_of
-from labeling_app.quality.checks import CheckRates, choose_check
-from labeling_app.quality.overlap import ask_another
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking
 

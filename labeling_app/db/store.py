@@ -33,7 +33,7 @@ from labeling_app.db.fitting import (
     require_usable,
 )
 from labeling_app.db.tasks import put_off_tasks, queue_tasks
-from labeling_app.quality.flags import ADJUDICATED, read_flags
+from labeling_app.rankings.flags import ADJUDICATED, read_flags
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import text_hash
 from rlhf.records.schema import (

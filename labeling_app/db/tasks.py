@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sqlite_utils import Database
 
 from labeling_app.db.connection import SHOWN
-from labeling_app.quality.overlap import default_overlap
+from labeling_app.db.overlap import default_overlap
 
 
 def queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:

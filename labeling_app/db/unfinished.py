@@ -24,9 +24,9 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
+from labeling_app.db.checks import Purpose, make_check
 from labeling_app.db.connection import SHOWN, Connections
 from labeling_app.db.tasks import queue_tasks
-from labeling_app.quality.checks import Purpose, make_check
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
 

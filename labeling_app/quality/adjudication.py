@@ -12,8 +12,8 @@ from sqlite_utils import Database
 
 from labeling_app.db.connection import Connections
 from labeling_app.db.queue import Task, TaskQueue
-from labeling_app.quality.flags import read_flags, split_flags
 from labeling_app.quality.history import in_letters, letters
+from labeling_app.rankings.flags import read_flags, split_flags
 from rlhf.errors import InputError
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 from labeling_app.db.store import Store
 from labeling_app.quality.adjudication import decisions
-from labeling_app.quality.agreement import (
+from labeling_app.quality.checks import check_scores
+from labeling_app.quality.history import in_letters
+from labeling_app.rankings.agreement import (
     Interval,
     longer_wins,
     mean_interval,
@@ -26,8 +28,6 @@ from labeling_app.quality.agreement import (
     tau_b,
     top_share_by_position,
 )
-from labeling_app.quality.checks import check_scores
-from labeling_app.quality.history import in_letters
 
 LATEST = 5_000
 # Twice the speed of a very fast reader, about 1,200 words a minute.

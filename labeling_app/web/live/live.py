@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from labeling_app.db.store import Store
-from labeling_app.quality.verdicts import EDITED, PERSON, THUMBS, pick
+from labeling_app.rankings.verdicts import EDITED, PERSON, THUMBS, pick
 from labeling_app.web.board.rendering import conversation_to_html
 from labeling_app.web.live.payloads import Payload, choice_of, edit_of, split_texts, turn_payload
 from labeling_app.web.live.store import (

@@ -10,8 +10,8 @@ from sqlite_utils import Database
 from labeling_app.db.connection import SHOWN
 from labeling_app.db.store import Store, ensure_annotator, insert_ranking
 from labeling_app.db.submission_ids import unless_stored, used_id
-from labeling_app.quality.flags import read_flags
-from labeling_app.quality.verdicts import subject
+from labeling_app.rankings.flags import read_flags
+from labeling_app.rankings.verdicts import subject
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, Ranking, Response
 

@@ -90,7 +90,7 @@ class Settings:
             )
         if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
             raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
-        from labeling_app.quality.flags import RESERVED
+        from labeling_app.rankings.flags import RESERVED
 
         wrong = [flag for flag in self.flags if not 0 < len(flag) <= 40 or "@" in flag]
         taken = [flag for flag in self.flags if flag in RESERVED]
@@ -108,9 +108,11 @@ def run(settings: Settings) -> dict[str, Any]:
     """Serve the board where people rank responses, blind and shuffled; --model adds live mode."""
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
-    from labeling_app.quality.checks import CheckRates
+    from labeling_app.db.checks import CheckRates
+    from labeling_app.db.file import require_ours_or_new
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
+    require_ours_or_new(settings.db)
     models = _live_models(settings)
     options = BoardOptions(
         host=settings.host,

@@ -47,10 +47,10 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Manage who may sign in to the labeling app, and which programs may send feedback."""
+    from labeling_app.annotators.passwords import new_password
     from labeling_app.annotators.users import Users
     from labeling_app.data_io.tokens import make_token, programs, revoke_token
     from labeling_app.db.store import Store
-    from labeling_app.web.access.passwords import new_password
 
     with Store(settings.db, must_exist=True, read_only=settings.action == "list") as store:
         users = Users(store)

@@ -6,11 +6,11 @@ import re
 import pytest
 from sqlite_utils import Database
 
+from labeling_app.db.checks import CheckRates
 from labeling_app.db.migrations import migrations
+from labeling_app.db.overlap import set_overlap
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.quality.checks import CheckRates
-from labeling_app.quality.overlap import set_overlap
 from labeling_app.web.board.session import Board
 from labeling_app.web.dashboard import dashboard_page
 from rlhf.cli import main

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from labeling_app.db.overlap import num_open, set_overlap
 from labeling_app.db.queue import Submission
 from labeling_app.quality.adjudication import Opinion, open_decision, opinions_on
-from labeling_app.quality.overlap import num_open, set_overlap
 from labeling_app.quality.report import measure_quality
 from labeling_app.web.board.session import Board
 from rlhf.errors import InputError

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from labeling_app.db.checks import CheckRates
+from labeling_app.db.overlap import num_open
 from labeling_app.db.queue import Submission, TaskQueue
-from labeling_app.quality.checks import CheckRates, check_scores
-from labeling_app.quality.overlap import num_open
+from labeling_app.quality.checks import check_scores
 from labeling_app.web.board.session import Board
 from labeling_app.web.dashboard import dashboard_page
 from rlhf.cli import main

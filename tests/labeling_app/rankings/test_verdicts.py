@@ -2,7 +2,7 @@
 
 import pytest
 
-from labeling_app.quality.verdicts import labels, pick, subject
+from labeling_app.rankings.verdicts import labels, pick, subject
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking
 

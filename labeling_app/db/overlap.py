@@ -7,7 +7,7 @@ from statistics import fmean
 from sqlite_utils import Database
 
 from labeling_app.db.connection import Connections
-from labeling_app.quality.agreement import pair_agreement
+from labeling_app.rankings.agreement import pair_agreement
 from rlhf.errors import InputError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labeling_app.quality.agreement import (
+from labeling_app.rankings.agreement import (
     MIN_VALUES,
     longer_wins,
     mean_interval,

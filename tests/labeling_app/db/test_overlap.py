@@ -2,8 +2,8 @@
 
 import pytest
 
+from labeling_app.db.overlap import set_another_below, set_overlap
 from labeling_app.db.queue import Submission
-from labeling_app.quality.overlap import set_another_below, set_overlap
 from rlhf.errors import InputError
 
 ORDER = ("0", "1", "2", "3")
