@@ -218,4 +218,4 @@ def tabulate(result: Config) -> Table:
 
 
 if __name__ == "__main__":
-    run("overoptimisation", measure, tabulate, plot)
+    run("overoptimization", measure, tabulate, plot)
