@@ -108,7 +108,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Serve the board where people rank responses, blind and shuffled; --model adds live mode."""
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
-    from labeling_app.db.checks import CheckRates
+    from labeling_app.db.board.checks import CheckRates
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
     models = _live_models(settings)
