@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import yaml
@@ -443,7 +443,7 @@ def test_the_real_program_says_what_is_wrong_and_exits_with_2() -> None:
     done = run_cli("ppo", "--model", "a", "--reward", "b", "--reference", "c", "--out", "d",
                    "--clip-range", "0")  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "error --clip-range is 0\n  Give a value of more than 0.\n"
+    assert done.stderr == "error --loss.clip-range is 0\n  Give a value of more than 0.\n"
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
@@ -452,12 +452,17 @@ def test_every_command_has_settings_with_help_and_a_run(name: str) -> None:
     assert module.run.__doc__
     assert module.describe.__doc__
     assert module.Settings.__doc__
-    kinds = [kind for kind in module.Settings.__mro__ if kind is not object]
-    files = [Path(sys.modules[kind.__module__].__file__) for kind in kinds]
-    source = "".join(file.read_text(encoding="utf-8") for file in files)
-    for setting in module.Settings.__dataclass_fields__:
-        line = re.search(rf"^    {setting}: .*(\n        .*|\n    \).*)*\n    \"\"\"", source, re.M)
-        assert line, f"{name}: no help under {setting}"
+    types = get_type_hints(module.Settings)
+    groups = [types[one.name] for one in fields(module.Settings) if is_dataclass(types[one.name])]
+    for settings in (module.Settings, *groups):
+        kinds = [kind for kind in settings.__mro__ if kind is not object]
+        files = [Path(sys.modules[kind.__module__].__file__) for kind in kinds]
+        source = "".join(file.read_text(encoding="utf-8") for file in files)
+        for one in fields(settings):
+            line = re.search(
+                rf"^    {one.name}: .*(\n        .*|\n    \).*)*\n    \"\"\"", source, re.M
+            )
+            assert line, f"{name}: no help under {one.name}"
 
 
 SLEEPER = """

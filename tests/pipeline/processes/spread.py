@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.pretraining import stack_pieces
 from policies.ppo.rollout import Rollout, advantages_of
-from policies.ppo.settings import KLSettings, PPOSettings
+from policies.ppo.setting_groups import KLSettings
 from policies.ppo.update import reference_batch, update
 from policies.reference.store import ReferenceRow
 from policies.sampling.generate import sample_responses
@@ -42,11 +42,12 @@ from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.schema import Message, Prompt, Sampling
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
+from tests.policies.ppo_settings import changed, ppo_settings
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
 WEIGHTS = [1.0, 0.1, 0.5, 2.0]  # of the prompts' annotators
 RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26], [27, 28, 29, 30, 31, 2]]
-SETTINGS = PPOSettings(
+SETTINGS = ppo_settings(
     model="m",
     reward=("r",),
     reference=Path("reference"),
@@ -176,7 +177,7 @@ class PPO:
             self.optimizer,
             rollout,
             self.references,
-            replace(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5),
+            changed(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5),
             1.0,
             torch.Generator().manual_seed(number),
             stack_pieces(RESPONSES[rank::ranks], 0, self.accelerator.device),
