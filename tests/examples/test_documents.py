@@ -19,7 +19,7 @@ PAGES = sorted(
     for path in REPOSITORY.glob(pattern)
     if path.name != "CHANGELOG.md"  # which speaks of what was
 )
-SHORT = {"README.md": 900, **{f"{package}/README.md": 600 for package in PACKAGES}}
+SHORT = {"README.md": 900, **{f"{package}/README.md": 640 for package in PACKAGES}}
 OF_RUNS = {"config.yaml", "NAME.yaml"}
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
