@@ -1,4 +1,4 @@
-"""Labelling under load: submits per second and the wait for the next task, on small and big files.
+"""Labeling under load: submits per second and the wait for the next task, on small and big files.
 
 A hundred annotators each have a signed-in connection to `rlhf label`, a process of its own. A
 submit is one request whose answer holds the next task. Measured:
@@ -12,7 +12,7 @@ submit is one request whose answer holds the next task. Measured:
 The clients (`crowd.py`) share the machine with the server, which people's browsers do not, and are
 made to cost little: `client_cpu_ms` a submit stands beside `server_cpu_ms`.
 
-    python examples/benchmarks/labelling.py [--quick] [--json] [--prompts N] [--big N]
+    python examples/benchmarks/labeling.py [--quick] [--json] [--prompts N] [--big N]
 
 `--big` prompts, with four responses each, make the database on which load and pace run once more.
 """
