@@ -67,7 +67,7 @@ def test_each_phase_has_its_part_of_the_data_and_a_checklist(monkeypatch, capsys
         (command,) = re.findall(r"^rlhf (train-reward .*)$", phase, flags=re.MULTILINE)
         command = command.replace("MODEL", str(MODEL)).replace("URL", "https://example.org")
         assert main([*shlex.split(command), "--dry-run", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["settings"]["limit"] == limit
+        assert json.loads(capsys.readouterr().out)["settings"]["data"]["limit"] == limit
         assert phase.count("- [ ] ") >= 2
 
 
