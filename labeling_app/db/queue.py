@@ -237,9 +237,8 @@ class TaskQueue:
             _, shown = given_task(db, task_id, annotator)
             old = ranking_in_task(db, task_id, annotator)
             old = old or ranking_in_task(db, task_id, annotator, live=0)
-            stands = (
-                state_of(db, task_id, annotator) == "done"
-            )  # as opposed to work that was begun and left
+            # Work that was begun again and left keeps its own draft.
+            stands = state_of(db, task_id, annotator) == "done"
             if old and (stands or read_draft(db, task_id, annotator) is None):
                 write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
             expires_at = time.time() + self.lease_seconds
