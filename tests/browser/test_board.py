@@ -321,7 +321,7 @@ def test_a_server_that_dies_during_a_submit_loses_nothing(serve, open_page):
 
 
 def test_a_page_closed_while_the_server_is_down_sends_at_the_next_visit(serve, open_page):
-    app = serve(FOUR, kind=ProcessApp)
+    app = serve(FOUR)
     page = open_page(app.url)
     wait_for_task(page, "question 0")
     app.stop()

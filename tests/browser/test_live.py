@@ -114,7 +114,7 @@ def test_votes_before_the_end_are_stored_with_it(talk, app, chat):
     ask(page, "Slow?")
     page.wait_for_selector(".card .text:has-text('one')")
     page.keyboard.press("a")
-    page.wait_for_selector(".saved:has-text('Your vote will be saved')")
+    page.wait_for_selector(".saved:has-text('Your vote will be sent')")
     assert stored(app, "Slow?") == []
     other = page.context.new_page()  # others, here on the board, do not wait
     other.goto(app.url)
