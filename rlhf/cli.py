@@ -1,10 +1,10 @@
 """`rlhf COMMAND`: reads settings, runs one command, turns errors into one message and an exit code.
 
-Every command lives in its own file below `rlhf.commands` and offers three names: `Settings` (a
+Every command has its own file below `rlhf.commands` with four names: `Settings` (a
 dataclass whose fields are the flags), `run(settings)` (returns what the command found, as plain
-JSON values). A training adds `memory_plan(settings)` (the text that --dry-run adds), and a command
-whose result is more than a few values adds `describe(settings, result)` (the text that people see
-instead of a table). Nothing here imports torch: `rlhf --help` answers at once.
+JSON values), `describe(settings, result)` (the same in sentences, for people) and `EXAMPLE` (the
+command line at the end of its help). A training adds `memory_plan(settings)`, which --dry-run
+prints. Nothing here imports torch: `rlhf --help` answers at once.
 """
 
 import json
@@ -20,15 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, get_type_hints
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rlhf import __version__
-from rlhf.commands.usage import explain, is_required, show_panel
-from rlhf.config import flatten, load_settings, to_plain, to_yaml, with_new_flags
+from rlhf.commands.help_page import help_page
+from rlhf.commands.usage import explain, is_required
+from rlhf.config import load_settings, to_plain, to_yaml, with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.modeling.template_kwargs import as_one_token
@@ -40,6 +39,7 @@ COMMANDS = {
     "label": "labels.label",
     "users": "labels.users",
     "annotate": "labels.annotate",
+    "prioritize": "labels.prioritize",
     "export": "labels.export",
     "backup": "labels.backup",
     "sft": "models.sft",
@@ -63,12 +63,18 @@ LIBRARY_SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-HELP = """From a person's click to a better model.
+HELP = """RLHF from annotation to evaluation.
 
 People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy
-against it with a KL term on stored reference outputs, and an evaluation proves whether the result
-is better.
+against it with a KL term on stored reference outputs, and an evaluation says whether the result is
+better.
 """
+ROOMS = {
+    "labels": Group.create_ordered("Labels"),
+    "models": Group.create_ordered("Models"),
+    "machine": Group.create_ordered("Runs and machines"),
+    "": Group.create_ordered("Flags"),
+}
 
 errors = Console(stderr=True, highlight=False, emoji=False)  # :100: is a line, not an emoji
 
@@ -81,18 +87,26 @@ def build_app() -> App:
         version=__version__,
         config=_settings_from_files,
         help_epilogue=None,
-        help_formatter=show_panel,
         suppress_keyboard_interrupt=False,  # it would exit with 130 before `main` can say 75
     )
+    for flag in ("--help", "--version"):
+        app[flag].group = ROOMS[""]
     for place, (name, module) in enumerate(COMMANDS.items()):
-        command = _as_command(import_module(f"rlhf.commands.{module}"))
-        app.command(command, name=name, sort_key=place)
+        found = import_module(f"rlhf.commands.{module}")
+        app.command(
+            _as_command(found),
+            name=name,
+            sort_key=place,
+            group=ROOMS[module.rpartition(".")[0]],
+            help_formatter=help_page(found.Settings),
+            help_epilogue=f"Example:\n\n```\n{found.EXAMPLE}\n```",
+        )
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code (0, 1, 2, 3 or 75, as `rlhf.errors` tells)."""
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command and return its exit code (0, 1, 2, 3 or 75, as `rlhf.errors` lists)."""
+    tokens = _without_old_command(list(sys.argv[1:] if arguments is None else arguments))
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)
     if arguments is None:
@@ -125,6 +139,14 @@ def _run(tokens: list[str]) -> int:
         )
         return 1
     return 0
+
+
+def _without_old_command(tokens: list[str]) -> list[str]:
+    """`rlhf annotate --prioritise`, which is a command of its own now, under its new name."""
+    if tokens[:1] != ["annotate"] or "--prioritise" not in tokens:
+        return tokens
+    errors.print("rlhf annotate --prioritise is now: rlhf prioritize")
+    return ["prioritize", *(word for word in tokens[1:] if word != "--prioritise")]
 
 
 def _how_to_go_on(tokens: list[str]) -> str:
@@ -164,7 +186,7 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
             text = ""
         if not is_main_process():
             return  # the other processes of a group have nothing to add
-        if hasattr(module, "describe") and not (text or json):
+        if not (text or json):
             text = module.describe(settings, result)
         _show(result, text, as_json=json)
 
@@ -172,13 +194,13 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
     several_files = Annotated[
         tuple[Path, ...],
         Parameter(
-            help="YAML file of settings; give several and the later one wins, flags win over all."
+            help="YAML file of settings; of several the later one wins, and flags win over files."
         ),
     ]
     dry = Annotated[
         bool,
         Parameter(
-            help="Print the resolved settings, of trainings also the memory they take, and stop.",
+            help="Print the resolved settings, for trainings also the memory they need, and stop.",
             negative="",
         ),
     ]
@@ -210,29 +232,9 @@ def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
 
 
 def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print a command's result on stdout: the text, a table of its values, or one JSON line."""
-    if as_json:
-        sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
-    elif text:
-        sys.stdout.write(text + "\n")
-    elif result:
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for key, value in _rows(result).items():
-            # Text, not str: what looks like markup in somebody's data is data.
-            table.add_row(key, Text(f"{value:.4g}" if isinstance(value, float) else str(value)))
-        Console(highlight=False).print(table)
+    """Print a command's result on stdout: as text, or as one JSON line."""
+    sys.stdout.write((json.dumps(result, ensure_ascii=False) if as_json else text) + "\n")
     sys.stdout.flush()
-
-
-def _rows(result: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with dotted names; the objects of a list are numbered from 1."""
-    rows: dict[str, Any] = {}
-    for name, value in flatten(result).items():
-        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-            rows |= _rows({f"{name}.{number}": one for number, one in enumerate(value, start=1)})
-        else:
-            rows[name] = value
-    return rows
 
 
 def _settings_from_files(

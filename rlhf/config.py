@@ -8,6 +8,7 @@ config.yaml of older runs. The settings class lists them:
 
     OLD_NAMES: ClassVar = {"learning_rate": "optim.learning_rate"}  # old path: new path
     OLD_VALUES: ClassVar = {"advantages": {"group": "grpo"}}  # new path: {old value: new value}
+    OLD_FILE_VALUES: ClassVar = …  # the same, for values that only files may still have
 """
 
 import math
@@ -30,7 +31,7 @@ MAX_YAML_VALUES = 10_000
 # What a stage did before these settings were there, where their defaults do something else.
 EARLIER: dict[str, dict[str, Any]] = {
     "reward": {"all_bad_weight": 0.0, "reads_thinking": True, "thumbs_weight": 0.0},
-    "ppo": {"sampler_correction": "none"},
+    "ppo": {"sampling.correction": "none"},
 }
 
 S = TypeVar("S")
@@ -73,12 +74,12 @@ def old_names(settings: type[Any] | None) -> Mapping[str, str]:
     return getattr(settings, "OLD_NAMES", {})
 
 
-def with_new_names(values: dict[str, Any], settings: type[Any] | None) -> dict[str, Any]:
+def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[str, Any]:
     """The content of a settings file with today's names and values in place of old ones.
 
     Where a file has a setting by both names, the new one counts.
     """
-    found = _copy(values)
+    found = _copy(content)
     for old, new in old_names(settings).items():
         group, name = _find(found, old.split("."))
         if name is None or isinstance(group[name], dict):  # a group may have a setting's old name
@@ -90,7 +91,8 @@ def with_new_names(values: dict[str, Any], settings: type[Any] | None) -> dict[s
             target = target.setdefault(parent, {}) if isinstance(target, dict) else None
         if isinstance(target, dict):  # else it is refused as no group of settings
             target.setdefault(last, value)
-    for path, renamed in getattr(settings, "OLD_VALUES", {}).items():
+    values = {**getattr(settings, "OLD_VALUES", {}), **getattr(settings, "OLD_FILE_VALUES", {})}
+    for path, renamed in values.items():
         group, name = _find(found, path.split("."))
         if name is not None and isinstance(group[name], str):
             group[name] = renamed.get(group[name], group[name])
@@ -151,13 +153,15 @@ def read_setting(settings: Any, name: str) -> Any:
 
 def with_changes(settings: S, changes: Mapping[str, Any]) -> S:
     """Settings with other values, by path: `{"kl.coefficient": 0.2}`."""
-    changed: Any = settings
-    for path, value in changes.items():
-        group, _, rest = path.partition(".")
-        if rest:
-            value = with_changes(getattr(changed, group), {rest: value})
-        changed = replace(changed, **{group: value})
-    found: S = changed
+    own = {path: value for path, value in changes.items() if "." not in path}
+    for group in {path.partition(".")[0] for path in changes} - own.keys():
+        inner = {
+            path.partition(".")[2]: value
+            for path, value in changes.items()
+            if path.startswith(f"{group}.")
+        }
+        own[group] = with_changes(getattr(settings, group), inner)
+    found: S = replace(settings, **own)  # type: ignore[type-var]  # a dataclass
     return found
 
 
@@ -288,9 +292,9 @@ def earlier_behavior(stage: str, recorded: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         stage: of the run.
-        recorded: the plain values of its settings.
+        recorded: the plain values of its settings, by today's names.
     """
-    if stage == "ppo" and recorded.get("engine", "generate") == "generate":
+    if stage == "ppo" and _recorded(recorded, "sampling.engine", "generate") == "generate":
         return {}  # its sampler is the trainer: there is nothing to correct for
     return EARLIER.get(stage, {})
 

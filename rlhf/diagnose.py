@@ -8,9 +8,10 @@ import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from traceback import walk_tb
 
+from rlhf.config import flag_of, setting_names
 from rlhf.errors import InputError, InterruptedRunError, LostPeerError, RlhfError
 from rlhf.ranks import rank, world_size
 
@@ -34,8 +35,9 @@ BUSY_DATABASE = ("database is locked",)
 LOST_DATABASE = "LostDatabaseError"  # of the labeling app
 AT_ONCE = (  # settings that say how much is in memory at once
     "micro_batch_size",
-    "micro_tokens",
-    "sample_batch_size",
+    "batch.micro_batch_size",
+    "batch.micro_tokens",
+    "sampling.batch_size",
     "tokens_per_batch",
     "batch_size",
 )
@@ -107,17 +109,19 @@ def _out_of_memory(error: BaseException) -> RlhfError:
 def _settings_at_hand(error: BaseException) -> set[str]:
     """Names of the settings of the command that failed; empty where none was at work."""
     given = (frame.f_locals.get("settings") for frame, _ in walk_tb(error.__traceback__))
-    return next(({one.name for one in fields(own)} for own in given if is_dataclass(own)), set())
+    kinds = (type(own) for own in given if is_dataclass(own))
+    return next((set(setting_names(kind)) for kind in kinds), set())
 
 
 def _lighter(names: set[str]) -> str:
     """What a command with these settings can do with less memory."""
     if "micro_batch_size" in names:
         names = names - {"batch_size"}  # that of an optimizer step
-    flags = [f"--{name.replace('_', '-')}" for name in AT_ONCE if name in names]
+    flags = [flag_of(name) for name in AT_ONCE if name in names]
     ways = [f"lower {' or '.join(flags)}"] if flags else []
-    if "gradient_checkpointing" in names:
-        ways.append("add --gradient-checkpointing")
+    for name in ("gradient_checkpointing", "batch.gradient_checkpointing"):
+        if name in names:
+            ways.append(f"add {flag_of(name)}")
     if "sharding" in names:
         ways.append("divide the model: --sharding fsdp, with --offload where that is not enough")
     words = ", or ".join(ways) or "use a smaller model, or a device with more memory"

@@ -91,7 +91,8 @@ def work(folder: Path, engine: str, arguments: argparse.Namespace) -> Line:
     """Train for some steps in this process; what a step took, and what it held."""
     import torch
 
-    from policies.ppo.settings import KLSettings, PPOSettings
+    from policies.ppo import setting_groups as groups
+    from policies.ppo.settings import PPOSettings
     from policies.ppo.train import train_policy
     from rlhf.commands.models.ppo import memory_plan
     from rlhf.planning.planner import read_shape
@@ -103,16 +104,19 @@ def work(folder: Path, engine: str, arguments: argparse.Namespace) -> Line:
         reference=folder / "reference",
         out=folder / f"ppo-{engine}",
         steps=arguments.steps,
-        episodes_per_step=arguments.episodes,
-        micro_batch_size=arguments.micro_batch,
-        sample_batch_size=arguments.episodes,
-        share_base=True,
-        lora_rank=16,
-        engine=engine,  # type: ignore[arg-type]  # the settings check it
+        batch=groups.BatchSettings(
+            episodes_per_step=arguments.episodes,
+            micro_batch_size=arguments.micro_batch,
+            gradient_checkpointing=True,
+        ),
+        sampling=groups.SamplingSettings(
+            engine=engine,  # type: ignore[arg-type]  # the settings check it
+            batch_size=arguments.episodes,
+        ),
+        lora=groups.LoraSettings(rank=16, share_base=True),
         precision="bf16",
-        kl=KLSettings(source="adapter", coefficient=0.05),
-        gradient_checkpointing=True,
-        save_every=arguments.steps,
+        kl=groups.KLSettings(source="adapter", coefficient=0.05),
+        checkpoint=groups.CheckpointSettings(every=arguments.steps),
     )
     planned = re.search(r"^peak +([\d.]+)", memory_plan(settings), re.MULTILINE)
     assert planned

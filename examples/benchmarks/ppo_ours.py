@@ -19,7 +19,9 @@ def train(job: Job) -> list[dict[str, float]]:
     """Run the stage, listening to what each step samples."""
     import policies.ppo.train as stage
     from policies.ppo.rollout import Rollout
-    from policies.ppo.settings import KLSettings, PPOSettings
+    from policies.ppo.setting_groups import KLSettings
+    from policies.ppo.settings import PPOSettings
+    from rlhf.config import with_changes
     from rlhf.endpoints.signals import load_signal
     from rlhf.modeling.tokens import load_tokenizer
     from rlhf.run.metrics import read_metrics
@@ -46,9 +48,10 @@ def train(job: Job) -> list[dict[str, float]]:
         out=Path(job["out"]),
         kl=KLSettings(**job["kl_settings"]),
         precision="bf16" if job["bf16"] else "fp32",
-        save_every=job["settings"]["steps"],
-        **job["settings"],
     )
+    given = {**job["settings"], "save_every": job["settings"]["steps"]}
+    names = PPOSettings.OLD_NAMES
+    settings = with_changes(settings, {names.get(name, name): given[name] for name in given})
     stage.train_policy(settings)
     for step, row in zip(steps, read_metrics(settings.out / "metrics.jsonl"), strict=True):
         step |= {phase: row[f"seconds/{phase}"] for phase in PHASES}

@@ -27,8 +27,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from labeling_app.annotators.signals import tiers_of_scores
 from labeling_app.db.store import Store
+from labeling_app.rankings.tiers import tiers_of_scores
 from rlhf.cli import main
 from rlhf.endpoints.signals import Signal, load_signal
 from rlhf.errors import InputError
@@ -41,6 +41,7 @@ from rlhf.run.rundir import RunDir
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PACKAGES = ("torch", "transformers", "trl")
+SHOWN_N = (2, 4, 8, 16)  # rows of best-of-n in a table; results hold, and plots show, all
 
 Config = dict[str, Any]
 Table = list[list[str]]

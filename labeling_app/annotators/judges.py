@@ -11,10 +11,10 @@ from concurrent.futures import Executor
 from itertools import combinations
 from typing import Any
 
-from labeling_app.annotators.judge_log import JudgeLog
-from labeling_app.data_io.formats import judgements_of_pairs
+from labeling_app.db.judge_log import JudgeLog
 from labeling_app.db.store import Store
-from labeling_app.quality.agreement import mean_interval, pair_agreement
+from labeling_app.rankings.agreement import mean_interval, pair_agreement
+from labeling_app.rankings.tiers import judgements_of_pairs
 from rlhf.endpoints.judge import Endpoint, build_request, combine, complete, read_verdict
 from rlhf.endpoints.urls import AskingPool
 from rlhf.errors import InputError

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from labeling_app.db.store import Store
+from labeling_app.rankings.tiers import tiers_of_scores
 from rlhf.endpoints.signals import Signal
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt, Ranking, content_id
@@ -60,22 +61,6 @@ def _covers(record: RankedPrompt) -> bool:
     """Whether this annotator has ranked exactly the responses that are there now."""
     all_ids = {response.id for response in record.responses}
     return any({i for tier in r.tiers for i in tier} == all_ids for r in record.rankings)
-
-
-def tiers_of_scores(scores: list[float], tie_within: float) -> list[list[int]]:
-    """Positions grouped into tiers, highest score first.
-
-    A tier holds the scores within `tie_within` of its best: 0.9, 0.85, 0.8 with 0.05 → [[0, 1],
-    [2]].
-    """
-    tiers: list[list[int]] = []
-    for index in sorted(range(len(scores)), key=lambda i: -scores[i]):
-        # The tolerance makes 0.9 - 0.85 count as 0.05, which it is not in binary.
-        if tiers and scores[tiers[-1][0]] - scores[index] <= tie_within + 1e-12:
-            tiers[-1].append(index)
-        else:
-            tiers.append([index])
-    return tiers
 
 
 def _ranking(

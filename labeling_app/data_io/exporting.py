@@ -3,6 +3,8 @@
 DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
 """
 
+import hashlib
+import hmac
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -10,10 +12,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from labeling_app.db.connection import SHOWN
+from labeling_app.db.rankings import ranking_annotators
 from labeling_app.db.store import Store
-from labeling_app.quality.verdicts import EDITED, labels
-from labeling_app.web.access.passwords import pseudonym
+from labeling_app.rankings.verdicts import EDITED, labels
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import folder_hash
 from rlhf.records.jsonl import JsonObject, new_folder, write_json, write_jsonl
@@ -73,6 +74,12 @@ class _Names:
         return replace(record, rankings=rankings)
 
 
+def pseudonym(secret: str, name: str) -> str:
+    """A name for exports that stays the same and gives nothing away without the database."""
+    digest = hmac.new(secret.encode(), f"pseudonym:{name}".encode(), hashlib.sha256)
+    return f"person-{digest.hexdigest()[:8]}"
+
+
 def _require_content(store: Store) -> None:
     counts = store.counts()
     path = store.connections.path
@@ -90,8 +97,7 @@ def _raise_nothing_ranked(
 ) -> None:
     path = store.connections.path
     if (kinds or annotators) and store.counts()["rankings"]:
-        query = f"SELECT DISTINCT annotator FROM rankings WHERE live = 1 AND {SHOWN}"
-        ranked = {row[0] for row in store.connections.db.execute(query)}
+        ranked = ranking_annotators(store.connections)
         known = store.annotators().items()
         there = ", ".join(f"{name} ({kind})" for name, kind in known if name in ranked)
         wanted = ", ".join([*kinds, *annotators])

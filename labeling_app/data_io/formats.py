@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labeling_app.annotators.signals import tiers_of_scores
 from labeling_app.data_io.fields import refuse_misspelt, require_bounded
 from labeling_app.data_io.thumb_lines import thumb_rankings, with_responses
-from labeling_app.quality.checks import Purpose
+from labeling_app.db.tasks import CheckPurpose
+from labeling_app.rankings.tiers import Tiers, checked_tiers, judgements_of_pairs, tiers_of_scores
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import (
     AnnotatorKind,
@@ -29,7 +29,6 @@ from rlhf.records.schema import (
     is_finite_number,
 )
 
-Tiers = Sequence[Sequence[int]]
 HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")
 EXAMPLES = (
     'Write {"prompt": "…"}, {"messages": […]}, with "responses": ["…", "…"] and "tiers": [[0], [1]]'
@@ -55,7 +54,7 @@ class Entry:
     responses: tuple[Response, ...] = ()
     rankings: tuple[Ranking, ...] = ()
     # A gold or training item: its one ranking is the known answer, not somebody's judgement.
-    check: Purpose | None = None
+    check: CheckPurpose | None = None
     explanation: str = ""
 
 
@@ -134,7 +133,7 @@ def _build(
 
 def _check(
     value: JsonObject, responses: Sequence[Response], rankings: Sequence[Ranking]
-) -> Purpose | None:
+) -> CheckPurpose | None:
     purpose = value.get("purpose")
     if purpose is None:
         return None
@@ -145,7 +144,7 @@ def _check(
             "responses is no check",
             'Give "purpose": "gold" or "training", responses, and "tiers" of two or more of them.',
         )
-    known: Purpose = purpose
+    known: CheckPurpose = purpose
     return known
 
 
@@ -214,7 +213,7 @@ def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
     if value.get("pairs"):
         judgements = judgements_of_pairs(value["pairs"], len(texts))
     elif value.get("tiers"):
-        judgements = [_checked_tiers(value["tiers"], len(texts))]
+        judgements = [checked_tiers(value["tiers"], len(texts))]
     else:
         judgements = [tiers_of_scores(scores, 0.0)] if len(scores) > 1 else []
     answers = _Answers(
@@ -237,73 +236,6 @@ def _checked_scores(scores: Any, num_responses: int) -> list[float]:
             EXAMPLES,
         )
     return list(scores)
-
-
-def _checked_tiers(tiers: Any, num_responses: int) -> Tiers:
-    if not isinstance(tiers, list) or not all(isinstance(tier, list) for tier in tiers):
-        raise InputError(f"tiers must be lists of positions, found {tiers!r:.80}", EXAMPLES)
-    for position in (position for tier in tiers for position in tier):
-        if type(position) is not int or not 0 <= position < num_responses:
-            raise InputError(
-                f"tiers name position {position!r}, there are {num_responses} responses",
-                "Count positions from 0, best tier first: [[2], [0, 1]].",
-            )
-    return tiers
-
-
-def judgements_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
-    """Pair judgements [i, j, "first" | "second" | "tie"] as rankings.
-
-    When they cover every pair and fit one order, ties included, that order is the one ranking.
-    Otherwise each pair stays a ranking of its own two responses: people are intransitive, and no
-    order would say what they said. So it is where one pair got two different answers.
-
-    Raises:
-        InputError: a pair is malformed.
-    """
-    said: dict[tuple[int, int, str], Tiers] = {}
-    for pair in pairs if isinstance(pairs, list) else [pairs]:
-        if (
-            not isinstance(pair, list)
-            or len(pair) != 3
-            or pair[0] == pair[1]
-            or pair[2] not in ("first", "second", "tie")
-        ):
-            raise InputError(
-                f"pairs must hold [i, j, first|second|tie], found {pair!r:.80}", EXAMPLES
-            )
-        _checked_tiers([pair[:2]], num_responses)
-        said.setdefault(_in_order(*pair), _pair_tiers(*pair))
-    verdicts = {(first, second): verdict for first, second, verdict in said}
-    wins = Counter({index: 0 for index in range(num_responses)})
-    for (first, second), verdict in verdicts.items():
-        wins[first] += (verdict == "first") - (verdict == "second")
-        wins[second] += (verdict == "second") - (verdict == "first")
-    levels = sorted(set(wins.values()), reverse=True)
-    order = [[index for index in wins if wins[index] == level] for level in levels]
-    complete = len(said) == len(verdicts) == num_responses * (num_responses - 1) // 2
-    if complete and all(_verdict(wins, *pair) == verdict for pair, verdict in verdicts.items()):
-        return [order]
-    return list(said.values())
-
-
-def _in_order(first: int, second: int, verdict: str) -> tuple[int, int, str]:
-    """A pair that was asked the other way round says the same: the lower position comes first."""
-    if first < second:
-        return first, second, verdict
-    return second, first, {"first": "second", "second": "first"}.get(verdict, verdict)
-
-
-def _verdict(wins: Counter[int], first: int, second: int) -> str:
-    if wins[first] == wins[second]:
-        return "tie"
-    return "first" if wins[first] > wins[second] else "second"
-
-
-def _pair_tiers(first: int, second: int, verdict: str) -> Tiers:
-    if verdict == "tie":
-        return [[first, second]]
-    return [[first], [second]] if verdict == "first" else [[second], [first]]
 
 
 # ----------------------------------------------------------------------------- other people's lines

@@ -8,7 +8,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from labeling_app.quality.verdicts import THUMBS
+from labeling_app.rankings.verdicts import THUMBS
 from rlhf.errors import InputError
 from rlhf.records.schema import AnnotatorKind, JsonObject, Ranking, Response, content_id
 

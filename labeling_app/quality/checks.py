@@ -1,35 +1,11 @@
-"""Tasks whose answer is known: training first, gold now and then, hidden repeats of one's own.
+"""How people do on tasks whose answer is known: for the lead, and after training for themselves."""
 
-They look like all others. Their rankings are kept, compared with the known answer and never
-exported. Scores are for the lead and for nobody else, and shut nobody out.
-"""
-
-import json
-import random
-import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
 
-from sqlite_utils import Database
-
+from labeling_app.db.board.checks import checked_rankings, training_answer
 from labeling_app.db.connection import Connections
-from labeling_app.quality.agreement import Interval, mean_interval, pair_agreement
-from rlhf.errors import InputError
-from rlhf.records.schema import Ranking
-
-Purpose = Literal["gold", "training"]
-EVERYBODY = 1_000_000
-REST_BEFORE_REPEAT = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckRates:
-    """How often a check is mixed in: one in so many tasks; 0 is never."""
-
-    gold_every: int = 0
-    repeat_every: int = 0
+from labeling_app.rankings.agreement import Interval, mean_interval, pair_agreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,126 +17,15 @@ class Feedback:
     explanation: str
 
 
-def make_check(
-    connections: Connections,
-    answer: Ranking,
-    responses: Sequence[str],
-    purpose: Purpose,
-    explanation: str,
-) -> bool:
-    """Make a gold or training task, in the place of the prompt's ordinary one.
-
-    Returns whether it was made; it is not where it is there already.
-
-    Args:
-        connections: the database.
-        answer: the known one, of some or all of the responses.
-        responses: the ids of what is shown.
-        purpose: which of the two it is.
-        explanation: what a training task says afterwards.
-
-    Raises:
-        InputError: somebody has seen the prompt, a round or an evaluation has chosen it, or it
-            has another check.
-    """
-    prompt_id, known = answer.prompt_id, json.dumps(answer.tiers)
-    with connections.write() as db:
-        query = """SELECT purpose, answer FROM tasks
-                   WHERE prompt_id = ? AND purpose IN ('gold', 'training')"""
-        there = dict(db.execute(query, [prompt_id]).fetchall())
-        if there.get(purpose) == known:
-            return False
-        if purpose in there:
-            _refuse_check(purpose, "the prompt has one with another answer")
-        if there:
-            _refuse_check(purpose, f"the prompt has a {next(iter(there))} task")
-        query = """SELECT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id),
-                       purpose <> 'rank' OR reason LIKE 'round %'
-                   FROM tasks t WHERE prompt_id = ?"""
-        tasks = db.execute(query, [prompt_id]).fetchall()
-        if any(is_seen for is_seen, _ in tasks):
-            _refuse_check(purpose, "somebody has seen this prompt")
-        if any(is_chosen for _, is_chosen in tasks):
-            _refuse_check(purpose, "a round or an evaluation has chosen this prompt")
-        values = [json.dumps(responses), purpose, known, explanation, EVERYBODY, EVERYBODY]
-        cursor = db.execute(
-            "UPDATE tasks SET responses = ?, purpose = ?, answer = ?, reason = ?, overlap = ?,"
-            " open = ? WHERE prompt_id = ? AND purpose = 'rank'",
-            [*values, prompt_id],
-        )
-        if not cursor.rowcount:
-            db.execute(
-                "INSERT INTO tasks (responses, purpose, answer, reason, overlap, open, prompt_id,"
-                " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [*values, prompt_id, time.time()],
-            )
-        return True
-
-
-def _refuse_check(purpose: Purpose, reason: str) -> NoReturn:
-    raise InputError(
-        f"no {purpose} task was made: {reason}",
-        "Import checks before people label, each prompt once.",
-    )
-
-
-def choose_check(db: Database, annotator: str, rates: CheckRates) -> int | None:
-    """A check for this annotator now, or None: all training first, then by chance."""
-    training = _undone(db, annotator, "training")
-    if training is not None:
-        return training
-    if rates.gold_every and random.random() < 1 / rates.gold_every:
-        gold = _undone(db, annotator, "gold")
-        if gold is not None:
-            return gold
-    if rates.repeat_every and random.random() < 1 / rates.repeat_every:
-        return _make_repeat(db, annotator)
-    return None
-
-
-def _undone(db: Database, annotator: str, purpose: Purpose) -> int | None:
-    # The second condition is word for word that of the partial index, or it would not be used.
-    query = """SELECT id FROM tasks t WHERE purpose = ?
-               AND purpose IN ('gold', 'training', 'repeat') AND NOT EXISTS (
-                   SELECT 1 FROM assignments a WHERE a.task_id = t.id
-                   AND a.annotator = ? AND a.state <> 'expired')
-               ORDER BY id LIMIT 1"""
-    row = db.execute(query, [purpose, annotator]).fetchone()
-    return int(row[0]) if row else None
-
-
-def _make_repeat(db: Database, annotator: str) -> int | None:
-    """Queue something this person ranked before, at least ten rankings ago and not repeated yet."""
-    query = """
-        SELECT r.prompt_id, r.tiers, t.responses FROM rankings r JOIN tasks t ON t.id = r.task_id
-        WHERE r.annotator = :me AND r.live = 1 AND t.purpose = 'rank' AND t.decides IS NULL
-        AND NOT EXISTS (SELECT 1 FROM tasks again WHERE again.prompt_id = r.prompt_id
-            AND again.purpose = 'repeat' AND again.only_for = :me)
-        ORDER BY r.created_at DESC LIMIT 1 OFFSET :rest"""
-    row = db.execute(query, {"me": annotator, "rest": REST_BEFORE_REPEAT}).fetchone()
-    if row is None:
-        return None
-    prompt_id, tiers, responses = row
-    cursor = db.execute(
-        "INSERT INTO tasks (prompt_id, responses, purpose, open, answer, only_for, created_at)"
-        " VALUES (?, ?, 'repeat', 1, ?, ?, ?)",
-        [prompt_id, responses, tiers, annotator, time.time()],
-    )
-    return cursor.lastrowid
-
-
 def feedback_on(connections: Connections, annotator: str, task_id: int) -> Feedback | None:
     """What to tell somebody about their ranking of a training task.
 
     None for every other task, and before they have ranked it.
     """
-    query = """SELECT t.answer, t.reason, r.shown, r.tiers FROM tasks t JOIN rankings r
-               ON r.task_id = t.id AND r.annotator = ? AND r.live = 1
-               WHERE t.id = ? AND t.purpose = 'training'"""
-    row = connections.db.execute(query, [annotator, task_id]).fetchone()
-    if row is None:
+    found = training_answer(connections, annotator, task_id)
+    if found is None:
         return None
-    answer, explanation, shown, given = json.loads(row[0]), row[1], *map(json.loads, row[2:])
+    answer, explanation, shown, given = found
     return Feedback(
         agreement=pair_agreement(given, answer) or 0.0,
         expected=[[shown.index(response) for response in tier] for tier in answer],
@@ -170,13 +35,9 @@ def feedback_on(connections: Connections, annotator: str, task_id: int) -> Feedb
 
 def check_scores(connections: Connections) -> dict[str, dict[str, Interval | None]]:
     """For every purpose (gold, repeat) and person: agreement with the known answer."""
-    query = """
-        SELECT t.purpose, r.annotator, r.tiers, t.answer FROM tasks t
-        JOIN rankings r ON r.task_id = t.id AND r.live = 1
-        WHERE t.purpose IN ('gold', 'repeat')"""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for purpose, name, tiers, answer in connections.db.execute(query):
-        value = pair_agreement(json.loads(tiers), json.loads(answer))
+    for purpose, name, tiers, answer in checked_rankings(connections):
+        value = pair_agreement(tiers, answer)
         if value is not None:
             values[purpose][name].append(value)
     return {

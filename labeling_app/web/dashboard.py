@@ -5,8 +5,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 
 from labeling_app.db.store import Store
-from labeling_app.quality.agreement import Interval
 from labeling_app.quality.report import Quality, measure_quality
+from labeling_app.rankings.agreement import Interval
 
 FOLDER = Path(__file__).parent / "pages" / "board"
 

@@ -67,6 +67,6 @@ def choose_reference_rows(
     """Stored rows of the step's prompts for the KL term; M samples of a prompt take turns."""
     if settings.kl.source != "reference":
         return []
-    count = max(1, round(len(chosen) * settings.kl.rows_per_episode))
+    count = max(1, round(len(chosen) * settings.kl.rows_per_prompt))
     picked = torch.randperm(len(chosen), generator=generator)[:count].tolist()
     return [chosen[index][step % len(chosen[index])] for index in picked]

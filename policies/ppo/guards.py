@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from policies.ppo.settings import GuardSettings
+from policies.ppo.setting_groups import GuardSettings
 from policies.reference.store import ReferenceRow
 from rlhf.errors import GuardError
 from rlhf.run.checkpoint import last_good
@@ -116,8 +116,8 @@ def watch(
             raise GuardError(
                 f"Step {row['step']}: {words}, for {updated[name]} steps now",
                 f"{last_good(checkpoint)}. Start a new --out with a stronger KL term, "
-                "--reward-shaping par or a lower --learning-rate; the --guards settings say what "
-                "is tolerated.",
+                "--rewards.shaping par or a lower --optim.learning-rate; the --guards settings say "
+                "what is tolerated.",
             )
     return updated
 

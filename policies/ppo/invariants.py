@@ -83,7 +83,7 @@ def check_step(
     if bad:
         raise GuardError(
             f"Step {row['step']}: {', '.join(bad)} is not a finite number",
-            f"{last_good(checkpoint)}. Start a new --out with a lower --learning-rate.",
+            f"{last_good(checkpoint)}. Start a new --out with a lower --optim.learning-rate.",
         )
     if row["step"] > 1:
         return
@@ -92,7 +92,8 @@ def check_step(
         raise GuardError(
             f"Step 1: the sampler's log-probs of its own tokens are {gap:.4f} nats a token off "
             f"those that training sees (at most {most} is expected)",
-            "Use --engine generate or --precision fp32; report this with your model's name.",
+            "Use --sampling.engine generate or --precision fp32; report this with your model's "
+            "name.",
         )
     if row["entropy"] <= 0:
         raise GuardError(

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policies.ppo.models.actor_critic import PolicyAndCritic
-from policies.ppo.settings import MAX_RELATIVE_ERROR, KLSettings
+from policies.ppo.setting_groups import KLSettings
+from policies.ppo.settings import MAX_RELATIVE_ERROR
 from policies.reference.kl import reverse_kl_k1, reverse_kl_k3
 from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceStore

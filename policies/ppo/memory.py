@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 
 from policies.ppo.pretraining import pieces_per_step
-from policies.ppo.settings import KLSettings, PPOSettings
+from policies.ppo.setting_groups import KLSettings
+from policies.ppo.settings import PPOSettings
 from policies.reference.store import open_store
 from policies.rewards.sources import reward_models
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
-from rlhf.planning.planner import GIB, Plan, part_of, read_shape
-from rlhf.planning.ppo_plan import Critic, Roles, Spread, ppo_plan, trained_parameters
+from rlhf.planning.planner import GIB, Layout, Plan, SampleBatch, read_shape, tensor_parallel_shape
+from rlhf.planning.ppo_plan import Critic, PPOBatch, Roles, ppo_plan, trained_parameters
 from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes
 from rlhf.run.rundir import RunDir
@@ -26,10 +27,10 @@ def plan_memory(settings: PPOSettings) -> str:
     """
     critic, roles = _roles(settings)
     text = _plan(settings, critic, roles).text
-    if settings.share_base:
+    if settings.lora.share_base:
         apart = replace(roles, share_base=False, four_bits=False)
         peak = _plan(settings, critic, apart).peak / GIB
-        text += f"\nWithout --share-base the peak is {peak:.4g} GiB."
+        text += f"\nWithout --lora.share-base the peak is {peak:.4g} GiB."
     return text
 
 
@@ -42,7 +43,7 @@ def room_for(settings: PPOSettings) -> int:
     critic, roles = _roles(settings)
     policy = read_shape(settings.model)
     trained = sum(trained_parameters(policy, read_shape(critic), roles).values())
-    return room_bytes(trained, policy.parameters, settings.keep_checkpoints)
+    return room_bytes(trained, policy.parameters, settings.checkpoint.keep)
 
 
 def _roles(settings: PPOSettings) -> tuple[str, Roles]:
@@ -51,13 +52,13 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
     roles = Roles(
         critic=_critic(settings),
         reward_models=len(models),
-        lora_rank=settings.lora_rank,
-        share_base=settings.share_base,
-        four_bits=settings.four_bit_base,
+        lora_rank=settings.lora.rank,
+        share_base=settings.lora.share_base,
+        four_bits=settings.lora.four_bit_base,
         resident=settings.kl.source == "resident",
-        audited_rows=settings.micro_batch_size if _audits_on_the_way(settings.kl) else 0,
-        vllm=settings.engine == "vllm",
-        reward_ranks=tuple(adapter_rank(name) or settings.lora_rank for name in models),
+        audited_rows=settings.batch.micro_batch_size if _audits_on_the_way(settings.kl) else 0,
+        vllm=settings.sampling.engine == "vllm",
+        reward_ranks=tuple(adapter_rank(name) or settings.lora.rank for name in models),
     )
     return models[0] if models else settings.model, roles
 
@@ -70,51 +71,51 @@ def _audits_on_the_way(kl: KLSettings) -> bool:
 def _critic(settings: PPOSettings) -> Critic:
     if not settings.has_critic:
         return "none"
-    if settings.critic == "head":
+    if settings.critic.model == "head":
         return "head"
-    return "own" if settings.critic_trains == "all" else "own head"
+    return "own" if settings.critic.trains == "all" else "own head"
 
 
 def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     prompt, new = _lengths(settings)
-    episodes = settings.micro_batch_size
+    episodes = settings.batch.micro_batch_size
     uses_rows = settings.kl.source == "reference"
-    share = settings.kl.rows_per_episode / settings.samples_per_prompt
+    share = settings.kl.rows_per_prompt / settings.batch.samples_per_prompt
     rows = round(episodes * share) if uses_rows else 0
-    if settings.micro_tokens:  # stored rows count among them
-        episodes, rows = max(1, settings.micro_tokens // (prompt + new)), 0
+    if settings.batch.micro_tokens:  # stored rows count among them
+        episodes, rows = max(1, settings.batch.micro_tokens // (prompt + new)), 0
     processes = max(settings.processes, world_size())
     parts = settings.shard_group or processes
     tensor_parallel = settings.tensor_parallel
     if tensor_parallel > 1:
         processes = parts = 1
-    rollout = settings.episodes_per_step // processes
+    rollout = settings.batch.episodes_per_step // processes
     return ppo_plan(
-        part_of(read_shape(settings.model), tensor_parallel),
-        part_of(read_shape(critic), tensor_parallel),
-        sample_batch=settings.sample_batch_size,
-        episodes=episodes,
-        reference_rows=rows,
-        prompt=prompt,
-        new=new,
-        rollout=rollout,
-        texts=_texts(settings, processes),
+        tensor_parallel_shape(read_shape(settings.model), tensor_parallel),
+        tensor_parallel_shape(read_shape(critic), tensor_parallel),
+        PPOBatch(
+            SampleBatch(settings.sampling.batch_size, prompt, new),
+            episodes=episodes,
+            reference_rows=rows,
+            rollout=rollout,
+            texts=_texts(settings, processes),
+        ),
         bf16=choose_precision(settings.precision) == "bf16",
-        checkpointing=settings.gradient_checkpointing,
+        checkpointing=settings.batch.gradient_checkpointing,
         roles=roles,
-        spread=Spread(settings.sharding, processes, parts, settings.offload),
+        layout=Layout(settings.sharding, parts, settings.offload, processes),
     )
 
 
 def _texts(settings: PPOSettings, processes: int) -> tuple[int, int]:
     """Pretraining texts in one pass, and the tokens of each."""
-    if settings.ptx_data is None:
+    if settings.ptx.data is None:
         return 0, 0
-    length, rows = settings.ptx_length, settings.micro_batch_size
-    if settings.micro_tokens:
-        rows = max(1, settings.micro_tokens // length)
+    length, rows = settings.ptx.length, settings.batch.micro_batch_size
+    if settings.batch.micro_tokens:
+        rows = max(1, settings.batch.micro_tokens // length)
     pieces = pieces_per_step(settings, processes)
-    return min(rows, math.ceil(pieces / settings.minibatches)), length
+    return min(rows, math.ceil(pieces / settings.optim.minibatches)), length
 
 
 def _lengths(settings: PPOSettings) -> tuple[int, int]:

@@ -33,7 +33,7 @@ def describe_texts(path: Path | None) -> dict[str, dict[str, str]]:
     if not path.is_file():
         raise InputError(
             f"No such file: {path}",
-            'Give --ptx-data lines such as {"text": "…"}, or a .txt file with a text on each line.',
+            'Give --ptx.data lines such as {"text": "…"}, or a .txt file with a text on each line.',
         )
     return {"ptx": {"path": str(path), "hash": file_hash(path)}}
 
@@ -60,7 +60,7 @@ def read_pieces(
         if len(pieces) >= limit:
             break
     if not pieces:
-        raise InputError(f"{path} holds no text", "Give --ptx-data a file with texts to keep.")
+        raise InputError(f"{path} holds no text", "Give --ptx.data a file with texts to keep.")
     return pieces[:limit]
 
 
@@ -80,8 +80,8 @@ def _texts(path: Path) -> Iterator[str]:
 
 def pieces_per_step(settings: PPOSettings, processes: int) -> int:
     """Pieces of text of one process in one step; every minibatch has one at least."""
-    wanted = round(settings.episodes_per_step * settings.ptx_per_episode / processes)
-    return max(settings.minibatches, wanted)
+    wanted = round(settings.batch.episodes_per_step * settings.ptx.per_episode / processes)
+    return max(settings.optim.minibatches, wanted)
 
 
 def stack_pieces(pieces: Sequence[list[int]], pad_id: int, device: torch.device) -> Sequences:

@@ -122,7 +122,7 @@ def collect_rollout(
     loss_mask, weights = _loss_weights(finished, mask, log_probs, sampler_log_probs, settings)
     token_rewards, reference_log_probs = place_at_end(shaped + baseline, mask), None
     if reference is not None:
-        rows = settings.micro_batch_size
+        rows = settings.batch.micro_batch_size
         reference_log_probs = measure_reference(accelerator, model, reference, sequences, rows)
         token_rewards -= settings.kl.coefficient * (log_probs - reference_log_probs) * mask
     advantages, returns = advantages_of(
@@ -163,7 +163,7 @@ def _sample(
         tokenizer,
         prompts,
         sampling,
-        settings.sample_batch_size,
+        settings.sampling.batch_size,
         sampler=sampler,
     )
     pad_id = int(tokenizer.pad_token_id)
@@ -188,11 +188,11 @@ def _loss_weights(
     settings: PPOSettings,
 ) -> tuple[Bool[Tensor, "B R"], Float[Tensor, "B R"] | None]:
     """The tokens that the losses learn from, and their weights in the policy loss."""
-    kept = finished if settings.mask_truncated else torch.ones_like(finished)
-    if settings.corrects_sampler == "none":
+    kept = finished if settings.rewards.mask_truncated else torch.ones_like(finished)
+    if settings.sampler_correction == "none":
         return mask & kept[:, None], None
-    both, cap = (log_probs, sampler_log_probs), settings.sampler_cap
-    if settings.corrects_sampler == "sequence":
+    both, cap = (log_probs, sampler_log_probs), settings.sampling.correction_cap
+    if settings.sampler_correction == "sequence":
         kept = kept & matches_sampler(*both, mask, cap)
     return mask & kept[:, None], sampler_weights(*both, cap)
 
@@ -216,14 +216,14 @@ def advantages_of(
         loss_mask: the tokens to whiten over, all real ones when not given.
     """
     if not settings.has_critic:
-        totals = token_rewards.sum(dim=1).view(-1, settings.samples_per_prompt)
+        totals = token_rewards.sum(dim=1).view(-1, settings.batch.samples_per_prompt)
         if settings.advantages == "rloo":
             each = leave_one_out(totals)
         else:
-            each = group_relative(totals, scale=settings.group_std)
+            each = group_relative(totals, scale=settings.loss.grpo_std)
         return each.flatten()[:, None] * mask, values
     advantages, returns = generalized_advantages(
-        token_rewards, values, mask, gamma=settings.gamma, gae_lambda=settings.gae_lambda
+        token_rewards, values, mask, gamma=settings.loss.gamma, gae_lambda=settings.loss.gae_lambda
     )
     moments = masked_moments(advantages, mask if loss_mask is None else loss_mask)
     count, total, squares = global_sum(accelerator, moments).tolist()
@@ -248,9 +248,11 @@ def _measure(
     features: Tensor | None = None
     lengths = sequences.joined.mask.sum(dim=1)
     with accelerator.autocast():
-        for rows in split_by_length(lengths, settings.micro_batch_size, settings.micro_tokens):
+        for rows in split_by_length(
+            lengths, settings.batch.micro_batch_size, settings.batch.micro_tokens
+        ):
             part, mask = sequences.rows(rows), sequences.responses.mask[rows]
-            part = arrange(part, settings.micro_tokens)
+            part = arrange(part, settings.batch.micro_tokens)
             responses = part.responses
             if model.reads_frozen_features:
                 logits, read = response_logits(model.policy, part), model.critic_features(part)
@@ -317,17 +319,17 @@ def describe_correction(
         return {}
     moments = global_sum(accelerator, masked_moments(weights, mask))
     count, total, squares = moments.clamp(min=1e-12).tolist()
-    capped = global_sum(accelerator, ((weights >= settings.sampler_cap) & mask).sum())
+    capped = global_sum(accelerator, ((weights >= settings.sampling.correction_cap) & mask).sum())
     found = {
         "sampler/capped_fraction": float(capped) / count,
         "sampler/effective_sample_size": total**2 / (count * squares),
     }
-    if settings.corrects_sampler == "sequence":
+    if settings.sampler_correction == "sequence":
         near = matches_sampler(
             rollout.old_log_probs,
             rollout.sampler_log_probs,
             rollout.response_mask,
-            settings.sampler_cap,
+            settings.sampling.correction_cap,
         )
         left, responses = global_sum(
             accelerator, torch.stack([(~near).sum(), torch.ones_like(near).sum()])

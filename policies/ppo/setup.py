@@ -92,16 +92,16 @@ def set_up(
         if obstacle := pack_prefixes(part):
             words = f"Sequences are padded, which takes longer: {obstacle}."
             accelerator.print(words, file=sys.stderr)
-        if settings.gradient_checkpointing:
+        if settings.batch.gradient_checkpointing:
             part.activation_checkpointing_enable({"use_reentrant": False})
-    plain.train(settings.gradient_checkpointing)  # transformers checkpoints in this mode only
+    plain.train(settings.batch.gradient_checkpointing)  # transformers checkpoints in this mode only
     gathered_model = GatheredModel(plain, accelerator.device, sharding)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
     reward = load_reward(
         settings.reward,
         accelerator,
-        weights=settings.reward_weights,
-        combination=settings.reward_combination,
+        weights=settings.rewards.weights,
+        combination=settings.rewards.combination,
         sharding=sharding,
         base=base,
         given=store.template_kwargs,
@@ -133,11 +133,11 @@ def _new_sampler(
     settings: PPOSettings, store: ReferenceStore, accelerator: Accelerator
 ) -> Sampler | None:
     """Who samples rollouts; None is transformers' plain `generate`."""
-    if settings.engine == "continuous":
+    if settings.sampling.engine == "continuous":
         return sample_continuously
-    if settings.engine == "vllm":
+    if settings.sampling.engine == "vllm":
         longest = store.manifest["longest_prompt"] + store.sampling.max_new_tokens
-        return VLLM(settings.model, accelerator, longest, settings.sample_batch_size)
+        return VLLM(settings.model, accelerator, longest, settings.sampling.batch_size)
     return None
 
 
@@ -158,12 +158,12 @@ def _build_models(
     if base is None:
         tensor_parallel = settings.tensor_parallel > 1
         policy = load_causal_lm(settings.model, tensor_parallel=tensor_parallel, trained=True)
-        alpha = 2 * settings.lora_rank
-        if settings.lora_rank:
-            add_adapters(policy, settings.lora_rank, alpha, settings.seed)
+        alpha = 2 * settings.lora.rank
+        if settings.lora.rank:
+            add_adapters(policy, settings.lora.rank, alpha, settings.seed)
     else:
         policy = policy_on(base, settings)
-        if settings.has_critic and settings.critic == "own":
+        if settings.has_critic and settings.critic.model == "own":
             pad_token_id = int(tokenizer.pad_token_id)
             return PolicyAndCritic(policy, *critic_on(base, settings, pad_token_id))
     return PolicyAndCritic(policy, *new_critic(settings, tokenizer))
@@ -185,7 +185,7 @@ def _read_texts(
     settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, processes: int
 ) -> list[list[int]]:
     """Pieces of pretraining text: as many as all steps take, where the file has them."""
-    if settings.ptx_data is None:
+    if settings.ptx.data is None:
         return []
     limit = settings.steps * processes * pieces_per_step(settings, processes)
-    return read_pieces(settings.ptx_data, tokenizer, settings.ptx_length, limit)
+    return read_pieces(settings.ptx.data, tokenizer, settings.ptx.length, limit)

@@ -97,12 +97,12 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     require_training_prompts(store)
     stored = {"path": str(reference.path), "hash": store.content_hash}
     inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
-    inputs |= describe_texts(settings.ptx_data)
+    inputs |= describe_texts(settings.ptx.data)
     require_shared_base(settings, model)
     sharding = choose_sharding(settings)
-    if sharding.is_sharded and settings.share_base:
+    if sharding.is_sharded and settings.lora.share_base:
         raise ConfigError(
-            f"--share-base leaves little to divide for --sharding {sharding.strategy}",
+            f"--lora.share-base leaves little to shard with --sharding {sharding.strategy}",
             "Leave --sharding out: every process holds the one frozen model.",
         )
     accelerator = start(settings.precision, settings.seed)
@@ -138,7 +138,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
 def before_training(training: Training) -> dict[str, Any] | None:
     """Check that the policy is the reference, and fit the critic; returns what the fit found."""
     with training.gathered() as plain:
-        if not training.settings.four_bit_base:  # of which the stored log-probs are not
+        if not training.settings.lora.four_bit_base:  # of which the stored log-probs are not
             check_reference(
                 training.accelerator,
                 plain.policy,
@@ -146,7 +146,7 @@ def before_training(training: Training) -> dict[str, Any] | None:
                 [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
                 training.store.sampling.temperature,
             )
-        if not (training.settings.has_critic and training.settings.critic_warmup):
+        if not (training.settings.has_critic and training.settings.critic.warmup):
             return None
         found = fit_critic(
             training.accelerator,
@@ -165,7 +165,13 @@ def before_training(training: Training) -> dict[str, Any] | None:
 def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
     """Sample, score, update, report; once per step. `facts` travel in the checkpoints."""
     settings, accelerator = training.settings, training.accelerator
-    saver = Saver.of(settings, accelerator, training.run.checkpoints)
+    saver = Saver(
+        accelerator,
+        training.run.checkpoints,
+        every_steps=settings.checkpoint.every,
+        every_minutes=settings.save_minutes,
+        keep=settings.checkpoint.keep,
+    )
     some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
     normal = normal_of([row for rows in some for row in rows])
     with progress("ppo", total=settings.steps, done=done) as bar, saver.listening():
@@ -177,7 +183,7 @@ def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
                 row,
                 accelerator.mixed_precision,
                 newest,
-                single_update=settings.epochs * settings.minibatches == 1,
+                single_update=settings.optim.epochs * settings.optim.minibatches == 1,
             )
             append_metrics(training.run.metrics_file, row)
             accelerator.log(row, step=step)
@@ -195,7 +201,7 @@ def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
             )
             if measured is not None:
                 facts["kl_coefficient"] = adjust(
-                    kl.coefficient, measured, settings.episodes_per_step, kl
+                    kl.coefficient, measured, settings.batch.episodes_per_step, kl
                 )
             shown = "" if measured is None else f"  kl {measured:.3f}"
             bar.show(f"reward {row['reward/mean']:+.2f}{shown}")
@@ -214,8 +220,8 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
     chosen = choose_prompts(
         training.prompts,
         step,
-        settings.episodes_per_step // settings.samples_per_prompt,
-        settings.samples_per_prompt,
+        settings.batch.episodes_per_step // settings.batch.samples_per_prompt,
+        settings.batch.samples_per_prompt,
         settings.seed,
         rank=training.dp_rank,
         ranks=training.dp_size,
@@ -237,7 +243,9 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
     beat("updating", step)
     scored = time.monotonic()
     generator = torch.Generator().manual_seed(_step_seed(training, step))
-    rows = choose_reference_rows(chosen[:: settings.samples_per_prompt], step, settings, generator)
+    rows = choose_reference_rows(
+        chosen[:: settings.batch.samples_per_prompt], step, settings, generator
+    )
     statistics = update(
         accelerator,
         training.model,
@@ -298,7 +306,7 @@ def measure_kl(
             model,
             rollout.sequences,
             rollout.old_log_probs,
-            settings.micro_batch_size,
+            settings.batch.micro_batch_size,
             tensor_parallel=settings.tensor_parallel > 1,
             holds_reference=settings.holds_reference,
         )
@@ -318,7 +326,7 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
     """Anneal both learning rates linearly to 0 over the run; what they are now, as metrics."""
     settings = training.settings
     remaining = 1 - (step - 1) / settings.steps
-    peaks = {"policy": settings.learning_rate, "critic": settings.critic_learning_rate}
+    peaks = {"policy": settings.optim.learning_rate, "critic": settings.critic.learning_rate}
     rates = {}
     # without a critic there is only the first group
     for group, (name, peak) in zip(training.optimizer.param_groups, peaks.items(), strict=False):
@@ -355,7 +363,7 @@ def hear(training: Training, policy: PreTrainedModel) -> AuditSamples:
         training.tokenizer,
         store,
         groups,
-        settings.sample_batch_size,
+        settings.sampling.batch_size,
         sampler=training.sampler,
         holds_reference=settings.holds_reference,
     )
@@ -382,12 +390,12 @@ def report(training: Training, heard: AuditSamples) -> dict[str, Any]:
 
 
 def _require_even_split(settings: PPOSettings, processes: int) -> None:
-    share = processes * math.lcm(settings.minibatches, settings.samples_per_prompt)
-    if settings.episodes_per_step % share:
+    share = processes * math.lcm(settings.optim.minibatches, settings.batch.samples_per_prompt)
+    if settings.batch.episodes_per_step % share:
         raise ConfigError(
-            f"--episodes-per-step {settings.episodes_per_step} does not divide into {processes} "
-            f"processes × {settings.minibatches} minibatches, with {settings.samples_per_prompt} "
-            "samples of each prompt in one process",
+            f"--batch.episodes-per-step {settings.batch.episodes_per_step} does not divide into "
+            f"{processes} processes × {settings.optim.minibatches} minibatches, with "
+            f"{settings.batch.samples_per_prompt} samples of each prompt in one process",
             f"Make it a multiple of {share}.",
         )
 

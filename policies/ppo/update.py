@@ -145,11 +145,11 @@ def update(
     num_texts = 0 if texts is None else len(texts.prompts.ids)
     norms = {f"grad_norm/{name}": 0.0 for name in unwrap(model).parts}
     updates = 0
-    for _ in range(settings.epochs):
+    for _ in range(settings.optim.epochs):
         for minibatch in split_minibatches(
             rollout.response_mask.sum(dim=1).cpu(),
             references.sequences.responses.mask.sum(dim=1).cpu(),
-            settings.minibatches,
+            settings.optim.minibatches,
             generator,
             num_texts,
         ):
@@ -159,13 +159,13 @@ def update(
             )
             sums += added
             approx_kl = float(added[LOSSES.index("approx_kl")] / added[len(LOSSES)].clamp(min=1))
-            if approx_kl > settings.max_approx_kl:
+            if approx_kl > settings.optim.target_kl:
                 optimizer.zero_grad()
                 return _means(sums, norms, updates, settings)
             plain: PolicyAndCritic = unwrap(model)
             for name, part in plain.parts.items():
                 norms[f"grad_norm/{name}"] = clip_gradients(
-                    accelerator, model, part.parameters(), settings.max_grad_norm
+                    accelerator, model, part.parameters(), settings.optim.max_grad_norm
                 )
             optimizer.step()
             optimizer.zero_grad()
@@ -228,10 +228,10 @@ def _accumulate(
         for position, losses_of in enumerate(parts):
             with accumulating(accelerator, model, last=position == len(parts) - 1):
                 losses = losses_of()
-                loss = losses[0] + settings.value_coefficient * losses[1]
+                loss = losses[0] + settings.critic.coefficient * losses[1]
                 loss = loss / counts[0].clamp(min=1)
                 loss = loss + settings.kl.coefficient * losses[2] / counts[1].clamp(min=1)
-                loss = loss + settings.ptx_coefficient * losses[-1] / counts[2].clamp(min=1)
+                loss = loss + settings.ptx.coefficient * losses[-1] / counts[2].clamp(min=1)
                 # data parallelism averages gradients over processes; the sums want their total
                 backward(accelerator, model, loss.float() * accelerator.num_processes)
             sums += torch.stack(losses).detach().double()
@@ -247,9 +247,9 @@ def _text_parts(
     if texts is None:
         return []
     lengths = texts.joined.mask.sum(dim=1).cpu()
-    parts = split_by_length(lengths, settings.micro_batch_size, settings.micro_tokens)
+    parts = split_by_length(lengths, settings.batch.micro_batch_size, settings.batch.micro_tokens)
     return [
-        partial(_text_losses, model, arrange(texts.rows(rows), settings.micro_tokens))
+        partial(_text_losses, model, arrange(texts.rows(rows), settings.batch.micro_tokens))
         for rows in split_alike(accelerator, parts)
     ]
 
@@ -279,13 +279,13 @@ def _micro_batches(
     episodes, rows = minibatch.episodes, minibatch.reference_rows
     lengths = rollout.sequences.joined.mask.sum(dim=1).cpu()[episodes]
     row_lengths = references.sequences.joined.mask.sum(dim=1).cpu()[rows]
-    if not settings.micro_tokens:
-        parts = episodes[lengths.argsort()].split(settings.micro_batch_size)
+    if not settings.batch.micro_tokens:
+        parts = episodes[lengths.argsort()].split(settings.batch.micro_batch_size)
         row_parts = torch.tensor_split(rows[row_lengths.argsort()], len(parts))
         return list(zip(parts, row_parts, strict=True))
 
     def split(each: Tensor) -> list[Tensor]:
-        return split_alike(accelerator, split_by_length(each, 0, settings.micro_tokens))
+        return split_alike(accelerator, split_by_length(each, 0, settings.batch.micro_tokens))
 
     pairs = [(episodes[:0], rows[part]) for part in split(row_lengths)]
     pairs += [(episodes[part], rows[:0]) for part in split(lengths)]
@@ -304,7 +304,7 @@ def _losses(
     """LOSSES of one micro-batch of episodes and stored rows, each a sum over real tokens."""
     batch = arrange(
         stack(rollout.sequences.rows(episodes), references.sequences.rows(rows)),
-        settings.micro_tokens,
+        settings.batch.micro_tokens,
     )
     mask, row_mask = batch.responses.mask.split([len(episodes), len(rows)])
 
@@ -333,15 +333,15 @@ def _losses(
             fit(rollout.old_values),
             fit(rollout.returns),
             learned,
-            settings.value_clip_range,
+            settings.critic.clip_range,
         )
     mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
     old = fit(rollout.old_log_probs)
-    clips = (settings.clip_range, settings.clip_range_high)
+    clips = (settings.loss.clip_range, settings.loss.clip_range_high)
     weights = None if rollout.sampler_weights is None else fit(rollout.sampler_weights)
     advantages = fit(rollout.advantages)
     return [
-        policy_loss(mine, old, advantages, learned, *clips, settings.dual_clip, weights),
+        policy_loss(mine, old, advantages, learned, *clips, settings.loss.dual_clip, weights),
         value,
         KL_ESTIMATORS[settings.kl.estimator][1](
             stored if top is None else top, fit_row(reference), row_mask

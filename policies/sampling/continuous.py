@@ -18,7 +18,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from rlhf.errors import InputError
 
 PAGE = 256  # tokens
-REMEDY = "Use --engine generate, which samples from every model."
+REMEDY = "Use --sampling.engine generate, which samples from every model."
 
 
 def sample_continuously(

@@ -148,5 +148,5 @@ def _refusing(model: str) -> Iterator[None]:
         reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error) or repr(error)
         raise InputError(
             f"vLLM does not start with {model} ({reason.strip().splitlines()[0]})",
-            "Use --engine generate, which samples from every model.",
+            "Use --sampling.engine generate, which samples from every model.",
         ) from error

@@ -1,4 +1,4 @@
-"""How the command line helps: its help pages, and what it says of words it cannot read."""
+"""What the command line says of words it cannot read."""
 
 import shlex
 from collections.abc import Sequence
@@ -8,36 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
-from cyclopts.help import DefaultFormatter, HelpPanel
-from rich.console import Console, ConsoleOptions
 
+from rlhf.commands.help_page import FLAGS_OF_ALL
 from rlhf.config import flag_of, load_settings, old_names, setting_names
 from rlhf.errors import ConfigError, did_you_mean
-from rlhf.parallel.settings import ClusterSettings
-
-FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
-ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
-
-
-def show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-    """A part of a help page: required settings first, those of clusters last.
-
-    `--no-…` stands only where it changes something.
-    """
-    if panel.format == "parameter":
-        entries = sorted(
-            panel.entries,
-            key=lambda entry: (not entry.required, not ON_CLUSTERS.isdisjoint(entry.names)),
-        )
-        panel = panel.copy(
-            entries=[
-                entry
-                if entry.default == "True" or (entry.default is None and not entry.required)
-                else entry.copy(negative_names=())
-                for entry in entries
-            ]
-        )
-    DefaultFormatter()(console, options, panel)
 
 
 def explain(
@@ -49,7 +23,7 @@ def explain(
         error: what the parser found.
         words: what was typed after `rlhf`.
         commands: all there are.
-        settings: the dataclass of the command; None where no command was recognised.
+        settings: the dataclass of the command; None where no command was recognized.
     """
     if isinstance(error, UnknownCommandError):
         close = did_you_mean(words[0], commands)

@@ -106,8 +106,8 @@ def load_causal_lm(
         name: model folder or hub name.
         dtype: of the weights.
         quantization: how the linear layers are packed instead.
-        together: each process of the group holds a part of every matrix (tensor parallelism), and
-            all must ask the model the same at the same time.
+        tensor_parallel: each process of the group holds a part of every matrix, and all must call
+            the model with the same inputs at the same time.
         trained: they will train it.
 
     Raises:
@@ -147,8 +147,8 @@ def new_reward_model(
         seed: of a fresh head.
         dtype: of the weights; the head's are float32.
         quantization: how the linear layers are packed instead.
-        together: each process of the group holds a part of every matrix, as in `load_causal_lm`;
-            the head is whole.
+        tensor_parallel: each process of the group holds a part of every matrix, as in
+            `load_causal_lm`; the head is whole.
 
     Raises:
         InputError: there is no such model, its weights are not whole, it is a classifier with

@@ -2,9 +2,9 @@
 
 import pytest
 
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.quality.overlap import set_overlap
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ from labeling_app.db.store import Store
 from rlhf.records.jsonl import read_jsonl
 from tests.browser.conftest import App, ProcessApp
 from tests.browser.test_whole_session import require_accessible
-from tests.chat_server import ChatServer
+from tests.servers.chat import ChatServer
 
 pytestmark = pytest.mark.browser
 

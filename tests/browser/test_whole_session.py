@@ -11,9 +11,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from labeling_app.annotators.users import Users
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.quality.overlap import set_overlap
 from rlhf.records.schema import Message, Prompt, Response
 from tests.browser.conftest import App, submit_as_shown
 

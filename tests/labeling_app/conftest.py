@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from labeling_app.annotators import passwords as auth
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.web.access import passwords as auth
 from rlhf.records.schema import Message, Prompt, Response, content_id
 
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ def build_responses(
 
 @pytest.fixture(autouse=True)
 def _quick_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password is hashed at a cost of its own; test_auth.py is about what it is."""
+    """A password is hashed at a cost of its own; test_passwords.py is about what it is."""
     monkeypatch.setattr(auth, "COST", auth.Cost(2**4, 8, 1))
 
 

@@ -60,8 +60,8 @@ def write_prompts(path: Path) -> Path:
 
 
 def spread(processes: int, *arguments: str) -> dict[str, Any]:
-    """Run tests.pipeline.spread; what its main process wrote."""
-    program = ["-m", "tests.pipeline.spread", *arguments]
+    """Run tests.pipeline.processes.spread; what its main process wrote."""
+    program = ["-m", "tests.pipeline.processes.spread", *arguments]
     if processes > 1:
         agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         program = [*agent, *program]

@@ -12,9 +12,9 @@ from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.rundir import RunDir
 from tests.conftest import build_tiny_model
-from tests.judge_server import JudgeServer
 from tests.pipeline.loop import SHORT, SIGNAL, write_prompts
 from tests.policies.training import training
+from tests.servers.judge import JudgeServer
 
 __all__ = ["inputs", "training"]
 

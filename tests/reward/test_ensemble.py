@@ -17,8 +17,8 @@ from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.jsonl import read_jsonl, write_jsonl
 from rlhf.run.rundir import watching_stage
 from rlhf.run.watchdog import read_hearts
-from tests.listener import Listener
 from tests.reward.conftest import build_record, sequences_of
+from tests.servers.listener import Listener
 
 RECORDS = [build_record(n, "test") for n in range(0, 32, 4)]
 

@@ -1,15 +1,17 @@
 import json
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import yaml
@@ -66,6 +68,8 @@ def _command(run: Callable[[Settings], dict[str, Any]], plan: str = "") -> Modul
     module = ModuleType("rlhf.commands.models.generate")
     module.Settings = Settings
     module.run = run
+    module.describe = lambda settings, result: f"Did {result['steps']} steps: {result['text']}"
+    module.EXAMPLE = "rlhf probe --model m"
     if plan:
         module.memory_plan = lambda settings: plan
     return module
@@ -86,7 +90,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Settings]]:
             return RESULT | {"steps": settings.steps}
 
         monkeypatch.setitem(sys.modules, "rlhf.commands.models.generate", _command(run, plan))
-        monkeypatch.setitem(cli.COMMANDS, "probe", "generate")
+        monkeypatch.setitem(cli.COMMANDS, "probe", "models.generate")
         return seen
 
     return install
@@ -141,6 +145,73 @@ def test_help_lists_required_settings_first_and_leaves_empty_negations_out(capsy
     assert re.findall(r"^│ \*  (--[a-z]+) ", shown, re.M) == required
     assert re.findall(r"^│ .  (--[a-z]+) ", shown, re.M)[:4] == required
     assert "--empty-" not in shown
+
+
+def test_help_shows_settings_by_group_and_an_example_last(probe, capsys) -> None:
+    probe()
+    assert cli.main(["probe", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^╭─ (.*?) ─", shown, re.M) == ["Settings", "brake", "Every command"]
+    group = shown[shown.index("─ brake ─") : shown.index("─ Every command ─")]
+    assert re.findall(r"--[a-z.]+", group) == ["--brake.source", "--brake.coefficient"]
+    assert "A group of settings." in group
+    assert shown.split("Example:")[1].strip() == "rlhf probe --model m"
+
+
+def test_the_old_way_to_order_the_queue_names_the_new_one(capsys) -> None:
+    words = ["--db", "d", "--reward", "r", "--dry-run"]
+    assert cli.main(["prioritize", *words]) == 0
+    wanted = capsys.readouterr().out
+    assert cli.main(["annotate", "--prioritise", *words]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == wanted
+    assert shown.err == "rlhf annotate --prioritise is now: rlhf prioritize\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (
+            "annotate --db d --annotator signal:a:b --model m --parallel 8",
+            "--model and --parallel have no effect with a signal",
+        ),
+        (
+            "annotate --db d --annotator judge --endpoint http://a --model m --tie-within 1",
+            "--tie-within has no effect with a judge",
+        ),
+        (
+            "label --db d --top-p 0.9",
+            "--top-p has no effect without --model or --endpoint (live mode)",
+        ),
+        ("users add ann --db d", ""),
+        ("users disable ann --db d --role lead", "--role has no effect with disable"),
+        ("users token shop --db d --password-stdin", "--password-stdin has no effect with token"),
+        ("evaluate --out r --from-db d --mix", "--mix has no effect without --to-db"),
+    ],
+)
+def test_settings_of_another_mode_are_refused(capsys, command: str, problem: str) -> None:
+    assert cli.main([*command.split(), "--dry-run"]) == (2 if problem else 0)
+    assert capsys.readouterr().err == (f"error {problem}\n  Leave it out.\n" if problem else "")
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_the_example_of_every_help_page(
+    command: str, tmp_path: Path, tiny_model: Path, monkeypatch, capsys
+) -> None:
+    example = import_module(f"rlhf.commands.{cli.COMMANDS[command]}").EXAMPLE
+    assert all(len(line) <= 78 for line in example.splitlines())  # fits a terminal as it is
+    assert cli.main([command, "--help"]) == 0
+    shown = capsys.readouterr().out.split("Example:")[1]
+    assert [line.strip() for line in shown.split("\n") if line.strip()] == [
+        line.strip() for line in example.splitlines()
+    ]
+    program, *words = shlex.split(example.replace("\\\n", ""))
+    assert (program, words[0]) == ("rlhf", command)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("models/SmolLM2-135M-Instruct", "runs/first/reward"):
+        shutil.copytree(tiny_model, folder)
+    assert cli.main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_help_names_every_command(capsys) -> None:
@@ -217,18 +288,10 @@ def test_only_the_main_process_of_a_group_prints_the_result(probe, monkeypatch, 
     assert capsys.readouterr().out == ""
 
 
-def test_people_see_a_table_with_nested_names(probe, capsys) -> None:
+def test_people_read_a_sentence_with_data_as_it_is(probe, capsys) -> None:
     probe()
     assert cli.main(["probe", "--model", "m"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        ["steps", "3"],
-        ["kl.nats", "0.1235"],
-        ["text", "grüß", "[/INST]", "[b]"],
-        ["of.1.model", "a"],
-        ["of.2.model", "b"],
-        ["skipped", "[]"],
-    ]
+    assert capsys.readouterr().out == "Did 3 steps: grüß [/INST] [b]\n"
 
 
 @pytest.mark.parametrize(
@@ -380,20 +443,26 @@ def test_the_real_program_says_what_is_wrong_and_exits_with_2() -> None:
     done = run_cli("ppo", "--model", "a", "--reward", "b", "--reference", "c", "--out", "d",
                    "--clip-range", "0")  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "error --clip-range is 0\n  Give a value of more than 0.\n"
+    assert done.stderr == "error --loss.clip-range is 0\n  Give a value of more than 0.\n"
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_every_command_has_settings_with_help_and_a_run(name: str) -> None:
     module = import_module(f"rlhf.commands.{cli.COMMANDS[name]}")
     assert module.run.__doc__
+    assert module.describe.__doc__
     assert module.Settings.__doc__
-    kinds = [kind for kind in module.Settings.__mro__ if kind is not object]
-    files = [Path(sys.modules[kind.__module__].__file__) for kind in kinds]
-    source = "".join(file.read_text(encoding="utf-8") for file in files)
-    for setting in module.Settings.__dataclass_fields__:
-        line = re.search(rf"^    {setting}: .*(\n        .*|\n    \).*)*\n    \"\"\"", source, re.M)
-        assert line, f"{name}: no help under {setting}"
+    types = get_type_hints(module.Settings)
+    groups = [types[one.name] for one in fields(module.Settings) if is_dataclass(types[one.name])]
+    for settings in (module.Settings, *groups):
+        kinds = [kind for kind in settings.__mro__ if kind is not object]
+        files = [Path(sys.modules[kind.__module__].__file__) for kind in kinds]
+        source = "".join(file.read_text(encoding="utf-8") for file in files)
+        for one in fields(settings):
+            line = re.search(
+                rf"^    {one.name}: .*(\n        .*|\n    \).*)*\n    \"\"\"", source, re.M
+            )
+            assert line, f"{name}: no help under {one.name}"
 
 
 SLEEPER = """

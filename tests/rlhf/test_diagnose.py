@@ -98,8 +98,8 @@ RESUMED = "; then run the same command with --resume."
         ),
         (
             "ppo",
-            "Lower --micro-batch-size or --micro-tokens or --sample-batch-size, "
-            f"{CHECKPOINTED}, {DIVIDED} {PLANNED}{RESUMED}",
+            "Lower --batch.micro-batch-size or --batch.micro-tokens or --sampling.batch-size, or "
+            f"add --batch.gradient-checkpointing, {DIVIDED} {PLANNED}{RESUMED}",
         ),
         ("sft", f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}"),
         ("reference", f"Lower --batch-size, {DIVIDED} {PLANNED}{RESUMED}"),

@@ -20,7 +20,7 @@ from reward.scoring import texts as text_scoring
 from rlhf.endpoints import judge, urls
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Message, Prompt, Response, Sampling
-from tests.local_server import LocalServer
+from tests.servers.local import LocalServer
 
 PROMPT = Prompt.create((Message(role="user", content="Hi?"),), "train", "test")
 QUESTION = judge.build_request("Which?", "one", "two", rubric="")

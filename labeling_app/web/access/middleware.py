@@ -5,7 +5,6 @@ and sends no security headers. This ASGI middleware runs before all of it.
 """
 
 import sqlite3
-import time
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -14,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from labeling_app.annotators.users import User, Users
 from labeling_app.web.access import content_policy
-from labeling_app.web.access.passwords import host_of, is_own_origin, read_cookie
+from labeling_app.web.access.cookies import read_cookie
+from labeling_app.web.access.origins import host_of, is_own_origin
 from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS, FindUser, SignInPage
 from labeling_app.web.health import unusable_database
 
@@ -122,6 +122,7 @@ def user_of_cookie(users: Users, secret: str) -> FindUser:
     """Find the user who sends a request by the signed cookie."""
 
     def find(request: Request) -> User | None:
-        return users.of_ticket(read_cookie(secret, request.cookies.get(COOKIE, ""), time.time()))
+        session = read_cookie(secret, request.cookies.get(COOKIE, ""))
+        return users.of_session(*session) if session else None
 
     return find

@@ -23,13 +23,12 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from labeling_app.annotators.users import SignIn, User, Users
 from labeling_app.web.access.attempts import Attempts, network_of
 from labeling_app.web.access.content_policy import html_page
-from labeling_app.web.access.passwords import make_cookie
+from labeling_app.web.access.cookies import SESSION_SECONDS, make_cookie
 from labeling_app.web.health import unusable_database
 from labeling_app.web.request_bodies import BodyError, read_body
 
 SIGN_IN_PATHS = ("/sign-in", "/sign-out")
 COOKIE = "rlhf_session"
-SESSION_SECONDS = 14 * 24 * 3600
 MAX_FORM_BYTES = 10_000
 PAGE = Path(__file__).parents[1] / "pages" / "board" / "sign_in.html"
 LOOPBACK = ("127.0.0.1", "::1")
@@ -162,7 +161,7 @@ class SignInPage:
         answer = RedirectResponse("/", status_code=303)
         answer.set_cookie(
             COOKIE,
-            make_cookie(self._secret, user.name, user.epoch, time.time() + SESSION_SECONDS),
+            make_cookie(self._secret, user.name, user.epoch),
             max_age=SESSION_SECONDS,
             httponly=True,
             samesite="lax",

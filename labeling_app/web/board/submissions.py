@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from labeling_app.db.queue import Submission
-from labeling_app.quality.flags import OF_RANKINGS
+from labeling_app.rankings.flags import OF_RANKINGS
 from rlhf.errors import InputError
 
 MAX_ID = 64

@@ -100,9 +100,9 @@ def new_critic(
     """
     if not settings.has_critic:
         return None, 0.0
-    if settings.critic == "head":
+    if settings.critic.model == "head":
         width = load_config(settings.model).get_text_config().hidden_size
-        return PolicyHead(width, trains_policy=settings.critic_trains == "all"), 0.0
+        return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
     models = [name for name in settings.reward if is_model(name)]
     tensor_parallel = settings.tensor_parallel > 1
     if models:
@@ -113,7 +113,7 @@ def new_critic(
         critic = new_reward_model(
             settings.model, pad_id, settings.seed, tensor_parallel=tensor_parallel
         )
-    if settings.critic_trains == "head":
+    if settings.critic.trains == "head":
         critic.requires_grad_(False)
         reward_head(critic).requires_grad_(True)
     return critic, float(getattr(critic.config, "reward_bias", 0.0))

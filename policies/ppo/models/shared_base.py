@@ -1,4 +1,4 @@
-"""One frozen model under policy, critic and reward models: `--share-base`.
+"""One frozen model under policy, critic and reward models: `--lora.share-base`.
 
 Every role has modules of its own with LoRA adapters on them, but all modules hold the same frozen
 tensors. So no adapter is ever switched over: a role is a plain model, and the reference is the
@@ -32,9 +32,9 @@ def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
     Raises:
         InputError: one was trained whole, beside other weights, or in the other form of these.
     """
-    for name in filter(is_model, settings.reward if settings.share_base else ()):
+    for name in filter(is_model, settings.reward if settings.lora.share_base else ()):
         for folder in member_folders(name):
-            require_adapters(folder, model, four_bits=settings.four_bit_base)
+            require_adapters(folder, model, four_bits=settings.lora.four_bit_base)
 
 
 def load_base(settings: PPOSettings, accelerator: Accelerator) -> PreTrainedModel | None:
@@ -44,19 +44,19 @@ def load_base(settings: PPOSettings, accelerator: Accelerator) -> PreTrainedMode
         InputError: there is no such model.
         ConfigError: 4 bits are wanted where they cannot be.
     """
-    if not settings.share_base:
+    if not settings.lora.share_base:
         return None
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     packing = None
-    if settings.four_bit_base:
-        packing = four_bits(dtype, "--four-bit-base", "--share-base alone")
+    if settings.lora.four_bit_base:
+        packing = four_bits(dtype, "--lora.four-bit-base", "--lora.share-base alone")
     return load_causal_lm(settings.model, dtype, packing).requires_grad_(False)
 
 
 def policy_on(base: PreTrainedModel, settings: PPOSettings) -> PreTrainedModel:
     """The policy: the base with adapters that change nothing yet."""
     policy: PreTrainedModel = share_weights(base)
-    add_adapters(policy, settings.lora_rank, 2 * settings.lora_rank, settings.seed)
+    add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
     return policy
 
 
@@ -74,9 +74,9 @@ def critic_on(
         bias = float(critic.config.reward_bias)
     else:
         critic, bias = put_head_on(share_weights(base.base_model), pad_token_id), 0.0
-        add_adapters(critic, settings.lora_rank, 2 * settings.lora_rank, settings.seed)
+        add_adapters(critic, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
         start_head(reward_head(critic), settings.seed)
-    if settings.critic_trains == "head":
+    if settings.critic.trains == "head":
         critic.requires_grad_(False)
         reward_head(critic).requires_grad_(True)
     return critic.eval(), bias
@@ -87,5 +87,5 @@ def frozen_bytes(base: PreTrainedModel, settings: PPOSettings) -> dict[str, int]
     whole = sum(weight.nbytes for weight in base.parameters())
     trunk = sum(weight.nbytes for weight in base.base_model.parameters())
     roles = sum(len(member_folders(name)) for name in settings.reward if is_model(name))
-    roles += settings.has_critic and settings.critic == "own"
+    roles += settings.has_critic and settings.critic.model == "own"
     return {"shared": whole, "separate": whole + roles * trunk}

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.commands.wording import counted, listed
+
+EXAMPLE = "rlhf backup --db labels.db --out backups/monday.db"
+HELD = ("prompts", "responses", "rankings")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -16,7 +21,16 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Copy the label database as of one moment and check the copy; people may go on labelling."""
-    from labeling_app.db.backup import back_up
+    """Copy the label database as of one moment and check the copy; people can keep labeling."""
+    from labeling_app.db.files.backup import back_up
 
     return {"out": str(settings.out), "holds": back_up(settings.db, settings.out)}
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """Where the copy is and what it holds."""
+    kinds = [counted(result["holds"].get(name, 0), name[:-1]) for name in HELD]
+    return (
+        f"Copied {settings.db} to {result['out']} and checked the copy: {listed(kinds)}.\n"
+        "It holds password hashes and the cookie key: keep it as safe as the original."
+    )

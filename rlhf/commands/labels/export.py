@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf.commands.wording import counted, listed
+
+EXAMPLE = "rlhf export --db labels.db --out rankings"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -14,13 +18,13 @@ class Settings:
     out: Path
     """The folder to make; it must not exist."""
     format: Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"] = "ranked"
-    """ranked is for `rlhf train-reward`, demonstrations for `rlhf sft`; the others are for trl."""
+    """`ranked` for `rlhf train-reward`, `demonstrations` for `rlhf sft`, the others for trl."""
     kind: tuple[Literal["human", "ai", "signal"], ...] = ()
-    """Only rankings by these kinds of annotator; all when not given."""
+    """Only rankings by these kinds of annotators; default: all."""
     annotator: tuple[str, ...] = ()
-    """Only rankings by these annotators; all when not given."""
+    """Only rankings by these annotators; default: all."""
     names: bool = False
-    """Write people's real names; otherwise each has a pseudonym that stays the same."""
+    """Write real names; default: a pseudonym for each person, the same in every export."""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -38,3 +42,19 @@ def run(settings: Settings) -> dict[str, Any]:
             names=settings.names,
         )
     return {"out": str(settings.out), **manifest}
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How many rankings were written, by whom, and which command reads them."""
+    kinds = listed([f"{count:,} {kind}" for kind, count in result["rankings_by_kind"].items()])
+    unit = "prompts" if settings.format == "ranked" else "rows"
+    splits = listed([f"{count:,} {split}" for split, count in result[unit].items()])
+    text = (
+        f"Exported {counted(result['rankings'], 'ranking')} ({kinds}) to {result['out']}: "
+        f"{splits} {unit}."
+    )
+    following = {
+        "ranked": f"train-reward --rankings {settings.out} --model MODEL --out runs/NAME/reward",
+        "demonstrations": f"sft --demonstrations {settings.out} --model MODEL --out runs/NAME/sft",
+    }.get(settings.format)
+    return f"{text}\nNext: rlhf {following}" if following else text

@@ -1,4 +1,4 @@
-"""`rlhf import`: prompts, responses and judgements into the label database."""
+"""`rlhf import`: prompts, responses and judgments into the label database."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -6,38 +6,43 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from rlhf.commands.wording import counted, listed, next_command
 from rlhf.errors import ConfigError
+
+EXAMPLE = "rlhf import prompts.jsonl --db labels.db"
+HELD = ("prompts", "responses", "rankings")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Which files to read, and what to assume where a line does not say it."""
+    """Which files to read, and what to assume where a line says nothing."""
 
     # Not keyword-only: files are given without a flag.
     files: Annotated[tuple[Path, ...], Parameter(name="--files", negative="")] = field(
         kw_only=False
     )
-    """JSON Lines (also .gz), Parquet or CSV files, folders of them or of `datasets`, hub names."""
+    """JSON Lines (also .gz), Parquet or CSV files, folders of these or of `datasets`, or data sets
+    of the hub by name."""
     db: Path
     """The label database; created when it does not exist."""
     split: Literal["train", "test"] = "train"
-    """Split of prompts that do not say theirs."""
+    """Split of prompts whose lines name none."""
     source: str = ""
-    """Source of prompts that do not say theirs; the file's name when not given."""
+    """Source of prompts whose lines name none; default: the file's name."""
     annotator: str = ""
-    """Who made judgements that do not say it; imported when not given."""
+    """Annotator of judgments whose lines name none; default: imported."""
     kind: Literal["human", "ai", "signal"] | None = None
-    """What kind of annotator that is; human when not given, ai for UltraFeedback."""
+    """Kind of that annotator; default: human, for UltraFeedback ai."""
     on_error: Literal["few", "skip", "stop"] = "few"
-    """few: skip lines with nothing to judge (e.g. an empty response) if fewer than 1 in 100, stop
-    at any other bad line; skip: skip and count all; stop: stop at the first. A stopped file stores
-    nothing."""
+    """What a bad line does. `few`: lines with nothing to judge (e.g. an empty response) are left
+    out while they are fewer than 1 in 100; any other bad line stops. `skip`: all bad lines are left
+    out and counted. `stop`: the first one stops. A file that stops stores nothing."""
     data_split: str = ""
-    """Read this split of a data set; all of them when not given, if they are train and test."""
+    """Split of a data set to read; default: all, if they are train and test."""
     config_name: str = ""
-    """Read this configuration of a data set; its default one when not given."""
+    """Configuration of a data set to read; default: its own default."""
     streaming: bool = False
-    """Read a data set of the hub as it comes, without keeping a copy on disk."""
+    """Read a data set from the hub without keeping a copy on disk."""
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -45,7 +50,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Bring prompts, responses and judgements into the label database; safe to run again."""
+    """Read prompts, responses and judgments into the label database; safe to run again."""
     from labeling_app.data_io.formats import Defaults
     from labeling_app.data_io.importing import Report, import_file
     from labeling_app.data_io.reading import Part, require_there
@@ -69,3 +74,37 @@ def run(settings: Settings) -> dict[str, Any]:
         report.add(import_file(path, settings.db, defaults, settings.on_error, part))
     with Store(settings.db) as store:
         return {**asdict(report), "db": str(settings.db), "in_db": store.counts()}
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """What is new, what was left out and why, and what the database holds now."""
+    held = result["in_db"]
+    lines = [f"{_imported(result)}{_left_out(result)}."]
+    if result["new_checks"]:
+        lines.append(f"{counted(result['new_checks'], 'gold or training item')} will be mixed in.")
+    if result["checks_not_made"]:
+        refused = counted(result["checks_not_made"], "gold or training item")
+        lines.append(f"{refused} not made, the first: {result['first_not_made'][0]}")
+    lines.append(f"{settings.db} holds {listed([counted(held[n], n[:-1]) for n in HELD])}.")
+    if not held["responses"]:
+        lines.append(next_command("generate", db=settings.db, model="MODEL"))
+    elif held["rankings"]:
+        lines.append(next_command("export", db=settings.db, out="rankings"))
+    else:
+        lines.append(next_command("label", db=settings.db))
+    return "\n".join(lines)
+
+
+def _imported(result: dict[str, Any]) -> str:
+    prompts, rankings = result["new_prompts"], result["new_rankings"]
+    if prompts and rankings:
+        return f"Imported {counted(rankings, 'ranking')} of {counted(prompts, 'prompt')}"
+    new = [counted(result[f"new_{name}"], name[:-1]) for name in HELD if result[f"new_{name}"]]
+    return f"Imported {listed(new)}" if new else "Nothing new: all of it was imported before"
+
+
+def _left_out(result: dict[str, Any]) -> str:
+    if not result["bad_lines"]:
+        return ""
+    lines = counted(result["bad_lines"], "line")
+    return f"; {lines} left out, the first: {result['first_bad'][0].rstrip('.')}"

@@ -6,49 +6,64 @@ from pathlib import Path
 from typing import Any
 
 from policies.sampling.settings import require_sampling
+from rlhf.commands.modes import refuse_idle
+from rlhf.commands.wording import counted, next_command
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
 
+EXAMPLE = "rlhf label --db labels.db"
+OF_LIVE_MODE = (
+    "live_responses",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_new_tokens",
+    "chat_template_kwargs",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Which database to serve, where, and to whom."""
+    """Which database to serve, where, and what people see."""
 
     db: Path
     """The label database."""
     host: str = "127.0.0.1"
-    """Address to serve on; other machines reach 0.0.0.0, which needs users: rlhf users add."""
+    """Address to serve on. 0.0.0.0 lets other machines connect and needs users: rlhf users add."""
     port: int = 7860
     """Port to serve on."""
     annotator: str | None = None
-    """Your name where nobody signs in; the login name when not given."""
+    """Your name while the database has no users; default: your login name."""
     overlap: int | None = None
-    """How many people rank each task; kept for later starts, and 1 in a new database."""
+    """How many people rank each task; stored in the database, where it starts as 1."""
     another_below: float | None = None
-    """One more person ranks a task on whose pairs people agree less than this share; kept too."""
+    """Ask one more person where people agree on less than this share of a task's pairs; stored in
+    the database."""
     rubric: Path | None = None
-    """A markdown file that says what to judge by; shown beside the work, its version stored."""
+    """A Markdown file with the criteria; shown beside the task, its version stored with each
+    ranking."""
     flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
-    """What a response can be flagged as."""
+    """Flags that people can put on a response."""
     gold_every: int = 20
-    """Mix in a gold item, if there are any, once in so many tasks; 0 is never."""
+    """Mix in a gold item every so many tasks, if there are any; 0: never."""
     repeat_every: int = 0
-    """Show people something of their own again once in so many tasks; 0 is never."""
+    """Show people a task of their own again every so many tasks; 0: never."""
     model: tuple[str, ...] = ()
-    """Live mode: models to ask, by folder or hub name; with --endpoint, names it serves."""
+    """Live mode: models that people ask: folders or hub names; with --endpoint, names it serves."""
     endpoint: str = ""
-    """Live mode: an OpenAI-compatible server, ending in /v1; key in RLHF_LIVE_API_KEY."""
+    """Live mode: address of an OpenAI-compatible server, ending in /v1; its key, if it needs one,
+    in RLHF_LIVE_API_KEY."""
     live_responses: int = 2
-    """Live mode: answers side by side, spread evenly over the models."""
+    """Live mode: answers shown side by side, 2 to 4, divided evenly among the models."""
     temperature: float = 1.0
     """Live mode: sampling temperature."""
     top_p: float = 1.0
-    """Live mode: nucleus sampling."""
+    """Live mode: sample from the most likely tokens that sum to this probability; 1: all."""
     top_k: int = 0
-    """Live mode: sample from the k likeliest tokens only; 0 is off."""
+    """Live mode: sample from the k most likely tokens; 0: all."""
     max_new_tokens: int = 256
-    """Live mode: length limit of an answer, in tokens."""
+    """Live mode: maximum length of an answer, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Live mode: values passed to the chat template, e.g. '{"enable_thinking": false}'."""
 
@@ -67,13 +82,15 @@ class Settings:
                 f"--model names {len(self.model)} models for {self.live_responses} answers",
                 f"Add --live-responses {len(self.model)} (at most 4), or name fewer models.",
             )
+        if not self.model and not self.endpoint:
+            refuse_idle(self, OF_LIVE_MODE, "without --model or --endpoint (live mode)")
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--endpoint is {self.endpoint!r}", "For example: http://localhost:8000/v1"
             )
         if self.annotator is not None and not 0 < len(self.annotator.strip()) <= 100:
             raise ConfigError(f"--annotator is {self.annotator!r}", "Give a name, for example ann.")
-        from labeling_app.quality.flags import RESERVED
+        from labeling_app.rankings.flags import RESERVED
 
         wrong = [flag for flag in self.flags if not 0 < len(flag) <= 40 or "@" in flag]
         taken = [flag for flag in self.flags if flag in RESERVED]
@@ -88,12 +105,14 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Rank responses in the browser: by mouse, touch or keyboard, blind and shuffled."""
+    """Serve the board where people rank responses, blind and shuffled; --model adds live mode."""
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
-    from labeling_app.quality.checks import CheckRates
+    from labeling_app.db.board.checks import CheckRates
+    from labeling_app.db.files.label_file import require_ours_or_new
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
+    require_ours_or_new(settings.db)
     models = _live_models(settings)
     options = BoardOptions(
         host=settings.host,
@@ -107,6 +126,15 @@ def run(settings: Settings) -> dict[str, Any]:
     )
     live = LiveOptions(models=models, num_responses=settings.live_responses) if models else None
     return serve(settings.db, options, live)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How many rankings were made while the board was served, and how many tasks are open."""
+    return (
+        f"{counted(result['new_rankings'], 'new ranking')}; "
+        f"{counted(result['open_tasks'], 'task')} left to rank.\n"
+        f"{next_command('export', db=settings.db, out='rankings')}"
+    )
 
 
 def _live_models(settings: Settings) -> list[Any]:

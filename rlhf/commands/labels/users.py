@@ -1,4 +1,4 @@
-"""`rlhf users`: who may sign in to the labelling app, and which programs may send feedback."""
+"""`rlhf users`: who may sign in to the labeling app, and which programs may send feedback."""
 
 import sys
 from dataclasses import dataclass, field
@@ -7,7 +7,11 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from rlhf.commands.modes import refuse_idle
+from rlhf.commands.wording import columns, next_command
 from rlhf.errors import ConfigError
+
+EXAMPLE = "rlhf users add ann --db labels.db"
 
 Action = Literal["add", "list", "disable", "enable", "reset", "token", "revoke"]
 
@@ -18,16 +22,16 @@ class Settings:
 
     # Not keyword-only: `rlhf users add ann`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
-    """add, list, disable, enable, reset (a new password, signed out everywhere); for a program
-    that sends feedback: token (a new one, shown once) or revoke."""
+    """People: add, list, disable, enable, reset (new password, signs the person out everywhere).
+    Programs that send feedback: token (a new one, shown once), revoke."""
     name: str = field(default="", kw_only=False)
     """The name of the user or program."""
     db: Path
     """The label database."""
     role: Literal["annotator", "lead", "admin"] = "annotator"
-    """annotator ranks; lead also sees the dashboard; admin may do everything."""
+    """add: `annotator` ranks; `lead` also sees the dashboard; `admin` may do everything."""
     password_stdin: bool = False
-    """Read the password from standard input; otherwise a random one is made and shown once."""
+    """add, reset: read the password from standard input; default: make one and show it once."""
 
     def __post_init__(self) -> None:
         if self.action != "list" and not self.name:
@@ -35,14 +39,18 @@ class Settings:
                 f"rlhf users {self.action} needs a name",
                 f"Type: rlhf users {self.action} NAME --db {self.db}",
             )
+        if self.action != "add":
+            refuse_idle(self, ["role"], f"with {self.action}")
+        if self.action not in ("add", "reset"):
+            refuse_idle(self, ["password_stdin"], f"with {self.action}")
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Say who may sign in to the labelling app, and which programs may send feedback."""
+    """Manage who may sign in to the labeling app, and which programs may send feedback."""
+    from labeling_app.annotators.passwords import new_password
     from labeling_app.annotators.users import Users
     from labeling_app.data_io.tokens import make_token, programs, revoke_token
     from labeling_app.db.store import Store
-    from labeling_app.web.access.passwords import new_password
 
     with Store(settings.db, must_exist=True, read_only=settings.action == "list") as store:
         users = Users(store)
@@ -65,3 +73,25 @@ def run(settings: Settings) -> dict[str, Any]:
             users.reset_password(settings.name, password)
     shown = {} if given else {"password": password}
     return {"user": settings.name, **shown}
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """Who can do what now, and the password or token, which nothing shows again."""
+    name, action = settings.name, settings.action
+    if action == "list":
+        return columns(result) if result else f"{settings.db} has no users yet."
+    done = {
+        "add": f"{name} may sign in as {settings.role}.",
+        "reset": f"{name} has a new password and is signed out everywhere.",
+        "disable": f"{name} can no longer sign in.",
+        "enable": f"{name} may sign in again.",
+        "token": f"The program {name} may send feedback; earlier tokens of it are void.",
+        "revoke": f"The program {name} can no longer send feedback.",
+    }[action]
+    secrets = [
+        f"The {what}, shown only now: {result[what]}"
+        for what in ("password", "token")
+        if what in result
+    ]
+    following = [next_command("label", db=settings.db)] if action == "add" else []
+    return "\n".join([done, *secrets, *following])

@@ -4,23 +4,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.commands.wording import columns
 from rlhf.config import require_range
+
+EXAMPLE = "rlhf doctor --canary --processes 2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Where the work will happen, and how much room it needs."""
+    """How much memory and disk the work needs, and whether to test the devices."""
 
     path: Path = Path()
-    """Folder whose disk must have room."""
+    """Folder on the disk to check."""
     min_memory: float = 4.0
-    """GiB of main memory that must be free."""
+    """GiB of main memory to require."""
     min_disk: float = 5.0
-    """GiB of disk that must be free."""
+    """GiB of free disk to require."""
     canary: bool = False
-    """Multiply, train two steps and add up over all processes, on every device; under a minute."""
+    """Test every device: multiply matrices, train two steps and sum over all processes; takes less
+    than a minute."""
     processes: int = 1
-    """Processes of the canary on this machine; under torchrun the group that is there is used."""
+    """With --canary: processes on this machine; under torchrun, its group is used."""
 
     def __post_init__(self) -> None:
         require_range("min_memory", self.min_memory, 0)
@@ -29,7 +33,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Check Python, packages, devices, memory, disk, SQLite; exit with 2 when one is amiss."""
+    """Check Python, packages, devices, memory, disk and SQLite; exit with 2 if one does not do."""
     from rlhf.parallel.distributed import launch
     from rlhf.parallel.doctor import examine, require_healthy
 
@@ -38,10 +42,16 @@ def run(settings: Settings) -> dict[str, Any]:
     findings = examine(settings.path, settings.min_memory, settings.min_disk)
     require_healthy(findings)
     found: dict[str, Any] = {finding.what: finding.value for finding in findings}
-    return found | (_sing(settings.path) if settings.canary else {})
+    return found | (_canary(settings.path) if settings.canary else {})
 
 
-def _sing(path: Path) -> dict[str, Any]:
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """What was found, and that it is enough; what is not enough is an error."""
+    tested = " Every device passed the hardware canary." if settings.canary else ""
+    return f"{columns(result)}\n\nThis machine is ready.{tested}"
+
+
+def _canary(path: Path) -> dict[str, Any]:
     """What the canary found on every device, by rank."""
     from rlhf.parallel.distributed import start
     from rlhf.run.preflight import describe_process, require_agreement, run_canary

@@ -1,4 +1,4 @@
-"""`rlhf plan`: which ways of training a model fit on which machine."""
+"""`rlhf plan`: which ways of training a model fit on a machine."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
+EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
 STAGES = ("reward", "reference", "ppo")
 TRAININGS = ("reward", "ppo")
 
@@ -17,27 +18,27 @@ class Settings:
     model: str
     """Model folder or hub name; only its config is read."""
     gpus: int = 1
-    """Devices in all."""
+    """Number of devices, over all machines."""
     shard_group: int = 0
-    """Devices that divide one copy under FSDP; 0: all of them."""
+    """FSDP: devices that share one sharded copy; 0: all."""
     tensor_parallel: int = 1
-    """Show what a reward model takes that so many processes hold together, too; 1: none do."""
+    """Also show a reward model split by tensor parallelism over so many processes; 1: do not."""
     gpu_memory: float = 80.0
-    """Memory of each device in GiB; a tenth of it is left for what no plan counts."""
+    """Memory of each device in GiB; a tenth is kept free for what the plan does not count."""
     sequence_length: int = 1024
-    """Tokens of prompt and response together."""
+    """Tokens of a prompt with its response."""
     batch: int = 8
-    """Sequences in one forward pass of one device."""
+    """Sequences in one forward pass of a device."""
     gradient_checkpointing: bool = False
-    """Count activations as if they were computed again in the backward pass."""
+    """Plan for recomputing activations in the backward pass: less memory, more time."""
     passes: int = 1
-    """Forward and backward passes of each device in one optimizer step."""
+    """Forward and backward passes of a device per optimizer step."""
     tflops: float = 0.0
-    """10¹² operations a second that a device really does; with --network, times are shown."""
+    """Measured speed of a device, in 10¹² operations a second; with --network, shows times."""
     network: float = 0.0
-    """Gigabytes a second that a device really sends to others."""
+    """Measured bandwidth of a device to others, in GB/s; with --tflops, shows times."""
     lora_rank: int = 16
-    """Rank of the adapters in the line for LoRA: --adapter lora; for ppo --share-base."""
+    """Adapter rank in the LoRA row: train-reward --adapter lora, ppo --share-base."""
 
     def __post_init__(self) -> None:
         require_range("gpus", self.gpus, 1)
@@ -58,12 +59,13 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show what each stage needs and sends on each device under DDP, ZeRO, FSDP and LoRA."""
+    """Show the memory and traffic of each stage per device under DDP, ZeRO, FSDP and LoRA."""
     from rlhf.planning.planner import GIB, read_shape
     from rlhf.planning.strategies import (
         STRATEGIES,
         USABLE,
         Load,
+        Speed,
         advice,
         stage_bytes,
         step_bytes,
@@ -95,14 +97,14 @@ def run(settings: Settings) -> dict[str, Any]:
         }
         for name in STRATEGIES
     }
-    rates = {"tflops": settings.tflops, "network": settings.network}
+    speed = Speed(settings.tflops, settings.network)
     seconds = {
         name: {
-            stage: round(step_seconds(stage, name, shape, load, passes, gpus, **rates), 3)
+            stage: round(step_seconds(stage, name, shape, load, passes, gpus, speed), 3)
             for stage in TRAININGS
         }
         for name in STRATEGIES
-        if all(rates.values())
+        if speed.tflops and speed.network
     }
     hints = [advice(stage, shape, load, settings.gpus, usable * GIB) for stage in STAGES]
     if settings.tensor_parallel > 1:

@@ -8,6 +8,8 @@ from cyclopts import Parameter
 
 from rlhf.errors import ConfigError
 
+EXAMPLE = "rlhf status runs/first runs/second"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -15,9 +17,9 @@ class Settings:
 
     # Not keyword-only: runs are given without a flag.
     runs: Annotated[tuple[Path, ...], Parameter(name="--runs", negative="")] = field(kw_only=False)
-    """Folders of runs, or of single stages."""
+    """Folders of runs or of single stages."""
     full: bool = False
-    """Also settings, last steps, whole reports and the curves of a single run, side by side."""
+    """Also show settings, last steps, reports and curves, side by side."""
 
     def __post_init__(self) -> None:
         if not self.runs:

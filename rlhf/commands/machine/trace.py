@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+EXAMPLE = "rlhf trace RANKING_ID --db labels.db"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -13,15 +15,31 @@ class Settings:
 
     # Not keyword-only: the id is given without a flag.
     ranking: Annotated[str, Parameter(name="--ranking")] = field(kw_only=False)
-    """The ranking's id, as an export has it."""
+    """The ranking's id, from an export."""
     db: Path
     """The label database."""
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show a ranking's annotator and rubric, and of every response the model and the round."""
+    """Show who made a ranking, by which rubric, and the model and round of each response."""
     from labeling_app.annotators.rounds import trace
     from labeling_app.db.store import Store
 
     with Store(settings.db, read_only=True) as store:
         return trace(store, settings.ranking)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """Who ranked and why, then every response, the best first."""
+    annotator, rubric = result["annotator"], result["rubric"]
+    state = "counts" if result["live"] else "was replaced or taken back"
+    lines = [f"{result['ranking']} is by {annotator['name']} ({annotator['kind']}); it {state}."]
+    if result["reason"]:
+        lines.append(f"The task was queued for: {result['reason']}.")
+    if rubric["version"]:
+        lines.append(f"Rubric {rubric['version']}: {rubric['text']}")
+    for one in result["responses"]:
+        model = " ".join(filter(None, [one["model"], one["fingerprint"]])) or "an unknown model"
+        made = f"round {one['round']}" if one["round"] else "before any round"
+        lines.append(f"Place {one['tier']}: {one['id']} by {model}, {made}.")
+    return "\n".join(lines)

@@ -7,38 +7,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.sampling.settings import require_sampling
+from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.modeling.template_kwargs import TemplateKwargs
 
 if TYPE_CHECKING:
     from rlhf.records.schema import Prompt, Response
 
+EXAMPLE = "rlhf chat --policy runs/first/ppo --reference models/SmolLM2-135M-Instruct"
 TOKENS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Whom to ask, and where votes go."""
+    """Which models answer, and where votes are stored."""
 
     policy: str
     """The --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")
-    """The label database that keeps questions, answers, thumbs and picks; may be new."""
+    """The label database that stores questions, answers and votes; created if it is missing."""
     reward: str | None = None
-    """A reward model whose rewards are shown; when not given, the one that `rlhf ppo` trained
-    --policy with, while it exists."""
+    """Reward model whose rewards are shown; default: the one that --policy was trained with, if it
+    still exists."""
     annotator: str | None = None
-    """Your name; the login name when not given."""
+    """Your name; default: your login name."""
     port: int = 7860
-    """Port to serve on, on this machine only."""
+    """Port to serve on; only this machine can connect."""
     temperature: float = 1.0
     """Sampling temperature."""
     top_p: float = 1.0
-    """Nucleus sampling."""
+    """Sample from the most likely tokens that sum to this probability; 1: all."""
     max_new_tokens: int = 256
-    """Length limit of an answer, in tokens."""
+    """Maximum length of an answer, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat templates of models that record none, e.g.
     '{"enable_thinking": false}'."""
@@ -49,12 +51,14 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Ask both models side by side; after your vote you see which was which, and the rewards."""
+    """Ask a policy and its original the same questions in the browser, blind until you vote."""
+    from labeling_app.db.files.label_file import require_ours_or_new
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
     from policies.sampling.streaming import LocalModel
     from rlhf.modeling.models import policy_folder
     from rlhf.records.schema import Sampling
 
+    require_ours_or_new(settings.db)
     sampling = Sampling(
         temperature=settings.temperature,
         top_p=settings.top_p,
@@ -72,6 +76,11 @@ def run(settings: Settings) -> dict[str, Any]:
         BoardOptions(port=settings.port, annotator=settings.annotator, flags=()),
         LiveOptions(models=[policy, reference], note=note),
     )
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How many votes were stored, and where."""
+    return f"{counted(result['new_rankings'], 'vote')} stored in {settings.db}."
 
 
 def _trained_with(policy: str) -> str | None:

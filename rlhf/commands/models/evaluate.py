@@ -7,15 +7,18 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from policies.evaluate.settings import EvaluateSettings
+from rlhf.commands.modes import refuse_idle
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
+EXAMPLE = """rlhf evaluate --policy runs/first/ppo --reward runs/first/reward \\
+    --reference runs/first/reference --out runs/first/evaluate"""
 UNNAMED = Parameter(show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(EvaluateSettings):
-    """An evaluation, and whether people are to be asked too."""
+    """What to compare, and whether people vote, too."""
 
     policy: Annotated[str, UNNAMED] = ""
     """The --out of `rlhf ppo`, or a model folder."""
@@ -24,21 +27,25 @@ class Settings(EvaluateSettings):
     reward: Annotated[str, UNNAMED] = ""
     """Reward model that judges."""
     to_db: Path | None = None
-    """Queue the policy's first answers beside the original's, and beside those of --against, in
-    this label database, for people to compare blind."""
+    """Label database in which to queue pairs for people to compare blind: the policy's first answer
+    beside the original's, and beside that of --against."""
     from_db: Path | None = None
-    """Read people's votes back from this label database into the report, in place of those that
-    were read before."""
+    """Label database from which to read people's votes into the report; replaces votes read
+    before."""
     people_per_pair: int = 1
-    """How many people compare each queued pair."""
+    """With --to-db: how many people compare each pair."""
     mix: bool = False
-    """Queue the pairs at random places among the open rankings, instead of behind them."""
+    """With --to-db: queue the pairs at random places among the open tasks; default: after them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_range("people_per_pair", self.people_per_pair, 1, 100)
         if self.to_db and self.from_db:
-            raise ConfigError("--to-db and --from-db together", "Queue first, read votes later.")
+            raise ConfigError(
+                "--to-db and --from-db exclude each other", "Queue first, read the votes later."
+            )
+        if not self.to_db:
+            refuse_idle(self, ["people_per_pair", "mix"], "without --to-db")
         given = {
             "--policy": bool(self.policy),
             "--reference": self.reference != Path(),
@@ -54,7 +61,7 @@ class Settings(EvaluateSettings):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Compare a policy with the stored reference outputs, by judges and by people."""
+    """Compare a policy with the original model: win rates by judges and people, with intervals."""
     from policies.evaluate.report import headline
     from rlhf.run.rundir import require_done
 

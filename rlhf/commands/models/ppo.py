@@ -4,7 +4,10 @@ from typing import Any
 
 from policies.ppo.settings import PPOSettings as Settings
 
-__all__ = ["Settings", "describe", "memory_plan", "run"]
+__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
+
+EXAMPLE = """rlhf ppo --model models/SmolLM2-135M-Instruct --reward runs/first/reward \\
+    --reference runs/first/reference --out runs/first/ppo"""
 
 
 def run(settings: Settings) -> dict[str, Any]:

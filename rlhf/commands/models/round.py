@@ -3,12 +3,16 @@
 from typing import Any
 
 from policies.rounds.settings import RoundSettings as Settings
+from rlhf.commands.wording import counted, listed, next_command
 
-__all__ = ["Settings", "run"]
+__all__ = ["EXAMPLE", "Settings", "describe", "run"]
+
+EXAMPLE = """rlhf round --db labels.db --policy runs/first/ppo \\
+    --reference runs/first/reference --reward runs/first/reward"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Sample the newest policy and queue what is most worth ranking next."""
+    """Sample the newest policy and queue the samples most worth ranking."""
     from labeling_app.annotators.rounds import queue_round
     from labeling_app.db.store import Store
     from labeling_app.quality.selection import pair_entropy
@@ -30,3 +34,12 @@ def run(settings: Settings) -> dict[str, Any]:
         queued = queue_round(store, inputs, tasks, how)
     reasons = [reason for _, reason in chosen]
     return {**queued, "chosen": {reason: reasons.count(reason) for reason in sorted({*reasons})}}
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How many prompts wait for people now, and why they were chosen."""
+    chosen = listed([f"{count:,} {reason}" for reason, count in result["chosen"].items()])
+    return (
+        f"Round {result['round']}: queued {counted(result['queued'], 'new task')} ({chosen}).\n"
+        f"{next_command('label', db=settings.db)}"
+    )

@@ -4,11 +4,14 @@ from typing import Any
 
 from reward.settings import RewardSettings as Settings
 
-__all__ = ["Settings", "describe", "memory_plan", "run"]
+__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
+
+EXAMPLE = """rlhf train-reward --rankings rankings --model models/SmolLM2-135M-Instruct \\
+    --out runs/first/reward"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train a reward model on rankings and measure it on held-out ones."""
+    """Train a reward model on rankings and measure it on held-out prompts."""
     from rlhf.parallel.distributed import launch
 
     launch(settings.processes, settings.max_restarts)
@@ -33,7 +36,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
-    from reward.memory import plan_divided
+    from reward.memory import plan_sharded
     from reward.model.origin import resolve_model
 
-    return plan_divided(resolve_model(settings)).text
+    return plan_sharded(resolve_model(settings)).text

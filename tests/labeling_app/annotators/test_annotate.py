@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from labeling_app.annotators.signals import annotate_with_signal, tiers_of_scores
+from labeling_app.annotators.signals import annotate_with_signal
+from labeling_app.rankings.tiers import tiers_of_scores
 from rlhf.cli import main
 from rlhf.errors import InputError
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from labeling_app.annotators.judges import annotate_with_judge
+from labeling_app.db.board.checks import make_check
 from labeling_app.db.queue import Submission, TaskQueue
-from labeling_app.quality.checks import make_check
 from rlhf.cli import main
 from rlhf.endpoints.judge import Endpoint
 from rlhf.records.schema import Ranking
-from tests.judge_server import JudgeServer
+from tests.servers.judge import JudgeServer
 
 
 @pytest.fixture

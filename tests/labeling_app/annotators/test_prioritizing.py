@@ -99,7 +99,7 @@ def test_the_command_with_a_real_reward_model(store, fill, tiny_model, tmp_path,
     fill(6, 3)
     model = new_reward_model(str(tiny_model), 0, seed=3)
     save_model(model, load_tokenizer(str(tiny_model)), tmp_path / "model")
-    arguments = ["annotate", "--db", str(store.connections.path), "--prioritise", "--json"]
+    arguments = ["prioritize", "--db", str(store.connections.path), "--json"]
     arguments += ["--precision", "fp32"]
     assert main([*arguments, "--reward", str(tmp_path / "model"), "--by", by]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"] == 6
@@ -109,9 +109,9 @@ def test_the_command_with_a_real_reward_model(store, fill, tiny_model, tmp_path,
 
 
 def test_settings_that_do_not_fit(store, capsys):
-    arguments = ["annotate", "--db", str(store.connections.path), "--prioritise"]
+    arguments = ["prioritize", "--db", str(store.connections.path)]
     assert main(arguments) == 2
-    assert "--prioritise needs --reward (is '')" in capsys.readouterr().err
+    assert "--reward is missing" in capsys.readouterr().err
     assert main([*arguments, "--reward", "x", "--random-share", "0.1"]) == 2
     assert "--random-share is 0.1" in capsys.readouterr().err
 

@@ -8,7 +8,6 @@ import pytest
 
 from labeling_app.annotators.users import Users
 from labeling_app.data_io.tokens import make_token, revoke_token
-from labeling_app.web.access.passwords import Ticket
 from rlhf.cli import main
 from rlhf.errors import InputError
 
@@ -47,28 +46,27 @@ def test_signing_in_writes_nothing_and_renews_an_outdated_hash(users):
 
 def test_ending_the_sessions_of_one_user_leaves_those_of_others(users):
     users.add("bob", "annotator", "long enough")
-    tickets = [Ticket("ann", 0), Ticket("bob", 0)]
+    sessions = [("ann", 0), ("bob", 0)]
     users.end_sessions("ann")
-    assert [users.of_ticket(ticket) is None for ticket in tickets] == [True, False]
+    assert [users.of_session(*session) is None for session in sessions] == [True, False]
     assert users.sign_in("ann", "long enough").user.epoch == 1
     with pytest.raises(InputError, match="There is no user 'nobody'"):
         users.end_sessions("nobody")
 
 
 def test_disabling_and_resetting_sign_out(users):
-    ticket = Ticket("ann", users.get("ann").epoch)
-    assert users.of_ticket(ticket).name == "ann"
+    session = ("ann", users.get("ann").epoch)
+    assert users.of_session(*session).name == "ann"
     users.set_disabled("ann", disabled=True)
-    assert users.of_ticket(ticket) is None
-    assert users.of_ticket(Ticket("ann", users.get("ann").epoch)) is None
+    assert users.of_session(*session) is None
+    assert users.of_session("ann", users.get("ann").epoch) is None
     assert "disabled" in users.sign_in("ann", "long enough").problem
     users.set_disabled("ann", disabled=False)
     users.reset_password("ann", "another one")
-    assert users.of_ticket(ticket) is None
+    assert users.of_session(*session) is None
     assert users.sign_in("ann", "long enough").user is None
     assert users.sign_in("ann", "another one").user.name == "ann"
-    assert users.of_ticket(None) is None
-    assert users.of_ticket(Ticket("nobody", 0)) is None
+    assert users.of_session("nobody", 0) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from labeling_app.data_io.exporting import export
+from labeling_app.data_io.exporting import export, pseudonym
 from labeling_app.data_io.formats import Defaults, read_entry
 from rlhf.cli import main
 from rlhf.errors import InputError
@@ -180,3 +180,12 @@ def test_import_of_an_export_gives_the_same_export(store, judged, tmp_path, caps
     assert main(["export", "--db", db, "--out", str(tmp_path / "again"), "--names"]) == 0
     capsys.readouterr()
     assert read_ranked(tmp_path / "again") == read_ranked(tmp_path / "out")
+
+
+def test_pseudonyms_stay_and_differ():
+    first = pseudonym("secret", "ann")
+    assert first == pseudonym("secret", "ann")
+    assert first != pseudonym("secret", "bob")
+    assert first != pseudonym("another database", "ann")
+    assert first.startswith("person-")
+    assert "ann" not in first

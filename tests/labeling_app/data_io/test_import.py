@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from labeling_app.data_io.formats import Defaults, judgements_of_pairs, read_entry
+from labeling_app.data_io.formats import Defaults, read_entry
 from labeling_app.db.store import Store
+from labeling_app.rankings.tiers import judgements_of_pairs
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
-from labeling_app.quality.overlap import set_overlap
 from rlhf.errors import InputError
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from labeling_app.annotators.users import Users
 from labeling_app.db.store import Store
-from labeling_app.web.access.passwords import make_cookie
+from labeling_app.web.access.cookies import make_cookie
 from labeling_app.web.access.sign_in import COOKIE
 from tests.labeling_app.conftest import build_prompt, build_responses
 
@@ -41,7 +41,7 @@ class App:
             store.add_prompts([prompt])
             store.add_responses(build_responses(prompt, ["a", "b"]))
             Users(store).add("ann", "annotator", "long enough")
-            cookie = make_cookie(store.secret, "ann", 0, time.time() + 3600)
+            cookie = make_cookie(store.secret, "ann", 0)
         self.board = request("/board", json.dumps({"op": "next"}), f"Cookie: {COOKIE}={cookie}")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -1,6 +1,5 @@
 """Every route, every method and everybody who might send it, against one table: routes.txt."""
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,8 +12,8 @@ from starlette.routing import Mount, Route
 
 from labeling_app.annotators.users import ROLES, Users
 from labeling_app.data_io.tokens import make_token
+from labeling_app.web.access.cookies import make_cookie
 from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
-from labeling_app.web.access.passwords import make_cookie
 from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS
 from labeling_app.web.app import build_app
 from labeling_app.web.board.session import Board
@@ -84,7 +83,7 @@ def ask(app, store):
         if role == "token":
             headers = {"authorization": f"Bearer {token}"}
         elif role != "anonymous":
-            cookie = make_cookie(store.secret, role, users.get(role).epoch, time.time() + 60)
+            cookie = make_cookie(store.secret, role, users.get(role).epoch)
             headers = {"cookie": f"{COOKIE}={cookie}"}
         content = BODIES.get(address, "")
         answer = await client.request(method, address, headers=headers, content=content)

@@ -14,10 +14,10 @@ from rlhf.records.jsonl import write_jsonl
 from rlhf.records.ranked import read_ranked_file
 from rlhf.run.rundir import RunDir
 from tests.conftest import build_tokenizer
-from tests.judge_server import JudgeServer
 from tests.pipeline.loop import SIGNAL
 from tests.pipeline.signals import count_vowels
 from tests.policies.conftest import Inputs
+from tests.servers.judge import JudgeServer
 
 Evaluate = Callable[..., tuple[int, dict, str]]
 

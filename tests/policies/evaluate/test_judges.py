@@ -11,7 +11,7 @@ from policies.sampling.generate import Sample
 from rlhf.endpoints.judge import Endpoint
 from rlhf.errors import InterruptedRunError
 from rlhf.records.schema import Message, Prompt, Sampling
-from tests.judge_server import JudgeServer
+from tests.servers.judge import JudgeServer
 
 NUM_PROMPTS = 6
 

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from policies.ppo.kl import ReferencePolicy
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.rollout import collect_rollout, describe_rollout
-from policies.ppo.settings import KLSettings, PPOSettings
+from policies.ppo.setting_groups import KLSettings
+from policies.ppo.settings import PPOSettings
 from policies.ppo.update import reference_batch, update
 from policies.reference.store import ReferenceRow, TopTokens
 from policies.rewards.sources import Reward
@@ -29,6 +30,7 @@ from policies.sampling.generate import Sampler
 from rlhf.modeling.tokens import TokenBatch
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Message, Prompt, Sampling
+from tests.policies.ppo_settings import changed, ppo_settings
 
 PAD, EOS = 0, 1
 WORDS = {"<pad>": PAD, "<eos>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdef")}}
@@ -40,7 +42,7 @@ REFERENCE = COUNTS / COUNTS.sum()
 KEPT = np.arange(1, len(REFERENCE))  # the bucket of the others holds one token: it is exact
 REWARDS = np.array([0.0, 0.1, 0.2, 0.9, 0.4, 0.5, 0.8, 1.0])
 PROMPT = Prompt.create((Message(role="user", content="x"),), "train", "test")
-SETTINGS = PPOSettings(
+SETTINGS = ppo_settings(
     model="m",
     reward=("r",),
     reference=Path("ref"),
@@ -133,7 +135,7 @@ def trained_policy(
             tokenizer,
             Reward((score,), (1.0,), "sum", {}, tuple),
             reference,
-            [(rows[0],)] * settings.episodes_per_step,
+            [(rows[0],)] * settings.batch.episodes_per_step,
             {PROMPT.id: [0.0]},
             Sampling(temperature=1.0, max_new_tokens=1, seed=0),
             settings,
@@ -150,9 +152,9 @@ def total_variation(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.abs(first - second).sum() / 2)
 
 
-@pytest.mark.parametrize("advantages", ["gae", "rloo", "group"])
+@pytest.mark.parametrize("advantages", ["gae", "rloo", "grpo"])
 def test_the_reward_of_one_byte_is_learnt(advantages: str) -> None:
-    settings = replace(SETTINGS, advantages=advantages, critic_learning_rate=1e-2)
+    settings = changed(SETTINGS, advantages=advantages, critic_learning_rate=1e-2)
     wanted = BYTES["r"]  # one of 258: about one of the first step's 256 responses
     assert trained_policy(settings, np.eye(len(BYTES))[wanted], steps=60)[wanted] > 0.95
 
@@ -167,7 +169,7 @@ def test_a_gap_between_sampler_and_trainer_is_measured() -> None:
     rows = [(stored_rows()[0],)] * 8
     how = (
         Sampling(temperature=1.0, max_new_tokens=4, seed=0),
-        replace(SETTINGS, samples_per_prompt=8),
+        changed(SETTINGS, samples_per_prompt=8),
     )
     for by, gap in ((sample_continuously, 0.0), (sampler, 0.25)):
         rollout = collect_rollout(
@@ -247,7 +249,7 @@ def test_a_shifted_sampler_leads_astray_unless_it_is_corrected_for(correction: s
     beta = 0.4
     right, wrong = stationary_point(0 * SHIFT, beta), stationary_point(SHIFT, beta)
     assert total_variation(right, wrong) > 0.15
-    settings = replace(
+    settings = changed(
         SETTINGS,
         kl=KLSettings(source="reference", coefficient=beta),
         sampler_correction=correction,

@@ -89,7 +89,7 @@ def test_a_metric_that_is_not_finite_names_the_checkpoint_to_go_back_to() -> Non
         check_step(row, "no", Path("ppo/checkpoints/step-000005"), single_update=True)
     assert str(caught.value) == (
         "Step 7.0: loss/policy is not a finite number\n  ppo/checkpoints/step-000005 is the last "
-        "good checkpoint. Start a new --out with a lower --learning-rate."
+        "good checkpoint. Start a new --out with a lower --optim.learning-rate."
     )
 
 

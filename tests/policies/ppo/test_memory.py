@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from policies.ppo.memory import plan_memory, room_for
-from policies.ppo.settings import KLSettings, PPOSettings
+from policies.ppo.setting_groups import KLSettings
+from policies.ppo.settings import PPOSettings
 from rlhf.planning.planner import read_shape
+from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, build_ensemble
 
 LARGE = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
@@ -31,13 +33,13 @@ def test_lengths_are_those_of_the_store(settings: PPOSettings) -> None:
     prompt = int(re.search(r"prompts of (\d+) tokens", text)[1])
     assert f"16 × {prompt + 12} tokens" in text  # answers of at most 12 tokens
     assert f"24 × {prompt + 12} tokens" in text  # and a stored row for every other one
-    counted = plan_memory(replace(settings, micro_tokens=3 * (prompt + 12) + 1))
+    counted = plan_memory(changed(settings, micro_tokens=3 * (prompt + 12) + 1))
     assert counted.count(f" 3 × {prompt + 12} tokens") == 2  # policy and critic
 
 
 def test_each_role_has_its_lines(settings: PPOSettings) -> None:
     def lines(**changes: object) -> str:
-        return plan_memory(replace(settings, **changes))
+        return plan_memory(changed(settings, **changes))
 
     assert "critic" not in lines(advantages="rloo", samples_per_prompt=2)
     assert "critic: activations" not in lines(critic="head")
@@ -56,10 +58,10 @@ def test_each_role_has_its_lines(settings: PPOSettings) -> None:
 
 
 def test_pretraining_texts_are_planned(settings: PPOSettings, tmp_path: Path) -> None:
-    texts = replace(settings, ptx_data=tmp_path / "texts.txt", ptx_length=300)
+    texts = changed(settings, ptx_data=tmp_path / "texts.txt", ptx_length=300)
     assert " 16 × 300 tokens" in plan_memory(texts)  # --micro-batch-size
-    assert " 3 × 300 tokens" in plan_memory(replace(texts, micro_tokens=1000))
-    few = replace(texts, episodes_per_step=8, ptx_per_episode=0.5)
+    assert " 3 × 300 tokens" in plan_memory(changed(texts, micro_tokens=1000))
+    few = changed(texts, episodes_per_step=8, ptx_per_episode=0.5)
     assert " 4 × 300 tokens" in plan_memory(few)  # as many as a step has
 
 
@@ -83,7 +85,7 @@ def test_room_is_that_of_what_is_trained(settings: PPOSettings) -> None:
     shape = read_shape(settings.model)
     whole = 2 * 12 * (shape.parameters + shape.reward_parameters) + 4 * shape.parameters
     assert room_for(settings) == whole
-    assert room_for(replace(settings, lora_rank=4, critic="head")) == (
+    assert room_for(changed(settings, lora_rank=4, critic="head")) == (
         2 * 12 * (4 * shape.lora_rows + shape.hidden) + 4 * shape.parameters
     )
 
@@ -96,7 +98,7 @@ def test_every_member_of_an_ensemble_is_counted(
 
 
 def peak_apart(shared: str) -> float:
-    return float(re.search(r"Without --share-base the peak is ([\d.]+) GiB", shared)[1])
+    return float(re.search(r"Without --lora.share-base the peak is ([\d.]+) GiB", shared)[1])
 
 
 def peak(plan: str) -> float:
@@ -104,15 +106,15 @@ def peak(plan: str) -> float:
 
 
 def test_a_shared_base_is_compared_with_separate_models(settings: PPOSettings) -> None:
-    shared = plan_memory(replace(settings, lora_rank=4, share_base=True))
-    apart = plan_memory(replace(settings, lora_rank=4))
+    shared = plan_memory(changed(settings, lora_rank=4, share_base=True))
+    apart = plan_memory(changed(settings, lora_rank=4))
     assert "shared base: weights" in shared
     assert peak_apart(shared) == pytest.approx(peak(apart), rel=0.01)
     assert peak(shared) < peak(apart)
 
 
 def test_four_bits_are_compared_with_whole_models(settings: PPOSettings) -> None:
-    apart = replace(
+    apart = changed(
         settings,
         model=str(LARGE),
         reward=("signal:tests.pipeline.signals:count_vowels",),
@@ -121,7 +123,7 @@ def test_four_bits_are_compared_with_whole_models(settings: PPOSettings) -> None
         lora_rank=4,
         kl=KLSettings(source="adapter"),
     )
-    shared = plan_memory(replace(apart, share_base=True, four_bit_base=True))
+    shared = plan_memory(changed(apart, share_base=True, four_bit_base=True))
     assert peak_apart(shared) == pytest.approx(peak(plan_memory(apart)), rel=0.01)
 
 
@@ -133,6 +135,6 @@ def test_adapters_of_reward_models_have_the_rank_they_were_trained_with(
     kept.mkdir()
     (kept / "adapter_config.json").write_text('{"r": 3}', encoding="utf-8")
     shape = read_shape(settings.model)
-    shared = replace(settings, lora_rank=4, share_base=True, reward=(str(tmp_path / "reward"),))
+    shared = changed(settings, lora_rank=4, share_base=True, reward=(str(tmp_path / "reward"),))
     trained = 4 * shape.lora_rows + 3 * shape.lora_rows + shape.hidden
     assert room_for(shared) == 2 * 12 * trained + 4 * shape.parameters

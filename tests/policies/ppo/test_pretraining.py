@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from policies.ppo.pretraining import read_pieces, stack_pieces
-from policies.ppo.settings import KLSettings
+from policies.ppo.setting_groups import KLSettings
 from policies.ppo.update import reference_batch, update
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm
@@ -16,6 +16,7 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from tests.pipeline.test_resume import kill_when
 from tests.policies.ppo.test_update import SETTINGS, build_model, build_rollout
+from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, metrics_of
 
 PIECES = [[50, 51, 52, 53], [60, 61], [70, 71, 72, 73, 74, 75], [80, 81, 82]]
@@ -65,7 +66,7 @@ def test_what_holds_no_text_is_refused(tiny_model: Path, tmp_path: Path) -> None
 def weights_after(folder: Path, pieces: list[list[int]], **changes: object):
     """One step of plain gradient descent on texts alone: the advantages are 0."""
     kl = KLSettings(source="none")
-    settings = replace(SETTINGS, kl=kl, ptx_coefficient=2.5, max_grad_norm=1e9, **changes)
+    settings = changed(SETTINGS, kl=kl, ptx_coefficient=2.5, max_grad_norm=1e9, **changes)
     accelerator = start("fp32", 0)
     plain = build_model(folder)
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))

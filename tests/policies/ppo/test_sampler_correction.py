@@ -22,6 +22,7 @@ from rlhf.records.schema import Sampling
 from tests.policies.ppo.test_bandit import PROMPT, WORDS, build_models, stored_rows
 from tests.policies.ppo.test_bandit import SETTINGS as BANDIT
 from tests.policies.ppo.test_update import SETTINGS, build_model, build_rollout, build_rows
+from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, metrics_of
 
 KEPT = torch.tensor([0, 1, 3])  # the rows of the rollout that end by themselves
@@ -43,7 +44,7 @@ def after_update(
         torch.optim.SGD(model.parameters(), lr=0.1),
         rollout,
         reference_batch(build_rows(), 0, torch.device("cpu")),
-        replace(SETTINGS, **changes),
+        changed(SETTINGS, **changes),
         temperature=1.0,
         generator=torch.Generator().manual_seed(0),
     )
@@ -139,7 +140,7 @@ def rollout_of(settings: PPOSettings) -> tuple[Rollout, dict[str, float]]:
 
 @pytest.mark.parametrize("correction", ["none", "token", "sequence"])
 def test_a_rollout_knows_how_far_its_sampler_was_off(correction: str) -> None:
-    settings = replace(BANDIT, samples_per_prompt=8, sampler_correction=correction)
+    settings = changed(BANDIT, samples_per_prompt=8, sampler_correction=correction)
     rollout, described = rollout_of(settings)
     mask = rollout.response_mask.numpy()
     other = mask & (np.arange(8) % 2 == 1)[:, None]
@@ -176,7 +177,7 @@ def test_a_rollout_knows_how_far_its_sampler_was_off(correction: str) -> None:
 
 
 def test_truncated_responses_are_masked_and_advantages_whitened_over_the_rest() -> None:
-    settings = replace(BANDIT, samples_per_prompt=1, advantages="gae", mask_truncated=True)
+    settings = changed(BANDIT, samples_per_prompt=1, advantages="gae", mask_truncated=True)
     rollout, described = rollout_of(settings)
     assert described == {}
     finished = rollout.finished
@@ -188,24 +189,24 @@ def test_truncated_responses_are_masked_and_advantages_whitened_over_the_rest() 
 
 
 def test_auto_corrects_the_engines_that_are_other_programs() -> None:
-    assert BANDIT.corrects_sampler == "none"
-    assert replace(BANDIT, engine="continuous").corrects_sampler == "token"
+    assert BANDIT.sampler_correction == "none"
+    assert changed(BANDIT, engine="continuous").sampler_correction == "token"
     for named in ("none", "sequence"):
-        settings = replace(BANDIT, engine="continuous", sampler_correction=named)
-        assert settings.corrects_sampler == named
+        settings = changed(BANDIT, engine="continuous", sampler_correction=named)
+        assert settings.sampler_correction == named
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("clip_range_high", 0.0, "--clip-range-high is 0\n  Give a value of more than 0."),
-        ("dual_clip", 1.0, "--dual-clip is 1\n  Give a value of more than 1."),
-        ("sampler_cap", 0.5, "--sampler-cap is 0.5\n  Give a value of more than 1."),
+        ("clip_range_high", 0.0, "--loss.clip-range-high is 0\n  Give a value of more than 0."),
+        ("dual_clip", 1.0, "--loss.dual-clip is 1\n  Give a value of more than 1."),
+        ("sampler_cap", 0.5, "--sampling.correction-cap is 0.5\n  Give a value of more than 1."),
     ],
 )
 def test_clips_out_of_range_are_refused(name: str, value: float, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        replace(BANDIT, **{name: value})
+        changed(BANDIT, **{name: value})
     assert str(caught.value) == words
 
 

@@ -11,7 +11,6 @@ import yaml
 from safetensors.torch import load_file
 
 from policies.ppo.models.critic import new_critic
-from policies.ppo.settings import PPOSettings
 from policies.reference.store import MANIFEST, open_store
 from policies.rewards.sources import load_reward
 from rlhf.cli import main
@@ -23,6 +22,7 @@ from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import SHORT
 from tests.pipeline.signals import count_vowels
 from tests.pipeline.test_resume import kill_when
+from tests.policies.ppo_settings import ppo_settings
 from tests.policies.training import TrainingInputs, metrics_of, read_report
 
 
@@ -43,7 +43,7 @@ def test_only_the_critics_head_trains_where_that_is_asked(
 ) -> None:
     assert training.ppo(tmp_path / "ppo", "--critic-trains", "head", steps=2) == 0
     assert all(row["grad_norm/critic"] > 0 for row in metrics_of(tmp_path / "ppo"))
-    settings = PPOSettings(
+    settings = ppo_settings(
         model=str(training.model),
         reward=(str(training.reward),),
         reference=training.reference,
@@ -119,7 +119,7 @@ def test_weights_must_match_the_rewards(
     training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert training.ppo(tmp_path / "x", "--reward-weights", "1", "--reward-weights", "2") == 2
-    assert "2 --reward-weights for 1 --reward" in capsys.readouterr().err
+    assert "2 --rewards.weights for 1 --reward" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
@@ -146,12 +146,12 @@ def test_advantages_without_a_critic(training: TrainingInputs, tmp_path: Path, k
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--advantages", "rloo"), "--samples-per-prompt is 1"),
-        (("--samples-per-prompt", "3"), "does not divide into --samples-per-prompt 3"),
-        (("--kl.source", "adapter"), "Add --lora-rank 16"),
+        (("--advantages", "rloo"), "--batch.samples-per-prompt is 1"),
+        (("--samples-per-prompt", "3"), "does not divide into --batch.samples-per-prompt 3"),
+        (("--kl.source", "adapter"), "Add --lora.rank 16"),
         (
             ("--kl.target", "0.01", "--kl.source", "none"),
-            "--kl.target 0.01 steers the coefficient of the KL term, and with --kl.source none "
+            "--kl.target 0.01 adjusts the coefficient of the KL term, and with --kl.source none "
             "--kl.coefficient 0.1 there is no such term",
         ),
         (("--kl.target", "0.01", "--kl.coefficient", "0"), "with --kl.source reference --kl.coeff"),
@@ -320,3 +320,24 @@ def test_learning_rates_fall_to_0_over_the_run(training: TrainingInputs, tmp_pat
     rows = metrics_of(tmp_path / "ppo")
     assert [row["learning_rate/policy"] for row in rows] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
     assert [row["learning_rate/critic"] for row in rows] == pytest.approx([8e-3, 6e-3, 4e-3, 2e-3])
+
+
+def test_flags_and_files_from_before_the_groups_mean_the_same(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(
+        "critic: none\ncritic_trains: head\nadvantages: group\nsamples_per_prompt: 2\n"
+        "max_approx_kl: 0.5\nkl:\n  rows_per_episode: 0.25\n"
+    )
+    flags = (
+        *("--critic-trains", "head", "--advantages", "group", "--samples-per-prompt=2"),
+        *("--max-approx-kl", "0.5", "--kl.rows-per-episode", "0.25"),
+    )
+    for given in (flags, ("--config", str(file))):
+        assert training.ppo(tmp_path / "ppo", *given, "--dry-run") == 0
+        shown = yaml.safe_load(capsys.readouterr().out.split("#")[0])
+        assert shown["advantages"] == "grpo"
+        assert (shown["critic"]["trains"], shown["critic"]["model"]) == ("head", "own")
+        assert (shown["batch"]["samples_per_prompt"], shown["optim"]["target_kl"]) == (2, 0.5)
+        assert shown["kl"]["rows_per_prompt"] == 0.25

@@ -9,7 +9,7 @@ import torch
 
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.rollout import Rollout
-from policies.ppo.settings import KLSettings, PPOSettings
+from policies.ppo.setting_groups import KLSettings
 from policies.ppo.update import reference_batch, split_minibatches, stack, update
 from policies.reference.store import ReferenceRow, TopTokens
 from rlhf.modeling.log_probs import Sequences
@@ -19,10 +19,11 @@ from rlhf.parallel.distributed import start
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding
 from rlhf.records.schema import Message, Prompt
+from tests.policies.ppo_settings import changed, ppo_settings
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
 RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26], [27, 28, 29, 30, 31, 2]]
-SETTINGS = PPOSettings(
+SETTINGS = ppo_settings(
     model="m",
     reward=("r",),
     reference=Path("ref"),
@@ -90,7 +91,7 @@ def build_rows(shift: float = 0.0) -> list[ReferenceRow]:
 def weights_after_update(
     folder: Path, rows: list[ReferenceRow], **changes: object
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    settings = replace(SETTINGS, **changes)
+    settings = changed(SETTINGS, **changes)
     accelerator = start("fp32", 0)
     # plain gradient descent: Adam would turn rounding of tiny gradients into whole steps
     plain = build_model(folder)
@@ -132,7 +133,7 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int) 
             torch.optim.SGD(trained, lr=0.1),
             replace(rollout, critic_features=known),
             reference_batch(build_rows(), 0, torch.device("cpu")),
-            replace(SETTINGS, micro_batch_size=2, micro_tokens=micro_tokens),
+            changed(SETTINGS, micro_batch_size=2, micro_tokens=micro_tokens),
             temperature=1.0,
             generator=torch.Generator().manual_seed(0),
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from policies.rewards.sources import describe_rewards, load_reward
-from rlhf.commands.labels.annotate import Settings as AnnotateSettings
+from rlhf.commands.labels.prioritize import Settings as PrioritizeSettings
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import template_kwargs
 from rlhf.modeling.models import describe_model, new_reward_model, save_model
@@ -57,10 +57,9 @@ def test_one_that_knows_how_it_reads_keeps_to_that(folder: Path) -> None:
     assert reward_kwargs(str(folder / "foreign"), NO_THINKING) == NO_THINKING
 
 
-def test_annotate_takes_values_to_prioritise_with(folder: Path) -> None:
-    settings = AnnotateSettings(
+def test_prioritize_takes_values_for_a_template(folder: Path) -> None:
+    settings = PrioritizeSettings(
         db=folder / "l.db",
-        prioritise=True,
         reward=str(folder / "foreign"),
         chat_template_kwargs=NO_THINKING,
     )

@@ -14,7 +14,7 @@ from rlhf.cli import main
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from tests.policies.training import TrainingInputs, build_ensemble
-from tests.reward_server import RewardServer
+from tests.servers.reward import RewardServer
 
 
 def test_stored_rewards_of_an_ensemble_are_those_of_its_mean_only(

@@ -172,7 +172,7 @@ def test_a_model_that_the_engine_cannot_run_is_refused(tiny_model: Path) -> None
     config = MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=300, state_size=4)
     with pytest.raises(InputError, match="Continuous batching cannot run Mamba") as caught:
         sample(MambaForCausalLM(config), tiny_model, "continuous")
-    assert caught.value.remedy == "Use --engine generate, which samples from every model."
+    assert caught.value.remedy == "Use --sampling.engine generate, which samples from every model."
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
@@ -181,7 +181,7 @@ def test_vllm_is_asked_for_where_it_is_not_installed(
 ) -> None:
     assert training.ppo(tmp_path / "x", "--engine", "vllm") == 2
     words = " ".join(capsys.readouterr().err.split())
-    assert "--engine vllm needs the package vllm, which is not installed" in words
+    assert "--sampling.engine vllm needs the package vllm, which is not installed" in words
     assert "pip install vllm" in words
     assert not (tmp_path / "x").exists()
 

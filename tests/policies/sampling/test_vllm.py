@@ -121,7 +121,7 @@ def test_a_model_that_it_cannot_run_is_refused(
     assert done.returncode == 2
     words = " ".join(done.stderr.split())
     assert re.search(r"vLLM does not start with .* \(.*head_dim=8", words)
-    assert "Use --engine generate, which samples from every model." in words
+    assert "Use --sampling.engine generate, which samples from every model." in words
 
 
 def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(

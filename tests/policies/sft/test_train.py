@@ -58,7 +58,7 @@ def exported(lines, tmp_path):
     """The same demonstrations as `rlhf export` leaves them, one of them held out."""
     from labeling_app.data_io.exporting import export
     from labeling_app.db.store import Store
-    from labeling_app.quality.verdicts import EDITED, PERSON
+    from labeling_app.rankings.verdicts import EDITED, PERSON
     from rlhf.records.schema import Message, Prompt, Ranking, Response
 
     with Store(tmp_path / "labels.db") as store:

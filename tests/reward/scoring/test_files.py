@@ -11,7 +11,7 @@ from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import encode_prompt, encode_response, load_tokenizer, pad_right
 from rlhf.records.jsonl import read_jsonl, write_jsonl
 from tests.reward.conftest import build_record
-from tests.reward_server import RewardServer
+from tests.servers.reward import RewardServer
 
 LINES = [
     {"prompt": "How was it?", "responses": ["Lovely!", "It rained all day."], "id": 7},

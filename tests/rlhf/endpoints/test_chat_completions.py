@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.endpoints.chat_completions import key_header, open_completion
 from rlhf.errors import InputError
-from tests.chat_server import ChatServer
+from tests.servers.chat import ChatServer
 
 
 def test_the_body_arrives_with_the_key_and_the_answer_can_be_read(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.endpoints import judge
 from rlhf.errors import InputError
-from tests.judge_server import JudgeServer
+from tests.servers.judge import JudgeServer
 
 SETTINGS = ("temperature", "max_tokens", "max_completion_tokens")
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from rlhf.endpoints.urls import open_url
-from tests.judge_server import JudgeServer
+from tests.servers.judge import JudgeServer
 
 
 def open_connections(port: int) -> set[tuple]:

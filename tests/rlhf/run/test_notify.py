@@ -7,7 +7,7 @@ from rlhf.errors import ConfigError, GuardError, InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
 from rlhf.run.notify import notify
 from rlhf.run.rundir import RunDir, stage_status
-from tests.listener import Listener
+from tests.servers.listener import Listener
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import pytest
 import yaml
 
 from policies.evaluate.settings import EvaluateSettings
-from policies.ppo.settings import KLSettings, PPOSettings
+from policies.ppo.setting_groups import KLSettings
+from policies.ppo.settings import PPOSettings
 from policies.reference.settings import ReferenceSettings
 from policies.sft.settings import SFTSettings
 from reward.settings import RewardSettings
+from rlhf.config import flatten, read_settings_file, with_changes
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
+from tests.policies.ppo_settings import changed, ppo_settings
 
 INPUTS = {"model": {"path": "m", "hash": "abc"}}
 
@@ -153,13 +157,13 @@ def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(tmp_path
     settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
     run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
     older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
-    del older["gamma"], older["kl"]["rows_per_episode"], older["reward_weights"]
+    del older["loss"]["gamma"], older["kl"]["rows_per_prompt"], older["rewards"]
     run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
-    for changes in ({"gamma": 0.9}, {"kl": KLSettings(rows_per_episode=1.0)}):
+    for changes in ({"gamma": 0.9}, {"kl": KLSettings(rows_per_prompt=1.0)}):
         with pytest.raises(InputError, match="with other settings"):
-            open_stage(run.path, "ppo", replace(settings, **changes), INPUTS, resume=True)
+            open_stage(run.path, "ppo", changed(settings, **changes), INPUTS, resume=True)
     open_stage(run.path, "ppo", settings, INPUTS, resume=True)
-    assert "\ngamma: 1.0\n" in run.config_file.read_text(encoding="utf-8")
+    assert "\n  gamma: 1.0\n" in run.config_file.read_text(encoding="utf-8")
 
 
 EARLIER = [
@@ -172,14 +176,23 @@ EARLIER = [
     ),
     (
         "ppo",
-        PPOSettings(
+        ppo_settings(
             model="m", reward=("r",), reference=Path("ref"), out=Path("out"), engine="continuous"
         ),
-        {"sampler_correction": "none"},
-        "sampler_correction: none → auto",
-        "--sampler-correction none",
+        {"sampling.correction": "none"},
+        "sampling.correction: none → auto",
+        "--sampling.correction none",
     ),
 ]
+
+
+def without(recorded: dict[str, Any], names: Collection[str], prefix: str = "") -> dict[str, Any]:
+    """Recorded settings without those at the paths."""
+    return {
+        name: without(value, names, f"{name}.") if isinstance(value, dict) else value
+        for name, value in recorded.items()
+        if f"{prefix}{name}" not in names
+    }
 
 
 @pytest.mark.parametrize(("stage", "settings", "earlier", "changes", "flags"), EARLIER)
@@ -188,7 +201,7 @@ def test_a_run_from_before_a_setting_changed_what_is_done_goes_on_as_it_was(
 ) -> None:
     run = open_stage(tmp_path / stage, stage, settings, INPUTS, resume=False)
     recorded = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
-    older = {name: value for name, value in recorded.items() if name not in earlier}
+    older = without(recorded, earlier)
     run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
     with pytest.raises(InputError) as caught:
         open_stage(run.path, stage, settings, INPUTS, resume=True)
@@ -196,7 +209,7 @@ def test_a_run_from_before_a_setting_changed_what_is_done_goes_on_as_it_was(
         f"{run.path} was started with other settings ({changes})\n"
         f"  Resume with the same settings (add {flags}), or choose another --out."
     )
-    open_stage(run.path, stage, replace(settings, **earlier), INPUTS, resume=True)
+    open_stage(run.path, stage, with_changes(settings, earlier), INPUTS, resume=True)
     run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
     with stage_status(run):
         pass
@@ -208,7 +221,7 @@ def test_a_ppo_run_from_before_the_correction_of_its_sampler_goes_on(tmp_path: P
     settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
     run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
     older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
-    del older["sampler_correction"], older["sampler_cap"]
+    del older["sampling"]["correction"], older["sampling"]["correction_cap"]
     run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
     open_stage(run.path, "ppo", settings, INPUTS, resume=True)
 
@@ -232,7 +245,7 @@ SMALLER = [
     (
         "ppo",
         PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=Path("out")),
-        {"micro_batch_size": 1, "micro_tokens": 64, "sample_batch_size": 1},
+        {"batch.micro_batch_size": 1, "batch.micro_tokens": 64, "sampling.batch_size": 1},
     ),
     (
         "evaluate",
@@ -248,9 +261,9 @@ def test_after_memory_ran_out_resume_takes_smaller_batches(
 ) -> None:
     out = tmp_path / stage
     open_stage(out, stage, settings, INPUTS, resume=False)
-    run = open_stage(out, stage, replace(settings, **smaller), INPUTS, resume=True)
-    text = run.config_file.read_text(encoding="utf-8")
-    assert all(f"\n{name}: {value}\n" in text for name, value in smaller.items())
+    run = open_stage(out, stage, with_changes(settings, smaller), INPUTS, resume=True)
+    recorded = flatten(read_settings_file(run.config_file))
+    assert {name: recorded[name] for name in smaller} == smaller
 
 
 def test_the_batch_of_an_optimizer_step_stays_as_it_was(tmp_path: Path) -> None:
@@ -380,6 +393,7 @@ def test_jobs_that_fill_one_stage_all_open_it(tmp_path: Path) -> None:
 OPENING = """
 import pathlib, sys, time
 from rlhf.run.rundir import open_stage
+from tests.policies.ppo_settings import changed, ppo_settings
 from tests.rlhf.run.test_rundir import INPUTS, Settings
 out, *shard = sys.argv[1:]
 settings = Settings(out=pathlib.Path(out), shard=shard[0] if shard else None)

@@ -9,8 +9,8 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 from starlette.responses import PlainTextResponse
 
+from labeling_app.annotators import passwords as auth
 from labeling_app.annotators.users import Users
-from labeling_app.web.access import passwords as auth
 from labeling_app.web.access.middleware import AuthMiddleware
 from labeling_app.web.access.sign_in import SignInLimits, TooManyAttemptsError
 from tests.labeling_app.conftest import run_async

@@ -8,14 +8,14 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from labeling_app.data_io.exporting import export
+from labeling_app.db.live import find_turn
 from labeling_app.web.live import live as live_module
 from labeling_app.web.live.endpoint_model import EndpointModel
 from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
-from labeling_app.web.live.store import find_turn
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Sampling
-from tests.chat_server import ChatServer
+from tests.servers.chat import ChatServer
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=40)
 

@@ -22,6 +22,7 @@ from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Message, Prompt
+from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, metrics_of, read_report
 
 SETTINGS = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=Path("out"))
@@ -75,7 +76,7 @@ def test_a_constant_error_explains_as_much_as_none() -> None:
 def test_targets_are_rewards_before_the_prompts_baseline_is_taken_off() -> None:
     prompts = [build_rows([[9, 2], [9, 9]], 0), build_rows([[8, 2]], 1)]
     rewards = {prompts[0][0].prompt.id: [1.0, 3.0], prompts[1][0].prompt.id: [5.0]}
-    settings = replace(SETTINGS, missing_eos_penalty=0.5)
+    settings = changed(SETTINGS, missing_eos_penalty=0.5)
     assert warmup_targets(prompts, rewards, settings).tolist() == [1.0, 2.5, 5.0]
 
 
@@ -167,4 +168,4 @@ def test_gae_without_a_critic_is_refused(
     training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert training.ppo(tmp_path / "x", "--critic", "none") == 2
-    assert "--advantages gae needs a critic" in capsys.readouterr().err
+    assert 'Invalid value "none" for --critic.model. Choose from: "own"' in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """One frozen model under all roles gives what separate models give, and weighs less."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from rlhf.modeling.models import (
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
 from tests.pipeline.test_resume import kill_when
+from tests.policies.ppo_settings import changed, ppo_settings
 from tests.policies.training import TrainingInputs, metrics_of, read_report
 
 BATCH = Sequences(pad_left([[5, 6, 7], [8]], 0), pad_right([[20, 30], [23, 30, 2]], 0))
@@ -55,7 +56,7 @@ def adapted(training: TrainingInputs, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def settings_for(adapted: Adapted, **changes: object) -> PPOSettings:
-    plain = PPOSettings(
+    plain = ppo_settings(
         model=str(adapted.training.model),
         reward=(adapted.reward,),
         reference=adapted.training.reference,
@@ -63,7 +64,7 @@ def settings_for(adapted: Adapted, **changes: object) -> PPOSettings:
         lora_rank=4,
         share_base=True,
     )
-    return replace(plain, **changes)
+    return changed(plain, **changes)
 
 
 def grown(model: PolicyAndCritic) -> PolicyAndCritic:
@@ -127,7 +128,7 @@ def test_a_critic_of_a_function_gets_an_adapter_of_its_own(adapted: Adapted) -> 
     critic, bias = critic_on(base, settings, 0)
     assert bias == 0.0
     assert [n for n, one in critic.named_parameters() if one.requires_grad] == ["score.weight"]
-    plain, _ = new_critic(replace(settings, share_base=False), load_tokenizer(settings.model))
+    plain, _ = new_critic(changed(settings, share_base=False), load_tokenizer(settings.model))
     torch.testing.assert_close(critic.score.weight, plain.score.weight)
 
 
@@ -172,12 +173,12 @@ def test_a_killed_run_on_a_shared_base_goes_on_exactly(adapted: Adapted, tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--share-base",), "Add --lora-rank 16"),
-        (("--lora-rank", "4", "--four-bit-base"), "--four-bit-base without --share-base"),
+        (("--share-base",), "Add --lora.rank 16"),
+        (("--lora-rank", "4", "--four-bit-base"), "--lora.four-bit-base without --lora.share-base"),
         ((*SHARED, "--four-bit-base"), "with --kl.source reference"),
         (
             (*SHARED, "--four-bit-base", "--kl.source", "none", "--kl.audit-every", "1"),
-            "--four-bit-base with --kl.audit-every",
+            "--lora.four-bit-base with --kl.audit-every",
         ),
         (("--share-base", *LORA), "keeps no adapter to put on a shared base"),
     ],

@@ -1,0 +1,333 @@
+"""Labeling under load: submits per second and the wait for the next task, on small and big files.
+
+A hundred annotators each have a signed-in connection to `rlhf label`, a process of its own. A
+submit is one request whose answer holds the next task. Measured:
+
+    load      no think time, 10 submits each; rankings lost or stored twice
+    bare      the same write behind one route of a bare FastAPI app, same clients
+    pace      12 submits a second in all
+    browser   from Ctrl+Enter to the next task on the screen of a headless Chromium
+    promises  tests: kill -9 while people submit, 60 requests at once, a full disk
+
+The clients (`crowd.py`) share the machine with the server, which people's browsers do not, and are
+made to cost little: `client_cpu_ms` a submit stands beside `server_cpu_ms`.
+
+    python examples/benchmarks/labeling.py [--quick] [--json] [--prompts N] [--big N]
+
+`--big` prompts, with four responses each, make the database on which load and pace run once more.
+"""
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crowd import RESPONSES, Annotator, drive
+
+if TYPE_CHECKING:
+    from labeling_app.db.store import Store
+
+REPOSITORY = Path(__file__).parents[2]
+CHROMIUM = "/usr/bin/chromium"
+ANNOTATORS = 100
+SUBMITS_EACH = 10
+SUBMITS_PER_SECOND = 12
+TESTS = "tests/labeling_app/"
+KILL = "test_kill.py::test_{}_rounds_of_kill_lose_nothing"
+PROMISES = (
+    "test_queue.py::test_sixty_requests_at_once_give_exactly_two_leases_a_task",
+    "test_disk_full.py",
+)
+# Waits for another prompt than the one on the screen, drawn.
+SUBMIT_AND_LOOK = """() => new Promise(done => {
+  const prompt = document.querySelector('.rb-prompt'), before = prompt.textContent;
+  const look = () => prompt.textContent === before ? requestAnimationFrame(look)
+    : requestAnimationFrame(() => done(performance.now() - start));
+  const key = { key: 'Enter', ctrlKey: true, bubbles: true };
+  document.dispatchEvent(new KeyboardEvent('keydown', key)); // nothing was moved: it asks first
+  const start = performance.now();
+  document.dispatchEvent(new KeyboardEvent('keydown', key));
+  look();
+})"""
+
+
+def build_database(path: Path, num_prompts: int, users: int = ANNOTATORS) -> None:
+    """Prompts of some 60 words with responses of some 100, and users who sign in, if any."""
+    from labeling_app.db.store import Store
+    from rlhf.records.schema import Message, Prompt, Response
+
+    generator = random.Random(0)
+    words = ["time", "people", "water", "house", "music", "light", "paper", "river", "green"]
+
+    def text(number: int) -> str:
+        return " ".join(generator.choices(words, k=number))
+
+    with Store(path) as store:
+        for start in range(0, num_prompts, 2_000):
+            numbers = range(start, min(start + 2_000, num_prompts))
+            chats = [(Message(role="user", content=f"{n} {text(60)}"),) for n in numbers]
+            prompts = [Prompt.create(chat, "train", "benchmark") for chat in chats]
+            with store.connections.write():
+                store.add_prompts(prompts)
+                store.add_responses(
+                    Response(
+                        id=f"{p.id}-{k}", prompt_id=p.id, text=text(100), model="m", sample_index=k
+                    )
+                    for p in prompts
+                    for k in range(RESPONSES)
+                )
+        if users:
+            add_users(store, users)
+
+
+def add_users(store: "Store", number: int) -> None:
+    """Annotators who sign in; one slow hash is enough for all of them."""
+    from labeling_app.annotators.users import Users
+
+    Users(store).add(name_of(0), "annotator", "long enough")
+    with store.connections.write() as db:
+        for name in map(name_of, range(1, number)):
+            db.execute("INSERT INTO annotators VALUES (?, 'human', 0)", [name])
+            db.execute(
+                "INSERT INTO users (name, role, password, created_at)"
+                " SELECT ?, role, password, 0 FROM users WHERE name = ?",
+                [name, name_of(0)],
+            )
+
+
+def name_of(number: int) -> str:
+    """An annotator's name."""
+    return f"annotator {number}"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server process."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far, of all threads."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def serving(*command: str) -> Iterator[Server]:
+    """A server process on a free port, until it is not needed any more."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    words = [sys.executable, *command, "--port", str(port)]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.DEVNULL) as process:
+        try:
+            for _ in range(1200):
+                if process.poll() is not None:
+                    raise RuntimeError(f"the server stopped with status {process.returncode}")
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            yield Server(port, process)
+        finally:
+            process.terminate()
+
+
+def sign_in_all(db: Path, port: int) -> list[Annotator]:
+    """A hundred annotators, each with a task on the screen."""
+    from labeling_app.db.store import Store
+    from labeling_app.web.access.cookies import make_cookie
+
+    with Store(db) as store:
+        secret = store.secret
+    return [Annotator(port, make_cookie(secret, name_of(n), 0)) for n in range(ANNOTATORS)]
+
+
+def without_thinking(one: Annotator) -> float | None:
+    """Ten submits, one right after the other."""
+    return 0.0 if len(one.waits) < SUBMITS_EACH else None
+
+
+def measure_rush(server: Server, people: list[Annotator]) -> dict[str, float]:
+    """No think time: submits per second, the wait, and what a submit costs the processors."""
+    server_before, client_before = server.cpu_seconds(), time.process_time()
+    seconds = drive(people, without_thinking)
+    waits = [wait for one in people for wait in one.waits]
+    return {
+        "submits_per_second": len(waits) / seconds,
+        "server_cpu_ms": 1000 * (server.cpu_seconds() - server_before) / len(waits),
+        "client_cpu_ms": 1000 * (time.process_time() - client_before) / len(waits),
+        **percentiles(waits),
+    }
+
+
+def measure_load(db: Path, server: Server) -> dict[str, float]:
+    """The rush at the board, and what is in the database afterwards."""
+    from sqlite_utils import Database
+
+    people = sign_in_all(db, server.port)
+    rush = measure_rush(server, people)
+    acknowledged = {name for one in people for name in one.acknowledged}
+    database = Database(db)
+    stored = [
+        (row["id"], row["task_id"])
+        for row in database.query("SELECT id, task_id FROM rankings WHERE live = 1")
+    ]
+    database.close()
+    return {
+        **rush,
+        "lost": len(acknowledged - {name for name, _ in stored}),
+        "stored_twice": len(stored) - len({task for _, task in stored}),
+    }
+
+
+def measure_pace(db: Path, port: int, seconds: float) -> dict[str, float]:
+    """Twelve submits a second in all, at random moments."""
+    people = sign_in_all(db, port)
+    pause = ANNOTATORS / SUBMITS_PER_SECOND
+    chance = random.Random(0)
+    end = time.perf_counter() + seconds
+
+    def think(one: Annotator) -> float | None:
+        # The server lets go of a connection that is idle for 5 s.
+        one.hang_up()
+        lowest, highest = (0.5, 1.5) if one.waits else (0.0, 1.0)
+        wanted = chance.uniform(lowest, highest) * pause
+        return wanted if time.perf_counter() + wanted < end else None
+
+    drive(people, think)
+    waits = [wait for one in people for wait in one.waits]
+    return {"submits_per_second": len(waits) / seconds, **percentiles(waits)}
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Median and 99th percentile, in milliseconds."""
+    return {
+        "p50_ms": 1000 * statistics.median(seconds),
+        "p99_ms": 1000 * statistics.quantiles(seconds, n=100, method="inclusive")[98],
+    }
+
+
+def measure_bare(db: Path) -> dict[str, float]:
+    """The same clients against one route that stores a ranking and does nothing else."""
+    with serving(__file__, "--bare", str(db)) as server:
+        return measure_rush(server, [Annotator(server.port) for _ in range(ANNOTATORS)])
+
+
+def serve_bare(db: Path, port: int) -> None:
+    """FastAPI and the same INSERT in the same kind of transaction."""
+    import uvicorn
+    from fastapi import FastAPI
+
+    from labeling_app.db.store import Store, insert_ranking
+    from rlhf.records.schema import Ranking
+
+    store = Store(db)
+    [prompt] = store.connections.db.query("SELECT id FROM prompts LIMIT 1")
+    responses = store.responses(prompt["id"])
+    tiers = tuple((response.id,) for response in responses)
+    app = FastAPI()
+
+    @app.post("/board")
+    def submit(sent: dict[str, Any]) -> dict[str, Any]:
+        name = sent.get("id", uuid.uuid4().hex)
+        ranking = Ranking(
+            id=name, prompt_id=prompt["id"], annotator=name_of(0), kind="human", tiers=tiers
+        )
+        with store.connections.write() as connection:
+            insert_ranking(connection, ranking)
+        return {"ok": True, "task": {"id": 0}}
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+def measure_browser(db: Path, submits: int) -> dict[str, float]:
+    """One person, alone on the server: milliseconds from Ctrl+Enter to the next task drawn."""
+    from playwright.sync_api import sync_playwright
+
+    with serving("-m", "rlhf.cli", "label", "--db", str(db)) as server, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.port}/")
+        page.wait_for_selector(".rb-list .rb-card")
+        waits = []
+        for _ in range(submits):
+            waits.append(page.evaluate(SUBMIT_AND_LOOK))
+            page.wait_for_selector(".rb:not(.rb-busy)")
+        browser.close()
+    return {"submits": submits, "p50_ms": statistics.median(waits), "max_ms": max(waits)}
+
+
+def keep_promises(quick: bool) -> dict[str, float]:
+    """Run the tests of what must never happen; 1 is kept, 0 is broken."""
+    found = {}
+    for test in (KILL.format("three" if quick else "a_hundred"), *PROMISES):
+        command = [sys.executable, "-m", "pytest", "-q", TESTS + test]
+        done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        skipped = "skipped" in done.stdout.splitlines()[-1]
+        found[test] = float(done.returncode == 0 and not skipped)
+    return found
+
+
+def measure_app(folder: Path, prompts: int, seconds: float) -> list[dict[str, Any]]:
+    """Load and pace on a database of that many prompts."""
+    db = folder / f"{prompts}.db"
+    build_database(db, prompts)
+    os.sync()  # or the first commits wait until all of it is on the disk
+    with serving("-m", "rlhf.cli", "label", "--db", str(db), "--gold-every", "0") as server:
+        load = {"case": "load", "prompts": prompts, **measure_load(db, server)}
+        pace = {"case": "pace", "prompts": prompts, **measure_pace(db, server.port, seconds)}
+    return [load, pace]
+
+
+def main() -> None:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small files, seconds not minutes")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--prompts", type=int, default=2_500, help="of the small database")
+    parser.add_argument("--big", type=int, default=250_000, help="of the big one; 0 leaves it out")
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.bare:
+        serve_bare(arguments.bare, arguments.port)
+        return
+    quick = arguments.quick
+    big = min(arguments.big, 5_000) if quick else arguments.big
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        seconds = 10.0 if quick else 60.0
+        runs = measure_app(folder, arguments.prompts, seconds)
+        if big:
+            runs += measure_app(folder, big, seconds)
+        build_database(folder / "bare.db", 100)
+        runs.append({"case": "bare", **measure_bare(folder / "bare.db")})
+        build_database(folder / "browser.db", 100, users=0)
+        runs.append({"case": "browser", **measure_browser(folder / "browser.db", 30)})
+    runs.append({"case": "promises", **keep_promises(quick)})
+    for run in runs:
+        print(*(f"{key}={value:.4g}" if key != "case" else value for key, value in run.items()))
+    if arguments.json:
+        ratio = runs[0]["submits_per_second"] / runs[-3]["submits_per_second"]
+        versions = {name: version(name) for name in ("gradio", "fastapi", "uvicorn")}
+        print(json.dumps({"ratio": ratio, "runs": runs, "versions": versions}))
+
+
+if __name__ == "__main__":
+    main()

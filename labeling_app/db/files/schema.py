@@ -1,0 +1,335 @@
+"""The statements of every step of the schema. Never edit one that shipped: add the next.
+
+    prompts ─< responses        what is judged
+       └─────< tasks            one prompt and the responses to rank together
+                 ├─> rounds         the round of labeling that chose it, if one did
+                 ├─< assignments    leased, expired, done or skipped by whom; the order shown
+                 ├─< tickets        what the task is called in that person's browser
+                 └─< drafts, skips
+    annotators ─< rankings      append-only; `live` says whether a later one took its place
+
+Two columns make the next task cheap whatever the size of the database: `tasks.open` (how many
+people are still wanted) with its partial index is the queue, and `totals` is kept by triggers so
+that nobody counts rows.
+"""
+
+APPLICATION_ID = (
+    0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
+)
+
+FIRST_SCHEMA = (
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE prompts (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        messages TEXT NOT NULL,
+        split TEXT NOT NULL CHECK (split IN ('train', 'test')),
+        source TEXT NOT NULL,
+        created_at REAL NOT NULL)""",
+    """CREATE TABLE responses (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        text TEXT NOT NULL,
+        model TEXT NOT NULL,
+        model_fingerprint TEXT,
+        tokenizer_fingerprint TEXT,
+        sampling TEXT,
+        sample_index INTEGER NOT NULL,
+        token_ids TEXT,
+        finished INTEGER,
+        created_at REAL NOT NULL)""",
+    "CREATE INDEX responses_of_prompt ON responses (prompt_id, model, sample_index)",
+    "CREATE INDEX responses_of_model ON responses (model_fingerprint, prompt_id)",
+    """CREATE TABLE annotators (
+        name TEXT PRIMARY KEY,
+        kind TEXT NOT NULL CHECK (kind IN ('human', 'ai', 'signal')),
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE tasks (
+        id INTEGER PRIMARY KEY,
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        responses TEXT NOT NULL,
+        purpose TEXT NOT NULL DEFAULT 'rank'
+            CHECK (purpose IN ('rank', 'compare', 'gold', 'repeat', 'training')),
+        overlap INTEGER NOT NULL DEFAULT 1,
+        open INTEGER NOT NULL,
+        priority REAL NOT NULL DEFAULT 0,
+        reason TEXT NOT NULL DEFAULT '',
+        answer TEXT,
+        only_for TEXT,
+        created_at REAL NOT NULL)""",
+    """CREATE INDEX tasks_open ON tasks (priority DESC, id)
+        WHERE open > 0 AND only_for IS NULL""",
+    """CREATE INDEX tasks_open_for_one ON tasks (only_for, id)
+        WHERE open > 0 AND only_for IS NOT NULL""",
+    "CREATE INDEX tasks_of_prompt ON tasks (prompt_id)",
+    """CREATE TABLE assignments (
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        state TEXT NOT NULL CHECK (state IN ('leased', 'expired', 'done', 'skipped')),
+        shown TEXT NOT NULL,
+        expires_at REAL NOT NULL,
+        updated_at REAL NOT NULL,
+        PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
+    "CREATE INDEX leases ON assignments (expires_at) WHERE state = 'leased'",
+    "CREATE INDEX leases_of_annotator ON assignments (annotator, updated_at)"
+    " WHERE state = 'leased'",
+    """CREATE TABLE drafts (
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        state TEXT NOT NULL,
+        updated_at REAL NOT NULL,
+        PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
+    """CREATE TABLE rankings (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        task_id INTEGER REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        tiers TEXT NOT NULL,
+        strengths TEXT NOT NULL DEFAULT '[]',
+        flags TEXT NOT NULL DEFAULT '[]',
+        note TEXT NOT NULL DEFAULT '',
+        shown TEXT,
+        duration_ms INTEGER,
+        rubric TEXT NOT NULL DEFAULT '',
+        created_at REAL NOT NULL,
+        supersedes TEXT REFERENCES rankings (id),
+        live INTEGER NOT NULL DEFAULT 1)""",
+    "CREATE INDEX rankings_of_prompt ON rankings (prompt_id, annotator) WHERE live = 1",
+    "CREATE INDEX rankings_of_annotator ON rankings (annotator, created_at) WHERE live = 1",
+    """CREATE UNIQUE INDEX one_live_ranking ON rankings (task_id, annotator)
+        WHERE live = 1 AND task_id IS NOT NULL""",
+    """CREATE TRIGGER rankings_are_kept BEFORE DELETE ON rankings
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+    """CREATE TRIGGER rankings_do_not_change BEFORE UPDATE OF
+            id, prompt_id, task_id, annotator, tiers, strengths, flags, note, shown, created_at ON
+            rankings
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+    """CREATE TABLE skips (
+        id TEXT PRIMARY KEY,
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        reason TEXT NOT NULL,
+        note TEXT NOT NULL DEFAULT '',
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX skips_of_annotator ON skips (annotator, created_at)",
+    "CREATE TABLE totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT INTO totals VALUES ('prompts', 0), ('responses', 0), ('rankings', 0),"
+    " ('tasks', 0), ('open', 0)",
+    """CREATE TRIGGER count_prompts AFTER INSERT ON prompts
+        BEGIN UPDATE totals SET value = value + 1 WHERE name = 'prompts'; END""",
+    """CREATE TRIGGER count_responses AFTER INSERT ON responses
+        BEGIN UPDATE totals SET value = value + 1 WHERE name = 'responses'; END""",
+    """CREATE TRIGGER count_new_rankings AFTER INSERT ON rankings
+        BEGIN UPDATE totals SET value = value + NEW.live WHERE name = 'rankings'; END""",
+    """CREATE TRIGGER count_rankings AFTER UPDATE OF live ON rankings
+        BEGIN UPDATE totals SET value = value + NEW.live - OLD.live WHERE name = 'rankings'; END""",
+    """CREATE TRIGGER count_new_tasks AFTER INSERT ON tasks BEGIN
+        UPDATE totals SET value = value + 1 WHERE name = 'tasks';
+        UPDATE totals SET value = value + (NEW.open > 0) WHERE name = 'open'; END""",
+    """CREATE TRIGGER count_tasks AFTER UPDATE OF open ON tasks
+        WHEN (NEW.open > 0) <> (OLD.open > 0) BEGIN
+        UPDATE totals SET value = value + (NEW.open > 0) - (OLD.open > 0)
+            WHERE name = 'open'; END""",
+)
+
+# By which a browser keeps the drafts of two databases apart.
+BOARD_ID = "INSERT INTO settings VALUES ('board', lower(hex(randomblob(8))))"
+
+
+USERS = (
+    """CREATE TABLE users (
+        name TEXT PRIMARY KEY REFERENCES annotators (name),
+        role TEXT NOT NULL CHECK (role IN ('annotator', 'lead', 'admin')),
+        password TEXT NOT NULL,
+        disabled INTEGER NOT NULL DEFAULT 0,
+        failures INTEGER NOT NULL DEFAULT 0,
+        locked_until REAL NOT NULL DEFAULT 0,
+        epoch INTEGER NOT NULL DEFAULT 0,
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    # Signs cookies and makes pseudonyms; in the database, so that a restart signs nobody out.
+    "INSERT INTO settings VALUES ('secret', lower(hex(randomblob(32))))",
+)
+
+
+RUBRICS = (
+    """CREATE TABLE rubrics (
+        version TEXT PRIMARY KEY, text TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID""",
+)
+
+
+CHECKS = (
+    # The general queue holds no checks; they are mixed in by chance.
+    "DROP INDEX tasks_open",
+    """CREATE INDEX tasks_open ON tasks (priority DESC, id)
+        WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')""",
+    """CREATE INDEX tasks_checks ON tasks (purpose, id)
+        WHERE purpose IN ('gold', 'training', 'repeat')""",
+)
+
+
+JUDGES = (
+    """CREATE TABLE judge_calls (
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        rubric TEXT NOT NULL,
+        first_id TEXT NOT NULL REFERENCES responses (id),
+        second_id TEXT NOT NULL REFERENCES responses (id),
+        request TEXT NOT NULL,
+        answer TEXT NOT NULL,
+        verdict TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        PRIMARY KEY (annotator, rubric, first_id, second_id)) WITHOUT ROWID""",
+    "CREATE TABLE judged (id TEXT PRIMARY KEY) WITHOUT ROWID",
+)
+
+
+DECISIONS = (
+    # Wanted on top of the overlap, because those who ranked the task differ.
+    "ALTER TABLE tasks ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",
+    # The task that this one settles; its ranking stands instead of those.
+    "ALTER TABLE tasks ADD COLUMN decides INTEGER REFERENCES tasks (id)",
+    "CREATE INDEX tasks_deciding ON tasks (decides) WHERE decides IS NOT NULL",
+)
+
+
+LIVE = (
+    """CREATE TABLE live_turns (
+        id TEXT PRIMARY KEY,
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        prompt_id TEXT NOT NULL REFERENCES prompts (id),
+        shown TEXT NOT NULL,
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX live_turns_of_annotator ON live_turns (annotator, created_at)",
+    # Programs that give feedback; a token is random, so its plain hash tells nothing.
+    """CREATE TABLE tokens (
+        name TEXT PRIMARY KEY REFERENCES annotators (name),
+        hash TEXT NOT NULL UNIQUE,
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+)
+
+
+DRAFTS = (
+    # Without it the look for one's own lapsed draft reads every assignment ever made.
+    "CREATE INDEX drafts_of_annotator ON drafts (annotator, updated_at)",
+)
+
+
+DONE = (
+    # Holds all that counting one's own work needs; every screen shows that number.
+    "CREATE INDEX rankings_done ON rankings (annotator, live, task_id)",
+)
+
+
+SCORES = (
+    "ALTER TABLE rankings ADD COLUMN scores TEXT NOT NULL DEFAULT '[]'",
+    "DROP TRIGGER rankings_do_not_change",
+    """CREATE TRIGGER rankings_do_not_change BEFORE UPDATE OF
+            id, prompt_id, task_id, annotator, tiers, strengths, scores, flags, note, shown,
+            created_at ON rankings
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+)
+
+
+# A check is open to whoever has not done it, and a decision or a repeat to one person alone: they
+# are nobody else's work, and would never be done.
+_OPEN = "({0}.open > 0 AND {0}.purpose IN ('rank', 'compare') AND {0}.only_for IS NULL)"
+_IS_OPEN, _WAS_OPEN = _OPEN.format("NEW"), _OPEN.format("OLD")
+OPEN_TO_EVERYBODY = (
+    "DROP TRIGGER count_new_tasks",
+    "DROP TRIGGER count_tasks",
+    f"""CREATE TRIGGER count_new_tasks AFTER INSERT ON tasks BEGIN
+        UPDATE totals SET value = value + 1 WHERE name = 'tasks';
+        UPDATE totals SET value = value + {_IS_OPEN} WHERE name = 'open'; END""",
+    f"""CREATE TRIGGER count_tasks AFTER UPDATE OF open, purpose, only_for ON tasks
+        WHEN {_IS_OPEN} <> {_WAS_OPEN} BEGIN
+        UPDATE totals SET value = value + {_IS_OPEN} - {_WAS_OPEN} WHERE name = 'open'; END""",
+    f"""UPDATE totals SET value = (SELECT COUNT(*) FROM tasks WHERE {_OPEN.format("tasks")})
+        WHERE name = 'open'""",
+)
+
+
+# One import at a time, stored in small transactions; `unfinished.py` says how.
+IMPORTS = (
+    """CREATE TABLE imports (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        source TEXT NOT NULL,
+        started_at REAL NOT NULL,
+        finished_at REAL)""",
+    "CREATE INDEX imports_by_end ON imports (finished_at)",
+    *(
+        statement
+        for table in ("prompts", "responses", "rankings")
+        for statement in (
+            f"ALTER TABLE {table} ADD COLUMN import_id INTEGER NOT NULL DEFAULT 0",
+            f"CREATE INDEX {table}_of_import ON {table} (import_id) WHERE import_id > 0",
+        )
+    ),
+    # Names that an unfinished import has brought, and nobody else uses.
+    "CREATE TABLE import_annotators (name TEXT PRIMARY KEY) WITHOUT ROWID",
+    # Tasks to make when the import is whole; `content` is that of a check.
+    """CREATE TABLE import_tasks (
+        seq INTEGER PRIMARY KEY,
+        import_id INTEGER NOT NULL,
+        prompt_id TEXT NOT NULL,
+        content TEXT)""",
+    "DROP TRIGGER rankings_are_kept",
+    """CREATE TRIGGER rankings_are_kept BEFORE DELETE ON rankings
+        WHEN OLD.import_id NOT IN (SELECT id FROM imports WHERE finished_at IS NULL)
+        BEGIN SELECT RAISE (ABORT, 'rankings are append-only'); END""",
+    """CREATE TRIGGER discount_prompts AFTER DELETE ON prompts
+        BEGIN UPDATE totals SET value = value - 1 WHERE name = 'prompts'; END""",
+    """CREATE TRIGGER discount_responses AFTER DELETE ON responses
+        BEGIN UPDATE totals SET value = value - 1 WHERE name = 'responses'; END""",
+    """CREATE TRIGGER discount_rankings AFTER DELETE ON rankings
+        BEGIN UPDATE totals SET value = value - OLD.live WHERE name = 'rankings'; END""",
+)
+
+
+TICKETS = (
+    """CREATE TABLE tickets (
+        task_id INTEGER NOT NULL REFERENCES tasks (id),
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        ticket TEXT NOT NULL,
+        PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX tickets_of_annotator ON tickets (annotator, ticket)",
+    # Pages that are open, and what waits in them, know these tasks by their numbers.
+    "INSERT INTO tickets SELECT task_id, annotator, task_id FROM assignments",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+)
+
+
+_ROUND_OF_SETTING = "CAST(SUBSTR(name, 7) AS INTEGER)"
+_ROUND_OF_REASON = "CAST(SUBSTR(reason, 7) AS INTEGER)"
+ROUNDS = (
+    """CREATE TABLE rounds (
+        id INTEGER PRIMARY KEY,
+        policy TEXT NOT NULL UNIQUE,
+        content TEXT NOT NULL)""",
+    # Rounds stood among the settings, and their tasks were known by the reason that people read.
+    f"""INSERT INTO rounds SELECT {_ROUND_OF_SETTING}, json_extract(value, '$.policy.hash'), value
+        FROM settings WHERE name GLOB 'round [0-9]*'""",
+    "DELETE FROM settings WHERE name GLOB 'round [0-9]*'",
+    "ALTER TABLE tasks ADD COLUMN round_id INTEGER REFERENCES rounds (id)",
+    f"""UPDATE tasks SET round_id = {_ROUND_OF_REASON}
+        WHERE purpose = 'rank' AND reason GLOB 'round [0-9]*: *'
+        AND {_ROUND_OF_REASON} IN (SELECT id FROM rounds)""",
+)
+
+
+STEPS: dict[str, tuple[str, ...]] = {
+    "001_first_schema": (*FIRST_SCHEMA, BOARD_ID),
+    "002_users": USERS,
+    "003_rubrics": RUBRICS,
+    "004_checks": CHECKS,
+    "005_judges": JUDGES,
+    "006_decisions": DECISIONS,
+    "007_live": LIVE,
+    "008_drafts": DRAFTS,
+    "009_done": DONE,
+    "010_scores": SCORES,
+    "011_open_to_everybody": OPEN_TO_EVERYBODY,
+    "012_imports": IMPORTS,
+    "013_tickets": TICKETS,
+    "014_rounds": ROUNDS,
+}

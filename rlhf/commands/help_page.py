@@ -1,0 +1,71 @@
+"""Help pages: settings by group, the required and the most used ones first, an example last."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
+from rich.console import Console, ConsoleOptions
+
+from rlhf.parallel.settings import ClusterSettings
+
+FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
+ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
+FIRST = "Settings"
+CLUSTER = "Processes and clusters"
+LAST = "Every command"
+
+Formatter = Callable[[Console, ConsoleOptions, HelpPanel], None]
+
+
+def help_page(settings: type[Any]) -> Formatter:
+    """Shows the help panels of a command, its settings by group.
+
+    Args:
+        settings: the dataclass of the command; its dataclass fields are the groups.
+    """
+    purposes = dict(_groups(settings))
+
+    def show(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        panels = _by_group(panel, purposes) if panel.format == "parameter" else [panel]
+        for one in panels:
+            DefaultFormatter()(console, options, one)
+
+    return show
+
+
+def _groups(settings: type[Any]) -> Iterator[tuple[str, str]]:
+    """Every group's name and purpose."""
+    types = get_type_hints(settings)
+    for setting in fields(settings):
+        group = types[setting.name]
+        if is_dataclass(group):
+            yield setting.name.replace("_", "-"), (group.__doc__ or "").partition("\n\n")[0]
+
+
+def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]:
+    """A panel of settings as several, each with those of one group."""
+    found: dict[str, list[HelpEntry]] = {name: [] for name in (FIRST, *purposes, CLUSTER, LAST)}
+    for entry in panel.entries:
+        found[_group_of(entry, purposes)].append(_without_negation(entry))
+    for name, entries in found.items():
+        if entries:
+            # Python's sort keeps the order of the dataclass within both halves.
+            first = sorted(entries, key=lambda entry: not entry.required)
+            yield panel.copy(title=name, description=purposes.get(name), entries=first)
+
+
+def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
+    if not ON_CLUSTERS.isdisjoint(entry.names):
+        return CLUSTER
+    if not {*FLAGS_OF_ALL, "--version"}.isdisjoint(entry.names):
+        return LAST
+    prefix = entry.names[0].removeprefix("--").partition(".")[0]
+    return prefix if prefix in groups else FIRST
+
+
+def _without_negation(entry: HelpEntry) -> HelpEntry:
+    """`--no-…` is shown only where it changes something."""
+    if entry.default == "True" or (entry.default is None and not entry.required):
+        return entry
+    return entry.copy(negative_names=())

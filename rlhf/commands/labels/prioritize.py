@@ -1,0 +1,78 @@
+"""`rlhf prioritize`: the order in which people get tasks."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf.commands.wording import counted, next_command
+from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.modeling.template_kwargs import TemplateKwargs
+
+EXAMPLE = "rlhf prioritize --db labels.db --reward runs/first/reward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Which tasks come first."""
+
+    db: Path
+    """The label database."""
+    reward: str
+    """A trained reward model; tasks it would learn most from come first."""
+    by: Literal["fisher", "entropy", "delta-ucb"] = "fisher"
+    """What puts a task first. `fisher`: its pairs tell most about the reward model's head, given
+    what was ranked before (arXiv 2502.04354). `entropy`: the reward model is unsure of its pairs.
+    `delta-ucb`: its largest reward gap that is still plausible (arXiv 2603.09692)."""
+    random_share: float = 0.2
+    """Share of the queue drawn at random, at least 0.2, to find what the reward model misses."""
+    most: int = 10_000
+    """Open tasks to score; the others come after them."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values passed to the chat template of a reward model that records none, e.g.
+    '{"enable_thinking": false}'."""
+    tokens_per_batch: int = 4096
+    """Tokens in one forward pass of the reward model."""
+    precision: Precision = "auto"
+    """Precision of the reward model: bf16 is autocast over float32 weights; auto uses it where the
+    hardware supports it."""
+    seed: int = 0
+    """Random seed of what is drawn at random."""
+
+    def __post_init__(self) -> None:
+        require_range("random_share", self.random_share, 0.2, 1)
+        require_range("most", self.most, 1)
+        require_range("seed", self.seed, 0, MAX_SEED)
+        require_range("tokens_per_batch", self.tokens_per_batch, 1)
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Order the open tasks: first what a reward model would learn most from."""
+    from labeling_app.annotators.prioritizing import prioritise
+    from labeling_app.db.store import Store
+    from reward.scoring.texts import load_features
+    from rlhf.parallel.distributed import start_alone
+
+    with Store(settings.db, must_exist=True) as store:
+        accelerator = start_alone(settings.precision, settings.seed)
+        features = load_features(
+            settings.reward,
+            accelerator,
+            settings.tokens_per_batch,
+            settings.chat_template_kwargs,
+        )
+        return prioritise(
+            store,
+            features,
+            settings.by,
+            random_share=settings.random_share,
+            most=settings.most,
+            seed=settings.seed,
+        )
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """How many tasks have a new place in the queue."""
+    return (
+        f"Ordered {counted(result['tasks'], 'open task')} by {result['by']}; {result['random']:,} "
+        f"of them are drawn at random.\n{next_command('label', db=settings.db)}"
+    )

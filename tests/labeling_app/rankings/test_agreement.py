@@ -1,0 +1,101 @@
+"""Numbers worked by hand, and Krippendorff's own example."""
+
+import pytest
+
+from labeling_app.rankings.agreement import (
+    MIN_VALUES,
+    longer_wins,
+    mean_interval,
+    ordinal_alpha,
+    pair_agreement,
+    ranks,
+    tau_b,
+    top_share_by_position,
+)
+from rlhf.run.intervals import MIN_PROMPTS
+
+
+def test_ranks():
+    assert ranks([["b"], ["a", "c"]]) == {"b": 1, "a": 2, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([["a"], ["b"], ["c"]], [["a"], ["b"], ["c"]], 1.0),
+        ([["a"], ["b"], ["c"]], [["c"], ["b"], ["a"]], 0.0),
+        # a>b agrees; a>c against a=c: 1/2; b>c against c>b: 0
+        ([["a"], ["b"], ["c"]], [["a", "c"], ["b"]], 0.5),
+        ([["a", "b"]], [["a", "b"]], 1.0),
+        ([["a"], ["b"], ["c"]], [["b"], ["d"], ["a"]], 0.0),  # only a and b are common
+        ([["a"], ["b"]], [["b"], ["c"]], None),
+    ],
+)
+def test_pair_agreement(first, second, expected):
+    assert pair_agreement(first, second) == expected
+    assert pair_agreement(second, first) == expected
+
+
+def test_tau_b():
+    # Pairs ab, ac, bc. First: + + +; second (a=c > b): + 0 -. Concordant 1, discordant 1, so 0.
+    assert tau_b([["a"], ["b"], ["c"]], [["a", "c"], ["b"]]) == 0.0
+    # Four responses, one swap: 5 concordant, 1 discordant of 6: 4/6.
+    assert tau_b([["a"], ["b"], ["c"], ["d"]], [["a"], ["b"], ["d"], ["c"]]) == pytest.approx(4 / 6)
+    # a>b=c against a>b>c: P=2, Q=0, ties in x 1: 2 / sqrt((3-1)*3) = 0.8165
+    assert tau_b([["a"], ["b", "c"]], [["a"], ["b"], ["c"]]) == pytest.approx(2 / 6**0.5)
+    assert tau_b([["a", "b"]], [["a"], ["b"]]) is None
+
+
+# Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", section C and E:
+# four observers, twelve units, missing values; ordinal alpha 0.815.
+OBSERVERS = [
+    [1, 2, 3, 3, 2, 1, 4, 1, 2, 0, 0, 0],
+    [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, 0, 3],
+    [0, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, 0],
+    [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, 0],
+]
+
+
+def test_krippendorffs_example():
+    units = [[row[unit] for row in OBSERVERS if row[unit]] for unit in range(12)]
+    assert ordinal_alpha(units) == pytest.approx(0.815, abs=0.0005)
+
+
+def test_alpha_by_hand():
+    assert ordinal_alpha([[1, 1], [2, 2]]) == 1.0
+    # Values 1,2 | 1,2: n1 = n2 = 2, each distance equal. D_o = 4/4 = 1 (all pairs differ),
+    # D_e = 2*2*2 / (4*3) = 2/3, so alpha = 1 - 3/2 = -0.5.
+    assert ordinal_alpha([[1, 2], [1, 2]]) == pytest.approx(-0.5)
+    assert ordinal_alpha([[1], [2]]) is None
+    assert ordinal_alpha([[1, 1], [1, 1]]) is None
+
+
+def test_intervals():
+    assert mean_interval([]) is None
+    assert mean_interval([1.0, 0.5, 1.0, 1.0]) == (0.875, None, None)  # too few to resample
+    assert mean_interval([1.0] * 5) == (1.0, 1.0, 1.0)
+    assert MIN_VALUES == MIN_PROMPTS == 5
+    mean, low, high = mean_interval([0.0, 1.0] * 200)
+    # The mean of 400 coin flips has standard error 0.025: 0.5 ± 0.049.
+    assert mean == 0.5
+    assert low == pytest.approx(0.451, abs=0.01)
+    assert high == pytest.approx(0.549, abs=0.01)
+
+
+def test_position_bias():
+    rankings = [
+        ([["a"], ["b"]], ["a", "b"]),  # shown first, put first
+        ([["a"], ["b"]], ["b", "a"]),  # shown second, put first
+        ([["a", "b"]], ["a", "b"]),  # a tie: half each
+        ([["a"], ["b"]], ["a", "b"]),
+        ([["a"], ["b"], ["c"]], ["a", "b", "c"]),  # another K: left out
+    ]
+    assert top_share_by_position(rankings) == [2.5 / 4, 1.5 / 4]
+    assert top_share_by_position([]) == []
+
+
+def test_length_bias():
+    lengths = {"a": 10, "b": 5, "c": 5, "d": 20}
+    # a>b longer wins; a>c longer wins; a>d shorter wins; b=c tie; b>d shorter; c>d shorter
+    assert longer_wins([["a"], ["b", "c"], ["d"]], lengths) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert longer_wins([["b"], ["c"]], lengths) == []

@@ -1,0 +1,191 @@
+"""What commands say to people when they are done."""
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlhf.cli import COMMANDS
+
+IMPORTED = {
+    "new_prompts": 2301,
+    "new_responses": 4602,
+    "new_rankings": 2303,
+    "new_checks": 0,
+    "checks_not_made": 0,
+    "first_not_made": [],
+    "bad_lines": 0,
+    "first_bad": [],
+    "in_db": {"prompts": 2301, "responses": 4602, "rankings": 2303},
+}
+HOLDS = "labels.db holds 2,301 prompts, 4,602 responses and 2,303 rankings."
+NONE_NEW = {"new_prompts": 0, "new_responses": 0, "new_rankings": 0}
+DISTANT = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 50}
+
+
+def said(command: str, settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
+    described = {"db": "labels.db", "out": "out", **settings}
+    module = import_module(f"rlhf.commands.{COMMANDS[command]}")
+    return module.describe(SimpleNamespace(**described), result).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("result", "first"),
+    [
+        ({}, "Imported 2,303 rankings of 2,301 prompts."),
+        (
+            {"bad_lines": 9, "first_bad": ["a.jsonl:7: an empty response."]},
+            "Imported 2,303 rankings of 2,301 prompts; 9 lines left out, the first: "
+            "a.jsonl:7: an empty response.",
+        ),
+        ({"new_rankings": 0}, "Imported 2,301 prompts and 4,602 responses."),
+        ({"new_rankings": 0, "new_responses": 0, "new_prompts": 1}, "Imported 1 prompt."),
+        (NONE_NEW, "Nothing new: all of it was imported before."),
+    ],
+)
+def test_an_import_says_what_is_new_and_what_was_left_out(
+    result: dict[str, Any], first: str
+) -> None:
+    lines = said("import", {}, IMPORTED | result)
+    assert lines == [first, HOLDS, "Next: rlhf export --db labels.db --out rankings"]
+
+
+def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
+    checks = {"new_checks": 1, "checks_not_made": 2, "first_not_made": ["a:1: seen by ann"]}
+    held = {"prompts": 3, "responses": 6, "rankings": 0}
+    assert said("import", {}, IMPORTED | checks | {"in_db": held})[1:] == [
+        "1 gold or training item will be mixed in.",
+        "2 gold or training items not made, the first: a:1: seen by ann",
+        "labels.db holds 3 prompts, 6 responses and 0 rankings.",
+        "Next: rlhf label --db labels.db",
+    ]
+    held["responses"] = 0
+    assert said("import", {}, IMPORTED | {"in_db": held})[-1] == (
+        "Next: rlhf generate --db labels.db --model MODEL"
+    )
+
+
+def test_a_judge_says_how_far_people_agree_with_it() -> None:
+    counts = {"ranked": 1, "ranked_before": 2, "too_few_responses": 0, "unclear_pairs": 3}
+    result = {"annotator": "judge:m", **counts, "calibration": {"people": DISTANT}}
+    assert said("annotate", {}, result) == [
+        "judge:m ranked the responses of 1 prompt; 2 were ranked before.",
+        "Its verdicts on 3 pairs were unreadable.",
+        "It agrees with people on 70 % (95 % interval 60–80 %) of the pairs (50 compared).",
+        "Next: rlhf export --db labels.db --out rankings",
+    ]
+
+
+def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
+    counts = {"rankings": 5, "rankings_by_kind": {"human": 4, "ai": 1}, "out": "out"}
+    ranked = counts | {"prompts": {"train": 3, "test": 1}}
+    assert said("export", {"format": "ranked"}, ranked) == [
+        "Exported 5 rankings (4 human and 1 ai) to out: 3 train and 1 test prompts.",
+        "Next: rlhf train-reward --rankings out --model MODEL --out runs/NAME/reward",
+    ]
+    rows = counts | {"rows": {"train": 9, "test": 0}}
+    assert said("export", {"format": "trl"}, rows) == [
+        "Exported 5 rankings (4 human and 1 ai) to out: 9 train and 0 test rows."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("action", "result", "lines"),
+    [
+        (
+            "add",
+            {"user": "ann", "password": "pw"},
+            [
+                "ann may sign in as lead.",
+                "The password, shown only now: pw",
+                "Next: rlhf label --db labels.db",
+            ],
+        ),
+        ("reset", {"user": "ann"}, ["ann has a new password and is signed out everywhere."]),
+        (
+            "token",
+            {"program": "ann", "token": "t"},
+            [
+                "The program ann may send feedback; earlier tokens of it are void.",
+                "The token, shown only now: t",
+            ],
+        ),
+        ("list", {"ann": "lead", "shop": "program"}, ["ann   lead", "shop  program"]),
+        ("list", {}, ["labels.db has no users yet."]),
+    ],
+)
+def test_users_are_told_what_they_can_do(
+    action: str, result: dict[str, Any], lines: list[str]
+) -> None:
+    assert said("users", {"action": action, "name": "ann", "role": "lead"}, result) == lines
+
+
+def test_a_ranking_is_traced_in_sentences() -> None:
+    result = {
+        "ranking": "r1",
+        "annotator": {"name": "ann", "kind": "human"},
+        "rubric": {"version": "v2", "text": "Be kind."},
+        "reason": "round 1: random",
+        "live": True,
+        "responses": [
+            {"id": "a", "tier": 1, "model": "m", "fingerprint": "f0", "round": 1},
+            {"id": "b", "tier": 2, "model": "", "fingerprint": None, "round": 0},
+        ],
+    }
+    assert said("trace", {}, result) == [
+        "r1 is by ann (human); it counts.",
+        "The task was queued for: round 1: random.",
+        "Rubric v2: Be kind.",
+        "Place 1: a by m f0, round 1.",
+        "Place 2: b by an unknown model, before any round.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "result", "first"),
+    [
+        (
+            "backup",
+            {},
+            {"out": "b.db", "holds": {"prompts": 1, "responses": 2}},
+            "Copied labels.db to b.db and checked the copy: 1 prompt, 2 responses and 0 rankings.",
+        ),
+        ("label", {}, {"new_rankings": 1, "open_tasks": 7}, "1 new ranking; 7 tasks left to rank."),
+        ("chat", {}, {"new_rankings": 2, "open_tasks": 0}, "2 votes stored in labels.db."),
+        (
+            "prioritize",
+            {},
+            {"by": "fisher", "tasks": 10, "random": 2},
+            "Ordered 10 open tasks by fisher; 2 of them are drawn at random.",
+        ),
+        (
+            "round",
+            {},
+            {"round": 1, "queued": 3, "chosen": {"divergent": 2, "random": 1}},
+            "Round 1: queued 3 new tasks (2 divergent and 1 random).",
+        ),
+        (
+            "score",
+            {},
+            {"prompts": 1, "responses": 2, "mean": 0.5, "std": 0.25, "out": "o"},
+            "Wrote the rewards of 2 responses to 1 prompt into o: mean 0.50, standard deviation "
+            "0.25.",
+        ),
+        (
+            "sft",
+            {"model": "m"},
+            {
+                "steps": 4,
+                "demonstrations": {"train": 8},
+                "held_out_loss": {"before": 2.0, "after": 1.5},
+            },
+            "Trained 4 steps on 8 demonstrations; the held-out loss went from 2.000 to 1.500.",
+        ),
+        ("doctor", {"canary": True}, {"Python": "3.11"}, "Python  3.11"),
+    ],
+)
+def test_other_commands(
+    command: str, settings: dict[str, Any], result: dict[str, Any], first: str
+) -> None:
+    assert said(command, settings, result)[0] == first

@@ -1,0 +1,70 @@
+"""What CONTRIBUTING.md promises of the code's shape."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
+MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_FUNCTION, MOST_ARGUMENTS = 14, 400, 60, 7
+FORMULAS = {  # pure functions of numbers take as many as their formula has
+    ("policies/ppo/losses.py", "policy_loss"),
+    ("policies/rewards/shaping.py", "shape_rewards"),
+}
+
+
+def files() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from (REPOSITORY / package).rglob("*.py")
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def count_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    names = function.args
+    taken = [*names.posonlyargs, *names.args, *names.kwonlyargs]
+    return sum(one.arg not in ("self", "cls") for one in taken)
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "tests"])
+def test_a_folder_fits_one_glance(package: str) -> None:
+    folders = [REPOSITORY / package, *(REPOSITORY / package).rglob("*/")]
+    entries = {
+        str(folder.relative_to(REPOSITORY)): len(
+            [one for one in folder.iterdir() if one.name != "__pycache__"]
+        )
+        for folder in folders
+        if folder.is_dir() and folder.name != "__pycache__"
+    }
+    assert not {name: count for name, count in entries.items() if count > MOST_ENTRIES}
+
+
+def test_files_and_functions_are_short() -> None:
+    long = []
+    for path in files():
+        name = str(path.relative_to(REPOSITORY))
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MOST_LINES:
+            long.append((name, lines))
+        for function in functions(path):
+            size = (function.end_lineno or 0) - function.lineno + 1
+            if size > MOST_LINES_OF_FUNCTION:
+                long.append((f"{name}:{function.name}", size))
+    assert not long
+
+
+def test_functions_take_few_arguments() -> None:
+    many = {
+        (str(path.relative_to(REPOSITORY)), function.name): count_arguments(function)
+        for path in files()
+        for function in functions(path)
+        if count_arguments(function) > MOST_ARGUMENTS
+    }
+    assert set(many) <= FORMULAS, many
