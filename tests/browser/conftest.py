@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 from starlette.types import ASGIApp
 
-from labeling_app.web.access import passwords
+from labeling_app.annotators import passwords
 from labeling_app.web.http_server import LimitedServer, configure
 
 CHROMIUM = Path("/usr/bin/chromium")
