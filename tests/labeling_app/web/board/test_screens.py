@@ -127,6 +127,7 @@ def waits_while_tables_are_rendered(store, queue, count: int) -> list[float]:
     return waits
 
 
+@pytest.mark.usefixtures("_threads_give_way_as_in_the_server")
 def test_others_are_answered_while_one_screen_is_rendered(store, queue):
     assert len(waits_while_tables_are_rendered(store, queue, 4)) > 3
 
