@@ -24,7 +24,6 @@ from policies.reference.kl import (
 )
 from policies.reference.loading import in_memory, load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
-from policies.sampling.generate import Sampler, sample_responses
 from rlhf.modeling.adapters import without_adapters
 from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
 from rlhf.modeling.tokens import pad_left, pad_right
@@ -97,27 +96,30 @@ class AuditSamples:
     forward: dict[str, Any]
 
 
-def sample_for_audit(
+def measure_for_audit(
     accelerator: Accelerator,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     store: ReferenceStore,
     groups: Sequence[tuple[ReferenceRow, ...]],
-    batch_size: int,
+    responses: list[list[int]],
     *,
-    sampler: Sampler | None = None,
     holds_reference: bool = False,
 ) -> AuditSamples:
-    """Fresh answers to some prompts and all that only the policy can say for an audit.
+    """Everything an audit needs from the policy itself.
 
-    Where the policy `holds_reference`, beneath its adapters, that is asked too.
+    Args:
+        accelerator: device and precision.
+        policy: the trained policy.
+        tokenizer: for padding.
+        store: the reference outputs.
+        groups: the stored rows of each prompt.
+        responses: token ids of the policy's fresh response to each prompt.
+        holds_reference: the policy is the reference when its adapters are switched off; then the
+            reference's log-probs are measured, too.
     """
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
-    samples = sample_responses(
-        accelerator, policy, tokenizer, prompts, store.sampling, batch_size, sampler=sampler
-    )
-    responses = [sample.token_ids for sample in samples]
     asked = (tokenizer, prompts, responses, temperature)
     log_probs = score_responses(accelerator, policy, *asked)
     reference_log_probs = None
@@ -131,26 +133,26 @@ def sample_for_audit(
 
 def audit_policy(
     accelerator: Accelerator,
-    heard: AuditSamples,
+    samples: AuditSamples,
     tokenizer: PreTrainedTokenizerBase,
     store: ReferenceStore,
     *,
     tensor_parallel: bool = False,
 ) -> dict[str, Any]:
     """Both KLs; the reference model is loaded where the policy does not hold it."""
-    theirs = heard.reference_log_probs
+    theirs = samples.reference_log_probs
     how = "the policy's adapters switched off"
     if theirs is None:
         how = "the reference model loaded"
-        asked = (tokenizer, heard.prompts, heard.responses, store.sampling.temperature)
+        asked = (tokenizer, samples.prompts, samples.responses, store.sampling.temperature)
         with in_memory(
             load_reference_model(store, accelerator, tensor_parallel=tensor_parallel)
         ) as reference:
             theirs = score_responses(accelerator, reference, *asked)
     return {
-        "forward": heard.forward,
+        "forward": samples.forward,
         "reverse": {
-            **estimate_reverse_kl(heard.prompts, heard.log_probs, theirs),
+            **estimate_reverse_kl(samples.prompts, samples.log_probs, theirs),
             "audit": f"measured after training with {how}",
         },
     }

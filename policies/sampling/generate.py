@@ -1,6 +1,7 @@
 """Sampling responses from a model, batch by batch in order of length; and `rlhf generate`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,6 @@ def sample_responses(
     sampling: Sampling,
     batch_size: int,
     on_batch: Callable[[int], None] = lambda count: None,
-    sampler: Sampler | None = None,
 ) -> list[Sample]:
     """Sample one response for every row of prompt token ids, in the order given.
 
@@ -102,26 +102,47 @@ def sample_responses(
         sampling: temperature, truncation and length; its seed is not used: the caller seeds.
         batch_size: sequences sampled at once.
         on_batch: told how many responses each batch has added.
-        sampler: who samples in place of transformers' plain `generate`.
+    """
+    with _evaluating(model):
+        told = _sample_batches(
+            accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
+        )
+    ends = end_token_ids(tokenizer)
+    return [cut(ids, ends, log_probs) for ids, log_probs in told]
+
+
+def sample_with(
+    sampler: Sampler | None,
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    batch_size: int,
+) -> list[Sample]:
+    """As `sample_responses`, by `sampler` where there is one.
 
     Raises:
         InputError: the sampler cannot run this model.
     """
+    if sampler is None:
+        return sample_responses(accelerator, model, tokenizer, prompts, sampling, batch_size)
+    with _evaluating(model):
+        config = generation_config(tokenizer, sampling)
+        told = sampler(accelerator, model, prompts, config, batch_size)
+    ends = end_token_ids(tokenizer)
+    return [cut(ids, ends, log_probs) for ids, log_probs in told]
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout inside."""
     was_training = model.training
     model.eval()
     try:
-        if sampler is None:
-            told = _sample_batches(
-                accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
-            )
-        else:
-            config = generation_config(tokenizer, sampling)
-            told = sampler(accelerator, model, prompts, config, batch_size)
-            on_batch(len(prompts))
+        yield
     finally:
         model.train(was_training)
-    ends = end_token_ids(tokenizer)
-    return [cut(ids, ends, log_probs) for ids, log_probs in told]
 
 
 def _sample_batches(
