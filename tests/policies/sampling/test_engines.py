@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
-from policies.ppo.invariants import check_step
+from policies.ppo.checks import check_step
 from policies.reference.audit import score_responses
 from policies.sampling.continuous import batching_config, rounded, sample_continuously
 from policies.sampling.generate import Sample, draw, sample_responses
