@@ -1,7 +1,7 @@
 """Whether a training fits this machine, before anything is loaded, and what to do if not."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +10,24 @@ import torch
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
+from rlhf.parallel.settings import SHARDED
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.planner import GIB, Item, Plan, Shape, part_of, read_shape, reward_plan
+from rlhf.planning.planner import (
+    GIB,
+    Layout,
+    Pass,
+    Plan,
+    Shape,
+    read_shape,
+    reward_plan,
+    shard_plan,
+    tensor_parallel_shape,
+)
 from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes
 
-WAYS_OUT = 3
+MAX_REMEDIES = 3
 PARTS = (2, 4, 8, 16, 32, 64)
-DIVIDED = {
-    "zero1": ("Adam", "square roots"),
-    "zero2": ("Adam", "square roots", "gradients", "buckets"),
-}
 
 
 def room_for(settings: RewardSettings) -> int:
@@ -37,26 +44,24 @@ def room_for(settings: RewardSettings) -> int:
 
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
-    """What each process would hold if it divided nothing, when the longest sequences come."""
-    tensor_parallel = settings.tensor_parallel
-    has_buckets = tensor_parallel == 1 and settings.sharding != "fsdp"
+    """What each process would hold if nothing were sharded, when the longest sequences come."""
+    has_buckets = settings.tensor_parallel == 1 and settings.sharding != "fsdp"
+    tokens = max(settings.tokens_per_batch, settings.max_length)
     return reward_plan(
-        part_of(shape, tensor_parallel),
-        tokens=max(settings.tokens_per_batch, settings.max_length),
-        length=settings.max_length,
+        tensor_parallel_shape(shape, settings.tensor_parallel),
+        Pass(tokens, settings.max_length, settings.gradient_checkpointing),
         bf16=choose_precision(settings.precision) == "bf16",
-        checkpointing=settings.gradient_checkpointing,
         processes=_processes(settings) if has_buckets else 1,
         adapter=settings.adapter,
         lora_rank=settings.lora_rank,
     )
 
 
-def plan_divided(settings: RewardSettings) -> Plan:
+def plan_sharded(settings: RewardSettings) -> Plan:
     """What each process will hold, as far as the flags alone say."""
     sharding = Sharding(settings.sharding, settings.offload)
     parts = settings.shard_group or _processes(settings)
-    return divide(plan_memory(settings, read_shape(settings.model)), sharding, parts)
+    return shard_plan(plan_memory(settings, read_shape(settings.model)), _layout(sharding, parts))
 
 
 def _processes(settings: RewardSettings) -> int:
@@ -71,44 +76,8 @@ def device_bytes(processes: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / local
 
 
-def divide(plan: Plan, sharding: Sharding, parts: int) -> Plan:
-    """The least that a process holds when a plan is divided, or waits in main memory.
-
-    Args:
-        plan: for a process that holds everything.
-        sharding: what of it is divided.
-        parts: processes that divide it.
-    """
-    share = 0.0 if sharding.offload else 1 / parts
-    words = "waits in main memory" if sharding.offload else f"divided by {parts}"
-
-    def held(items: Iterable[Item]) -> tuple[Item, ...]:
-        return tuple(
-            replace(item, size=share * item.size, why=f"{item.why}; {words}")
-            if share < 1 and is_sharded(item, sharding)
-            else item
-            for item in items
-        )
-
-    gathers = share < 1 and sharding.shards_weights
-    return Plan(
-        plan.title + ", besides what is gathered at the time" * gathers,
-        held(plan.resident),
-        {phase: held(items) for phase, items in plan.phases.items()},
-    )
-
-
-def divided_peak(plan: Plan, sharding: Sharding, parts: int) -> float:
-    """Bytes at the peak of a plan that is divided."""
-    return divide(plan, sharding, parts).peak
-
-
-def is_sharded(item: Item, sharding: Sharding) -> bool:
-    """Whether processes hold parts of an item of a plan."""
-    if sharding.shards_weights:
-        return item.what != "activations"
-    words = DIVIDED.get(sharding.strategy, ())
-    return any(word in item.what for word in words)
+def _layout(sharding: Sharding, parts: int) -> Layout:
+    return Layout(sharding.strategy, parts, sharding.offload)
 
 
 def require_memory(
@@ -119,38 +88,39 @@ def require_memory(
     Args:
         settings: of the training.
         has: bytes of each process's device.
-        sharding: what processes divide; nothing when not given.
-        parts: processes that divide it.
+        sharding: what is sharded; nothing when not given.
+        parts: processes that it is sharded over.
 
     Raises:
-        ConfigError: the planned peak is larger; with its parts, and three ways out.
+        ConfigError: the planned peak is larger; with its parts and up to three remedies.
     """
     shape = read_shape(settings.model)
-    divided = sharding or Sharding()
-    plan = divide(plan_memory(settings, shape), divided, parts)
+    layout = _layout(sharding or Sharding(), parts)
+    plan = shard_plan(plan_memory(settings, shape), layout)
     if plan.peak <= has:
         return
     ways = [
-        *_lighter(settings, shape, has, divided, parts),
+        *_lighter(settings, shape, has, layout),
         *_over_processes(settings, shape, has),
         f"a device with {plan.peak / GIB:.1f} GiB or more",
         "a smaller --model",
         "a shorter --max-length, with fewer --tokens-per-batch",
     ]
-    listed = "\n".join(f"  {number}. {way}" for number, way in enumerate(ways[:WAYS_OUT], start=1))
+    listed = "\n".join(
+        f"  {number}. {way}" for number, way in enumerate(ways[:MAX_REMEDIES], start=1)
+    )
     raise ConfigError(
         f"This training needs {plan.peak / GIB:.1f} GiB in each process, which has "
         f"{has / GIB:.1f}.\n{plan.text}",
-        f"Three ways out:\n{listed}",
+        f"Try one of:\n{listed}",
     )
 
 
-def _lighter(
-    settings: RewardSettings, shape: Shape, has: float, sharding: Sharding, parts: int
-) -> Iterator[str]:
+def _lighter(settings: RewardSettings, shape: Shape, has: float, layout: Layout) -> Iterator[str]:
     """Flags under which the same training fits, the least intrusive first."""
     adapters: list[dict[str, Any]] = [{}]
-    if not sharding.is_sharded:  # adapters leave little to divide: the settings refuse them
+    # adapters leave little to shard: the settings refuse them
+    if not SHARDED[layout.strategy] and settings.tensor_parallel == 1:
         names = ("lora", "qlora") if torch.cuda.is_available() else ("lora",)
         adapters += [{"adapter": name} for name in names if name != settings.adapter]
     for adapter in adapters:
@@ -160,14 +130,14 @@ def _lighter(
             {"gradient_checkpointing": True, "tokens_per_batch": settings.max_length},
         ):
             lighter = replace(settings, **adapter, **saving)
-            peak = divided_peak(plan_memory(lighter, shape), sharding, parts)
+            peak = shard_plan(plan_memory(lighter, shape), layout).peak
             if lighter != settings and peak <= has:
                 yield f"{_flags(adapter | saving)}: {peak / GIB:.1f} GiB"
                 break
 
 
 def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Iterator[str]:
-    """The fewest processes that can divide all weights."""
+    """The fewest processes over which `--sharding fsdp` fits."""
     if settings.adapter != "none":
         return
     usual = {"sharding": "fsdp", "tensor_parallel": 1, "shard_group": 0, "ddp_comm_hook": "no"}
@@ -176,7 +146,7 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
     }
     plan = plan_memory(replace(settings, **changes), shape)
     for parts in PARTS:
-        peak = divided_peak(plan, Sharding("fsdp"), parts)
+        peak = shard_plan(plan, Layout("fsdp", parts)).peak
         if peak <= has:
             flags = _flags(changes | {"processes": parts})
             yield f"{flags}: {peak / GIB:.1f} GiB on each of {parts}"

@@ -105,6 +105,7 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     from policies.sampling.generate import sample_responses
     from rlhf.modeling.models import load_causal_lm
     from rlhf.modeling.tokens import load_tokenizer
+    from rlhf.planning.planner import SampleBatch
     from rlhf.planning.reference_plan import reference_plan
     from rlhf.records.schema import Sampling
 
@@ -116,9 +117,7 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     plan = reference_plan(
         shape,
         None,
-        batch=case.sequences,
-        prompt=case.prompt,
-        new=case.response,
+        SampleBatch(case.sequences, case.prompt, case.response),
         bf16=case.bf16,
     )
     return sum(item.size for item in plan.resident + plan.phases["sampling"])
@@ -131,7 +130,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from reward.model.module import RewardModule
     from rlhf.modeling.attention.layout import Inputs, last_tokens
     from rlhf.modeling.models import new_reward_model
-    from rlhf.planning.planner import reward_plan
+    from rlhf.planning.planner import Pass, reward_plan
     from rlhf.planning.strategies import Load, stage_bytes
 
     classifier = new_reward_model(model, 0, 0)
@@ -147,10 +146,8 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
         return stage_bytes("reward", NAMES[case.sharding], shape, load, PROCESSES)
     return reward_plan(
         shape,
-        tokens=case.sequences * length,
-        length=length,
+        Pass(case.sequences * length, length, case.checkpointing),
         bf16=case.bf16,
-        checkpointing=case.checkpointing,
         processes=1,
     ).peak
 
@@ -162,7 +159,8 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from rlhf.modeling.log_probs import Sequences
     from rlhf.modeling.models import load_causal_lm, new_reward_model
     from rlhf.modeling.tokens import pad_left, pad_right
-    from rlhf.planning.ppo_plan import ppo_plan
+    from rlhf.planning.planner import SampleBatch
+    from rlhf.planning.ppo_plan import PPOBatch, ppo_plan
 
     scorer = RewardModule(new_reward_model(model, 0, 1)).requires_grad_(False)
     module = PolicyAndCritic(load_causal_lm(model), new_reward_model(model, 0, 0), 0.0)
@@ -180,13 +178,8 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     return ppo_plan(
         shape,
         shape,
-        sample_batch=1,
-        episodes=case.sequences,
-        reference_rows=0,
-        prompt=case.prompt,
-        new=case.response,
+        PPOBatch(SampleBatch(1, case.prompt, case.response), episodes=case.sequences),
         bf16=case.bf16,
-        processes=1,
     ).peak
 
 

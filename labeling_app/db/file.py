@@ -79,6 +79,18 @@ def require_ours(path: Path) -> None:
         raise InputError(f"{path} is empty", f"Begin with: rlhf import prompts.jsonl --db {path}")
 
 
+def require_ours_or_new(path: Path) -> None:
+    """Check, before anything slow is done, that a label database is or can be at a path.
+
+    Raises:
+        InputError: there is another program's database, or a file that is no database.
+    """
+    try:
+        is_ours(path)
+    except sqlite3.DatabaseError as error:
+        raise unusable(path, error) from None
+
+
 def no_database(path: Path) -> InputError:
     """What to say where there is no file."""
     return InputError(

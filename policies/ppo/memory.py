@@ -10,8 +10,8 @@ from policies.reference.store import open_store
 from policies.rewards.sources import reward_models
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
-from rlhf.planning.planner import GIB, Plan, part_of, read_shape
-from rlhf.planning.ppo_plan import Critic, Roles, Spread, ppo_plan, trained_parameters
+from rlhf.planning.planner import GIB, Layout, Plan, SampleBatch, read_shape, tensor_parallel_shape
+from rlhf.planning.ppo_plan import Critic, PPOBatch, Roles, ppo_plan, trained_parameters
 from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes
 from rlhf.run.rundir import RunDir
@@ -91,19 +91,19 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         processes = parts = 1
     rollout = settings.batch.episodes_per_step // processes
     return ppo_plan(
-        part_of(read_shape(settings.model), tensor_parallel),
-        part_of(read_shape(critic), tensor_parallel),
-        sample_batch=settings.sampling.batch_size,
-        episodes=episodes,
-        reference_rows=rows,
-        prompt=prompt,
-        new=new,
-        rollout=rollout,
-        texts=_texts(settings, processes),
+        tensor_parallel_shape(read_shape(settings.model), tensor_parallel),
+        tensor_parallel_shape(read_shape(critic), tensor_parallel),
+        PPOBatch(
+            SampleBatch(settings.sampling.batch_size, prompt, new),
+            episodes=episodes,
+            reference_rows=rows,
+            rollout=rollout,
+            texts=_texts(settings, processes),
+        ),
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.batch.gradient_checkpointing,
         roles=roles,
-        spread=Spread(settings.sharding, processes, parts, settings.offload),
+        layout=Layout(settings.sharding, parts, settings.offload, processes),
     )
 
 

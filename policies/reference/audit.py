@@ -25,9 +25,8 @@ from policies.reference.kl import (
 from policies.reference.loading import in_memory, load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from rlhf.modeling.adapters import without_adapters
-from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.log_probs import SCORE_BATCH, Sequences, log_probs_of, response_logits
 from rlhf.modeling.tokens import pad_left, pad_right
-from rlhf.planning.planner import SCORE_BATCH
 
 
 @torch.no_grad()

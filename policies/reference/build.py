@@ -28,6 +28,7 @@ from rlhf.config import Precision
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import END_TOKENS, end_token_ids, set_end_tokens
 from rlhf.modeling.log_probs import (
+    SCORE_BATCH,
     Sequences,
     entropy_of,
     log_probs_of,
@@ -41,7 +42,6 @@ from rlhf.parallel.distributed import from_main, global_max, seed_all, start
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, shard_frozen
 from rlhf.parallel.sharding_choice import choose_sharding
-from rlhf.planning.planner import SCORE_BATCH
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_json
 from rlhf.records.ranked import SPLITS, read_manifest, read_ranked

@@ -29,11 +29,11 @@ from policies.reference.shards import (
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
 from policies.rewards.sources import Reward, describe_rewards, is_model, load_reward
 from rlhf.errors import InputError, InterruptedRunError
+from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
 from rlhf.parallel.distributed import from_main, start
 from rlhf.parallel.sharding import Sharding
 from rlhf.parallel.sharding_choice import choose_sharding
-from rlhf.planning.planner import SCORE_BATCH
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import progress
 from rlhf.run.rundir import RunDir, require_done

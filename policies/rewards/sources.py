@@ -15,12 +15,12 @@ from policies.rewards.shaping import Combination, combine
 from reward.scoring.scorer import load_scorer, member_folders
 from reward.scoring.texts import SIGNAL, load_text_reward, require_numbers
 from reward.settings import Combine
+from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.models import describe_model, model_folder, require_same_tokenizer
 from rlhf.modeling.readers import described_kwargs, reward_kwargs
 from rlhf.modeling.tokens import TokenBatch, pad_right
 from rlhf.parallel.distributed import from_main
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.planner import SCORE_BATCH
 from rlhf.ranks import is_main_process
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.watchdog import beat

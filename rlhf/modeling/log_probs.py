@@ -17,6 +17,7 @@ from rlhf.modeling.tokens import TokenBatch, join, position_ids
 TEMPERATURE_EPSILON = 1e-7
 
 VOCABULARY_CHUNK = 1024  # tokens whose logits are float32 at one time
+SCORE_BATCH = 32  # sequences whose log-probs are computed at once, at most
 
 
 @dataclass(frozen=True)

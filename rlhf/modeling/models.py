@@ -106,8 +106,8 @@ def load_causal_lm(
         name: model folder or hub name.
         dtype: of the weights.
         quantization: how the linear layers are packed instead.
-        tensor_parallel: each process of the group holds a part of every matrix, and all must give
-            the model the same inputs at the same time.
+        tensor_parallel: each process of the group holds a part of every matrix, and all must call
+            the model with the same inputs at the same time.
         trained: they will train it.
 
     Raises:

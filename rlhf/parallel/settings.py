@@ -1,6 +1,7 @@
 """The settings for life in a group of processes and on a cluster; nothing here imports torch."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Literal
 
 from rlhf.config import require_range
@@ -8,6 +9,25 @@ from rlhf.errors import ConfigError
 
 Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Tracker = Literal["none", "tensorboard", "mlflow", "wandb", "trackio"]
+
+
+class State(Enum):
+    """What a training keeps in memory, by what `--sharding` does with it."""
+
+    WEIGHTS = auto()
+    GRADIENTS = auto()
+    OPTIMIZER = auto()
+    ACTIVATIONS = auto()  # and whatever else belongs to a process's own batch: never sharded
+
+
+SHARDED: dict[Strategy, frozenset[State]] = {
+    "none": frozenset(),
+    "ddp": frozenset(),
+    "zero1": frozenset({State.OPTIMIZER}),
+    "zero2": frozenset({State.OPTIMIZER, State.GRADIENTS}),
+    "zero3": frozenset({State.OPTIMIZER, State.GRADIENTS, State.WEIGHTS}),
+    "fsdp": frozenset({State.OPTIMIZER, State.GRADIENTS, State.WEIGHTS}),
+}
 BUCKET = 10**7  # gradients that DeepSpeed moves at once
 
 

@@ -42,7 +42,7 @@ from torch.optim import Optimizer
 
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import global_max
-from rlhf.parallel.settings import Strategy
+from rlhf.parallel.settings import SHARDED, State, Strategy
 from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
 
 Value = TypeVar("Value")
@@ -77,7 +77,7 @@ class Sharding:
     @property
     def is_sharded(self) -> bool:
         """True where no process holds the whole training."""
-        return self.strategy not in ("none", "ddp") or self.is_tensor_parallel
+        return bool(SHARDED[self.strategy]) or self.is_tensor_parallel
 
     @property
     def is_tensor_parallel(self) -> bool:
@@ -87,7 +87,7 @@ class Sharding:
     @property
     def shards_weights(self) -> bool:
         """True where no process holds the whole model."""
-        return self.strategy in ("fsdp", "zero3")
+        return State.WEIGHTS in SHARDED[self.strategy]
 
     def in_step(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()

@@ -9,6 +9,7 @@ fragmentation, and temporaries of single operations. Mixtures of experts: weight
 activations are those of one expert of the config's inner size.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +21,12 @@ from transformers.pytorch_utils import Conv1D
 from rlhf.diagnose import as_input_error
 from rlhf.modeling.log_probs import VOCABULARY_CHUNK
 from rlhf.modeling.models import load_config
+from rlhf.parallel.settings import SHARDED, State, Strategy
 
 GIB = 2**30
 FP32 = 4
 BF16 = 2
 NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
-SCORE_BATCH = 32  # sequences whose log-probs are computed at once, at most
 GATES = ("gate_proj", "gate_up_proj")
 
 
@@ -58,16 +59,79 @@ class Shape:
 
 @dataclass(frozen=True)
 class Item:
-    """One line of a plan: what takes memory, how many bytes, and why."""
+    """One line of a plan: what takes memory, how many bytes, why, and whether it can be sharded."""
 
     what: str
     size: float
     why: str
+    state: State = State.ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How `--sharding` places the state of a training on the processes of its group.
+
+    Attributes:
+        strategy: which state is sharded.
+        parts: processes that one copy is sharded over.
+        offload: what is sharded is kept in main memory.
+        processes: in the group.
+    """
+
+    strategy: Strategy = "none"
+    parts: int = 1
+    offload: bool = False
+    processes: int = 1
+
+    def shards(self, state: State) -> bool:
+        """Whether each process holds only a part of it."""
+        return state in SHARDED[self.strategy]
+
+    def held(self, state: State, size: float) -> float:
+        """Bytes on each device of a state of `size` bytes."""
+        if not self.shards(state):
+            return size
+        return 0.0 if self.offload else size / self.parts
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward and backward pass reads.
+
+    Attributes:
+        tokens: in all sequences.
+        length: of the longest sequence, in tokens.
+        checkpointing: activations are recomputed in the backward pass.
+    """
+
+    tokens: int
+    length: int
+    checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """Sequences that are sampled at once.
+
+    Attributes:
+        sequences: how many.
+        prompt: tokens of the longest prompts.
+        new: tokens of the longest responses.
+    """
+
+    sequences: int
+    prompt: int
+    new: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return self.prompt + self.new
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is in memory all the time, and what each phase of a stage adds to it, one at a time."""
+    """What is in memory all the time, and what each phase of a stage adds to it in its turn."""
 
     title: str
     resident: tuple[Item, ...]
@@ -75,7 +139,7 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """Bytes at the peak: what is always there and the greediest phase."""
+        """Bytes at the peak: what is always there and the phase with the highest peak."""
         always = sum(item.size for item in self.resident)
         return always + max(sum(item.size for item in phase) for phase in self.phases.values())
 
@@ -86,7 +150,9 @@ class Plan:
         for phase, items in self.phases.items():
             rows.append((f"while {phase}", "", ""))
             rows += [(f"  {item.what}", _gib(item.size), item.why) for item in items]
-        rows.append(("peak", _gib(self.peak), "what is always there and the greediest phase"))
+        rows.append(
+            ("peak", _gib(self.peak), "what is always there and the phase with the highest peak")
+        )
         width = max(len(what) for what, _, _ in rows)
         lines = [f"{what:<{width}}  {size:>7}  {why}".rstrip() for what, size, why in rows]
         return "\n".join([self.title, f"{'':<{width}}  {'GiB':>7}", *lines])
@@ -144,11 +210,35 @@ def _inner_size(config: Any) -> int:
     return 4 * int(config.hidden_size)
 
 
-def part_of(shape: Shape, processes: int) -> Shape:
-    """What each of some processes holds and computes that hold one model together.
+def shard_plan(plan: Plan, layout: Layout) -> Plan:
+    """A plan for one process that holds everything, with its state sharded by `layout`.
 
-    Embeddings and matrices are divided, and with them heads and the inside of the MLP; norms are
-    whole, as is what goes from layer to layer.
+    What is gathered for the moment is not in it.
+    """
+    is_split = layout.offload or layout.parts > 1
+    words = "waits in main memory" if layout.offload else f"divided by {layout.parts}"
+
+    def held(items: Iterable[Item]) -> tuple[Item, ...]:
+        return tuple(
+            replace(item, size=layout.held(item.state, item.size), why=f"{item.why}; {words}")
+            if is_split and layout.shards(item.state)
+            else item
+            for item in items
+        )
+
+    gathers = is_split and layout.shards(State.WEIGHTS)
+    return Plan(
+        plan.title + ", besides what is gathered at the time" * gathers,
+        held(plan.resident),
+        {phase: held(items) for phase, items in plan.phases.items()},
+    )
+
+
+def tensor_parallel_shape(shape: Shape, processes: int) -> Shape:
+    """What each of `processes` holds and computes of a model under `--tensor-parallel`.
+
+    Embeddings and matrices are divided, and with them heads and the inside of the MLP. Norms are
+    whole, as are the activations between layers.
     """
     embeddings = shape.vocabulary * shape.hidden
     whole = shape.trunk - shape.trunk_linear - embeddings
@@ -189,9 +279,7 @@ def layer_bytes(shape: Shape, length: int, *, bf16: bool, padded: bool) -> float
     return float((16 + copies) * shape.hidden + attention + mask + mlp)
 
 
-def activation_bytes(
-    shape: Shape, tokens: int, length: int, *, bf16: bool, padded: bool, checkpointing: bool
-) -> float:
+def activation_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool) -> float:
     """Activations of a forward pass of `tokens` tokens in sequences of `length`.
 
     tokens · (L + 1) · layer_bytes: what each layer keeps, and one layer's gradients on the way
@@ -199,8 +287,9 @@ def activation_bytes(
     With checkpointing tokens · (4·d·L + 2·layer_bytes): of each layer only the float32 input stays,
     and one layer at a time is computed again.
     """
-    layer = layer_bytes(shape, length, bf16=bf16, padded=padded)
-    if checkpointing:
+    tokens = computing.tokens
+    layer = layer_bytes(shape, computing.length, bf16=bf16, padded=padded)
+    if computing.checkpointing:
         return tokens * (FP32 * shape.hidden * shape.layers + 2 * layer)
     return tokens * layer * (shape.layers + 1)
 
@@ -242,87 +331,89 @@ def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
 
 def _trained(name: str, parameters: int, processes: int) -> list[Item]:
     items = [
-        Item(f"{name}: weights", FP32 * parameters, "float32, 4 bytes a parameter"),
-        Item(f"{name}: Adam", 2 * FP32 * parameters, "two moments, 8 bytes a parameter"),
+        Item(f"{name}: weights", FP32 * parameters, "float32, 4 bytes a parameter", State.WEIGHTS),
+        Item(
+            f"{name}: Adam",
+            2 * FP32 * parameters,
+            "two moments, 8 bytes a parameter",
+            State.OPTIMIZER,
+        ),
     ]
     if processes > 1:
         buckets = "gradients on their way to other processes"
-        items.append(Item(f"{name}: buckets", FP32 * parameters, buckets))
+        items.append(Item(f"{name}: buckets", FP32 * parameters, buckets, State.GRADIENTS))
     return items
 
 
 def frozen_item(name: str, parameters: float) -> Item:
-    """The weights of a model that is only asked."""
-    return Item(f"{name}: weights", FP32 * parameters, "float32, frozen")
+    """The weights of a model that is not trained."""
+    return Item(f"{name}: weights", FP32 * parameters, "float32, frozen", State.WEIGHTS)
 
 
 def copies(parameters: float, *, bf16: bool) -> list[Item]:
-    """What autocast keeps of weights that are trained; frozen ones it casts anew each time."""
+    """The copies that autocast keeps of trained weights; frozen ones it casts anew each time."""
     if not bf16 or not parameters:
         return []
-    return [Item("bf16 copies of the matrices", BF16 * parameters, "kept by autocast")]
+    size = BF16 * parameters
+    return [Item("bf16 copies of the matrices", size, "kept by autocast", State.WEIGHTS)]
 
 
 def _stepping(parameters: int) -> tuple[Item, ...]:
+    size, roots = FP32 * parameters, "of Adam's second moments, all at once on a GPU"
     return (
-        Item("gradients", FP32 * parameters, "float32"),
-        Item("square roots", FP32 * parameters, "of Adam's second moments, all at once on a GPU"),
+        Item("gradients", size, "float32", State.GRADIENTS),
+        Item("square roots", size, roots, State.OPTIMIZER),
     )
 
 
 def sampling_items(
-    shape: Shape, batch: int, prompt: int, new: int, *, bf16: bool, trained: float | None = None
+    shape: Shape, batch: SampleBatch, *, bf16: bool, trained: float | None = None
 ) -> tuple[Item, ...]:
     """What sampling adds: copies of `trained` weights, of all matrices where it is None."""
-    cache = kv_cache_bytes(shape, batch * (prompt + new), bf16=bf16)
-    layer = working_bytes(shape, batch * prompt, prompt, bf16=bf16)
+    count, prompt = batch.sequences, batch.prompt
+    cache = kv_cache_bytes(shape, count * batch.length, bf16=bf16)
+    layer = working_bytes(shape, count * prompt, prompt, bf16=bf16)
     return (
         *copies(shape.linear if trained is None else trained, bf16=bf16),
-        Item("keys and values", cache, f"{batch} sequences of {prompt} + {new} tokens"),
-        Item("one layer of the prompts", layer, f"{batch} × {prompt} tokens"),
-        Item("logits", logits_bytes(shape, batch), f"{batch} distributions"),
+        Item("keys and values", cache, f"{count} sequences of {prompt} + {batch.new} tokens"),
+        Item("one layer of the prompts", layer, f"{count} × {prompt} tokens"),
+        Item("logits", logits_bytes(shape, count), f"{count} distributions"),
     )
 
 
 def reward_plan(
     shape: Shape,
+    computing: Pass,
     *,
-    tokens: int,
-    length: int,
     bf16: bool,
-    checkpointing: bool,
     processes: int,
     adapter: str = "none",
     lora_rank: int = 0,
 ) -> Plan:
-    """Training a reward model: one trained model, `tokens` tokens in each forward pass.
+    """Training a reward model: one trained model.
 
     Args:
         shape: the model.
-        tokens: in a forward pass.
-        length: of the longest sequence.
+        computing: each forward and backward pass.
         bf16: autocast; frozen weights are then held in bf16.
-        checkpointing: activations are computed again in the backward pass.
         processes: in the group.
         adapter: none, lora or qlora.
         lora_rank: of the adapters.
     """
     full = adapter == "none"
     parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
-    activations = activation_bytes(
-        shape, tokens, length, bf16=bf16, padded=False, checkpointing=checkpointing
-    )
-    computing = (
-        Item("gradients", FP32 * parameters, "float32"),
+    activations = activation_bytes(shape, computing, bf16=bf16, padded=False)
+    gradients = (
+        Item("gradients", FP32 * parameters, "float32", State.GRADIENTS),
         *copies(shape.trunk_linear if full else parameters, bf16=bf16),
-        Item("activations", activations, f"{tokens} tokens in a forward pass"),
+        Item("activations", activations, f"{computing.tokens} tokens in a forward pass"),
     )
     frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
     name = "reward model" if full else "adapters and head"
     return Plan(
         "Memory of each process for the reward model",
         (*frozen, *_trained(name, parameters, processes)),
-        {"computing gradients": computing, "stepping": _stepping(parameters)},
+        {"computing gradients": gradients, "stepping": _stepping(parameters)},
     )
 
 
@@ -330,28 +421,28 @@ def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
     """The frozen trunk; packed, a weight takes 4 bits and its part of twice quantised scales."""
     size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
     if adapter == "lora":
-        return Item("reward model: weights", size * shape.trunk, f"{words}, frozen")
+        held = size * shape.trunk
+        return Item("reward model: weights", held, f"{words}, frozen", State.WEIGHTS)
     others = size * (shape.trunk - shape.trunk_linear)
     packed = NF4 * shape.trunk_linear
-    return Item("reward model: weights", packed + others, f"4 bits, frozen; embeddings in {words}")
+    why = f"4 bits, frozen; embeddings in {words}"
+    return Item("reward model: weights", packed + others, why, State.WEIGHTS)
 
 
 def sft_plan(
     shape: Shape, *, sequences: int, length: int, bf16: bool, checkpointing: bool, processes: int
 ) -> Plan:
     """Fine-tuning a language model: `sequences` padded to `length` in each forward pass."""
-    tokens = sequences * length
-    activations = activation_bytes(
-        shape, tokens, length, bf16=bf16, padded=True, checkpointing=checkpointing
-    )
-    computing = (
-        Item("gradients", FP32 * shape.parameters, "float32"),
+    computing = Pass(sequences * length, length, checkpointing)
+    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
+    gradients = (
+        Item("gradients", FP32 * shape.parameters, "float32", State.GRADIENTS),
         *copies(shape.linear, bf16=bf16),
         Item("activations", activations, f"{sequences} sequences of {length} tokens"),
-        Item("logits", logits_bytes(shape, tokens), "and their gradients"),
+        Item("logits", logits_bytes(shape, computing.tokens), "and their gradients"),
     )
     return Plan(
         "Memory of each process for supervised fine-tuning",
         tuple(_trained("model", shape.parameters, processes)),
-        {"computing gradients": computing, "stepping": _stepping(shape.parameters)},
+        {"computing gradients": gradients, "stepping": _stepping(shape.parameters)},
     )

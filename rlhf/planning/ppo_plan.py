@@ -1,4 +1,4 @@
-"""How much memory PPO needs in each process, by what has weights of its own and who divides them.
+"""How much memory PPO needs in each process, by what has weights of its own and what is sharded.
 
     policy          all weights, or LoRA adapters beside frozen ones
     critic          a model of its own, trained whole or its head alone; a head on the policy; none
@@ -7,22 +7,25 @@
                     beneath the policy's adapters
     --share-base    one frozen model under policy, critic and reward models, which are adapters
 
-`--sharding` over N processes: the optimizer is divided (zero1), and gradients (zero2), and weights
-(zero3, fsdp), which are whole again while PPO samples. What is offloaded is in main memory.
+`--sharding` over N processes shards the optimizer (zero1), gradients too (zero2), and weights too
+(zero3, fsdp); weights are gathered while PPO samples. What is offloaded is in main memory.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf.parallel.settings import Strategy
+from rlhf.modeling.log_probs import SCORE_BATCH
+from rlhf.parallel.settings import State
 from rlhf.planning.planner import (
     BF16,
     FP32,
     NF4,
-    SCORE_BATCH,
     Item,
+    Layout,
+    Pass,
     Plan,
+    SampleBatch,
     Shape,
     activation_bytes,
     copies,
@@ -73,29 +76,22 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Who divides what: `--sharding` over `parts` of `processes`."""
+class PPOBatch:
+    """How much a PPO step has in memory at one time.
 
-    strategy: Strategy = "none"
-    processes: int = 1
-    parts: int = 1
-    offload: bool = False
+    Attributes:
+        sampled: sequences sampled at once.
+        episodes: in one forward and backward pass.
+        reference_rows: stored rows of the KL term beside them; the critic does not see these.
+        rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
+        texts: pretraining texts in one forward and backward pass, and the tokens of each.
+    """
 
-    def weights(self, size: float) -> float:
-        """Bytes of weights on each device."""
-        if self.strategy not in ("fsdp", "zero3"):
-            return size
-        return 0.0 if self.offload else size / self.parts
-
-    def optimizer(self, size: float) -> float:
-        """Bytes of what only the optimizer needs."""
-        if self.strategy in ("none", "ddp"):
-            return size
-        return 0.0 if self.offload else size / self.parts
-
-    def gradients(self, size: float) -> float:
-        """Bytes of gradients."""
-        return size if self.strategy == "zero1" else self.optimizer(size)
+    sampled: SampleBatch
+    episodes: int
+    reference_rows: int = 0
+    rollout: int = 0
+    texts: tuple[int, int] = (0, 0)
 
 
 def trained_parameters(shape: Shape, reward: Shape, roles: Roles) -> dict[str, int]:
@@ -114,65 +110,50 @@ def trained_parameters(shape: Shape, reward: Shape, roles: Roles) -> dict[str, i
 def ppo_plan(
     shape: Shape,
     reward: Shape,
+    batch: PPOBatch,
     *,
-    sample_batch: int,
-    episodes: int,
-    reference_rows: int,
-    prompt: int,
-    new: int,
     bf16: bool,
-    rollout: int = 0,
-    texts: tuple[int, int] = (0, 0),
-    processes: int = 1,
     checkpointing: bool = False,
     roles: Roles | None = None,
-    spread: Spread | None = None,
+    layout: Layout | None = None,
 ) -> Plan:
     """PPO: policy and critic are trained, the reward model is frozen.
 
     Args:
         shape: the policy.
         reward: the reward model, and the critic that starts as its copy.
-        sample_batch: sequences sampled at once.
-        episodes: episodes in one forward and backward pass.
-        reference_rows: stored rows of the KL term beside them; the critic does not see these.
-        prompt: tokens of the longest prompts.
-        new: tokens of the longest responses.
+        batch: how much is read at one time.
         bf16: autocast.
-        rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
-        texts: pretraining texts in one forward and backward pass, and the tokens of each.
-        processes: in the group, where `spread` does not say.
         checkpointing: activations are computed again in the backward pass.
         roles: what has weights of its own; by default policy, critic and one reward model.
-        spread: who divides what; by default nobody.
+        layout: what is sharded; by default nothing, in one process.
     """
-    roles, spread = roles or Roles(), spread or Spread(processes=processes)
-    engine = _engine(shape, sample_batch, prompt + new, bf16=bf16) if roles.vllm else ()
+    roles, layout, sampled = roles or Roles(), layout or Layout(), batch.sampled
+    engine = _engine(shape, sampled, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     learning = (
-        Item("gradients", spread.gradients(FP32 * trained), "float32"),
+        Item("gradients", layout.held(State.GRADIENTS, FP32 * trained), "float32"),
         *copies(_multiplied(shape, reward, roles), bf16=bf16),
     )
+    rows = batch.episodes + batch.reference_rows
     updating = (
         *learning,
-        *_policy_pass(shape, episodes + reference_rows, prompt, new, bf16, checkpointing),
-        *_critic_pass(reward, roles, episodes, prompt + new, bf16, checkpointing),
-        *_kept(reward, roles, rollout, new),
+        *_policy_pass(shape, rows, sampled.prompt, sampled.new, bf16, checkpointing),
+        *_critic_pass(reward, roles, batch.episodes, sampled.length, bf16, checkpointing),
+        *_kept(reward, roles, batch.rollout, sampled.new),
     )
-    rows, length = texts
+    rows, length = batch.texts
     read = _policy_pass(shape, rows, 1, length - 1, bf16, checkpointing) if rows else ()
     return Plan(
-        f"Memory of each process for PPO, with prompts of {prompt} tokens",
-        (*_frozen(shape, reward, roles, spread, bf16=bf16), *engine, *_trained(counts, spread)),
+        f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
+        (*_frozen(shape, reward, roles, layout, bf16=bf16), *engine, *_trained(counts, layout)),
         {
-            "sampling": _sampling(
-                shape, reward, sample_batch, prompt, new, roles, spread, bf16=bf16
-            ),
-            **_auditing(shape, reward, new, roles, spread, bf16=bf16),
+            "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16),
+            **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": _stepping(trained, spread),
+            "stepping": _stepping(trained, layout),
         },
     )
 
@@ -181,9 +162,8 @@ def _policy_pass(
     shape: Shape, rows: int, prompt: int, new: int, bf16: bool, checkpointing: bool
 ) -> tuple[Item, ...]:
     length = prompt + new
-    activations = activation_bytes(
-        shape, rows * length, length, bf16=bf16, padded=True, checkpointing=checkpointing
-    )
+    computing = Pass(rows * length, length, checkpointing)
+    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
     logits = scored_logits_bytes(shape, rows * new, bf16=bf16, gradients=True)
     return (
         Item("policy: activations", activations, f"{rows} × {length} tokens"),
@@ -197,9 +177,8 @@ def _critic_pass(
     """What the backward pass needs of a critic; of a frozen trunk it needs nothing."""
     words, tokens = f"{rows} × {length} tokens", rows * length
     if roles.critic == "own":
-        activations = activation_bytes(
-            reward, tokens, length, bf16=bf16, padded=True, checkpointing=checkpointing
-        )
+        computing = Pass(tokens, length, checkpointing)
+        activations = activation_bytes(reward, computing, bf16=bf16, padded=True)
         return (Item("critic: activations", activations, words),)
     if roles.critic == "own head":
         layer = working_bytes(reward, tokens, length, bf16=bf16)
@@ -215,13 +194,17 @@ def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, .
     return (Item("critic: what its head reads", size, f"{episodes} × {new} tokens"),)
 
 
-def _engine(shape: Shape, batch: int, length: int, *, bf16: bool) -> tuple[Item, ...]:
+def _engine(shape: Shape, batch: SampleBatch, *, bf16: bool) -> tuple[Item, ...]:
     """What vLLM holds from the start to the end of a run."""
     size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
-    cache = vllm_cache_bytes(shape, batch, length, size)
+    cache = vllm_cache_bytes(shape, batch.sequences, batch.length, size)
     return (
         Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy of the policy's"),
-        Item("vLLM: keys and values", float(cache), f"{batch + 1} sequences of {length} tokens"),
+        Item(
+            "vLLM: keys and values",
+            float(cache),
+            f"{batch.sequences + 1} sequences of {batch.length} tokens",
+        ),
     )
 
 
@@ -241,11 +224,9 @@ def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int
 def _sampling(
     shape: Shape,
     reward: Shape,
-    batch: int,
-    prompt: int,
-    new: int,
+    batch: SampleBatch,
     roles: Roles,
-    spread: Spread,
+    layout: Layout,
     *,
     bf16: bool,
 ) -> tuple[Item, ...]:
@@ -254,20 +235,20 @@ def _sampling(
         merged = FP32 * shape.parameters if roles.lora_rank else 0.0
         sampling: tuple[Item, ...] = (Item("merged weights", merged, "float32, for vLLM"),)
     else:
-        sampling = sampling_items(shape, batch, prompt, new, bf16=bf16, trained=matrices)
-    return (*_gathered(shape, reward, roles, spread), *sampling)
+        sampling = sampling_items(shape, batch, bf16=bf16, trained=matrices)
+    return (*_gathered(shape, reward, roles, layout), *sampling)
 
 
-def _gathered(shape: Shape, reward: Shape, roles: Roles, spread: Spread) -> tuple[Item, ...]:
-    """What is divided, whole again."""
-    if spread.strategy not in ("fsdp", "zero3"):
+def _gathered(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> tuple[Item, ...]:
+    """Sharded weights, gathered."""
+    if not layout.shards(State.WEIGHTS):
         return ()
     held = FP32 * (shape.parameters + (reward.trunk if roles.critic.startswith("own") else 0))
     return (Item("whole weights", held, "of policy and critic, gathered"),)
 
 
 def _auditing(
-    shape: Shape, reward: Shape, new: int, roles: Roles, spread: Spread, *, bf16: bool
+    shape: Shape, reward: Shape, new: int, roles: Roles, layout: Layout, *, bf16: bool
 ) -> dict[str, tuple[Item, ...]]:
     """The phases that measure KLs: the policy reads answers, and so does the original model.
 
@@ -278,7 +259,7 @@ def _auditing(
         size = scored_logits_bytes(shape, rows * new, bf16=bf16)
         return Item("logits", size, f"{rows} × {new} positions")
 
-    gathered = _gathered(shape, reward, roles, spread)
+    gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
     phases = {"measuring the KL": (*gathered, *matrices, logits(SCORE_BATCH))}
     if roles.lora_rank and not roles.four_bits:
@@ -290,11 +271,11 @@ def _auditing(
     return phases
 
 
-def _stepping(trained: int, spread: Spread) -> tuple[Item, ...]:
+def _stepping(trained: int, layout: Layout) -> tuple[Item, ...]:
     roots = "of Adam's second moments, all at once on a GPU"
     return (
-        Item("gradients", spread.gradients(FP32 * trained), "float32"),
-        Item("square roots", spread.optimizer(FP32 * trained), roots),
+        Item("gradients", layout.held(State.GRADIENTS, FP32 * trained), "float32"),
+        Item("square roots", layout.held(State.OPTIMIZER, FP32 * trained), roots),
     )
 
 
@@ -305,23 +286,23 @@ def _multiplied(shape: Shape, reward: Shape, roles: Roles) -> int:
     return policy + critic if roles.critic == "own" else policy
 
 
-def _trained(counts: dict[str, int], spread: Spread) -> list[Item]:
+def _trained(counts: dict[str, int], layout: Layout) -> list[Item]:
     items = []
     for name, count in ((name, count) for name, count in counts.items() if count):
         size = FP32 * count
-        items.append(Item(f"{name}: weights", spread.weights(size), "float32, trained"))
-        items.append(Item(f"{name}: Adam", spread.optimizer(2 * size), "two moments"))
-        if spread.strategy.startswith("zero"):
+        items.append(Item(f"{name}: weights", layout.held(State.WEIGHTS, size), "float32, trained"))
+        items.append(Item(f"{name}: Adam", layout.held(State.OPTIMIZER, 2 * size), "two moments"))
+        if layout.strategy.startswith("zero"):
             copy = "DeepSpeed's own copy of the weights"
-            items.append(Item(f"{name}: stepped weights", spread.optimizer(size), copy))
-        elif spread.processes > 1 and spread.strategy != "fsdp":
+            items.append(Item(f"{name}: stepped weights", layout.held(State.OPTIMIZER, size), copy))
+        elif layout.processes > 1 and layout.strategy != "fsdp":
             buckets = "gradients on their way to other processes"
             items.append(Item(f"{name}: buckets", size, buckets))
     return items
 
 
-def _frozen(shape: Shape, reward: Shape, roles: Roles, spread: Spread, *, bf16: bool) -> list[Item]:
-    """Weights that nobody trains."""
+def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: bool) -> list[Item]:
+    """Weights that are not trained."""
     items = []
     if roles.resident:
         size = float(FP32 * shape.parameters)
@@ -338,12 +319,16 @@ def _frozen(shape: Shape, reward: Shape, roles: Roles, spread: Spread, *, bf16: 
             items.append(Item("reward model: adapters", size, f"frozen{number}"))
         return items
     if roles.lora_rank:
-        size = spread.weights(FP32 * shape.parameters)
+        size = layout.held(State.WEIGHTS, FP32 * shape.parameters)
         items.append(Item("policy: frozen weights", size, "float32, beneath its adapters"))
     if roles.critic == "own head":
-        items.append(Item("critic: trunk", spread.weights(FP32 * reward.trunk), "float32, frozen"))
+        items.append(
+            Item(
+                "critic: trunk", layout.held(State.WEIGHTS, FP32 * reward.trunk), "float32, frozen"
+            )
+        )
     if roles.reward_models:
-        size = roles.reward_models * spread.weights(FP32 * reward.reward_parameters)
+        size = roles.reward_models * layout.held(State.WEIGHTS, FP32 * reward.reward_parameters)
         items.append(Item("reward model: weights", size, f"float32, frozen{number}"))
     return items
 

@@ -1,10 +1,11 @@
 """How much memory storing the reference outputs needs in each process; as in `planner`."""
 
+from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.planning.planner import (
     FP32,
-    SCORE_BATCH,
     Item,
     Plan,
+    SampleBatch,
     Shape,
     copies,
     frozen_item,
@@ -17,51 +18,46 @@ from rlhf.planning.planner import (
 def reference_plan(
     shape: Shape,
     reward: Shape | None,
+    batch: SampleBatch,
     *,
-    batch: int,
-    prompt: int,
-    new: int,
     bf16: bool,
     parts: int = 1,
-    divided: bool = False,
+    is_sharded: bool = False,
     offload: bool = False,
 ) -> Plan:
-    """Storing reference outputs: one frozen model samples and scores, a reward model may judge.
+    """Storing reference outputs: one frozen model samples and scores; a reward model is optional.
 
     Args:
         shape: the model that answers.
-        reward: the one that judges, if any.
+        reward: the reward model, if any.
         batch: sequences sampled at once, and, up to SCORE_BATCH, scored.
-        prompt: tokens of the longest prompts.
-        new: tokens of the longest responses.
         bf16: autocast.
-        parts: processes that hold one model together, or divide it.
-        divided: they divide it; each gathers all of it to sample, and a layer at a time to score.
-        offload: what they divide is in main memory.
+        parts: processes that one model is sharded over, or that hold it by tensor parallelism.
+        is_sharded: it is sharded: each process gathers all of it to sample, and a layer at a time
+            to score.
+        offload: the shards are in main memory.
     """
     share = 0.0 if offload else 1 / parts
     resident = [frozen_item("reference model", shape.parameters * share)]
     if reward is not None:
         resident.append(frozen_item("reward model", reward.reward_parameters * share))
-    together = 1 if divided else parts
-    gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * divided
-    scored = min(batch, SCORE_BATCH)
-    layer = working_bytes(shape, scored * (prompt + new), prompt + new, bf16=bf16)
-    logits = scored_logits_bytes(shape, scored * new, bf16=bf16)
+    matrices = shape.linear / (1 if is_sharded else parts)
+    gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * is_sharded
+    scored, length = min(batch.sequences, SCORE_BATCH), batch.length
+    layer = working_bytes(shape, scored * length, length, bf16=bf16)
+    logits = scored_logits_bytes(shape, scored * batch.new, bf16=bf16)
     scoring = (
-        *copies(0.0 if divided else shape.linear / parts, bf16=bf16),
-        Item("one layer", layer, f"{scored} × {prompt + new} tokens"),
-        Item("logits", logits, f"{scored} × {new} positions"),
+        *copies(0.0 if is_sharded else shape.linear / parts, bf16=bf16),
+        Item("one layer", layer, f"{scored} × {length} tokens"),
+        Item("logits", logits, f"{scored} × {batch.new} positions"),
     )
     return Plan(
-        f"Memory of each process for the reference outputs, with prompts of {prompt} tokens",
+        f"Memory of each process for the reference outputs, with prompts of {batch.prompt} tokens",
         tuple(resident),
         {
             "sampling": (
                 *gathered,
-                *sampling_items(
-                    shape, batch, prompt, new, bf16=bf16, trained=shape.linear / together
-                ),
+                *sampling_items(shape, batch, bf16=bf16, trained=matrices),
             ),
             "scoring": scoring,
         },

@@ -41,12 +41,30 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
 
 from dataclasses import dataclass, replace
 
-from rlhf.parallel.settings import BUCKET
-from rlhf.planning.planner import BF16, FP32, GIB, Plan, Shape, part_of, reward_plan
-from rlhf.planning.ppo_plan import Roles, ppo_plan
+from rlhf.parallel.settings import BUCKET, State, Strategy
+from rlhf.planning.planner import (
+    BF16,
+    FP32,
+    GIB,
+    Layout,
+    Pass,
+    Plan,
+    SampleBatch,
+    Shape,
+    reward_plan,
+    tensor_parallel_shape,
+)
+from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
 from rlhf.planning.reference_plan import reference_plan
 
-STRATEGIES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA")
+SHARDINGS: dict[str, Strategy] = {
+    "DDP": "ddp",
+    "ZeRO-1": "zero1",
+    "ZeRO-2": "zero2",
+    "ZeRO-3": "zero3",
+    "FSDP": "fsdp",
+}
+STRATEGIES = (*SHARDINGS, "LoRA")
 BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
 WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
 ADAPTED_BY = {"reward": "--adapter lora", "ppo": "--share-base"}
@@ -66,6 +84,19 @@ class Load:
     checkpointing: bool
     lora_rank: int
     group: int = 0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a device really does.
+
+    Attributes:
+        tflops: 10¹² operations a second.
+        network: gigabytes that it sends a second.
+    """
+
+    tflops: float
+    network: float
 
 
 @dataclass(frozen=True)
@@ -89,16 +120,18 @@ class Sizes:
 
 def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
     """Bytes of weights, gradients and optimizer on each of `gpus` devices, nothing gathered."""
-    trained, frozen = sizes.trained, FP32 * sizes.frozen
-    held = {
-        "DDP": (18 + (FP32 if gpus > 1 else 0)) * trained + frozen,
-        "ZeRO-1": 10 * trained + 12 * trained / gpus + frozen,
-        "ZeRO-2": 6 * trained + 16 * trained / gpus + frozen,
-        "ZeRO-3": (20 * trained + frozen) / gpus,
-        "FSDP": (16 * trained + frozen) / gpus,
-        "LoRA": BF16 * trained + 16 * sizes.adapters,
-    }
-    return float(held[strategy])
+    trained = sizes.trained
+    if strategy == "LoRA":
+        return BF16 * trained + 16 * sizes.adapters
+    layout = Layout(SHARDINGS[strategy], gpus)
+    copies = 0 if layout.shards(State.WEIGHTS) else BF16
+    buckets = FP32 if strategy == "DDP" and gpus > 1 else 0
+    stepped = FP32 if layout.strategy.startswith("zero") else 0  # DeepSpeed's own copy
+    return (
+        layout.held(State.WEIGHTS, (FP32 + copies) * trained + FP32 * sizes.frozen)
+        + layout.held(State.GRADIENTS, (FP32 + buckets) * trained)
+        + layout.held(State.OPTIMIZER, (2 * FP32 + stepped) * trained)
+    )
 
 
 def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> float:
@@ -170,9 +203,7 @@ def step_seconds(
     load: Load,
     passes: int,
     gpus: int,
-    *,
-    tflops: float,
-    network: float,
+    speed: Speed,
 ) -> float:
     """Seconds of a step's forward and backward passes, and of its traffic, one after the other.
 
@@ -186,24 +217,23 @@ def step_seconds(
         load: what each device computes.
         passes: forward and backward passes of each device in a step.
         gpus: devices.
-        tflops: 10¹² operations a second that a device really does.
-        network: gigabytes a second that a device really sends.
+        speed: of each device.
     """
     trained = sizes_of(stage, shape, load).trained
     operations = (8 if load.checkpointing else 6) * trained * load.length * load.batch * passes
     moved = step_bytes(stage, strategy, shape, load, passes, gpus)
-    return operations / (tflops * 1e12) + moved / (network * 1e9)
+    return operations / (speed.tflops * 1e12) + moved / (speed.network * 1e9)
 
 
 def tensor_parallel_bytes(shape: Shape, load: Load, processes: int) -> float:
-    """Bytes in each of some processes that train one reward model together."""
-    return stage_bytes("reward", "DDP", part_of(shape, processes), load, 1)
+    """Bytes in each of `processes` that train one reward model by tensor parallelism."""
+    return stage_bytes("reward", "DDP", tensor_parallel_shape(shape, processes), load, 1)
 
 
 def tensor_parallel_traffic(
     shape: Shape, load: Load, passes: int, processes: int, *, bf16: bool = True
 ) -> float:
-    """Bytes that each of N processes sends in a step of a reward model that they train together.
+    """Bytes that each of N processes sends in a step of a reward model under tensor parallelism.
 
     For T tokens a number of each of d channels is added up over processes, which sends 2·(N − 1)/N
     of its bytes: once for the embeddings and in every layer twice on the way forward, after
@@ -219,7 +249,7 @@ def tensor_parallel_traffic(
 
 
 def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int) -> str:
-    """What a reward model takes that all of some processes hold together."""
+    """What a reward model takes in each of `processes` under tensor parallelism."""
     held = tensor_parallel_bytes(shape, load, processes) / GIB
     sent = tensor_parallel_traffic(shape, load, passes, processes) / GIB
     return (
@@ -259,31 +289,21 @@ def _parts(strategy: str, load: Load, gpus: int) -> int:
 
 
 def _plan(stage: str, shape: Shape, load: Load, roles: Roles | None = None, gpus: int = 1) -> Plan:
-    prompt = load.length // 2
-    new = load.length - prompt
     if stage == "reward":
-        return reward_plan(
-            shape,
-            tokens=load.batch * load.length,
-            length=load.length,
-            bf16=True,
-            checkpointing=load.checkpointing,
-            processes=1,
-        )
+        computing = Pass(load.batch * load.length, load.length, load.checkpointing)
+        return reward_plan(shape, computing, bf16=True, processes=1)
+    prompt = load.length // 2
+    sampled = SampleBatch(load.batch, prompt, load.length - prompt)
     if stage == "reference":
-        return reference_plan(shape, None, batch=load.batch, prompt=prompt, new=new, bf16=True)
+        return reference_plan(shape, None, sampled, bf16=True)
     return ppo_plan(
         shape,
         shape,
-        sample_batch=load.batch,
-        episodes=load.batch,
-        reference_rows=0,
-        prompt=prompt,
-        new=new,
+        PPOBatch(sampled, load.batch),
         bf16=True,
-        processes=gpus,
         checkpointing=load.checkpointing,
         roles=roles,
+        layout=Layout(processes=gpus),
     )
 
 
@@ -335,22 +355,21 @@ def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> st
 
 
 def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str:
-    """A model in each process, else one that several hold together; nothing is trained."""
+    """A model in each process, else tensor parallelism; nothing is trained."""
     lightest = replace(load, batch=1)
     for one in (load, lightest):
         if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
             batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
             return f"reference: DDP, up to {batch} sequences in a forward pass."
     for one, words in ((load, ""), (lightest, " and --batch-size 1")):
-        tensor_parallel = _fewest_tensor_parallel(shape, one, gpus, usable)
-        if tensor_parallel:
-            sizes = f"--processes {tensor_parallel} --tensor-parallel {tensor_parallel}"
-            return f"reference: {sizes}{words}."
+        count = _fewest_tensor_parallel(shape, one, gpus, usable)
+        if count:
+            return f"reference: --processes {count} --tensor-parallel {count}{words}."
     return f"reference: {NOTHING_FITS}"
 
 
 def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) -> int:
-    """The fewest devices, 2, 4, …, that hold one frozen model in parts; 0 where `gpus` will not do.
+    """The fewest devices, 2, 4, …, that hold a frozen model in parts; 0 where `gpus` are too few.
 
     What is computed counts whole, though attention and MLP are divided too.
     """

@@ -1,14 +1,13 @@
 """The README's figures are those of the committed runs."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.quickstart.collect import RESULTS, table
 
-README = Path(__file__).parents[2] / "README.md"
+README = RESULTS.parent / "README.md"
 
 
 def test_the_readme_shows_the_committed_results() -> None:

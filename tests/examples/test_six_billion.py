@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reward.memory import divided_peak, plan_memory
+from reward.memory import plan_memory
 from reward.settings import RewardSettings
 from rlhf.cli import main
-from rlhf.parallel.sharding import Sharding
-from rlhf.planning.planner import GIB, read_shape
+from rlhf.planning.planner import GIB, Layout, read_shape, shard_plan
 
 FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -30,7 +29,7 @@ def test_the_table_says_what_the_plan_says(name, changes):
         rankings=Path("r"), model=str(MODEL), out=Path("o"), processes=8, **values
     )
     plan = plan_memory(settings, read_shape(str(MODEL)))
-    peak = divided_peak(plan, Sharding(settings.sharding), 8)
+    peak = shard_plan(plan, Layout(settings.sharding, 8)).peak
     flags = " --adapter qlora --tokens-per-batch 2048" if changes else ""
     (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}.yaml{flags}` |"))
     assert f"| {peak / GIB:.1f} GiB" in row

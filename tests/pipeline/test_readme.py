@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.cli import COMMANDS
 from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -86,12 +85,3 @@ def test_make_targets_exist(line: str) -> None:
         [*shlex.split(line), "--dry-run"], cwd=REPOSITORY, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_table_names_every_command() -> None:
-    assert set(re.findall(r"^\| `rlhf ([a-z-]+)", README, flags=re.MULTILINE)) == set(COMMANDS)
-
-
-def test_every_link_leads_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (REPOSITORY / target).exists(), target

@@ -9,9 +9,8 @@ from transformers import GPTJConfig, LlamaConfig
 
 from reward.memory import (
     device_bytes,
-    divided_peak,
-    plan_divided,
     plan_memory,
+    plan_sharded,
     require_memory,
     room_for,
 )
@@ -19,7 +18,7 @@ from reward.settings import RewardSettings
 from rlhf.commands.models.train_reward import memory_plan
 from rlhf.errors import ConfigError
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.planner import GIB, read_shape
+from rlhf.planning.planner import GIB, Layout, read_shape, shard_plan
 
 
 def settings_for(model, **changes):
@@ -87,7 +86,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_three_ways_out(six
     assert "needs 119.3 GiB in each process, which has 20.0" in caught.value.problem
     assert "float32, 4 bytes a parameter" in caught.value.problem
     ways = caught.value.remedy.splitlines()
-    assert ways[0] == "Three ways out:"
+    assert ways[0] == "Try one of:"
     assert ways[1].startswith("  1. --adapter lora --gradient-checkpointing")
     assert [way[:5] for way in ways[1:]] == ["  1. ", "  2. ", "  3. "]
 
@@ -108,11 +107,11 @@ def test_divided_weights_need_less_on_each_device(six_billion):
     activations = plan.phases["computing gradients"][-1].size
     held = plan.peak - activations
     for whole in ("none", "ddp"):
-        assert divided_peak(plan, Sharding(whole), 4) == plan.peak
+        assert shard_plan(plan, Layout(whole, 4)).peak == plan.peak
     for strategy in ("fsdp", "zero3"):
-        found = divided_peak(plan, Sharding(strategy), 4)
+        found = shard_plan(plan, Layout(strategy, 4)).peak
         assert found == pytest.approx(activations + held / 4)
-    assert divided_peak(plan, Sharding("fsdp", offload=True), 4) == pytest.approx(activations)
+    assert shard_plan(plan, Layout("fsdp", 4, offload=True)).peak == pytest.approx(activations)
     require_memory(settings, 80 * GIB, Sharding("fsdp"), 4)
     with pytest.raises(ConfigError) as caught:
         require_memory(settings, 80 * GIB)
@@ -124,11 +123,11 @@ def test_the_first_stages_of_zero_divide_no_weights(six_billion):
     resident = {item.what: item.size for item in plan.resident}
     weights, adam = resident["reward model: weights"], resident["reward model: Adam"]
     gradients, copies, activations = (item.size for item in plan.phases["computing gradients"])
-    first = divided_peak(plan, Sharding("zero1"), 8)
+    first = shard_plan(plan, Layout("zero1", 8)).peak
     assert first == pytest.approx(weights + adam / 8 + gradients + copies + activations)
-    second = divided_peak(plan, Sharding("zero2"), 8)
+    second = shard_plan(plan, Layout("zero2", 8)).peak
     assert second == pytest.approx(weights + adam / 8 + gradients / 8 + copies + activations)
-    offloaded = divided_peak(plan, Sharding("zero1", offload=True), 8)
+    offloaded = shard_plan(plan, Layout("zero1", 8, offload=True)).peak
     assert offloaded == pytest.approx(weights + gradients + copies + activations)
 
 
@@ -203,18 +202,18 @@ def test_the_dry_run_counts_what_processes_divide(six_billion):
     shape = read_shape(str(six_billion))
     held = 4 * (shape.trunk + 4096) / 8  # bytes of an eighth of the weights
     fsdp = settings_for(six_billion, sharding="fsdp", processes=8)
-    plan = plan_divided(fsdp)
+    plan = plan_sharded(fsdp)
     assert [item.size for item in plan.resident] == [held, 2 * held]
     gradients, copies, activations = plan.phases["computing gradients"]
     assert (gradients.size, copies.size) == (held, 2 * shape.trunk_linear / 8)
     assert activations == plan_memory(fsdp, shape).phases["computing gradients"][2]
     assert gradients.why == "float32; divided by 8"
-    in_groups = plan_divided(replace(fsdp, shard_group=4))
+    in_groups = plan_sharded(replace(fsdp, shard_group=4))
     assert [item.size for item in in_groups.resident] == [2 * held, 4 * held]
-    offloaded = plan_divided(replace(fsdp, offload=True))
+    offloaded = plan_sharded(replace(fsdp, offload=True))
     assert offloaded.peak == activations.size
     assert offloaded.resident[0].why == "float32, 4 bytes a parameter; waits in main memory"
-    adam_only = plan_divided(replace(fsdp, sharding="zero1"))
+    adam_only = plan_sharded(replace(fsdp, sharding="zero1"))
     weights, adam, buckets = (item.size for item in adam_only.resident)
     assert (weights, adam, buckets) == (8 * held, 2 * held, 8 * held)
     text = memory_plan(fsdp)  # of the command
@@ -228,4 +227,4 @@ def test_a_refusal_shows_the_plan_that_it_refuses(six_billion):
     settings = settings_for(six_billion, sharding="fsdp", processes=8)
     with pytest.raises(ConfigError) as caught:
         require_memory(settings, 1 * GIB, Sharding("fsdp"), 8)
-    assert caught.value.problem.endswith(plan_divided(settings).text)
+    assert caught.value.problem.endswith(plan_sharded(settings).text)

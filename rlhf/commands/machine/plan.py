@@ -65,6 +65,7 @@ def run(settings: Settings) -> dict[str, Any]:
         STRATEGIES,
         USABLE,
         Load,
+        Speed,
         advice,
         stage_bytes,
         step_bytes,
@@ -96,14 +97,14 @@ def run(settings: Settings) -> dict[str, Any]:
         }
         for name in STRATEGIES
     }
-    rates = {"tflops": settings.tflops, "network": settings.network}
+    speed = Speed(settings.tflops, settings.network)
     seconds = {
         name: {
-            stage: round(step_seconds(stage, name, shape, load, passes, gpus, **rates), 3)
+            stage: round(step_seconds(stage, name, shape, load, passes, gpus, speed), 3)
             for stage in TRAININGS
         }
         for name in STRATEGIES
-        if all(rates.values())
+        if speed.tflops and speed.network
     }
     hints = [advice(stage, shape, load, settings.gpus, usable * GIB) for stage in STAGES]
     if settings.tensor_parallel > 1:

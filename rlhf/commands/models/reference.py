@@ -41,11 +41,11 @@ def memory_plan(settings: Settings) -> str:
     from policies.rewards.sources import is_model
     from rlhf.modeling.models import model_folder
     from rlhf.parallel.distributed import choose_precision
-    from rlhf.planning.planner import read_shape
+    from rlhf.planning.planner import SampleBatch, read_shape
     from rlhf.planning.reference_plan import reference_plan
     from rlhf.ranks import world_size
 
-    divided = settings.sharding in ("fsdp", "zero3")
+    is_sharded = settings.sharding in ("fsdp", "zero3")
     parts = settings.shard_group or max(settings.processes, world_size())
     reward = None
     if settings.reward is not None and is_model(settings.reward):
@@ -53,11 +53,9 @@ def memory_plan(settings: Settings) -> str:
     return reference_plan(
         read_shape(settings.model),
         read_shape(reward) if reward else None,
-        batch=settings.batch_size,
-        prompt=ASSUMED_TOKENS,
-        new=settings.max_new_tokens,
+        SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.max_new_tokens),
         bf16=choose_precision(settings.precision) == "bf16",
-        parts=parts if divided else settings.tensor_parallel,
-        divided=divided,
-        offload=settings.offload and divided,
+        parts=parts if is_sharded else settings.tensor_parallel,
+        is_sharded=is_sharded,
+        offload=settings.offload and is_sharded,
     ).text

@@ -36,7 +36,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
-    from reward.memory import plan_divided
+    from reward.memory import plan_sharded
     from reward.model.origin import resolve_model
 
-    return plan_divided(resolve_model(settings)).text
+    return plan_sharded(resolve_model(settings)).text

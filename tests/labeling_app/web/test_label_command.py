@@ -1,6 +1,7 @@
 """`rlhf label` refuses what it cannot serve, with the next command to type."""
 
 import socket
+import sqlite3
 
 import pytest
 
@@ -98,3 +99,17 @@ def test_an_endpoint_with_several_models(tmp_path, capsys):
         message = refused(capsys, "--db", tmp_path / "new.db", "--endpoint", server.url)
     assert "serves 2 models: first, second" in message
     assert "Choose: --model first" in message
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["label", "--model", "nowhere"], ["chat", "--policy", "nowhere", "--reference", "nowhere"]],
+)
+def test_another_programs_database_is_refused_before_models_are_loaded(tmp_path, capsys, command):
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE songs (name TEXT)")
+    assert main([*command, "--db", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "is a database of another program (its tables: songs)" in " ".join(said.split())
+    assert "nowhere" not in said

@@ -18,7 +18,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import run_processes
-from rlhf.planning.planner import part_of, read_shape
+from rlhf.planning.planner import read_shape, tensor_parallel_shape
 from rlhf.planning.strategies import Load, tensor_parallel_traffic
 from rlhf.records.jsonl import write_json
 from rlhf.records.ranked import write_ranked
@@ -72,8 +72,8 @@ def test_what_each_process_holds_and_sends_is_the_planners(
         # of two processes each sends as many bytes as are added up
         assert sent == pytest.approx(planned, rel=0.05)
         assert of_gradients == held
-        assert held == pytest.approx(part_of(shape, 2).reward_parameters, abs=32)
-    assert part_of(shape, 2).reward_parameters < 0.51 * shape.reward_parameters
+        assert held == pytest.approx(tensor_parallel_shape(shape, 2).reward_parameters, abs=32)
+    assert tensor_parallel_shape(shape, 2).reward_parameters < 0.51 * shape.reward_parameters
 
 
 def test_reference_outputs_are_those_of_one_process(

@@ -72,15 +72,15 @@ def test_no_language_model(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_model_that_two_processes_hold_by_hand() -> None:
-    part = planner.part_of(SHAPE, 2)
+    part = planner.tensor_parallel_shape(SHAPE, 2)
     norms = 2 * 16 + 8
     assert part.parameters == part.trunk == norms + LAYER + 400
     assert (part.linear, part.trunk_linear) == (LAYER + 400, LAYER)
     # norms 16·8, copies 5·2·8, q and output 2·2·4, k and v 2·2·2, MLP 4·2·8
     assert planner.layer_bytes(part, 10, bf16=True, padded=False) == 128 + 80 + 16 + 8 + 64
     untied = replace(SHAPE, parameters=SHAPE.parameters + 800)
-    assert planner.part_of(untied, 2).parameters == norms + LAYER + 400 + 400
-    assert planner.part_of(SHAPE, 1) == SHAPE
+    assert planner.tensor_parallel_shape(untied, 2).parameters == norms + LAYER + 400 + 400
+    assert planner.tensor_parallel_shape(SHAPE, 1) == SHAPE
 
 
 def test_bytes_of_a_layer_by_hand() -> None:
@@ -128,9 +128,9 @@ def test_bytes_of_a_layer_are_what_a_real_forward_pass_keeps(
 
 def test_activations_by_hand() -> None:
     layer = 384  # bf16, as above
-    keep = planner.activation_bytes(SHAPE, 6, 3, bf16=True, padded=False, checkpointing=False)
+    keep = planner.activation_bytes(SHAPE, planner.Pass(6, 3, False), bf16=True, padded=False)
     assert keep == 6 * (2 + 1) * layer
-    again = planner.activation_bytes(SHAPE, 6, 3, bf16=True, padded=False, checkpointing=True)
+    again = planner.activation_bytes(SHAPE, planner.Pass(6, 3, True), bf16=True, padded=False)
     assert again == 6 * (4 * 8 * 2 + 2 * layer)
 
 
@@ -153,9 +153,7 @@ def sizes(plan: Plan, phase: str) -> dict[str, float]:
 
 
 def test_the_plan_of_a_reward_model() -> None:
-    plan = planner.reward_plan(
-        SHAPE, tokens=6, length=3, bf16=True, checkpointing=False, processes=2
-    )
+    plan = planner.reward_plan(SHAPE, planner.Pass(6, 3), bf16=True, processes=2)
     parameters = SHAPE.trunk + 8
     assert sizes(plan, "computing gradients") == {
         "reward model: weights": 4 * parameters,
@@ -166,9 +164,7 @@ def test_the_plan_of_a_reward_model() -> None:
         "activations": 6 * 3 * 384,
     }
     assert plan.peak == 20 * parameters + 4 * LAYER + 6 * 3 * 384
-    alone = planner.reward_plan(
-        SHAPE, tokens=6, length=3, bf16=False, checkpointing=False, processes=1
-    )
+    alone = planner.reward_plan(SHAPE, planner.Pass(6, 3), bf16=False, processes=1)
     assert "reward model: buckets" not in sizes(alone, "computing gradients")
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 
@@ -184,7 +180,7 @@ def test_a_plan_as_text() -> None:
         "  cache            1.00  long",
         "while stepping",
         "  sums           0.0010  -",
-        "peak               3.50  what is always there and the greediest phase",
+        "peak               3.50  what is always there and the phase with the highest peak",
     ]
 
 

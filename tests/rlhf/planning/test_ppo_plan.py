@@ -1,7 +1,7 @@
 """The memory of PPO, worked by hand on a model of two layers."""
 
-from rlhf.planning.planner import Plan, layer_bytes
-from rlhf.planning.ppo_plan import Roles, Spread, ppo_plan
+from rlhf.planning.planner import Layout, Plan, SampleBatch, layer_bytes
+from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
 from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 
 POLICY, CRITIC, ADAPTERS = SHAPE.parameters, SHAPE.trunk + 8, 2 * SHAPE.lora_rows
@@ -9,8 +9,10 @@ LAYER_BYTES = layer_bytes(SHAPE, 8, bf16=True, padded=True)
 
 
 def ppo(**changes: object) -> Plan:
-    numbers = {"sample_batch": 4, "episodes": 2, "reference_rows": 1, "prompt": 3, "new": 5}
-    return ppo_plan(SHAPE, SHAPE, **{**numbers, "bf16": True, **changes})
+    numbers = {"sample_batch": 4, "prompt": 3, "new": 5, "bf16": True, "rollout": 0, **changes}
+    sampled = SampleBatch(*(numbers.pop(name) for name in ("sample_batch", "prompt", "new")))
+    rollout, texts = numbers.pop("rollout"), numbers.pop("texts", (0, 0))
+    return ppo_plan(SHAPE, SHAPE, PPOBatch(sampled, 2, 1, rollout, texts), **numbers)
 
 
 def updating(**changes: object) -> dict[str, float]:
@@ -55,7 +57,7 @@ def test_vllm_holds_a_copy_of_the_policy_and_pages_for_every_response_and_one_mo
     assert merged == 4 * POLICY
 
 
-def test_the_peak_is_that_of_the_greediest_phase() -> None:
+def test_the_peak_is_that_of_the_largest_phase() -> None:
     plan = ppo(sample_batch=10_000)
     always = sum(item.size for item in plan.resident)
     assert plan.peak == always + sum(item.size for item in plan.phases["sampling"])
@@ -119,7 +121,7 @@ def test_what_four_processes_divide() -> None:
     roles = Roles(critic="none")
 
     def of(strategy: str, **changes: object) -> dict[str, float]:
-        return updating(roles=roles, spread=Spread(strategy, 4, 4, **changes))
+        return updating(roles=roles, layout=Layout(strategy, 4, processes=4, **changes))
 
     names = ("policy: weights", "policy: Adam", "gradients", "reward model: weights")
     for strategy, shares in {
@@ -140,8 +142,8 @@ def test_what_four_processes_divide() -> None:
 
 
 def test_weights_are_whole_while_sampling() -> None:
-    spread = Spread("fsdp", 4, 4)
-    assert sizes(ppo(spread=spread), "sampling")["whole weights"] == 4 * (POLICY + SHAPE.trunk)
+    layout = Layout("fsdp", 4, processes=4)
+    assert sizes(ppo(layout=layout), "sampling")["whole weights"] == 4 * (POLICY + SHAPE.trunk)
 
 
 def added(plan: Plan, phase: str) -> dict[str, float]:
@@ -154,7 +156,7 @@ def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
     assert "auditing" in ppo(roles=Roles(lora_rank=2, share_base=True, four_bits=True)).phases
     position = (4 + 2 * 4) * 100 * 5  # a row's logits, and two chunks of them
     whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
-    plan = ppo(roles=Roles(critic="none", audited_rows=3), spread=Spread("fsdp", 4, 4))
+    plan = ppo(roles=Roles(critic="none", audited_rows=3), layout=Layout("fsdp", 4, processes=4))
     assert added(plan, "auditing") == {**loaded, "logits": 32 * position}
     assert added(plan, "auditing on the way") == {**whole, **loaded, "logits": 3 * position}
     assert added(plan, "measuring the KL") == {

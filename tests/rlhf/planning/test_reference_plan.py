@@ -1,23 +1,24 @@
 """The memory of storing reference outputs, worked by hand on a model of two layers."""
 
+from rlhf.planning.planner import SampleBatch
 from rlhf.planning.reference_plan import reference_plan
 from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 
 
 def test_the_plan_of_reference_outputs() -> None:
-    plan = reference_plan(SHAPE, SHAPE, batch=4, prompt=3, new=5, bf16=False)
+    plan = reference_plan(SHAPE, SHAPE, SampleBatch(4, 3, 5), bf16=False)
     found = sizes(plan, "scoring")
     assert found["reference model: weights"] == 4 * SHAPE.parameters
     assert found["reward model: weights"] == 4 * (SHAPE.trunk + 8)
     assert found["logits"] == (4 + 2 * 4) * 100 * 4 * 5
-    many = reference_plan(SHAPE, SHAPE, batch=64, prompt=3, new=5, bf16=False)
+    many = reference_plan(SHAPE, SHAPE, SampleBatch(64, 3, 5), bf16=False)
     assert sizes(many, "scoring")["logits"] == (4 + 2 * 4) * 100 * 32 * 5
-    alone = reference_plan(SHAPE, None, batch=4, prompt=3, new=5, bf16=False)
+    alone = reference_plan(SHAPE, None, SampleBatch(4, 3, 5), bf16=False)
     assert "reward model: weights" not in sizes(alone, "scoring")
 
 
 def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
-    plan = reference_plan(SHAPE, SHAPE, batch=4, prompt=3, new=5, bf16=True, parts=4)
+    plan = reference_plan(SHAPE, SHAPE, SampleBatch(4, 3, 5), bf16=True, parts=4)
     for phase in ("sampling", "scoring"):
         found = sizes(plan, phase)
         assert found["reference model: weights"] == SHAPE.parameters
@@ -26,13 +27,13 @@ def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
 
 
 def test_processes_that_divide_a_reference_model_gather_it_to_sample() -> None:
-    given = {"batch": 4, "prompt": 3, "new": 5, "bf16": True, "parts": 4, "divided": True}
-    plan = reference_plan(SHAPE, SHAPE, **given)
+    given = {"bf16": True, "parts": 4, "is_sharded": True}
+    plan = reference_plan(SHAPE, SHAPE, SampleBatch(4, 3, 5), **given)
     assert sizes(plan, "sampling")["whole weights"] == 4 * SHAPE.parameters
     assert "whole weights" not in sizes(plan, "scoring")
     assert sizes(plan, "sampling")["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800)
     assert "bf16 copies of the matrices" not in sizes(plan, "scoring")
     assert sizes(plan, "scoring")["reference model: weights"] == SHAPE.parameters
-    offloaded = reference_plan(SHAPE, SHAPE, **given, offload=True)
+    offloaded = reference_plan(SHAPE, SHAPE, SampleBatch(4, 3, 5), **given, offload=True)
     assert sizes(offloaded, "scoring")["reference model: weights"] == 0
     assert plan.peak - offloaded.peak == SHAPE.parameters + SHAPE.trunk + 8

@@ -6,6 +6,7 @@ from rlhf.planning.planner import Shape
 from rlhf.planning.strategies import (
     Load,
     Sizes,
+    Speed,
     advice,
     communication_bytes,
     computing_bytes,
@@ -241,6 +242,6 @@ def test_sampling_gathers_policy_and_critic_once_and_holds_them_whole() -> None:
 
 
 def test_time_by_hand() -> None:
-    seconds = step_seconds("reward", "DDP", SHAPE, LOAD, 2, 2, tflops=400, network=50)
+    seconds = step_seconds("reward", "DDP", SHAPE, LOAD, 2, 2, Speed(400, 50))
     computing = 6 * CRITIC * 512 * 4 * 2 / 400e12
     assert seconds == pytest.approx(computing + 2 * 4 * CRITIC / 2 / 50e9)

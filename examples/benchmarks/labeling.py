@@ -12,7 +12,7 @@ submit is one request whose answer holds the next task. Measured:
 The clients (`crowd.py`) share the machine with the server, which people's browsers do not, and are
 made to cost little: `client_cpu_ms` a submit stands beside `server_cpu_ms`.
 
-    python examples/benchmarks/labelling.py [--quick] [--json] [--prompts N] [--big N]
+    python examples/benchmarks/labeling.py [--quick] [--json] [--prompts N] [--big N]
 
 `--big` prompts, with four responses each, make the database on which load and pace run once more.
 """
