@@ -27,7 +27,6 @@ from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from rlhf.errors import InputError
 from rlhf.modeling.log_probs import Sequences
-from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import global_max
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import BadLineError, parse_line, read_lines
@@ -221,5 +220,5 @@ def pieces_per_step(settings: PPOSettings, processes: int) -> int:
 
 def stack_pieces(pieces: Sequence[list[int]], pad_id: int, device: torch.device) -> Sequences:
     """Pieces as sequences whose prompt is their first token."""
-    prompts = pad_left([ids[:1] for ids in pieces], pad_id)
-    return Sequences(prompts, pad_right([ids[1:] for ids in pieces], pad_id)).to(device)
+    prompts = [ids[:1] for ids in pieces]
+    return Sequences.of(prompts, [ids[1:] for ids in pieces], pad_id).to(device)

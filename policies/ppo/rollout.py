@@ -32,7 +32,7 @@ from policies.rewards.shaping import center, place_at_end, shape_rewards
 from policies.rewards.sources import Reward
 from policies.sampling.generate import Sample, Sampler, sample_with
 from rlhf.modeling.log_probs import Sequences, entropy_of, log_probs_of, response_logits
-from rlhf.modeling.tokens import decode_response, pad_left, pad_right
+from rlhf.modeling.tokens import decode_response
 from rlhf.parallel.distributed import global_sum
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
@@ -150,10 +150,10 @@ def sample_episodes(
         batch_size,
     )
     pad_id = int(tokenizer.pad_token_id)
-    responses = pad_right([sample.token_ids for sample in samples], pad_id)
+    responses = [sample.token_ids for sample in samples]
     return Episodes(
         prompts=prompts,
-        sequences=Sequences(pad_left(prompt_ids, pad_id), responses).to(device),
+        sequences=Sequences.of(prompt_ids, responses, pad_id).to(device),
         finished=torch.tensor([sample.finished for sample in samples], device=device),
         texts=[
             decode_response(tokenizer, sample.token_ids, ids)

@@ -23,7 +23,7 @@ from policies.ppo.settings import PPOSettings
 from policies.reference.kl import FORWARD_KL, abandoned_tokens, clamped_tokens
 from policies.reference.store import ReferenceRow
 from rlhf.modeling.log_probs import Sequences
-from rlhf.modeling.tokens import TokenBatch, pad_left, pad_right
+from rlhf.modeling.tokens import TokenBatch
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import accumulating, backward, is_zero
 
@@ -153,11 +153,11 @@ def reference_batch(
     rows: Sequence[ReferenceRow], pad_id: int, device: torch.device
 ) -> ReferenceBatch:
     """Stack stored rows into tensors."""
-    responses = pad_right([row.response_ids for row in rows], pad_id)
-    log_probs = torch.zeros(responses.ids.shape)
+    prompts = [row.prompt_ids for row in rows]
+    sequences = Sequences.of(prompts, [row.response_ids for row in rows], pad_id)
+    log_probs = torch.zeros(sequences.responses.ids.shape)
     for index, row in enumerate(rows):
         log_probs[index, : len(row.log_probs)] = torch.tensor(row.log_probs)
-    sequences = Sequences(pad_left([row.prompt_ids for row in rows], pad_id), responses)
     tops = [row.top for row in rows if row.top is not None]
     if not tops:
         return ReferenceBatch(sequences.to(device), log_probs.to(device))

@@ -25,8 +25,13 @@ from policies.reference.kl import (
 from policies.reference.loading import in_memory, load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from rlhf.modeling.adapters import without_adapters
-from rlhf.modeling.log_probs import SCORE_BATCH, Sequences, log_probs_of, response_logits
-from rlhf.modeling.tokens import pad_left, pad_right
+from rlhf.modeling.log_probs import (
+    SCORE_BATCH,
+    Sequences,
+    batches_by_length,
+    log_probs_of,
+    response_logits,
+)
 
 
 @torch.no_grad()
@@ -41,15 +46,11 @@ def score_responses(
 ) -> list[Tensor]:
     """Log-probs of every response token, one tensor per response, in the order given."""
     pad_id = int(tokenizer.pad_token_id)
-    order = sorted(range(len(responses)), key=lambda row: len(responses[row]))
     scored: dict[int, Tensor] = {}
-    size = min(batch_size, SCORE_BATCH)
-    for first in range(0, len(order), size):
-        rows = order[first : first + size]
-        sequences = Sequences(
-            pad_left([prompts[row] for row in rows], pad_id),
-            pad_right([responses[row] for row in rows], pad_id),
-        ).to(accelerator.device)
+    lengths = [len(ids) for ids in responses]
+    for rows in batches_by_length(lengths, min(batch_size, SCORE_BATCH)):
+        mine = [prompts[row] for row in rows], [responses[row] for row in rows]
+        sequences = Sequences.of(*mine, pad_id).to(accelerator.device)
         with accelerator.autocast():
             logits = response_logits(model, sequences)
         log_probs = log_probs_of(logits, sequences.responses, temperature).cpu()

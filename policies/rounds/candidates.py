@@ -102,15 +102,11 @@ def sample_candidates(
     prompts = [group[0].prompt for group in groups]
     originals = sides["reference"].responses(prompts)
     news = ours.responses(prompts)
-    candidates = [
-        candidate(
-            prompt,
-            (originals[row][0], *news[row]),
-            np.array([rewards["reference"][row][0], *rewards["policy"][row]]),
-            float(nats[row]),
-        )
-        for row, prompt in enumerate(prompts)
-    ]
+    candidates = []
+    for row, prompt in enumerate(prompts):
+        answers = (originals[row][0], *news[row])
+        scores = np.array([rewards["reference"][row][0], *rewards["policy"][row]])
+        candidates.append(candidate(prompt, answers, scores, float(nats[row])))
     return [one for one in candidates if len(one.responses) > 1], inputs
 
 

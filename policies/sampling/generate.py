@@ -27,6 +27,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.attention.layout import common_beginning
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.log_probs import batches_by_length
 from rlhf.modeling.models import describe_model, load_causal_lm, load_config
 from rlhf.modeling.projection import float32_logits
 from rlhf.modeling.readers import tokenizer_of
@@ -154,11 +155,9 @@ def _sample_batches(
     batch_size: int,
     on_batch: Callable[[int], None],
 ) -> list[tuple[list[int], list[float]]]:
-    """Token ids and their log-probs in the order given; prompts of like length share a batch."""
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    """Token ids and their log-probs in the order given; prompts of similar length share a batch."""
     told: dict[int, tuple[list[int], list[float]]] = {}
-    for first in range(0, len(order), batch_size):
-        rows = order[first : first + batch_size]
+    for rows in batches_by_length([len(ids) for ids in prompts], batch_size):
         part = [prompts[row] for row in rows]
         found = _sample_batch(accelerator, model, part, tokenizer, sampling)
         told.update(zip(rows, found, strict=True))
@@ -337,10 +336,8 @@ def generate_responses(
         max_new_tokens=settings.max_new_tokens,
         seed=settings.seed,
     )
-    order = sorted(range(len(slots)), key=lambda slot: len(encoded[slot]))
     with progress("responses", total=len(slots)) as bar:
-        for first in range(0, len(order), settings.batch_size):
-            rows = order[first : first + settings.batch_size]
+        for rows in batches_by_length([len(ids) for ids in encoded], settings.batch_size):
             samples = sample_responses(
                 accelerator,
                 model,

@@ -31,7 +31,6 @@ from rlhf.modeling.models import (
     new_reward_model,
     reward_head,
 )
-from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import global_sum
 from rlhf.run.metrics import progress
 
@@ -215,7 +214,9 @@ def _moments(
     with progress("fitting the critic", total=len(order)) as bar, accelerator.autocast():
         for first in range(0, len(order), BATCH):
             part = order[first : first + BATCH]
-            sequences = _stack([rows[i] for i in part], pad_id).to(accelerator.device)
+            sequences = Sequences.of(
+                [rows[i].prompt_ids for i in part], [rows[i].response_ids for i in part], pad_id
+            ).to(accelerator.device)
             features = torch.nn.functional.pad(model.critic_features(sequences), (0, 1), value=1.0)
             mask = sequences.responses.mask
             expected = targets[part].to(accelerator.device)[:, None].expand(mask.shape)
@@ -226,10 +227,3 @@ def _moments(
     fitted, unseen = (part.over_all_ranks(accelerator) for part in sums)
     # too few prompts to hold one out
     return fitted, unseen if unseen.gram[-1, -1] > 0 else fitted
-
-
-def _stack(rows: Sequence[ReferenceRow], pad_id: int) -> Sequences:
-    return Sequences(
-        pad_left([row.prompt_ids for row in rows], pad_id),
-        pad_right([row.response_ids for row in rows], pad_id),
-    )
