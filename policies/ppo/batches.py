@@ -4,7 +4,7 @@ Which prompts and rows a step uses is the same on every machine and after a resu
 a forward pass have similar lengths: so many rows, or so many tokens.
 
 Pretraining texts (PPO-ptx, arXiv 2203.02155, section 3.5) add γ E[log π(x)] over ordinary text x to
-the objective, which keeps abilities that no reward asks for; γ was 27.8, beside a KL penalty of
+the objective, which keeps abilities that no reward asks for; γ was 27.8, with a KL penalty of
 0.02. Here the loss grows by γ times the mean of −log π over the tokens of all processes, at
 temperature 1, in the same optimizer step as the policy loss. Texts are split into chunks, and not
 joined.
@@ -49,8 +49,8 @@ def choose_prompts(
     Args:
         prompts: the stored rows of every training prompt.
         step: from 1.
-        batch: episodes of a step, over all processes, and samples of each prompt; a prompt stands
-            in the result as often, one after the other.
+        batch: episodes of a step, over all processes, and samples of each prompt; a prompt is
+            repeated as often, one after the other.
         seed: of the shuffling.
         dp_rank: which data-parallel part this process computes.
         dp_size: how many parts there are.
@@ -118,7 +118,7 @@ def split_by_length(lengths: Int[Tensor, " N"], size: int, tokens: int) -> list[
 
 
 def split_alike(accelerator: Accelerator, parts: list[Tensor]) -> list[Tensor]:
-    """As many batches as the process with the most: where weights are divided, all take part."""
+    """As many batches as the process with the most: where weights are sharded, all take part."""
     wanted = int(global_max(accelerator, len(parts)))
     parts = list(parts)
     while len(parts) < wanted:

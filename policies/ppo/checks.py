@@ -40,7 +40,7 @@ def check_reference(
     rows: Sequence[ReferenceRow],
     temperature: float,
 ) -> None:
-    """Before the first step: the policy must say of y0 what the store says the reference said.
+    """Before the first step: the policy must give stored outputs the stored log-probs.
 
     Prints how far apart the two are.
 
@@ -75,7 +75,7 @@ def check_reference(
 def check_step(
     row: Mapping[str, float], precision: str, checkpoint: Path | None, *, single_update: bool
 ) -> None:
-    """Stop a run whose numbers nobody should trust.
+    """Stop a run whose numbers cannot be right.
 
     Args:
         row: the step's metrics.
@@ -122,7 +122,7 @@ def check_step(
 
 @dataclass(frozen=True, kw_only=True)
 class Normal:
-    """What the reference outputs look like: tokens, share that ends, variety, nats a token."""
+    """Means of the reference outputs: length, end tokens, variety, entropy per token."""
 
     length: float
     eos_rate: float
@@ -142,7 +142,7 @@ def normal_of(rows: Sequence[ReferenceRow]) -> Normal:
 
 
 def distinct_2(ids: Sequence[int]) -> float:
-    """Different pairs of neighbouring tokens as a share of all pairs of one response; 1 for none.
+    """Fraction of distinct pairs of neighboring tokens in a response; 1 if it has none.
 
     Within a response, so that neither the number of responses nor their likeness plays a part.
     """
@@ -173,7 +173,7 @@ def signs(
         found["length"] = _compare("the reward rises while the length is", length, normal.length)
     if row["eos_rate"] < normal.eos_rate - settings.eos_drop:
         found["eos"] = _compare(
-            "the reward rises while the share of answers that end is",
+            "the reward rises while the fraction of answers with an end token is",
             row["eos_rate"],
             normal.eos_rate,
         )
@@ -193,7 +193,7 @@ def watch(
     checkpoint: Path | None,
     warn: Callable[[str], None],
 ) -> dict[str, int]:
-    """Warn of every new sign; stop when one has stood for `patience` steps.
+    """Warn of every new sign; stop when one has persisted for `patience` steps.
 
     Args:
         row: the step's metrics.
@@ -201,11 +201,11 @@ def watch(
         normal: of the reference outputs.
         settings: how much is too much, and for how long.
         counts: what the step before returned.
-        checkpoint: the newest one; none is saved while a sign stands that may stop the run.
-        warn: is told.
+        checkpoint: the newest one; none is saved while a warning persists that may stop the run.
+        warn: called with each new warning.
 
     Returns:
-        How many steps in a row each sign has stood, `counts` brought up to date.
+        For how many consecutive steps each sign has persisted.
 
     Raises:
         GuardError: a sign has stayed; the message names the checkpoint.

@@ -1,10 +1,10 @@
 """Where the KL term gets its reference from, how strong it is, and the audit of the true one.
 
-reference   forward KL on stored outputs, a loss beside the clip loss (see update.py)
+reference   forward KL on stored outputs, a loss in addition to the clip loss (update.py)
 adapter     reverse KL on the policy's own samples, the reference being the policy with its LoRA
             adapter switched off; k1 of each token is taken from its reward
 resident    the same with a frozen copy of the original model in memory
-none        no brake
+none        no KL term
 """
 
 from collections.abc import Callable
@@ -117,7 +117,7 @@ def audit(
     log_probs: Float[Tensor, "B R"],
     settings: PPOSettings,
 ) -> dict[str, float]:
-    """The true reverse KL of a step's samples; the original model is loaded for it, and let go.
+    """The true reverse KL of a step's samples; the original model is loaded for it, and freed.
 
     Where the policy holds it under its adapters, they are switched off instead.
     """

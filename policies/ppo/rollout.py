@@ -236,8 +236,8 @@ def build_experience(
 ) -> Experience:
     """Rewards of tokens and their advantages.
 
-    The score stands at the last token. With a reverse KL term, β (log π − log π_ref) is subtracted
-    at every token.
+    The score is the reward of the last token. With a reverse KL term, β (log π − log π_ref) is
+    subtracted at every token.
     """
     mask = episodes.mask
     loss_mask, weights = _loss_weights(episodes, measured.log_probs, settings)

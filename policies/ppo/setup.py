@@ -45,7 +45,7 @@ ADAM_EPSILON = 1e-5  # PyTorch's default of 1e-8 makes early approx-KL several t
 
 @dataclass
 class LoopState:
-    """What the loop carries from step to step, and checkpoints keep beside weights.
+    """State of the loop besides weights; checkpoints keep it.
 
     Attributes:
         kl_coefficient: weight of the KL term; an adaptive one changes.

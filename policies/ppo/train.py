@@ -1,8 +1,8 @@
 """`rlhf ppo`: train a policy against a reward model, held near the original by its stored outputs.
 
 Differs from the PPO of InstructGPT (arXiv 2203.02155): the KL term is the forward KL on reference
-outputs that were stored ahead of time, a loss beside the clip loss instead of a penalty in the
-reward, so no reference model is in memory; and rewards are reported as gains over the stored
+outputs that were stored ahead of time, a loss in addition to the clip loss in place of a penalty in
+the reward, so no reference model is in memory; and rewards are reported as gains over the stored
 outputs of the same prompt.
 """
 
@@ -176,7 +176,7 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
             append_metrics(run.metrics_file, row)
             accelerator.log(row, step=step)
             measured = next((row[name] for name in MEASURED_KL if name in row), None)
-            state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # stands till the next
+            state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # counts till the next
             known = [value for value in (measured, state.audited_kl) if value is not None]
             state.guard_counts = watch(
                 row,

@@ -1,8 +1,8 @@
 """True KLs of a policy: forward on stored reference outputs, reverse with the reference loaded.
 
 The reverse KL of a policy's own samples cannot come from a store; it needs the reference's
-log-probs of fresh samples. Training never loads the reference model; this audit does, and says
-so, or asks the policy without its adapters, where the reference is beneath them.
+log-probs of fresh samples. Training never loads the reference model; this audit does, unless the
+policy without its adapters is the reference.
 """
 
 import statistics
@@ -85,7 +85,7 @@ class AuditSamples:
         prompts: token ids, one list for each answer.
         responses: the answers.
         log_probs: the policy's, a tensor of tokens for each answer.
-        reference_log_probs: the reference's, where it lies beneath the policy's adapters.
+        reference_log_probs: the reference's, where it is the policy without adapters.
         forward: the forward KL on the stored outputs.
     """
 
@@ -120,12 +120,12 @@ def measure_for_audit(
     """
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
-    asked = (tokenizer, prompts, responses, temperature)
-    log_probs = score_responses(accelerator, policy, *asked)
+    inputs = (tokenizer, prompts, responses, temperature)
+    log_probs = score_responses(accelerator, policy, *inputs)
     reference_log_probs = None
     if holds_reference:
         with without_adapters(policy):
-            reference_log_probs = score_responses(accelerator, policy, *asked)
+            reference_log_probs = score_responses(accelerator, policy, *inputs)
     rows = [row for group in groups for row in group]
     forward = measure_forward_kl(accelerator, policy, tokenizer, rows, temperature)
     return AuditSamples(prompts, responses, log_probs, reference_log_probs, forward)
@@ -144,11 +144,11 @@ def audit_policy(
     how = "the policy's adapters switched off"
     if theirs is None:
         how = "the reference model loaded"
-        asked = (tokenizer, samples.prompts, samples.responses, store.sampling.temperature)
+        inputs = (tokenizer, samples.prompts, samples.responses, store.sampling.temperature)
         with in_memory(
             load_reference_model(store, accelerator, tensor_parallel=tensor_parallel)
         ) as reference:
-            theirs = score_responses(accelerator, reference, *asked)
+            theirs = score_responses(accelerator, reference, *inputs)
     return {
         "forward": samples.forward,
         "reverse": {
@@ -168,8 +168,8 @@ def measure_forward_kl(
 ) -> dict[str, Any]:
     """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed.
 
-    `clamped_fraction` is the share of tokens at which k3 clamps log r (> 10): there the KL is
-    larger. `abandoned_fraction` is the share with log r < −10, which counts in full.
+    `clamped_fraction` is the fraction of tokens at which k3 clamps log r (> 10): there the KL is
+    larger. `abandoned_fraction` is the fraction with log r < −10, which counts in full.
     """
     ours = score_responses(
         accelerator,

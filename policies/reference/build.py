@@ -199,7 +199,7 @@ def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:
 
 @dataclass(frozen=True)
 class _Models:
-    """Who answers and who judges; the shell has all weights of `original` where it is divided."""
+    """The models; `gathered_model` has all weights of `original` where it is sharded."""
 
     original: PreTrainedModel
     gathered_model: GatheredModel
@@ -226,8 +226,8 @@ def _load_models(
 class _ShardWriter:
     """What it takes to turn prompts into rows.
 
-    Where weights are divided all processes work in step: each writes a shard at a time, all gather
-    the model once to sample for it, and those that have none left only take part.
+    Where weights are sharded, all processes work in lockstep: each writes a shard at a time, all
+    gather the model once to sample for it, and those that have none left only take part.
     """
 
     accelerator: Accelerator

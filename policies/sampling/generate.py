@@ -102,14 +102,14 @@ def sample_responses(
         prompts: token ids; repeat a prompt to sample it several times.
         sampling: temperature, truncation and length; its seed is not used: the caller seeds.
         batch_size: sequences sampled at once.
-        on_batch: told how many responses each batch has added.
+        on_batch: called with the number of responses that each batch has added.
     """
     with _evaluating(model):
-        told = _sample_batches(
+        sampled = _sample_batches(
             accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
         )
     ends = end_token_ids(tokenizer)
-    return [cut(ids, ends, log_probs) for ids, log_probs in told]
+    return [cut(ids, ends, log_probs) for ids, log_probs in sampled]
 
 
 def sample_with(
@@ -130,9 +130,9 @@ def sample_with(
         return sample_responses(accelerator, model, tokenizer, prompts, sampling, batch_size)
     with _evaluating(model):
         config = generation_config(tokenizer, sampling)
-        told = sampler(accelerator, model, prompts, config, batch_size)
+        sampled = sampler(accelerator, model, prompts, config, batch_size)
     ends = end_token_ids(tokenizer)
-    return [cut(ids, ends, log_probs) for ids, log_probs in told]
+    return [cut(ids, ends, log_probs) for ids, log_probs in sampled]
 
 
 @contextmanager
@@ -156,13 +156,13 @@ def _sample_batches(
     on_batch: Callable[[int], None],
 ) -> list[tuple[list[int], list[float]]]:
     """Token ids and their log-probs in the order given; prompts of similar length share a batch."""
-    told: dict[int, tuple[list[int], list[float]]] = {}
+    sampled: dict[int, tuple[list[int], list[float]]] = {}
     for rows in batches_by_length([len(ids) for ids in prompts], batch_size):
         part = [prompts[row] for row in rows]
         found = _sample_batch(accelerator, model, part, tokenizer, sampling)
-        told.update(zip(rows, found, strict=True))
+        sampled.update(zip(rows, found, strict=True))
         on_batch(len(rows))
-    return [told[row] for row in range(len(prompts))]
+    return [sampled[row] for row in range(len(prompts))]
 
 
 def _sample_batch(
@@ -194,7 +194,7 @@ def _begin(
 ) -> tuple[TokenBatch, DynamicCache | None]:
     """What to generate from; where much of it is common to all, that is read once, for the cache.
 
-    Padding then stands behind the common beginning.
+    Padding is then after the common beginning.
     """
     padded = pad_left(prompts, pad_id).to(device)
     common = common_beginning(prompts)
@@ -262,7 +262,7 @@ def warpers(sampling: Sampling) -> list[LogitsProcessor]:
 
 
 def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> GenerationConfig:
-    """What `generate` is told that has nothing left to choose."""
+    """The configuration of `generate` where tokens are chosen by `Draw`."""
     return GenerationConfig(
         do_sample=False,
         temperature=1.0,
@@ -278,7 +278,7 @@ def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> Ge
 
 def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> GenerationConfig:
     """How transformers samples by itself, one token after the other or continuously."""
-    # top_k and top_p stand here even when off: unset ones would come from the model's own config
+    # top_k and top_p are given even when off: unset ones would come from the model's own config
     return GenerationConfig(
         do_sample=True,
         temperature=sampling.temperature,

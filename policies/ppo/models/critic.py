@@ -1,7 +1,7 @@
 """Fitting the critic's head on the reference outputs, before the policy moves.
 
-The critic is a copy of the reward model, which has learnt to read whole responses: in mid-sentence
-its numbers mean nothing. At the first step the policy is the reference, so the reward of every
+The critic is a copy of the reward model, which was trained on whole responses: its scores of
+unfinished ones are arbitrary. At the first step the policy is the reference, so the reward of every
 stored response is a Monte-Carlo return (λ = 1) for each of its tokens, and the head that predicts
 them best from frozen features is a ridge regression: one forward over the stored rows. More
 gradient steps on the same rows gained nothing.
@@ -132,7 +132,7 @@ def fit_critic(
     is; then all rows are fitted.
 
     Args:
-        accelerator: device, precision and processes; each process reads its share of the rows.
+        accelerator: device, precision and processes; each process reads a part of the rows.
         model: its critic is changed, on all processes alike.
         prompts: the stored rows of each training prompt.
         reference_rewards: r(y0) of each prompt's rows, by prompt id.
