@@ -46,7 +46,7 @@ def write_model(folder: Path, *, tiny: bool) -> None:
     load_tokenizer(str(TOKENIZER)).save_pretrained(folder)
 
 
-def write_judgements(file: Path, prompts: int, *, tiny: bool) -> None:
+def write_judgments(file: Path, prompts: int, *, tiny: bool) -> None:
     """Prompts of about 1536 tokens with four ranked responses of about 512."""
     generator = random.Random(0)
     prompt, response = (60, 20) if tiny else (1500, 500)
@@ -141,7 +141,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder / "model", tiny=arguments.quick)
-        write_judgements(folder / "data.jsonl", arguments.prompts, tiny=arguments.quick)
+        write_judgments(folder / "data.jsonl", arguments.prompts, tiny=arguments.quick)
         result = measure(folder, arguments)
     print(
         f"x{result['ratio']:.2f} of trl  utilisation {result['utilisation']:.1%}  "

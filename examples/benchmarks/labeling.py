@@ -1,4 +1,4 @@
-"""Labelling under load: submits per second and the wait for the next task, on small and big files.
+"""Labeling under load: submits per second and the wait for the next task, on small and big files.
 
 A hundred annotators each have a signed-in connection to `rlhf label`, a process of its own. A
 submit is one request whose answer holds the next task. Measured:

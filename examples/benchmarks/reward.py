@@ -1,6 +1,6 @@
 """Training a reward model: rankings per second here against trl's RewardTrainer, and accuracy.
 
-Both see the same judgements (ties left out) as the same token ids, the same weights and head, bf16
+Both see the same judgments (ties left out) as the same token ids, the same weights and head, bf16
 autocast where the machine has it, fused AdamW with the same betas, rate and clipping, as many
 prompts a step, and about as many tokens a forward pass. trl would recompute activations unless told
 not to: it does so only where ours does. Each run is a process of its own that reports its time and

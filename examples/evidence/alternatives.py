@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiment import (
+    SHOWN_N,
     Config,
     Table,
     draw,
@@ -144,10 +145,11 @@ def tabulate(result: Config) -> Table:
                 f"{one['nats']:.1f}",
             ]
         )
-    for point in result["best_of_n"][1:]:
-        rows.append(
-            [f"best of {point['n']}", "–", "–", f"{point['gold']:+.2f}", f"{point['nats']:.1f}"]
-        )
+    rows += [
+        [f"best of {point['n']}", "–", "–", f"{point['gold']:+.2f}", f"{point['nats']:.1f}"]
+        for point in result["best_of_n"]
+        if point["n"] in SHOWN_N
+    ]
     return rows
 
 

@@ -41,6 +41,7 @@ from rlhf.run.rundir import RunDir
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PACKAGES = ("torch", "transformers", "trl")
+SHOWN_N = (2, 4, 8, 16)  # rows of best-of-n in a table; results hold, and plots show, all
 
 Config = dict[str, Any]
 Table = list[list[str]]

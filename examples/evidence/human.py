@@ -1,8 +1,8 @@
 """Reward accuracy on human rankings against the number of rankings, with the ceiling people set.
 
-The data (QA-Feedback, 400 prompts with four answers and all six judgements of each) hold one
-judgement a pair, so how often people agree with each other is not in them. The ceiling here is how
-many of a prompt's judgements the best single order of its answers satisfies: with no two alike, no
+The data (QA-Feedback, 400 prompts with four answers and all six judgments of each) hold one
+judgment a pair, so how often people agree with each other is not in them. The ceiling here is how
+many of a prompt's judgments the best single order of its answers satisfies: with no two alike, no
 reward model does better. Every seed draws its own test prompts and its own training prompts.
 """
 
@@ -17,7 +17,7 @@ from experiment import Config, Table, flags, interval, run, stage, write_dataset
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 
-Judgements = list[tuple[int, int, str]]
+Judgments = list[tuple[int, int, str]]
 
 
 def measure(config: Config, out: Path) -> Config:
@@ -54,7 +54,7 @@ def read(path: Path) -> list[Config]:
 
 
 def record(line: Config, split: str) -> RankedPrompt:
-    """One prompt with its answers; every judgement of a pair is a ranking of two."""
+    """One prompt with its answers; every judgment of a pair is a ranking of two."""
     prompt = Prompt.create((Message(role="user", content=line["prompt"]),), split, "qa-feedback")
     responses = tuple(
         Response(id=f"{prompt.id}-{n}", prompt_id=prompt.id, text=text, model="unknown")
@@ -72,8 +72,8 @@ def record(line: Config, split: str) -> RankedPrompt:
     return RankedPrompt(prompt=prompt, responses=responses, rankings=tuple(rankings))
 
 
-def ceiling(prompts: list[Judgements]) -> float:
-    """The largest share of judgements, ties left out, that one order of the answers satisfies."""
+def ceiling(prompts: list[Judgments]) -> float:
+    """The largest share of judgments, ties left out, that one order of the answers satisfies."""
     right = total = 0
     for pairs in prompts:
         strict = [(i, j) if said == "first" else (j, i) for i, j, said in pairs if said != "tie"]

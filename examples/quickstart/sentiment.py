@@ -17,8 +17,8 @@ LONGEST = 10_000  # characters; VADER's time grows with the square of the length
 
 
 @cache
-def _analyser() -> SentimentIntensityAnalyzer:
-    """The analyser, whose word list is read once."""
+def _analyzer() -> SentimentIntensityAnalyzer:
+    """The analyzer, whose word list is read once."""
     return SentimentIntensityAnalyzer()
 
 
@@ -34,4 +34,4 @@ def score(prompt: str, response: str) -> float:
     Returns:
         A number from -1 (most negative) through 0 (neutral) to 1 (most positive).
     """
-    return float(_analyser().polarity_scores(response[:LONGEST])["compound"])
+    return float(_analyzer().polarity_scores(response[:LONGEST])["compound"])

@@ -3,15 +3,15 @@
 Such a task looks like any other: two responses without names, in an order of each person's own.
 """
 
-import json
 import random
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlite_utils import Database
 
+from labeling_app.db.rankings import comparison_votes
 from labeling_app.db.store import Store
+from labeling_app.db.tasks import insert_task, is_comparison_queued, set_order, waiting_tasks
 from rlhf.records.schema import Prompt, Response
 
 REASON = "evaluation"
@@ -40,25 +40,21 @@ def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool,
     """
     shuffled = random.Random(seed)
     with store.connections.write() as db:
-        query = "SELECT id FROM tasks WHERE open > 0 ORDER BY priority DESC, id"
-        waiting = [row[0] for row in db.execute(query)]
+        waiting = waiting_tasks(db)
         store.add_prompts(prompt for prompt, _, _ in pairs)
         store.add_responses((r for _, *both in pairs for r in both), queue=False)
         new = [pair for pair in pairs if not _is_queued(db, pair)]
         shuffled.shuffle(new)
         added = [
-            db.execute(
-                "INSERT INTO tasks (prompt_id, responses, purpose, overlap, open, reason,"
-                " created_at) VALUES (?, ?, 'compare', ?, ?, ?, ?)",
-                [pair[0].id, _ids(pair), overlap, overlap, REASON, time.time()],
-            ).lastrowid
+            insert_task(
+                db, pair[0].id, _ids(pair), purpose="compare", overlap=overlap, reason=REASON
+            )
             for pair in new
         ]
         if mix:
-            places: list[tuple[float, int | None]] = [*enumerate(waiting)]
+            places: list[tuple[float, int]] = [*enumerate(waiting)]
             places += [(shuffled.uniform(-1, len(waiting)), id_) for id_ in added]
-            order = enumerate((id_ for _, id_ in sorted(places, reverse=True)), start=1)
-            db.conn.executemany("UPDATE tasks SET priority = ? WHERE id = ?", order)
+            set_order(db, [id_ for _, id_ in sorted(places)])
     return len(new)
 
 
@@ -72,16 +68,11 @@ def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
 
     Nor is a lead's decision, made with the votes in view.
     """
-    query = """
-        SELECT r.annotator, r.tiers FROM rankings r
-        JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
-        JOIN tasks t ON t.id = r.task_id AND t.purpose = 'compare' AND t.decides IS NULL
-        WHERE r.prompt_id = ? AND t.responses = ? AND r.live = 1 ORDER BY r.seq"""
     votes = []
     for pair in pairs:
         prompt, first, second = pair
-        for annotator, tiers in store.connections.db.execute(query, [prompt.id, _ids(pair)]):
-            place = {id_: tier for tier, ids in enumerate(json.loads(tiers)) for id_ in ids}
+        for annotator, tiers in comparison_votes(store.connections, prompt.id, _ids(pair)):
+            place = {id_: tier for tier, ids in enumerate(tiers) for id_ in ids}
             if first.id in place and second.id in place:
                 above = place[first.id] - place[second.id]
                 share = 0.5 if above == 0 else float(above > 0)
@@ -90,9 +81,8 @@ def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
 
 
 def _is_queued(db: Database, pair: Pair) -> bool:
-    query = "SELECT 1 FROM tasks WHERE prompt_id = ? AND purpose = 'compare' AND responses = ?"
-    return db.execute(query, [pair[0].id, _ids(pair)]).fetchone() is not None
+    return is_comparison_queued(db, pair[0].id, _ids(pair))
 
 
-def _ids(pair: Pair) -> str:
-    return json.dumps([response.id for response in pair[1:]])
+def _ids(pair: Pair) -> list[str]:
+    return [response.id for response in pair[1:]]

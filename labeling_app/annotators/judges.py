@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from itertools import combinations
 from typing import Any
 
-from labeling_app.annotators.judge_log import JudgeLog
+from labeling_app.db.judge_log import JudgeLog
 from labeling_app.db.store import Store
 from labeling_app.rankings.agreement import mean_interval, pair_agreement
 from labeling_app.rankings.tiers import judgements_of_pairs

@@ -1,6 +1,5 @@
 """The order of the queue by what a reward model would learn; the reason stays with every task."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeling_app.db.store import Store
+from labeling_app.db.tasks import open_tasks, set_priorities
 from labeling_app.quality.selection import (
     Method,
     choose_one_by_one,
@@ -28,7 +28,6 @@ Reader = Callable[[Sequence[Answers]], list[tuple[Any, Any]]]
 Array = NDArray[np.float64]
 BATCH = 256
 RANDOM = "random"
-OPEN = "open > 0 AND only_for IS NULL AND purpose = 'rank' AND reason NOT LIKE 'round %'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +60,7 @@ def prioritise(
     order = [task for task, _ in sorted(scored.items(), key=lambda item: -item[1])]
     mixed = mix(order, random_share, rng)
     reasons = [(id_, RANDOM if drawn else f"{by} {scored[id_]:.3g}") for id_, drawn in mixed]
-    with store.connections.write() as db:
-        db.execute(f"UPDATE tasks SET priority = 0, reason = '' WHERE {OPEN}")
-        db.conn.executemany(
-            "UPDATE tasks SET priority = ?, reason = ? WHERE id = ?",
-            [(len(reasons) - place, why, id_) for place, (id_, why) in enumerate(reasons)],
-        )
+    set_priorities(store.connections, reasons)
     num_random = sum(drawn for _, drawn in mixed)
     return {
         "by": by,
@@ -80,9 +74,7 @@ def _draw_open(
     store: Store, most: int, rng: np.random.Generator
 ) -> dict[str, list[tuple[int, list[str]]]]:
     """(task, response ids) of open tasks by prompt."""
-    rows = store.connections.db.execute(
-        f"SELECT id, prompt_id, responses FROM tasks WHERE {OPEN}"
-    ).fetchall()
+    rows = open_tasks(store.connections)
     if not rows:
         raise InputError(
             "No task is open, so there is nothing to put first",
@@ -91,7 +83,7 @@ def _draw_open(
     found = defaultdict(list)
     for place in sorted(rng.permutation(len(rows))[:most]):
         id_, prompt_id, responses = rows[place]
-        found[prompt_id].append((id_, json.loads(responses)))
+        found[prompt_id].append((id_, responses))
     return found
 
 

@@ -1,7 +1,6 @@
-"""Rounds of labelling: samples of the newest policy into the queue, and where a ranking came from.
+"""Rounds of labeling: samples of the newest policy into the queue, and where a ranking came from.
 
-A round is known by the policy that was sampled; what no round has brought is of round 0. Rounds
-stand in the settings table, one JSON object each.
+A round is known by the policy that was sampled; what no round has brought is of round 0.
 """
 
 import json
@@ -9,16 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlite_utils import Database
-
-from labeling_app.db.connection import SHOWN
-from labeling_app.db.overlap import default_overlap
+from labeling_app.db.rankings import find_ranking
+from labeling_app.db.rounds import all_rounds, ensure_round
 from labeling_app.db.store import Store
+from labeling_app.db.tasks import default_overlap, highest_priority, insert_task, is_chosen
 from rlhf.errors import InputError
 from rlhf.records.schema import Prompt, Response
 
 Chosen = tuple[Prompt, Sequence[Response], str]
-PREFIX = "round "
 
 
 def queue_round(
@@ -41,46 +38,31 @@ def queue_round(
     Returns:
         The round's number and how many prompts are newly queued.
     """
+    content = {**inputs, "settings": settings, "at": time.time()}
     with store.connections.write() as db:
-        known = rounds(store)
-        policy = inputs["policy"]["hash"]
-        number = next(
-            (n for n, r in known.items() if r["policy"]["hash"] == policy), len(known) + 1
-        )
-        content = json.dumps({**inputs, "settings": settings, "at": time.time()})
-        db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", [f"{PREFIX}{number}", content])
+        number = ensure_round(db, inputs["policy"]["hash"], content)
         store.add_prompts(prompt for prompt, _, _ in chosen)
         store.add_responses((r for _, responses, _ in chosen for r in responses), queue=False)
-        top = float(db.execute("SELECT COALESCE(MAX(priority), 0) FROM tasks").fetchone()[0])
-        queued = 0
+        top, overlap, queued = highest_priority(db), default_overlap(db), 0
         for place, (prompt, responses, reason) in enumerate(chosen):
-            priority = top + len(chosen) - place
-            queued += _queue(db, prompt, responses, priority, f"{PREFIX}{number}: {reason}")
+            ids = [response.id for response in responses]
+            if not is_chosen(db, prompt.id, ids):
+                insert_task(
+                    db,
+                    prompt.id,
+                    ids,
+                    overlap=overlap,
+                    round_id=number,
+                    priority=top + len(chosen) - place,
+                    reason=f"round {number}: {reason}",
+                )
+                queued += 1
     return {"round": number, "queued": queued}
-
-
-def _queue(
-    db: Database, prompt: Prompt, responses: Sequence[Response], priority: float, reason: str
-) -> bool:
-    ids = json.dumps([response.id for response in responses])
-    query = "SELECT 1 FROM tasks WHERE prompt_id = ? AND responses = ?"
-    if db.execute(query, [prompt.id, ids]).fetchone():
-        return False
-    overlap = default_overlap(db)
-    db.execute(
-        "INSERT INTO tasks (prompt_id, responses, overlap, open, priority, reason, created_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [prompt.id, ids, overlap, overlap, priority, reason, time.time()],
-    )
-    return True
 
 
 def rounds(store: Store) -> dict[int, dict[str, Any]]:
     """By number, what each round sampled and with what: as `queue_round` was told."""
-    query = "SELECT name, value FROM settings WHERE name LIKE ?"
-    rows = store.connections.db.execute(query, [f"{PREFIX}%"])
-    found = {int(name.removeprefix(PREFIX)): json.loads(value) for name, value in rows}
-    return dict(sorted(found.items()))
+    return all_rounds(store.connections)
 
 
 def trace(store: Store, ranking_id: str) -> dict[str, Any]:
@@ -89,12 +71,7 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such ranking.
     """
-    query = f"""
-        SELECT r.*, a.kind, t.reason, b.text AS rubric_text FROM rankings r
-        JOIN annotators a ON a.name = r.annotator
-        LEFT JOIN tasks t ON t.id = r.task_id LEFT JOIN rubrics b ON b.version = r.rubric
-        WHERE r.id = ? AND r.{SHOWN}"""
-    row = next(iter(store.connections.db.query(query, [ranking_id])), None)
+    row = find_ranking(store.connections, ranking_id)
     if row is None:
         raise InputError(
             f"There is no ranking {ranking_id} in {store.connections.path}",

@@ -1,10 +1,9 @@
 """Who may sign in, and as what."""
 
 import sqlite3
-import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from labeling_app.annotators.passwords import (
     check_password,
@@ -13,6 +12,16 @@ from labeling_app.annotators.passwords import (
     is_outdated,
 )
 from labeling_app.db.store import Store, ensure_annotator
+from labeling_app.db.users import (
+    UserRow,
+    all_users,
+    change_user,
+    find_user,
+    has_token,
+    insert_user,
+    password_of,
+    renew_password,
+)
 from rlhf.errors import InputError
 
 Role = Literal["annotator", "lead", "admin"]
@@ -63,26 +72,21 @@ class Users:
                     f"There is a user {name!r} already",
                     "Use `rlhf users reset` for a new password.",
                 )
-            if db.execute("SELECT 1 FROM tokens WHERE name = ?", [name]).fetchone():
+            if has_token(db, name):
                 raise InputError(
                     f"{name!r} is a program that gives feedback", "Give the person another name."
                 )
             ensure_annotator(db, name, "human")
-            db.execute(
-                "INSERT INTO users (name, role, password, created_at) VALUES (?, ?, ?, ?)",
-                [name, role, hashed, time.time()],
-            )
+            insert_user(db, name, role, hashed)
 
     def get(self, name: str) -> User | None:
         """The user of that name, disabled or not."""
-        query = "SELECT name, role, disabled, epoch FROM users WHERE name = ?"
-        row = self.connections.db.execute(query, [name]).fetchone()
-        return _user(*row) if row else None
+        row = find_user(self.connections, name)
+        return _user(row) if row else None
 
     def all(self) -> list[User]:
         """Every user, by name."""
-        query = "SELECT name, role, disabled, epoch FROM users ORDER BY name"
-        return [_user(*row) for row in self.connections.db.execute(query)]
+        return [_user(row) for row in all_users(self.connections)]
 
     def set_disabled(self, name: str, *, disabled: bool) -> None:
         """Shut somebody out and sign them out everywhere, or let them in again.
@@ -109,36 +113,24 @@ class Users:
         self._change(name)
 
     def _change(self, name: str, **columns: Any) -> None:
-        """Set columns and raise the epoch, which ends all sessions."""
-        assignments = ", ".join(["epoch = epoch + 1", *(f"{column} = ?" for column in columns)])
-        with self.connections.write() as db:
-            cursor = db.execute(
-                f"UPDATE users SET {assignments} WHERE name = ?", [*columns.values(), name]
+        if not change_user(self.connections, name, **columns):
+            raise InputError(
+                f"There is no user {name!r}", "See who there is: rlhf users list --db DB"
             )
-            if not cursor.rowcount:
-                raise InputError(
-                    f"There is no user {name!r}", "See who there is: rlhf users list --db DB"
-                )
 
     def sign_in(self, name: str, password: str) -> SignIn:
         """Check a password, as slowly for a name that nobody has. `sign_in.py` counts attempts."""
-        query = "SELECT password, disabled FROM users WHERE name = ?"
-        row = next(iter(self.connections.db.query(query, [name])), None)
-        right = check_password(password, row["password"] if row else hash_of_nobody())
-        if not row or not right:
+        hashed, is_disabled = password_of(self.connections, name) or (None, False)
+        is_right = check_password(password, hashed or hash_of_nobody())
+        if not hashed or not is_right:
             return SignIn(problem="Name or password is wrong.")
-        if row["disabled"]:
+        if is_disabled:
             return SignIn(problem="This account is disabled. Ask your lead.")
-        if is_outdated(row["password"]):
-            self._renew_hash(name, password, row["password"])
+        if is_outdated(hashed):
+            # Where an import holds the file for long, the next sign-in renews it.
+            with suppress(sqlite3.OperationalError):
+                renew_password(self.connections, name, hashed, hash_password(password))
         return SignIn(user=self.get(name))
-
-    def _renew_hash(self, name: str, password: str, old: str) -> None:
-        renewed = hash_password(password)
-        # Where an import holds the file for long, the next sign-in renews it.
-        with suppress(sqlite3.OperationalError), self.connections.write() as db:
-            query = "UPDATE users SET password = ? WHERE name = ? AND password = ?"
-            db.execute(query, [renewed, name, old])
 
     def of_session(self, name: str, epoch: int) -> User | None:
         """The user that a session belongs to, unless disabled or signed out since."""
@@ -156,5 +148,6 @@ def _hashed(password: str) -> str:
     return hash_password(password)
 
 
-def _user(name: str, role: Role, disabled: int, epoch: int) -> User:
-    return User(name=name, role=role, disabled=bool(disabled), epoch=epoch)
+def _user(row: UserRow) -> User:
+    name, role, disabled, epoch = row
+    return User(name=name, role=cast(Role, role), disabled=bool(disabled), epoch=epoch)

@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from labeling_app.db.connection import SHOWN
+from labeling_app.db.rankings import ranking_annotators
 from labeling_app.db.store import Store
 from labeling_app.rankings.verdicts import EDITED, labels
 from rlhf.errors import InputError
@@ -97,8 +97,7 @@ def _raise_nothing_ranked(
 ) -> None:
     path = store.connections.path
     if (kinds or annotators) and store.counts()["rankings"]:
-        query = f"SELECT DISTINCT annotator FROM rankings WHERE live = 1 AND {SHOWN}"
-        ranked = {row[0] for row in store.connections.db.execute(query)}
+        ranked = ranking_annotators(store.connections)
         known = store.annotators().items()
         there = ", ".join(f"{name} ({kind})" for name, kind in known if name in ranked)
         wanted = ", ".join([*kinds, *annotators])

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from labeling_app.db.board.submission_ids import is_stored
 from labeling_app.db.store import Store
-from labeling_app.db.submission_ids import is_stored
 from labeling_app.rankings.verdicts import THUMBS, pick
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, Ranking, Response, content_id

@@ -13,7 +13,7 @@ from typing import Any
 
 from labeling_app.data_io.fields import refuse_misspelt, require_bounded
 from labeling_app.data_io.thumb_lines import thumb_rankings, with_responses
-from labeling_app.db.checks import Purpose
+from labeling_app.db.tasks import CheckPurpose
 from labeling_app.rankings.tiers import Tiers, checked_tiers, judgements_of_pairs, tiers_of_scores
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import (
@@ -54,7 +54,7 @@ class Entry:
     responses: tuple[Response, ...] = ()
     rankings: tuple[Ranking, ...] = ()
     # A gold or training item: its one ranking is the known answer, not somebody's judgement.
-    check: Purpose | None = None
+    check: CheckPurpose | None = None
     explanation: str = ""
 
 
@@ -133,7 +133,7 @@ def _build(
 
 def _check(
     value: JsonObject, responses: Sequence[Response], rankings: Sequence[Ranking]
-) -> Purpose | None:
+) -> CheckPurpose | None:
     purpose = value.get("purpose")
     if purpose is None:
         return None
@@ -144,7 +144,7 @@ def _check(
             "responses is no check",
             'Give "purpose": "gold" or "training", responses, and "tiers" of two or more of them.',
         )
-    known: Purpose = purpose
+    known: CheckPurpose = purpose
     return known
 
 

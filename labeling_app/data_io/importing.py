@@ -11,8 +11,7 @@ from sqlite_utils import Database
 
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.reading import Part, is_hub_name, read_rows
-from labeling_app.db.store import Store
-from labeling_app.db.unfinished import (
+from labeling_app.db.imports.unfinished import (
     READ_AHEAD,
     Check,
     Import,
@@ -20,6 +19,7 @@ from labeling_app.db.unfinished import (
     put_off_check,
     write_in_chunks,
 )
+from labeling_app.db.store import Store
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.jsonl import BadLineError, parse_line
 

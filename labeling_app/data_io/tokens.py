@@ -2,9 +2,15 @@
 
 import hashlib
 import secrets
-import time
 
 from labeling_app.db.store import Store, ensure_annotator
+from labeling_app.db.users import (
+    delete_token,
+    find_user,
+    owner_of_token,
+    programs_with_tokens,
+    put_token,
+)
 from rlhf.errors import InputError
 
 
@@ -18,13 +24,12 @@ def make_token(store: Store, name: str) -> str:
         raise InputError(f"{name!r} cannot be a program's name", "Use 1 to 100 characters.")
     token = secrets.token_urlsafe(20)
     with store.connections.write() as db:
-        if db.execute("SELECT 1 FROM users WHERE name = ?", [name]).fetchone():
+        if find_user(store.connections, name) is not None:
             raise InputError(
                 f"{name!r} is a person who signs in", "Give the program a name of its own."
             )
         ensure_annotator(db, name, "human")
-        row = [name, _hash(token), time.time()]
-        db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)", row)
+        put_token(db, name, _hash(token))
     return token
 
 
@@ -34,24 +39,18 @@ def revoke_token(store: Store, name: str) -> None:
     Raises:
         InputError: no program of that name has a token.
     """
-    with store.connections.write() as db:
-        if not db.execute("DELETE FROM tokens WHERE name = ?", [name]).rowcount:
-            raise InputError(
-                f"No program {name!r} has a token", "See who has: rlhf users list --db DB"
-            )
+    if not delete_token(store.connections, name):
+        raise InputError(f"No program {name!r} has a token", "See who has: rlhf users list --db DB")
 
 
 def programs(store: Store) -> list[str]:
     """The programs that have a token, by name."""
-    rows = store.connections.db.execute("SELECT name FROM tokens ORDER BY name")
-    return [row[0] for row in rows]
+    return programs_with_tokens(store.connections)
 
 
 def owner(store: Store, token: str) -> str | None:
     """The program that a token belongs to."""
-    query = "SELECT name FROM tokens WHERE hash = ?"
-    row = store.connections.db.execute(query, [_hash(token)]).fetchone()
-    return row[0] if row else None
+    return owner_of_token(store.connections, _hash(token))
 
 
 def _hash(token: str) -> str:

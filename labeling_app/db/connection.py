@@ -6,6 +6,7 @@ deferred, which under WAL ends in "database is locked" as soon as two such trans
 `write()` it becomes a savepoint and is safe.
 """
 
+import json
 import sqlite3
 import threading
 import time
@@ -14,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from sqlite_utils import Database
 
-from labeling_app.db.file import (
+from labeling_app.db.files.label_file import (
     FileWatch,
     LostDatabaseError,
     is_ours,
@@ -25,8 +27,8 @@ from labeling_app.db.file import (
     require_ours,
     unusable,
 )
-from labeling_app.db.migrations import migrations
-from labeling_app.db.private_files import make_private
+from labeling_app.db.files.migrations import migrations
+from labeling_app.db.files.private_files import make_private
 from rlhf.diagnose import diagnose
 
 BUSY_TIMEOUT_SECONDS = 60.0
@@ -193,3 +195,19 @@ def _choose_wal(db: Database) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(0.01)
+
+
+def read_setting(db: Database, name: str) -> str | None:
+    """A value that belongs to the database as a whole; None where it was never set."""
+    row = db.execute("SELECT value FROM settings WHERE name = ?", [name]).fetchone()
+    return str(row[0]) if row else None
+
+
+def write_setting(db: Database, name: str, value: Any) -> None:
+    """Set it, in place of what it was."""
+    db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", [name, str(value)])
+
+
+def dump(value: Any) -> str:
+    """A value as the JSON of a column."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,12 +1,6 @@
-"""The queue of work: which task an annotator gets next, leases, drafts, submissions, skips, undo.
-
-`tasks.open` is how many more people a task wants: its overlap (and one where people differ, see
-`overlap.py`), less those who ranked it, less those who hold a live lease. Every change of an
-assignment keeps it right in the same transaction, so the next task is one step in an index.
-"""
+"""The queue of work: which task an annotator gets next, drafts, submissions, skips, undo."""
 
 import json
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +8,29 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from labeling_app.db.checks import CheckRates, choose_check
+from labeling_app.db.board.checks import CheckRates, choose_check
+from labeling_app.db.board.drafts import drop_draft, ranking_as_draft, read_draft, write_draft
+from labeling_app.db.board.leases import (
+    expire_leases,
+    first_open,
+    given_task,
+    lease_task,
+    own_lease,
+    set_state,
+    state_of,
+)
+from labeling_app.db.board.overlap import ask_another
+from labeling_app.db.board.submission_ids import is_stored_skip, unless_stored
+from labeling_app.db.board.tickets import ticket_of
 from labeling_app.db.connection import Connections
-from labeling_app.db.drafts import drop_draft, ranking_as_draft, read_draft, write_draft
-from labeling_app.db.overlap import ask_another
-from labeling_app.db.store import Store, ensure_annotator, insert_ranking
-from labeling_app.db.submission_ids import is_stored_skip, unless_stored
-from labeling_app.db.tickets import add_ticket, ticket_of
+from labeling_app.db.rankings import (
+    insert_ranking,
+    num_done,
+    ranking_in_task,
+    retire,
+    retire_in_task,
+)
+from labeling_app.db.store import Store, ensure_annotator
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking
 
@@ -88,11 +98,11 @@ class TaskQueue:
     def next_task(self, annotator: str) -> Task | None:
         """The task this annotator holds, or else a new one, leased; None when none is left."""
         with self.connections.write() as db:
-            _expire_leases(db)
+            expire_leases(db)
             task_id = (
-                _own_lease(db, annotator)
+                own_lease(db, annotator)
                 or choose_check(db, annotator, self.checks)
-                or _first_open(db, annotator)
+                or first_open(db, annotator)
             )
             if task_id is None:
                 return None
@@ -114,9 +124,7 @@ class TaskQueue:
 
     def num_done(self, annotator: str) -> int:
         """How many tasks this annotator has ranked."""
-        query = """SELECT COUNT(*) FROM rankings
-                   WHERE annotator = ? AND live = 1 AND task_id IS NOT NULL"""
-        return int(self.connections.db.execute(query, [annotator]).fetchone()[0])
+        return num_done(self.connections, annotator)
 
     def submit(self, annotator: str, submission: Submission) -> None:
         """Store a ranking; sending the same one again changes nothing, so a browser may retry.
@@ -130,15 +138,15 @@ class TaskQueue:
         """
         task_id, strengths = submission.task_id, submission.strengths
         with self.connections.write() as db:
-            prompt_id, shown = _given(db, task_id, annotator)
+            prompt_id, shown = given_task(db, task_id, annotator)
             sent = _to_ranking(prompt_id, annotator, submission, shown)
             ranking = unless_stored(db, sent, task_id=task_id, strengths=strengths)
             if ranking is None:
                 return
-            old = _ranking(db, task_id, annotator)
+            old = ranking_in_task(db, task_id, annotator)
             if old is None or not _same_judgement(old, ranking, strengths):
                 if old is not None:
-                    db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [old["id"]])
+                    retire(db, [old["id"]])
                 insert_ranking(
                     db,
                     ranking,
@@ -149,7 +157,7 @@ class TaskQueue:
                     rubric=submission.rubric,
                     supersedes=old["id"] if old else None,
                 )
-            _set_state(db, task_id, annotator, "done")
+            set_state(db, task_id, annotator, "done")
             drop_draft(db, task_id, annotator)
             ask_another(db, task_id)
 
@@ -172,20 +180,17 @@ class TaskQueue:
             something else was sent under this id.
         """
         with self.connections.write() as db:
-            _given(db, task_id, annotator)
+            given_task(db, task_id, annotator)
             if is_stored_skip(db, skip_id, task_id, annotator):
                 return
             db.execute(
                 "INSERT INTO skips VALUES (?, ?, ?, ?, ?, ?)",
                 [skip_id, task_id, annotator, reason, note, time.time()],
             )
-            _set_state(db, task_id, annotator, "skipped")
+            set_state(db, task_id, annotator, "skipped")
             if state:
                 write_draft(db, task_id, annotator, state)
-            db.execute(
-                "UPDATE rankings SET live = 0 WHERE task_id = ? AND annotator = ? AND live = 1",
-                [task_id, annotator],
-            )
+            retire_in_task(db, task_id, annotator)
 
     def save_draft(self, annotator: str, task_id: int, state: dict[str, Any]) -> None:
         """Keep unfinished work and renew the lease.
@@ -194,13 +199,13 @@ class TaskQueue:
             InputError: the draft is too large.
         """
         with self.connections.write() as db:
-            state_now = _state(db, task_id, annotator)
+            state_now = state_of(db, task_id, annotator)
             # A draft that arrives after its submission is late, not new work.
             if state_now not in ("leased", "expired"):
                 return
             write_draft(db, task_id, annotator, state)
             expires_at = time.time() + self.lease_seconds
-            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+            set_state(db, task_id, annotator, "leased", expires_at=expires_at)
 
     def undo(self, annotator: str) -> bool:
         """Open this annotator's last submission or skip again, with the work on it as the draft.
@@ -229,104 +234,19 @@ class TaskQueue:
             InputError: the task was never shown to this annotator.
         """
         with self.connections.write() as db:
-            _, shown = _given(db, task_id, annotator)
-            old = _ranking(db, task_id, annotator) or _ranking(db, task_id, annotator, live=0)
-            stands = _state(db, task_id, annotator) == "done"  # against what was begun and left
+            _, shown = given_task(db, task_id, annotator)
+            old = ranking_in_task(db, task_id, annotator) or ranking_in_task(
+                db, task_id, annotator, live=0
+            )
+            stands = state_of(db, task_id, annotator) == "done"  # against what was begun and left
             if old and (stands or read_draft(db, task_id, annotator) is None):
                 write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
             expires_at = time.time() + self.lease_seconds
-            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
+            set_state(db, task_id, annotator, "leased", expires_at=expires_at)
 
     def lease(self, db: Database, task_id: int, annotator: str) -> None:
         """Give a task to an annotator, in an order shuffled once for the two of them."""
-        now = time.time()
-        expires_at = now + self.lease_seconds
-        if _state(db, task_id, annotator) is not None:
-            _set_state(db, task_id, annotator, "leased", expires_at=expires_at)
-            return
-        [ids] = db.execute("SELECT responses FROM tasks WHERE id = ?", [task_id]).fetchone()
-        shown = json.loads(ids)
-        random.shuffle(shown)
-        db.execute(
-            "INSERT INTO assignments VALUES (?, ?, 'leased', ?, ?, ?)",
-            [task_id, annotator, json.dumps(shown), expires_at, now],
-        )
-        add_ticket(db, task_id, annotator)
-        db.execute("UPDATE tasks SET open = open - 1 WHERE id = ?", [task_id])
-
-
-def _own_lease(db: Database, annotator: str) -> int | None:
-    query = """SELECT task_id FROM assignments WHERE annotator = ? AND state = 'leased'
-               ORDER BY updated_at DESC LIMIT 1"""
-    row = db.execute(query, [annotator]).fetchone()
-    return row[0] if row else None
-
-
-def _first_open(db: Database, annotator: str) -> int | None:
-    """The open task of highest priority that this annotator has neither ranked nor skipped.
-
-    One whose lease ran out comes first: the draft, if any, is still there.
-    """
-    for query in (
-        """SELECT a.task_id FROM drafts d JOIN assignments a USING (task_id, annotator)
-           JOIN tasks t ON t.id = a.task_id
-           WHERE d.annotator = :me AND a.state = 'expired' AND t.open > 0
-           ORDER BY d.updated_at DESC LIMIT 1""",
-        """SELECT id FROM tasks t WHERE open > 0 AND only_for = :me AND NOT EXISTS (
-               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
-               AND a.state <> 'expired')
-           ORDER BY id LIMIT 1""",
-        """SELECT id FROM tasks t WHERE open > 0 AND only_for IS NULL
-           AND purpose IN ('rank', 'compare') AND NOT EXISTS (
-               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
-               AND a.state <> 'expired')
-           ORDER BY priority DESC, id LIMIT 1""",
-    ):
-        row = db.execute(query, {"me": annotator}).fetchone()
-        if row:
-            return int(row[0])
-    return None
-
-
-def _expire_leases(db: Database) -> None:
-    query = "SELECT task_id, annotator FROM assignments WHERE state = 'leased' AND expires_at < ?"
-    for task_id, annotator in db.execute(query, [time.time()]).fetchall():
-        done = _ranking(db, task_id, annotator) is not None
-        _set_state(db, task_id, annotator, "done" if done else "expired")
-
-
-def _state(db: Database, task_id: int, annotator: str) -> str | None:
-    query = "SELECT state FROM assignments WHERE task_id = ? AND annotator = ?"
-    row = db.execute(query, [task_id, annotator]).fetchone()
-    return row[0] if row else None
-
-
-def _set_state(
-    db: Database, task_id: int, annotator: str, state: str, *, expires_at: float = 0.0
-) -> None:
-    """Move an assignment to a state and keep `tasks.open` right: leased and done hold a place."""
-    before = _state(db, task_id, annotator)
-    places = ("leased", "done")
-    change = (before in places) - (state in places)
-    db.execute(
-        "UPDATE assignments SET state = ?, expires_at = ?, updated_at = ?"
-        " WHERE task_id = ? AND annotator = ?",
-        [state, expires_at, time.time(), task_id, annotator],
-    )
-    if change:
-        db.execute("UPDATE tasks SET open = open + ? WHERE id = ?", [change, task_id])
-
-
-def _given(db: Database, task_id: int, annotator: str) -> tuple[str, list[str]]:
-    """The prompt of a task, and its responses in the order this annotator was shown."""
-    query = """SELECT t.prompt_id, a.shown FROM assignments a JOIN tasks t ON t.id = a.task_id
-               WHERE a.task_id = ? AND a.annotator = ?"""
-    row = db.execute(query, [task_id, annotator]).fetchone()
-    if row is None:
-        raise InputError(
-            f"Task {task_id} was never given to {annotator}", "Reload the page to get a task."
-        )
-    return row[0], json.loads(row[1])
+        lease_task(db, task_id, annotator, time.time() + self.lease_seconds)
 
 
 def _load_task(db: Database, task_id: int, annotator: str) -> Task:
@@ -353,15 +273,6 @@ def _load_task(db: Database, task_id: int, annotator: str) -> Task:
 def _texts(db: Database, ids: list[str]) -> Iterator[tuple[str, str]]:
     marks = ", ".join("?" * len(ids))
     yield from db.execute(f"SELECT id, text FROM responses WHERE id IN ({marks})", ids)
-
-
-def _ranking(db: Database, task_id: int, annotator: str, live: int = 1) -> dict[str, Any] | None:
-    """The last ranking of a task by one annotator that is live, or that is not."""
-    names = ("id", "tiers", "strengths", "flags", "note", "duration_ms")
-    query = f"""SELECT {", ".join(names)} FROM rankings
-                WHERE annotator = ? AND live = ? AND task_id = ? ORDER BY seq DESC LIMIT 1"""
-    row = db.execute(query, [annotator, live, task_id]).fetchone()
-    return dict(zip(names, row, strict=True)) if row else None
 
 
 def _to_ranking(

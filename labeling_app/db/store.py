@@ -1,8 +1,5 @@
-"""What the label database holds: prompts, responses, annotators and rankings.
+"""What the label database holds: prompts, responses, rubrics, annotators and their rankings.
 
-The other files that hold SQL have tables of their own, or one question of their own: `queue.py`,
-`overlap.py`, `checks.py`, `deciding.py`, `users.py`, `judge_log.py`; `history.py`, `quality.py`,
-`endings.py`.
 A worked example:
 
     with Store(Path("labels.db")) as store:
@@ -22,9 +19,9 @@ from typing import Any, Self, get_args
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import SHOWN, UNFINISHED, Connections
-from labeling_app.db.file import no_database
-from labeling_app.db.fitting import (
+from labeling_app.db.connection import SHOWN, UNFINISHED, Connections, dump, read_setting
+from labeling_app.db.files.label_file import no_database
+from labeling_app.db.imports.fitting import (
     adopt,
     require_own_responses,
     require_same_prompt,
@@ -32,8 +29,9 @@ from labeling_app.db.fitting import (
     require_same_response,
     require_usable,
 )
-from labeling_app.db.tasks import put_off_tasks, queue_tasks
-from labeling_app.rankings.flags import ADJUDICATED, read_flags
+from labeling_app.db.imports.unfinished import put_off_tasks
+from labeling_app.db.rankings import insert_ranking, rankings_of_prompt, retire_outside_tasks
+from labeling_app.db.tasks import queue_tasks
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import text_hash
 from rlhf.records.schema import (
@@ -81,16 +79,12 @@ class Store:
     @property
     def board_id(self) -> str:
         """An id of this database, by which a browser keeps the drafts of two databases apart."""
-        return self._setting("board")
+        return read_setting(self.connections.db, "board") or ""
 
     @property
     def secret(self) -> str:
         """What signs cookies and makes pseudonyms; never leaves the server."""
-        return self._setting("secret")
-
-    def _setting(self, name: str) -> str:
-        query = "SELECT value FROM settings WHERE name = ?"
-        return str(self.connections.db.execute(query, [name]).fetchone()[0])
+        return read_setting(self.connections.db, "secret") or ""
 
     # ------------------------------------------------------------------ prompts and responses
 
@@ -103,7 +97,7 @@ class Store:
         new = 0
         with self.connections.write() as db:
             for p in prompts:
-                values = [p.id, _dump(p.chat), p.split, p.source, time.time(), import_id]
+                values = [p.id, dump(p.chat), p.split, p.source, time.time(), import_id]
                 cursor = db.execute(
                     "INSERT OR IGNORE INTO prompts (id, messages, split, source, created_at,"
                     " import_id) VALUES (?, ?, ?, ?, ?, ?)",
@@ -204,11 +198,7 @@ class Store:
                     new += adopt(db, "rankings", ranking.id, import_id)
                     continue
                 if supersede:
-                    db.execute(
-                        "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ?"
-                        f" AND live = 1 AND task_id IS NULL AND {SHOWN}",
-                        [ranking.prompt_id, ranking.annotator],
-                    )
+                    retire_outside_tasks(db, ranking.prompt_id, ranking.annotator)
                 insert_ranking(db, ranking, rubric=rubric, import_id=import_id)
                 new += 1
         return new
@@ -232,7 +222,7 @@ class Store:
                 if responses:
                     rankings = tuple(
                         ranking
-                        for ranking in _rankings(db, row["id"], settled=not annotators)
+                        for ranking in rankings_of_prompt(db, row["id"], settled=not annotators)
                         if (not kinds or ranking.kind in kinds)
                         and (not annotators or ranking.annotator in annotators)
                     )
@@ -286,48 +276,6 @@ def ensure_annotator(db: Database, name: str, kind: AnnotatorKind, import_id: in
         db.execute("DELETE FROM import_annotators WHERE name = ?", [name])
 
 
-def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
-    """Append one ranking; `columns` are those a `Ranking` does not have, such as task_id."""
-    row = {
-        "id": ranking.id,
-        "prompt_id": ranking.prompt_id,
-        "annotator": ranking.annotator,
-        "tiers": _dump(ranking.tiers),
-        "strengths": _dump(ranking.strengths),
-        "scores": _dump(ranking.scores),
-        "flags": _dump(ranking.flags),
-        "note": ranking.note,
-        "created_at": time.time(),
-        **columns,
-    }
-    names, marks = ", ".join(row), ", ".join("?" * len(row))
-    db.execute(f"INSERT INTO rankings ({names}) VALUES ({marks})", list(row.values()))
-
-
-def ranking_from_row(row: Row) -> Ranking:
-    """A ranking from its row joined with its annotator's kind and what its task decides.
-
-    The board lets people leave some strengths open; a `Ranking` has them all or none.
-    """
-    strengths = json.loads(row["strengths"])
-    flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)
-    return Ranking(
-        id=row["id"],
-        prompt_id=row["prompt_id"],
-        annotator=row["annotator"],
-        kind=row["kind"],
-        tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
-        strengths=tuple(strengths) if all(strengths) else (),
-        scores=tuple(json.loads(row["scores"])),
-        flags=(*flags, *([ADJUDICATED] if row["decides"] else [])),
-        note=row["note"],
-    )
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 def _response_values(response: Response) -> list[Any]:
     return [
         response.id,
@@ -336,9 +284,9 @@ def _response_values(response: Response) -> list[Any]:
         response.model,
         response.model_fingerprint,
         response.tokenizer_fingerprint,
-        _dump(asdict(response.sampling)) if response.sampling else None,
+        dump(asdict(response.sampling)) if response.sampling else None,
         response.sample_index,
-        _dump(response.token_ids) if response.token_ids is not None else None,
+        dump(response.token_ids) if response.token_ids is not None else None,
         response.finished,
         time.time(),
     ]
@@ -369,17 +317,3 @@ def _response(row: Row) -> Response:
         token_ids=tuple(json.loads(tokens)) if tokens is not None else None,
         finished=None if row["finished"] is None else bool(row["finished"]),
     )
-
-
-def _rankings(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
-    query = f"""
-        SELECT r.*, a.kind, t.decides FROM rankings r
-        JOIN annotators a ON a.name = r.annotator
-        LEFT JOIN tasks t ON t.id = r.task_id
-        WHERE r.prompt_id = ? AND r.live = 1 AND r.{SHOWN}
-        AND COALESCE(t.purpose, 'rank') = 'rank'
-        AND NOT (? AND EXISTS (
-            SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
-            WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))
-        ORDER BY r.seq"""
-    return [ranking_from_row(row) for row in db.query(query, [prompt_id, settled])]

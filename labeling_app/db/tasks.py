@@ -1,13 +1,62 @@
-"""Tasks: what stands in the queue for people to rank."""
+"""A task's life: one prompt and the responses to rank together, from its making to its last change.
+
+Every row of `tasks` is made and changed here. `tasks.open` is how many more people a task wants,
+`round_id` the round that chose it, and `reason` an explanation for people, which nothing reads.
+"""
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from sqlite_utils import Database
 
-from labeling_app.db.connection import SHOWN
-from labeling_app.db.overlap import default_overlap
+from labeling_app.db.connection import SHOWN, Connections, dump, read_setting
+
+Purpose = Literal["rank", "compare", "gold", "repeat", "training"]
+CheckPurpose = Literal["gold", "training"]
+KNOWN_ANSWER = "purpose IN ('gold', 'training')"
+# Open to everybody and chosen by nobody: what may be put in another order.
+TO_PRIORITIZE = "open > 0 AND only_for IS NULL AND purpose = 'rank' AND round_id IS NULL"
+EVERYBODY = 1_000_000
+
+
+def default_overlap(db: Database) -> int:
+    """How many people rank each new task."""
+    return int(read_setting(db, "overlap") or 1)
+
+
+def insert_task(
+    db: Database,
+    prompt_id: str,
+    responses: Sequence[str],
+    *,
+    purpose: Purpose = "rank",
+    overlap: int = 1,
+    **columns: Any,
+) -> int:
+    """Make a task and return its number.
+
+    Args:
+        db: the database, inside a transaction.
+        prompt_id: the prompt.
+        responses: the ids of what is shown.
+        purpose: what its rankings are for.
+        overlap: how many people are to rank it.
+        columns: further columns, such as `only_for`.
+    """
+    row = {
+        "prompt_id": prompt_id,
+        "responses": dump(responses),
+        "purpose": purpose,
+        "overlap": overlap,
+        "open": overlap,
+        "created_at": time.time(),
+        **columns,
+    }
+    names, marks = ", ".join(row), ", ".join("?" * len(row))
+    cursor = db.execute(f"INSERT INTO tasks ({names}) VALUES ({marks})", list(row.values()))
+    return int(cursor.lastrowid or 0)
 
 
 def queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
@@ -21,27 +70,144 @@ def queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
         query = f"""SELECT id FROM responses WHERE prompt_id = ? AND {SHOWN}
                     ORDER BY model, sample_index, seq"""
         found = [row[0] for row in db.execute(query, [prompt_id])]
-        ids = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        check = "SELECT 1 FROM tasks WHERE prompt_id = ? AND purpose IN ('gold', 'training')"
+        check = f"SELECT 1 FROM tasks WHERE prompt_id = ? AND {KNOWN_ANSWER}"
         if len(found) < 2 or db.execute(check, [prompt_id]).fetchone():
             continue
-        untouched = db.execute(
+        unseen = db.execute(
             "SELECT id FROM tasks t WHERE prompt_id = ? AND purpose = 'rank'"
-            " AND only_for IS NULL AND reason NOT LIKE 'round %'"
+            " AND only_for IS NULL AND round_id IS NULL"
             " AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id)",
             [prompt_id],
         ).fetchone()
-        if untouched:
-            db.execute("UPDATE tasks SET responses = ? WHERE id = ?", [ids, untouched[0]])
+        if unseen:
+            db.execute("UPDATE tasks SET responses = ? WHERE id = ?", [dump(found), unseen[0]])
         else:
-            db.execute(
-                "INSERT INTO tasks (prompt_id, responses, overlap, open, created_at)"
-                " VALUES (?, ?, ?, ?, ?)",
-                [prompt_id, ids, overlap, overlap, time.time()],
-            )
+            insert_task(db, prompt_id, found, overlap=overlap)
 
 
-def put_off_tasks(db: Database, import_id: int, prompt_ids: Iterable[str]) -> None:
-    """Note that these prompts get a task when their import is whole."""
-    rows = ([import_id, prompt_id] for prompt_id in prompt_ids)
-    db.conn.executemany("INSERT INTO import_tasks (import_id, prompt_id) VALUES (?, ?)", rows)
+def make_known_answer(
+    db: Database,
+    prompt_id: str,
+    responses: Sequence[str],
+    purpose: CheckPurpose,
+    answer: str,
+    explanation: str,
+) -> None:
+    """Make a task with a known answer for everybody, in the place of the prompt's ranking tasks."""
+    columns: dict[str, Any] = {
+        "purpose": purpose,
+        "answer": answer,
+        "reason": explanation,
+        "overlap": EVERYBODY,
+        "open": EVERYBODY,
+    }
+    assignments = ", ".join(f"{name} = ?" for name in columns)
+    cursor = db.execute(
+        f"UPDATE tasks SET responses = ?, {assignments} WHERE prompt_id = ? AND purpose = 'rank'",
+        [dump(responses), *columns.values(), prompt_id],
+    )
+    if not cursor.rowcount:
+        insert_task(db, prompt_id, responses, **columns)
+
+
+def decision_task(db: Database, task_id: int, lead: str) -> int | None:
+    """The task in which a lead settles a task; made where there is none yet.
+
+    None where there is nothing to settle: no such task, one that settles another, or no ranking.
+    """
+    query = "SELECT id FROM tasks WHERE decides = ? AND only_for = ?"
+    row = db.execute(query, [task_id, lead]).fetchone()
+    if row is not None:
+        return int(row[0])
+    query = """SELECT prompt_id, responses, purpose FROM tasks t
+               WHERE id = ? AND purpose IN ('rank', 'compare') AND decides IS NULL
+               AND EXISTS (SELECT 1 FROM rankings r WHERE r.task_id = t.id)"""
+    row = db.execute(query, [task_id]).fetchone()
+    if row is None:
+        return None
+    prompt_id, responses, purpose = row
+    return insert_task(
+        db, prompt_id, json.loads(responses), purpose=purpose, decides=task_id, only_for=lead
+    )
+
+
+# ------------------------------------------------------------------------- how many people it wants
+
+
+def change_open(db: Database, task_id: int, by: int) -> None:
+    """Want that many more people for a task, fewer where negative."""
+    db.execute("UPDATE tasks SET open = open + ? WHERE id = ?", [by, task_id])
+
+
+def want_one_more(db: Database, task_id: int) -> None:
+    """Want one person on top of the overlap, which happens once in a task's life."""
+    db.execute("UPDATE tasks SET extra = 1, open = open + 1 WHERE id = ?", [task_id])
+
+
+def change_overlap(db: Database, overlap: int) -> None:
+    """Let that many people rank each ordinary task that there is."""
+    db.execute(
+        "UPDATE tasks SET open = open + :n - overlap, overlap = :n"
+        " WHERE overlap <> :n AND purpose = 'rank' AND only_for IS NULL",
+        {"n": overlap},
+    )
+
+
+def finished_without_extra(db: Database) -> list[int]:
+    """Tasks of several people that want nobody any more, and never wanted one more."""
+    query = "SELECT id FROM tasks WHERE overlap > 1 AND open = 0 AND extra = 0"
+    return [row[0] for row in db.execute(query).fetchall()]
+
+
+# ------------------------------------------------------------------------------ order of the queue
+
+
+def open_tasks(connections: Connections) -> list[tuple[int, str, list[str]]]:
+    """(task, prompt, response ids) of the tasks that `set_priorities` may put in order."""
+    query = f"SELECT id, prompt_id, responses FROM tasks WHERE {TO_PRIORITIZE}"
+    rows = connections.db.execute(query).fetchall()
+    return [(task_id, prompt_id, json.loads(ids)) for task_id, prompt_id, ids in rows]
+
+
+def set_priorities(connections: Connections, order: Sequence[tuple[int, str]]) -> None:
+    """Put tasks, each with its reason, in this order; other such tasks come after them."""
+    with connections.write() as db:
+        db.execute(f"UPDATE tasks SET priority = 0, reason = '' WHERE {TO_PRIORITIZE}")
+        rows = [(len(order) - place, why, id_) for place, (id_, why) in enumerate(order)]
+        db.conn.executemany("UPDATE tasks SET priority = ?, reason = ? WHERE id = ?", rows)
+
+
+def waiting_tasks(db: Database) -> list[int]:
+    """Everything that wants people, in the order of the queue."""
+    query = "SELECT id FROM tasks WHERE open > 0 ORDER BY priority DESC, id"
+    return [row[0] for row in db.execute(query)]
+
+
+def set_order(db: Database, task_ids: Sequence[int]) -> None:
+    """Give tasks priorities so that they come in this order."""
+    rows = enumerate(reversed(task_ids), start=1)
+    db.conn.executemany("UPDATE tasks SET priority = ? WHERE id = ?", rows)
+
+
+def highest_priority(db: Database) -> float:
+    """The priority of what comes first; 0 where there is no task."""
+    return float(db.execute("SELECT COALESCE(MAX(priority), 0) FROM tasks").fetchone()[0])
+
+
+# --------------------------------------------------------------------------------- what there is
+
+
+def is_comparison_queued(db: Database, prompt_id: str, responses: Sequence[str]) -> bool:
+    """Whether an evaluation has asked for these responses, in this order, before."""
+    return _has_task(db, prompt_id, responses, "purpose = 'compare'")
+
+
+def is_chosen(db: Database, prompt_id: str, responses: Sequence[str]) -> bool:
+    """Whether a round, an evaluation or a check has chosen these responses before."""
+    chosen = f"(round_id IS NOT NULL OR purpose = 'compare' OR {KNOWN_ANSWER})"
+    return _has_task(db, prompt_id, responses, chosen)
+
+
+def _has_task(db: Database, prompt_id: str, responses: Sequence[str], which: str) -> bool:
+    query = f"SELECT responses FROM tasks WHERE prompt_id = ? AND {which}"
+    return list(responses) in [json.loads(row[0]) for row in db.execute(query, [prompt_id])]

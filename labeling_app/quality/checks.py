@@ -1,9 +1,9 @@
 """How people do on tasks whose answer is known: for the lead, and after training for themselves."""
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 
+from labeling_app.db.board.checks import checked_rankings, training_answer
 from labeling_app.db.connection import Connections
 from labeling_app.rankings.agreement import Interval, mean_interval, pair_agreement
 
@@ -22,13 +22,10 @@ def feedback_on(connections: Connections, annotator: str, task_id: int) -> Feedb
 
     None for every other task, and before they have ranked it.
     """
-    query = """SELECT t.answer, t.reason, r.shown, r.tiers FROM tasks t JOIN rankings r
-               ON r.task_id = t.id AND r.annotator = ? AND r.live = 1
-               WHERE t.id = ? AND t.purpose = 'training'"""
-    row = connections.db.execute(query, [annotator, task_id]).fetchone()
-    if row is None:
+    found = training_answer(connections, annotator, task_id)
+    if found is None:
         return None
-    answer, explanation, shown, given = json.loads(row[0]), row[1], *map(json.loads, row[2:])
+    answer, explanation, shown, given = found
     return Feedback(
         agreement=pair_agreement(given, answer) or 0.0,
         expected=[[shown.index(response) for response in tier] for tier in answer],
@@ -38,13 +35,9 @@ def feedback_on(connections: Connections, annotator: str, task_id: int) -> Feedb
 
 def check_scores(connections: Connections) -> dict[str, dict[str, Interval | None]]:
     """For every purpose (gold, repeat) and person: agreement with the known answer."""
-    query = """
-        SELECT t.purpose, r.annotator, r.tiers, t.answer FROM tasks t
-        JOIN rankings r ON r.task_id = t.id AND r.live = 1
-        WHERE t.purpose IN ('gold', 'repeat')"""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for purpose, name, tiers, answer in connections.db.execute(query):
-        value = pair_agreement(json.loads(tiers), json.loads(answer))
+    for purpose, name, tiers, answer in checked_rankings(connections):
+        value = pair_agreement(tiers, answer)
         if value is not None:
             values[purpose][name].append(value)
     return {

@@ -1,10 +1,11 @@
-"""What people have done lately: one's own to look at and to change, and how much of all."""
+"""What an annotator has done lately, to look at and to change."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from labeling_app.db.connection import Connections
+from labeling_app.db.reports import recent_rows
 
 LIMIT = 50
 PROMPT_CHARACTERS = 120
@@ -22,25 +23,7 @@ class Past:
 
 def recent_work(connections: Connections, annotator: str, limit: int = LIMIT) -> list[Past]:
     """The latest submissions and skips of an annotator, newest first."""
-    query = """
-        SELECT * FROM (
-            SELECT task_id, created_at, tiers, shown, '' AS reason FROM rankings
-            WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL
-            UNION ALL
-            SELECT s.task_id, s.created_at, NULL, NULL, s.reason FROM skips s
-            JOIN assignments a ON a.task_id = s.task_id AND a.annotator = s.annotator
-            WHERE s.annotator = :me AND a.state = 'skipped')
-        JOIN tasks t ON t.id = task_id JOIN prompts p ON p.id = t.prompt_id
-        ORDER BY 2 DESC LIMIT :limit"""
-    rows = connections.db.query(query, {"me": annotator, "limit": limit})
-    return [_past(row) for row in rows]
-
-
-def num_made_since(connections: Connections, began: float) -> int:
-    """How many rankings people have made in the app since then; only those have an order shown."""
-    query = """SELECT COUNT(*) FROM rankings
-               WHERE live = 1 AND shown IS NOT NULL AND created_at >= ?"""
-    return int(connections.db.execute(query, [began]).fetchone()[0])
+    return [_past(row) for row in recent_rows(connections, annotator, limit)]
 
 
 def _past(row: dict[str, Any]) -> Past:

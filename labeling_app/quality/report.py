@@ -14,8 +14,8 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
+from labeling_app.db.reports import latest_decisions, latest_rankings, next_tasks
 from labeling_app.db.store import Store
-from labeling_app.quality.adjudication import decisions
 from labeling_app.quality.checks import check_scores
 from labeling_app.quality.history import in_letters
 from labeling_app.rankings.agreement import (
@@ -109,7 +109,7 @@ class Quality:
 
 def measure_quality(store: Store) -> Quality:
     """Measure the latest work of everybody."""
-    judgements = _latest(store)
+    judgements = [_judgement(row) for row in latest_rankings(store.connections, LATEST)]
     by_task: dict[int, list[Judgement]] = defaultdict(list)
     for judgement in judgements:
         by_task[judgement.task_id].append(judgement)
@@ -132,34 +132,11 @@ def measure_quality(store: Store) -> Quality:
         top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgements]),
         longer_wins=mean_interval(longer),
         disagreements=_disagreements(store, shared),
-        next_tasks=_next_tasks(store),
+        next_tasks=[
+            (_shortened(messages), reason)
+            for messages, reason in next_tasks(store.connections, SHOWN_NEXT)
+        ],
     )
-
-
-def _latest(store: Store) -> list[Judgement]:
-    query = """
-        SELECT r.task_id, r.annotator, r.tiers, r.shown, r.duration_ms, r.created_at, p.messages,
-            (SELECT json_group_object(s.id, LENGTH(s.text)) FROM json_each(r.shown) j
-             JOIN responses s ON s.id = j.value) AS lengths
-        FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
-        JOIN prompts p ON p.id = r.prompt_id
-        JOIN tasks t ON t.id = r.task_id AND t.purpose IN ('rank', 'compare')
-            AND t.decides IS NULL
-        WHERE r.live = 1 ORDER BY r.seq DESC LIMIT ?"""
-    return [_judgement(row) for row in store.connections.db.query(query, [LATEST])]
-
-
-def _next_tasks(store: Store) -> list[tuple[str, str]]:
-    """Prompt and reason of what is given out next, where a reason was stored."""
-    query = """
-        SELECT p.messages, t.reason FROM (
-            SELECT prompt_id, reason, priority, id FROM tasks
-            WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')
-            ORDER BY priority DESC, id LIMIT ?) t
-        JOIN prompts p ON p.id = t.prompt_id WHERE t.reason <> ''
-        ORDER BY t.priority DESC, t.id"""
-    rows = store.connections.db.execute(query, [SHOWN_NEXT])
-    return [(_shortened(messages), reason) for messages, reason in rows]
 
 
 def _shortened(messages: str) -> str:
@@ -235,7 +212,7 @@ def _disagreements(store: Store, shared: list[list[Judgement]]) -> list[Disagree
     """
     means = [(fmean(v), group) for group in shared if (v := _values(group, pair_agreement))]
     differ = [(mean, group) for mean, group in means if mean < 1.0]
-    decided = decisions(store.connections, [group[0].task_id for _, group in differ])
+    decided = latest_decisions(store.connections, [group[0].task_id for _, group in differ])
     differ.sort(key=lambda item: (item[1][0].task_id in decided, item[0]))
     return [
         Disagreement(

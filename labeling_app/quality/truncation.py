@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from labeling_app.db.connection import Connections
-
-CUT = """SELECT id, json_extract(sampling, '$.max_new_tokens') FROM responses
-            WHERE finished = 0 AND id IN ({})"""
+from labeling_app.db.reports import length_limits
 
 
 def cut_offs(connections: Connections, ids: Sequence[str]) -> list[str]:
@@ -13,8 +11,7 @@ def cut_offs(connections: Connections, ids: Sequence[str]) -> list[str]:
 
     Nothing either where nobody knows, as of imported responses.
     """
-    query = CUT.format(", ".join("?" * len(ids)))
-    limits = dict(connections.db.execute(query, list(ids)).fetchall())
+    limits = length_limits(connections, ids)
     return [_words(limits[one]) if one in limits else "" for one in ids]
 
 

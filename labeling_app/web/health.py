@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from labeling_app.db.connection import Connections
-from labeling_app.db.file import LostDatabaseError, find_damage, open_read_only
+from labeling_app.db.files.label_file import LostDatabaseError, find_damage, read_board_id
 from rlhf.errors import InputError
 
 # Reading a large file takes a while, and anybody may request /healthz.
@@ -24,7 +24,7 @@ class Health:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._board = _board_of(connections)
+        self._board = read_board_id(connections.path)
         self._checking = threading.Lock()
         self._next_check = 0.0
 
@@ -49,7 +49,7 @@ class Health:
         began = monotonic()
         path = self._connections.path
         damage = find_damage(path)
-        if not damage and _board_of(self._connections) != self._board:
+        if not damage and read_board_id(path) != self._board:
             damage = "another database was copied over its file"
         now = monotonic()
         self._next_check = now + (now - began) / MAX_SHARE_OF_TIME
@@ -77,16 +77,6 @@ def add_health(app: FastAPI, connections: Connections) -> None:
 def unusable_database(error: sqlite3.DatabaseError) -> str:
     """The sentence that every page and route shows when it cannot use the database."""
     return f"The database cannot be used ({error}). Try again later."
-
-
-def _board_of(connections: Connections) -> str:
-    """The id of the database in the file now, "" if it cannot be read."""
-    try:
-        with open_read_only(connections.path) as db:
-            row = db.execute("SELECT value FROM settings WHERE name = 'board'").fetchone()
-    except sqlite3.DatabaseError:
-        return ""
-    return str(row[0]) if row else ""
 
 
 def require_undamaged(connections: Connections) -> None:

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from labeling_app.annotators.users import User, Users
-from labeling_app.db.checks import CheckRates
-from labeling_app.db.overlap import num_open, set_another_below, set_overlap
+from labeling_app.db.board.checks import CheckRates
+from labeling_app.db.board.overlap import num_open, set_another_below, set_overlap
+from labeling_app.db.imports.unfinished import recover
 from labeling_app.db.queue import TaskQueue
+from labeling_app.db.reports import num_made_since
 from labeling_app.db.store import Store
-from labeling_app.db.unfinished import recover
-from labeling_app.quality.history import num_made_since
 from labeling_app.web.board.session import FLAGS, Board
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app

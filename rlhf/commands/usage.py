@@ -23,7 +23,7 @@ def explain(
         error: what the parser found.
         words: what was typed after `rlhf`.
         commands: all there are.
-        settings: the dataclass of the command; None where no command was recognised.
+        settings: the dataclass of the command; None where no command was recognized.
     """
     if isinstance(error, UnknownCommandError):
         close = did_you_mean(words[0], commands)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labeling_app.db.overlap import set_overlap
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from labeling_app.annotators.users import Users
-from labeling_app.db.overlap import default_overlap, set_overlap
+from labeling_app.db.board.overlap import default_overlap, set_overlap
 from labeling_app.db.store import Store
 from rlhf.cli import main
 from tests.browser.conftest import submit_as_shown

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from labeling_app.annotators.users import Users
-from labeling_app.db.overlap import set_overlap
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.records.schema import Message, Prompt, Response

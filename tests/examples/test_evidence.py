@@ -33,7 +33,7 @@ SMALL = {
     "ppo": {"steps": 1, **PPO},
 }
 CHANGES = {
-    "overoptimisation": {
+    "overoptimization": {
         "train_prompts": 4,
         "rankings": [4, 8],
         "steps": [1, 2],
@@ -142,7 +142,7 @@ def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.Monkey
 
 
 def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load(monkeypatch, "overoptimisation")
+    module = load(monkeypatch, "overoptimization")
     distances = np.array([0.0, 0.5, 1.0, 2.0])
     linear = [{"sqrt_nats": d, "gold": 0.3 + d * (0.8 - 0.2 * d)} for d in distances]
     logarithmic = [
@@ -159,7 +159,7 @@ def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPat
 def test_a_proxy_is_asked_about_every_two_answers_that_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    accuracy = load(monkeypatch, "overoptimisation").accuracy
+    accuracy = load(monkeypatch, "overoptimization").accuracy
     gold = np.array([[0.0, 0.1, 1.0], [0.0, 2.0, 1.0], [0.0, 0.0, 0.1]])
     rewards = np.array([[0.0, 5.0, 4.0], [1.0, 2.0, 0.0], [0.0, 1.0, 2.0]])
     # first prompt: one of two right, 0 and 0.1 are as good; second: two of three; third: no pair

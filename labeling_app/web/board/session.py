@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from labeling_app.db.board.tickets import task_of, ticket_of
 from labeling_app.db.queue import Task, TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.db.tickets import task_of, ticket_of
 from labeling_app.quality.adjudication import open_decision, opinions_on
 from labeling_app.quality.checks import feedback_on
 from labeling_app.quality.history import recent_work

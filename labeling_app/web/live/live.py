@@ -16,11 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Protocol
 
-from labeling_app.db.store import Store
-from labeling_app.rankings.verdicts import EDITED, PERSON, THUMBS, pick
-from labeling_app.web.board.rendering import conversation_to_html
-from labeling_app.web.live.payloads import Payload, choice_of, edit_of, split_texts, turn_payload
-from labeling_app.web.live.store import (
+from labeling_app.db.live import (
     Turn,
     add_verdict,
     find_turn,
@@ -30,6 +26,10 @@ from labeling_app.web.live.store import (
     retire_verdict,
     save_turn,
 )
+from labeling_app.db.store import Store
+from labeling_app.rankings.verdicts import EDITED, PERSON, THUMBS, pick
+from labeling_app.web.board.rendering import conversation_to_html
+from labeling_app.web.live.payloads import Payload, choice_of, edit_of, split_texts, turn_payload
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, Ranking, Response, content_id
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from labeling_app.db.live import Turn
 from labeling_app.rankings.verdicts import ALL_BAD, EDITED, LABELS, TIE
 from labeling_app.web.board.rendering import conversation_to_html, response_to_html
-from labeling_app.web.live.store import Turn
 from rlhf.modeling.thinking import split_thinking
 
 Payload = dict[str, Any]

@@ -22,7 +22,7 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Copy the label database as of one moment and check the copy; people can keep labeling."""
-    from labeling_app.db.backup import back_up
+    from labeling_app.db.files.backup import back_up
 
     return {"out": str(settings.out), "holds": back_up(settings.db, settings.out)}
 

@@ -108,8 +108,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Serve the board where people rank responses, blind and shuffled; --model adds live mode."""
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
-    from labeling_app.db.checks import CheckRates
-    from labeling_app.db.file import require_ours_or_new
+    from labeling_app.db.board.checks import CheckRates
+    from labeling_app.db.files.label_file import require_ours_or_new
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
     require_ours_or_new(settings.db)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from labeling_app.annotators.judges import annotate_with_judge
-from labeling_app.db.checks import make_check
+from labeling_app.db.board.checks import make_check
 from labeling_app.db.queue import Submission, TaskQueue
 from rlhf.cli import main
 from rlhf.endpoints.judge import Endpoint

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from labeling_app.data_io.exporting import export
-from labeling_app.db import unfinished
+from labeling_app.db.imports import unfinished
+from labeling_app.db.imports.unfinished import importing, recover
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
-from labeling_app.db.unfinished import importing, recover
 from labeling_app.web.board.session import Board
 from rlhf.cli import main
 from rlhf.errors import InputError

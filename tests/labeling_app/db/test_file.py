@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 
 from labeling_app.data_io.tokens import make_token
 from labeling_app.db.connection import Connections
-from labeling_app.db.migrations import APPLICATION_ID, migrations
+from labeling_app.db.files.migrations import migrations
+from labeling_app.db.files.schema import APPLICATION_ID
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
@@ -176,7 +177,8 @@ def test_readers_take_an_older_database_and_leave_it_to_the_older_version(
     migrations.apply(old, stop_before="013_tickets")
     old.attach("full", store.connections.path)
     for table in ("prompts", "responses", "annotators", "tasks", "assignments", "rankings"):
-        old.execute(f"INSERT INTO {table} SELECT * FROM full.{table}")
+        columns = ", ".join(old[table].columns_dict)
+        old.execute(f"INSERT INTO {table} SELECT {columns} FROM full.{table}")
     old.conn.commit()
     old.close()
     before = path.read_bytes()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labeling_app.db.overlap import set_another_below, set_overlap
+from labeling_app.db.board.overlap import set_another_below, set_overlap
 from labeling_app.db.queue import Submission
 from rlhf.errors import InputError
 

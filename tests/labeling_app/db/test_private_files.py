@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from labeling_app.db.backup import back_up
+from labeling_app.db.files.backup import back_up
 from labeling_app.db.store import Store
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labeling_app.db.checks import CheckRates, choose_check
+from labeling_app.db.board.checks import CheckRates, choose_check
 from labeling_app.web.board.session import Board
 
 LOOK_UPS = ("SELECT", "UPDATE", "DELETE")

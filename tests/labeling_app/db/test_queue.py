@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from labeling_app.db.overlap import set_overlap
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission, TaskQueue
 from rlhf.errors import InputError
 

@@ -10,9 +10,11 @@ from sqlite3 import OperationalError
 import pytest
 from sqlite_utils import Database
 
-from labeling_app.annotators.rounds import queue_round
-from labeling_app.db.migrations import migrations
+from labeling_app.annotators.rounds import queue_round, rounds
+from labeling_app.db.files.migrations import migrations
+from labeling_app.db.files.schema import STEPS
 from labeling_app.db.store import Store
+from labeling_app.db.tasks import open_tasks, set_priorities
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking, Response, Sampling
@@ -256,11 +258,77 @@ def test_new_responses_leave_the_choice_of_a_round_alone(
         store, {"policy": {"path": "p", "hash": "h"}}, [(prompt, (first, second), "why")], {}
     )
     store.add_responses([third])
-    tasks = store.connections.db.execute("SELECT responses, reason FROM tasks ORDER BY id")
-    assert [(json.loads(ids), reason) for ids, reason in tasks] == [
-        ([first.id, second.id], "round 1: why"),
-        ([first.id, second.id, third.id], ""),
+    query = "SELECT responses, round_id, reason FROM tasks ORDER BY id"
+    tasks = store.connections.db.execute(query)
+    assert [(json.loads(ids), *rest) for ids, *rest in tasks] == [
+        ([first.id, second.id], 1, "round 1: why"),
+        ([first.id, second.id, third.id], None, ""),
     ]
+
+
+def test_rounds_of_an_older_database_get_a_table_and_their_tasks(
+    tmp_path, make_prompt, make_responses
+) -> None:
+    prompt, other = make_prompt("How?"), make_prompt("Why?")
+    first, second = make_responses(prompt, ["one", "two"])
+    db = Database(tmp_path / "old.db")
+    migrations.apply(db, stop_before="014_rounds")
+    old = {"policy": {"path": "p", "hash": "h"}, "settings": {"samples": 2}, "at": 5.5}
+    later = {"policy": {"path": "q", "hash": "i"}, "settings": {}, "at": 6.5}
+    for number, content in ((2, later), (1, old)):
+        db["settings"].insert({"name": f"round {number}", "value": json.dumps(content)})
+    for p in (prompt, other):
+        messages = json.dumps([{"role": m.role, "content": m.content} for m in p.messages])
+        db["prompts"].insert(
+            {"id": p.id, "messages": messages, "split": "train", "source": "test", "created_at": 0}
+        )
+    for purpose, reason in (
+        ("rank", "round 2: fisher 0.5"),
+        ("rank", "random"),
+        ("training", "round 1: numbers are rounded"),  # an explanation, by chance in these words
+        ("rank", "round 7: of no round that there was"),
+        ("rank", "round"),
+    ):
+        db["tasks"].insert(
+            {"prompt_id": prompt.id, "responses": json.dumps([first.id, second.id]), "open": 1,
+             "purpose": purpose, "reason": reason, "created_at": 0}
+        )  # fmt: skip
+    db.close()
+    with Store(tmp_path / "old.db") as store:
+        assert rounds(store) == {1: old, 2: later}
+        read = store.connections.db.execute
+        tasks = read("SELECT round_id, reason FROM tasks ORDER BY id").fetchall()
+        assert tasks == [
+            (2, "round 2: fisher 0.5"),
+            (None, "random"),
+            (None, "round 1: numbers are rounded"),
+            (None, "round 7: of no round that there was"),
+            (None, "round"),
+        ]
+        names = {name for (name,) in read("SELECT name FROM settings")}
+        assert names == {"board", "secret"}
+        # The same policy goes on with its round; a new one gets the next number.
+        chosen = [(prompt, (first, second), "again")]
+        assert queue_round(store, {"policy": old["policy"]}, chosen, {}) == {
+            "round": 1, "queued": 0,
+        }  # fmt: skip
+        answers = make_responses(other, ["three", "four"])
+        assert queue_round(
+            store, {"policy": {"path": "r", "hash": "j"}}, [(other, answers, "new")], {}
+        ) == {"round": 3, "queued": 1}
+        assert list(rounds(store)) == [1, 2, 3]
+
+
+def test_an_explanation_that_begins_like_a_round_is_only_read_by_people(
+    store, make_prompt, make_responses
+) -> None:
+    prompt = make_prompt("How?")
+    first, second = make_responses(prompt, ["one", "two"])
+    store.add_prompts([prompt])
+    store.add_responses([first, second])
+    [(task_id, _, _)] = open_tasks(store.connections)
+    set_priorities(store.connections, [(task_id, "round numbers first")])
+    assert [task for task, _, _ in open_tasks(store.connections)] == [task_id]
 
 
 def test_eight_threads_read_then_write_and_lose_nothing(store):
@@ -353,7 +421,7 @@ def test_a_database_inside_a_file_is_refused(tmp_path):
 
 def test_a_migration_that_fails_leaves_no_trace(tmp_path: Path, monkeypatch):
     broken = ("CREATE TABLE half (a)", "THIS IS NOT SQL")
-    monkeypatch.setattr("labeling_app.db.migrations.FIRST_SCHEMA", broken)
+    monkeypatch.setitem(STEPS, "001_first_schema", broken)
     with pytest.raises(InputError, match="syntax error"):
         Store(tmp_path / "new.db")
     db = Database(tmp_path / "new.db")

@@ -6,9 +6,9 @@ import re
 import pytest
 from sqlite_utils import Database
 
-from labeling_app.db.checks import CheckRates
-from labeling_app.db.migrations import migrations
-from labeling_app.db.overlap import set_overlap
+from labeling_app.db.board.checks import CheckRates
+from labeling_app.db.board.overlap import set_overlap
+from labeling_app.db.files.migrations import migrations
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
@@ -88,7 +88,8 @@ def make_old(path, fill_from: Store) -> None:
     migrations.apply(db, stop_before="013_tickets")
     db.attach("full", fill_from.connections.path)
     for table in ("prompts", "responses", "annotators", "tasks"):
-        db.execute(f"INSERT INTO {table} SELECT * FROM full.{table}")
+        columns = ", ".join(db[table].columns_dict)
+        db.execute(f"INSERT INTO {table} SELECT {columns} FROM full.{table}")
     shown = db.execute("SELECT responses FROM tasks WHERE id = 1").fetchone()[0]
     values = [1, "ann", "leased", shown, 9e12, 0]
     db.execute("INSERT INTO assignments VALUES (?, ?, ?, ?, ?, ?)", values)

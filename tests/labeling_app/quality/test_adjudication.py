@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from labeling_app.db.overlap import num_open, set_overlap
+from labeling_app.db.board.overlap import num_open, set_overlap
 from labeling_app.db.queue import Submission
 from labeling_app.quality.adjudication import Opinion, open_decision, opinions_on
 from labeling_app.quality.report import measure_quality
@@ -65,7 +65,7 @@ def test_a_decision_stands_instead_of_what_it_settles(store, queue, disputed):
 def test_opinions_name_nobody_and_use_the_letters_of_the_screen(
     store, queue, disputed, monkeypatch
 ):
-    monkeypatch.setattr("labeling_app.db.queue.random.shuffle", list.reverse)
+    monkeypatch.setattr("labeling_app.db.board.leases.random.shuffle", list.reverse)
     open_decision(queue, "lea", disputed)
     task = queue.next_task("lea")
     zero, one = ("A", "B") if task.texts[0].endswith("0") else ("B", "A")

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from labeling_app.db.checks import CheckRates
-from labeling_app.db.overlap import num_open
+from labeling_app.db.board.checks import CheckRates
+from labeling_app.db.board.overlap import num_open
 from labeling_app.db.queue import Submission, TaskQueue
+from labeling_app.db.rounds import ensure_round
 from labeling_app.quality.checks import check_scores
 from labeling_app.web.board.session import Board
 from labeling_app.web.dashboard import dashboard_page
@@ -174,7 +175,8 @@ def test_new_responses_make_no_check_of_a_prompt_that_somebody_has_seen(
 
 
 def test_a_prompt_that_a_round_has_chosen_becomes_no_check(imported, import_lines):
-    imported.connections.db.execute("UPDATE tasks SET reason = 'round 1: by chance'")
+    number = ensure_round(imported.connections.db, "hash", {})
+    imported.connections.db.execute("UPDATE tasks SET round_id = ?", [number])
     report = import_lines(GOLD)
     assert report["checks_not_made"] == 1
     assert "a round or an evaluation has chosen this prompt" in report["first_not_made"][0]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from labeling_app.db.overlap import set_overlap
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.queue import Submission
 from labeling_app.quality.report import measure_quality
 from labeling_app.web.dashboard import dashboard_page

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from labeling_app.annotators.users import User, Users
-from labeling_app.db.overlap import set_overlap
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
 from labeling_app.web.board.route import add_board_route
 from labeling_app.web.board.session import Board

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from labeling_app.db.overlap import num_open
+from labeling_app.db.board.overlap import num_open
 from labeling_app.db.queue import TaskQueue
+from labeling_app.db.reports import num_made_since
 from labeling_app.db.store import Store
-from labeling_app.quality.history import num_made_since
 from labeling_app.web.board.session import Board, BoardRequest
 from rlhf.records.schema import Ranking, Response, Sampling
 

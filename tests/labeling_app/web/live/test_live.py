@@ -8,11 +8,11 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from labeling_app.data_io.exporting import export
+from labeling_app.db.live import find_turn
 from labeling_app.web.live import live as live_module
 from labeling_app.web.live.endpoint_model import EndpointModel
 from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
-from labeling_app.web.live.store import find_turn
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Sampling
 from tests.servers.chat import ChatServer

@@ -5,8 +5,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from labeling_app.db.file import open_read_only, require_ours
-from labeling_app.db.private_files import make_private
+from labeling_app.db.files.label_file import open_read_only, require_ours
+from labeling_app.db.files.private_files import make_private
 from rlhf.errors import InputError
 
 

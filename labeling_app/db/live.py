@@ -5,12 +5,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlite_utils import Database
-
-from labeling_app.db.connection import SHOWN
-from labeling_app.db.store import Store, ensure_annotator, insert_ranking
-from labeling_app.db.submission_ids import unless_stored, used_id
-from labeling_app.rankings.flags import read_flags
+from labeling_app.db.board.submission_ids import unless_stored, used_id
+from labeling_app.db.rankings import insert_ranking, live_rankings_outside_tasks, retire
+from labeling_app.db.store import Store, ensure_annotator
 from labeling_app.rankings.verdicts import subject
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, Ranking, Response
@@ -78,7 +75,7 @@ def find_turn(store: Store, annotator: str, turn_id: str) -> Turn | None:
     # A question asked twice has one prompt; votes on the other answers do not belong here.
     about = [
         ranking
-        for ranking in _own_rankings(db, prompt_id, annotator)
+        for ranking in live_rankings_outside_tasks(db, prompt_id, annotator)
         if any(i in shown for tier in ranking.tiers for i in tier)
     ]
     chat = tuple(Message(**message) for message in json.loads(messages))
@@ -105,10 +102,9 @@ def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
         new = unless_stored(db, ranking)
         if new is None:
             return
-        own = _own_rankings(db, new.prompt_id, new.annotator)
+        own = live_rankings_outside_tasks(db, new.prompt_id, new.annotator)
         old = [r.id for r in own if subject(r) == subject(new)]
-        for ranking_id in old:
-            db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [ranking_id])
+        retire(db, old)
         before = old[-1] if old else None
         insert_ranking(db, new, shown=json.dumps(shown), supersedes=before)
 
@@ -116,9 +112,8 @@ def add_verdict(store: Store, ranking: Ranking, shown: Sequence[str]) -> None:
 def retire_verdict(store: Store, turn: Turn, like: Ranking) -> None:
     """Take back the votes on the same subject as `like`; they stay in the database."""
     with store.connections.write() as db:
-        for ranking in _own_rankings(db, turn.prompt.id, turn.annotator):
-            if subject(ranking) == subject(like):
-                db.execute("UPDATE rankings SET live = 0 WHERE id = ?", [ranking.id])
+        own = live_rankings_outside_tasks(db, turn.prompt.id, turn.annotator)
+        retire(db, [ranking.id for ranking in own if subject(ranking) == subject(like)])
 
 
 def require_turn(store: Store, annotator: str, turn_id: str) -> Turn:
@@ -133,19 +128,3 @@ def require_turn(store: Store, annotator: str, turn_id: str) -> Turn:
             "The answers to this question are not stored", "Reload the page and ask again."
         )
     return turn
-
-
-def _own_rankings(db: Database, prompt_id: str, annotator: str) -> list[Ranking]:
-    query = f"""SELECT id, tiers, flags FROM rankings WHERE prompt_id = ? AND annotator = ?
-                AND live = 1 AND task_id IS NULL AND {SHOWN} ORDER BY seq"""
-    return [
-        Ranking(
-            id=ranking_id,
-            prompt_id=prompt_id,
-            annotator=annotator,
-            kind="human",
-            tiers=tuple(tuple(tier) for tier in json.loads(tiers)),
-            flags=read_flags(flags),
-        )
-        for ranking_id, tiers, flags in db.execute(query, [prompt_id, annotator])
-    ]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from labeling_app.db.connection import SHOWN
+from labeling_app.db.rankings import retire_all_but
 from labeling_app.db.store import Store, ensure_annotator
 from rlhf.records.schema import content_id
 
@@ -61,14 +62,7 @@ class JudgeLog:
             db.conn.executemany("DELETE FROM judged WHERE id = ?", keys)
             key = self._key(response_ids, self.rubric_version)
             db.execute("INSERT INTO judged VALUES (?)", [key])
-            db.execute(
-                "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ? AND live = 1"
-                f" AND {SHOWN}",
-                [prompt_id, self.name],
-            )
-            db.conn.executemany(
-                "UPDATE rankings SET live = 1 WHERE id = ?", [[id_] for id_ in ranking_ids]
-            )
+            retire_all_but(db, prompt_id, self.name, ranking_ids)
 
     def _key(self, response_ids: Iterable[str], rubric_version: str) -> str:
         return content_id(self.name, rubric_version, sorted(response_ids))

@@ -12,6 +12,7 @@ from statistics import fmean
 
 import numpy as np
 from experiment import (
+    SHOWN_N,
     Config,
     Table,
     draw,
@@ -198,7 +199,7 @@ def tabulate(result: Config) -> Table:
             fitted = proxy["fit"][method]
             curve = [f"{fitted[name]:.2f}" for name in ("alpha", "beta")] if fitted else ["–", "–"]
             for point in proxy[method]:
-                if not point["sqrt_nats"]:
+                if not point["sqrt_nats"] or point.get("n", 2) not in SHOWN_N:
                     continue
                 label = f"best of {point['n']}" if "n" in point else f"PPO, {point['steps']} steps"
                 rows.append(
@@ -218,4 +219,4 @@ def tabulate(result: Config) -> Table:
 
 
 if __name__ == "__main__":
-    run("overoptimisation", measure, tabulate, plot)
+    run("overoptimization", measure, tabulate, plot)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from labeling_app.db.migrations import APPLICATION_ID, MIGRATION_SET, migrations
+from labeling_app.db.files.migrations import MIGRATION_SET, migrations
+from labeling_app.db.files.schema import APPLICATION_ID
 from rlhf.errors import InputError
 
 SHOWN_TABLES = 3
@@ -131,6 +132,16 @@ def find_damage(path: Path) -> str:
     except sqlite3.DatabaseError as error:
         return str(error)
     return "" if found == "ok" else " ".join(found.split())
+
+
+def read_board_id(path: Path) -> str:
+    """The id of the database that is in the file now; "" where none can be read."""
+    try:
+        with open_read_only(path) as db:
+            row = db.execute("SELECT value FROM settings WHERE name = 'board'").fetchone()
+    except sqlite3.DatabaseError:
+        return ""
+    return str(row[0]) if row else ""
 
 
 class FileWatch:

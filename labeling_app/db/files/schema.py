@@ -1,7 +1,8 @@
-"""The schema, step by step; a step and the record that it ran are one transaction.
+"""The statements of every step of the schema. Never edit one that shipped: add the next.
 
     prompts ─< responses        what is judged
        └─────< tasks            one prompt and the responses to rank together
+                 ├─> rounds         the round of labeling that chose it, if one did
                  ├─< assignments    leased, expired, done or skipped by whom; the order shown
                  ├─< tickets        what the task is called in that person's browser
                  └─< drafts, skips
@@ -9,18 +10,12 @@
 
 Two columns make the next task cheap whatever the size of the database: `tasks.open` (how many
 people are still wanted) with its partial index is the queue, and `totals` is kept by triggers so
-that nobody counts rows. Never edit a step that shipped: add the next one.
+that nobody counts rows.
 """
 
-from sqlite_utils import Database
-from sqlite_utils.migrations import Migrations
-
-MIGRATION_SET = "labeling_app"
 APPLICATION_ID = (
     0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
 )
-
-migrations = Migrations(MIGRATION_SET)
 
 FIRST_SCHEMA = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -138,6 +133,9 @@ FIRST_SCHEMA = (
         UPDATE totals SET value = value + (NEW.open > 0) - (OLD.open > 0)
             WHERE name = 'open'; END""",
 )
+
+# By which a browser keeps the drafts of two databases apart.
+BOARD_ID = "INSERT INTO settings VALUES ('board', lower(hex(randomblob(8))))"
 
 
 USERS = (
@@ -301,80 +299,37 @@ TICKETS = (
 )
 
 
-@migrations(name="001_first_schema")
-def _first_schema(db: Database) -> None:
-    for statement in FIRST_SCHEMA:
-        db.execute(statement)
-    db.execute("INSERT INTO settings VALUES ('board', lower(hex(randomblob(8))))")
+_ROUND_OF_SETTING = "CAST(SUBSTR(name, 7) AS INTEGER)"
+_ROUND_OF_REASON = "CAST(SUBSTR(reason, 7) AS INTEGER)"
+ROUNDS = (
+    """CREATE TABLE rounds (
+        id INTEGER PRIMARY KEY,
+        policy TEXT NOT NULL UNIQUE,
+        content TEXT NOT NULL)""",
+    # Rounds stood among the settings, and their tasks were known by the reason that people read.
+    f"""INSERT INTO rounds SELECT {_ROUND_OF_SETTING}, json_extract(value, '$.policy.hash'), value
+        FROM settings WHERE name GLOB 'round [0-9]*'""",
+    "DELETE FROM settings WHERE name GLOB 'round [0-9]*'",
+    "ALTER TABLE tasks ADD COLUMN round_id INTEGER REFERENCES rounds (id)",
+    f"""UPDATE tasks SET round_id = {_ROUND_OF_REASON}
+        WHERE purpose = 'rank' AND reason GLOB 'round [0-9]*: *'
+        AND {_ROUND_OF_REASON} IN (SELECT id FROM rounds)""",
+)
 
 
-@migrations(name="002_users")
-def _users(db: Database) -> None:
-    for statement in USERS:
-        db.execute(statement)
-
-
-@migrations(name="003_rubrics")
-def _rubrics(db: Database) -> None:
-    for statement in RUBRICS:
-        db.execute(statement)
-
-
-@migrations(name="004_checks")
-def _checks(db: Database) -> None:
-    for statement in CHECKS:
-        db.execute(statement)
-
-
-@migrations(name="005_judges")
-def _judges(db: Database) -> None:
-    for statement in JUDGES:
-        db.execute(statement)
-
-
-@migrations(name="006_decisions")
-def _decisions(db: Database) -> None:
-    for statement in DECISIONS:
-        db.execute(statement)
-
-
-@migrations(name="007_live")
-def _live(db: Database) -> None:
-    for statement in LIVE:
-        db.execute(statement)
-
-
-@migrations(name="008_drafts")
-def _drafts(db: Database) -> None:
-    for statement in DRAFTS:
-        db.execute(statement)
-
-
-@migrations(name="009_done")
-def _done(db: Database) -> None:
-    for statement in DONE:
-        db.execute(statement)
-
-
-@migrations(name="010_scores")
-def _scores(db: Database) -> None:
-    for statement in SCORES:
-        db.execute(statement)
-
-
-@migrations(name="011_open_to_everybody")
-def _open_to_everybody(db: Database) -> None:
-    for statement in OPEN_TO_EVERYBODY:
-        db.execute(statement)
-
-
-@migrations(name="012_imports")
-def _imports(db: Database) -> None:
-    for statement in IMPORTS:
-        db.execute(statement)
-
-
-@migrations(name="013_tickets")
-def _tickets(db: Database) -> None:
-    for statement in TICKETS:
-        db.execute(statement)
+STEPS: dict[str, tuple[str, ...]] = {
+    "001_first_schema": (*FIRST_SCHEMA, BOARD_ID),
+    "002_users": USERS,
+    "003_rubrics": RUBRICS,
+    "004_checks": CHECKS,
+    "005_judges": JUDGES,
+    "006_decisions": DECISIONS,
+    "007_live": LIVE,
+    "008_drafts": DRAFTS,
+    "009_done": DONE,
+    "010_scores": SCORES,
+    "011_open_to_everybody": OPEN_TO_EVERYBODY,
+    "012_imports": IMPORTS,
+    "013_tickets": TICKETS,
+    "014_rounds": ROUNDS,
+}

@@ -24,9 +24,9 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 from sqlite_utils import Database
 
-from labeling_app.db.checks import Purpose, make_check
+from labeling_app.db.board.checks import make_check
 from labeling_app.db.connection import SHOWN, Connections
-from labeling_app.db.tasks import queue_tasks
+from labeling_app.db.tasks import CheckPurpose, queue_tasks
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
 
@@ -172,8 +172,14 @@ class Check:
     place: str
     answer: Ranking
     responses: list[str]
-    purpose: Purpose
+    purpose: CheckPurpose
     explanation: str
+
+
+def put_off_tasks(db: Database, import_id: int, prompt_ids: Iterable[str]) -> None:
+    """Note that these prompts get a task when their import is whole."""
+    rows = ([import_id, prompt_id] for prompt_id in prompt_ids)
+    db.conn.executemany("INSERT INTO import_tasks (import_id, prompt_id) VALUES (?, ?)", rows)
 
 
 def put_off_check(db: Database, import_id: int, check: Check) -> None:

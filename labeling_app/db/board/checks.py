@@ -6,19 +6,18 @@ exported. Scores are for the lead and for nobody else, and shut nobody out.
 
 import json
 import random
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from sqlite_utils import Database
 
 from labeling_app.db.connection import Connections
+from labeling_app.db.tasks import KNOWN_ANSWER, CheckPurpose, insert_task, make_known_answer
+from labeling_app.rankings.agreement import Tiers
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking
 
-Purpose = Literal["gold", "training"]
-EVERYBODY = 1_000_000
 REST_BEFORE_REPEAT = 10
 
 
@@ -34,7 +33,7 @@ def make_check(
     connections: Connections,
     answer: Ranking,
     responses: Sequence[str],
-    purpose: Purpose,
+    purpose: CheckPurpose,
     explanation: str,
 ) -> bool:
     """Make a gold or training task, in the place of the prompt's ordinary one.
@@ -54,8 +53,7 @@ def make_check(
     """
     prompt_id, known = answer.prompt_id, json.dumps(answer.tiers)
     with connections.write() as db:
-        query = """SELECT purpose, answer FROM tasks
-                   WHERE prompt_id = ? AND purpose IN ('gold', 'training')"""
+        query = f"SELECT purpose, answer FROM tasks WHERE prompt_id = ? AND {KNOWN_ANSWER}"
         there = dict(db.execute(query, [prompt_id]).fetchall())
         if there.get(purpose) == known:
             return False
@@ -64,29 +62,18 @@ def make_check(
         if there:
             _refuse_check(purpose, f"the prompt has a {next(iter(there))} task")
         query = """SELECT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id),
-                       purpose <> 'rank' OR reason LIKE 'round %'
+                       purpose <> 'rank' OR round_id IS NOT NULL
                    FROM tasks t WHERE prompt_id = ?"""
         tasks = db.execute(query, [prompt_id]).fetchall()
         if any(is_seen for is_seen, _ in tasks):
             _refuse_check(purpose, "somebody has seen this prompt")
         if any(is_chosen for _, is_chosen in tasks):
             _refuse_check(purpose, "a round or an evaluation has chosen this prompt")
-        values = [json.dumps(responses), purpose, known, explanation, EVERYBODY, EVERYBODY]
-        cursor = db.execute(
-            "UPDATE tasks SET responses = ?, purpose = ?, answer = ?, reason = ?, overlap = ?,"
-            " open = ? WHERE prompt_id = ? AND purpose = 'rank'",
-            [*values, prompt_id],
-        )
-        if not cursor.rowcount:
-            db.execute(
-                "INSERT INTO tasks (responses, purpose, answer, reason, overlap, open, prompt_id,"
-                " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [*values, prompt_id, time.time()],
-            )
+        make_known_answer(db, prompt_id, responses, purpose, known, explanation)
         return True
 
 
-def _refuse_check(purpose: Purpose, reason: str) -> NoReturn:
+def _refuse_check(purpose: CheckPurpose, reason: str) -> NoReturn:
     raise InputError(
         f"no {purpose} task was made: {reason}",
         "Import checks before people label, each prompt once.",
@@ -107,7 +94,7 @@ def choose_check(db: Database, annotator: str, rates: CheckRates) -> int | None:
     return None
 
 
-def _undone(db: Database, annotator: str, purpose: Purpose) -> int | None:
+def _undone(db: Database, annotator: str, purpose: CheckPurpose) -> int | None:
     # The second condition is word for word that of the partial index, or it would not be used.
     query = """SELECT id FROM tasks t WHERE purpose = ?
                AND purpose IN ('gold', 'training', 'repeat') AND NOT EXISTS (
@@ -130,9 +117,33 @@ def _make_repeat(db: Database, annotator: str) -> int | None:
     if row is None:
         return None
     prompt_id, tiers, responses = row
-    cursor = db.execute(
-        "INSERT INTO tasks (prompt_id, responses, purpose, open, answer, only_for, created_at)"
-        " VALUES (?, ?, 'repeat', 1, ?, ?, ?)",
-        [prompt_id, responses, tiers, annotator, time.time()],
+    return insert_task(
+        db, prompt_id, json.loads(responses), purpose="repeat", answer=tiers, only_for=annotator
     )
-    return cursor.lastrowid
+
+
+def training_answer(
+    connections: Connections, annotator: str, task_id: int
+) -> tuple[Tiers, str, list[str], Tiers] | None:
+    """The known answer of a training task, why it is right, and the order shown and tiers given.
+
+    None for every other task, and before this annotator has ranked it.
+    """
+    query = """SELECT t.answer, t.reason, r.shown, r.tiers FROM tasks t JOIN rankings r
+               ON r.task_id = t.id AND r.annotator = ? AND r.live = 1
+               WHERE t.id = ? AND t.purpose = 'training'"""
+    row = connections.db.execute(query, [annotator, task_id]).fetchone()
+    if row is None:
+        return None
+    answer, explanation, shown, given = row
+    return json.loads(answer), explanation, json.loads(shown), json.loads(given)
+
+
+def checked_rankings(connections: Connections) -> Iterator[tuple[str, str, Tiers, Tiers]]:
+    """(purpose, annotator, tiers, known answer) of every gold task and repeat that was ranked."""
+    query = """
+        SELECT t.purpose, r.annotator, r.tiers, t.answer FROM tasks t
+        JOIN rankings r ON r.task_id = t.id AND r.live = 1
+        WHERE t.purpose IN ('gold', 'repeat')"""
+    for purpose, annotator, tiers, answer in connections.db.execute(query):
+        yield purpose, annotator, json.loads(tiers), json.loads(answer)

@@ -1,0 +1,162 @@
+"""Rows of `rankings`: appended, and retired when a later one takes their place; never changed."""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlite_utils import Database
+
+from labeling_app.db.connection import SHOWN, Connections, dump
+from labeling_app.rankings.flags import ADJUDICATED, read_flags
+from rlhf.records.schema import Ranking
+
+Row = dict[str, Any]
+
+
+def insert_ranking(db: Database, ranking: Ranking, **columns: Any) -> None:
+    """Append one ranking; `columns` are those a `Ranking` does not have, such as task_id."""
+    row = {
+        "id": ranking.id,
+        "prompt_id": ranking.prompt_id,
+        "annotator": ranking.annotator,
+        "tiers": dump(ranking.tiers),
+        "strengths": dump(ranking.strengths),
+        "scores": dump(ranking.scores),
+        "flags": dump(ranking.flags),
+        "note": ranking.note,
+        "created_at": time.time(),
+        **columns,
+    }
+    names, marks = ", ".join(row), ", ".join("?" * len(row))
+    db.execute(f"INSERT INTO rankings ({names}) VALUES ({marks})", list(row.values()))
+
+
+def ranking_from_row(row: Row) -> Ranking:
+    """A ranking from its row joined with its annotator's kind and what its task decides.
+
+    The board lets people leave some strengths open; a `Ranking` has them all or none.
+    """
+    strengths = json.loads(row["strengths"])
+    flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)
+    return Ranking(
+        id=row["id"],
+        prompt_id=row["prompt_id"],
+        annotator=row["annotator"],
+        kind=row["kind"],
+        tiers=tuple(tuple(tier) for tier in json.loads(row["tiers"])),
+        strengths=tuple(strengths) if all(strengths) else (),
+        scores=tuple(json.loads(row["scores"])),
+        flags=(*flags, *([ADJUDICATED] if row["decides"] else [])),
+        note=row["note"],
+    )
+
+
+def rankings_of_prompt(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
+    """The live rankings of a prompt that are judgements, as opposed to answers to checks.
+
+    Args:
+        db: the database.
+        prompt_id: the prompt.
+        settled: leave out what a lead's decision, or a later one, has settled.
+    """
+    query = f"""
+        SELECT r.*, a.kind, t.decides FROM rankings r
+        JOIN annotators a ON a.name = r.annotator
+        LEFT JOIN tasks t ON t.id = r.task_id
+        WHERE r.prompt_id = ? AND r.live = 1 AND r.{SHOWN}
+        AND COALESCE(t.purpose, 'rank') = 'rank'
+        AND NOT (? AND EXISTS (
+            SELECT 1 FROM tasks d JOIN rankings last ON last.task_id = d.id AND last.live = 1
+            WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))
+        ORDER BY r.seq"""
+    return [ranking_from_row(row) for row in db.query(query, [prompt_id, settled])]
+
+
+def live_rankings_outside_tasks(db: Database, prompt_id: str, annotator: str) -> list[Ranking]:
+    """One annotator's live rankings of a prompt that belong to no task, oldest first."""
+    query = f"""SELECT r.*, a.kind, NULL AS decides FROM rankings r
+                JOIN annotators a ON a.name = r.annotator
+                WHERE r.prompt_id = ? AND r.annotator = ? AND r.live = 1 AND r.task_id IS NULL
+                AND r.{SHOWN} ORDER BY r.seq"""
+    return [ranking_from_row(row) for row in db.query(query, [prompt_id, annotator])]
+
+
+def retire(db: Database, ranking_ids: Iterable[str]) -> None:
+    """Take rankings out of every count and export; they stay in the database."""
+    db.conn.executemany("UPDATE rankings SET live = 0 WHERE id = ?", [[i] for i in ranking_ids])
+
+
+def retire_outside_tasks(db: Database, prompt_id: str, annotator: str) -> None:
+    """Retire what an annotator has said of a prompt other than in a task of the board."""
+    db.execute(
+        "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ?"
+        f" AND live = 1 AND task_id IS NULL AND {SHOWN}",
+        [prompt_id, annotator],
+    )
+
+
+def retire_all_but(
+    db: Database, prompt_id: str, annotator: str, ranking_ids: Iterable[str]
+) -> None:
+    """Let these stand of what an annotator has said of a prompt, retired ones too."""
+    db.execute(
+        "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ? AND live = 1"
+        f" AND {SHOWN}",
+        [prompt_id, annotator],
+    )
+    db.conn.executemany("UPDATE rankings SET live = 1 WHERE id = ?", [[i] for i in ranking_ids])
+
+
+def retire_in_task(db: Database, task_id: int, annotator: str) -> None:
+    """Retire the ranking of a task by one annotator, if there is one."""
+    db.execute(
+        "UPDATE rankings SET live = 0 WHERE task_id = ? AND annotator = ? AND live = 1",
+        [task_id, annotator],
+    )
+
+
+def ranking_in_task(db: Database, task_id: int, annotator: str, live: int = 1) -> Row | None:
+    """The last ranking of a task by one annotator that is live, or that is not."""
+    names = ("id", "tiers", "strengths", "flags", "note", "duration_ms")
+    query = f"""SELECT {", ".join(names)} FROM rankings
+                WHERE annotator = ? AND live = ? AND task_id = ? ORDER BY seq DESC LIMIT 1"""
+    row = db.execute(query, [annotator, live, task_id]).fetchone()
+    return dict(zip(names, row, strict=True)) if row else None
+
+
+def num_done(connections: Connections, annotator: str) -> int:
+    """How many tasks an annotator has ranked."""
+    query = """SELECT COUNT(*) FROM rankings
+               WHERE annotator = ? AND live = 1 AND task_id IS NOT NULL"""
+    return int(connections.db.execute(query, [annotator]).fetchone()[0])
+
+
+def ranking_annotators(connections: Connections) -> set[str]:
+    """The names of those who have live rankings."""
+    query = f"SELECT DISTINCT annotator FROM rankings WHERE live = 1 AND {SHOWN}"
+    return {row[0] for row in connections.db.execute(query)}
+
+
+def find_ranking(connections: Connections, ranking_id: str) -> Row | None:
+    """A ranking's row with its annotator's kind, its rubric's text and its task's reason."""
+    query = f"""
+        SELECT r.*, a.kind, t.reason, b.text AS rubric_text FROM rankings r
+        JOIN annotators a ON a.name = r.annotator
+        LEFT JOIN tasks t ON t.id = r.task_id LEFT JOIN rubrics b ON b.version = r.rubric
+        WHERE r.id = ? AND r.{SHOWN}"""
+    return next(iter(connections.db.query(query, [ranking_id])), None)
+
+
+def comparison_votes(
+    connections: Connections, prompt_id: str, responses: Sequence[str]
+) -> list[tuple[str, list[list[str]]]]:
+    """(annotator, tiers) of what people said of a comparison, leads' decisions aside."""
+    query = """
+        SELECT r.annotator, r.tiers, t.responses FROM rankings r
+        JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
+        JOIN tasks t ON t.id = r.task_id AND t.purpose = 'compare' AND t.decides IS NULL
+        WHERE r.prompt_id = ? AND r.live = 1 ORDER BY r.seq"""
+    rows = connections.db.execute(query, [prompt_id])
+    wanted = list(responses)
+    return [(name, json.loads(tiers)) for name, tiers, ids in rows if json.loads(ids) == wanted]

@@ -1,0 +1,88 @@
+"""What is asked of the database to show it to people: history, the dashboard, decisions."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from labeling_app.db.connection import Connections
+
+Row = dict[str, Any]
+
+
+def recent_rows(connections: Connections, annotator: str, limit: int) -> list[Row]:
+    """An annotator's latest rankings and skips, newest first.
+
+    Each has task_id, created_at, messages of the prompt, tiers and shown (None where skipped), and
+    reason (of a skip).
+    """
+    query = """
+        SELECT work.task_id, work.created_at, p.messages, work.tiers, work.shown, work.reason
+        FROM (
+            SELECT task_id, created_at, tiers, shown, '' AS reason FROM rankings
+            WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL
+            UNION ALL
+            SELECT s.task_id, s.created_at, NULL, NULL, s.reason FROM skips s
+            JOIN assignments a ON a.task_id = s.task_id AND a.annotator = s.annotator
+            WHERE s.annotator = :me AND a.state = 'skipped') work
+        JOIN tasks t ON t.id = work.task_id JOIN prompts p ON p.id = t.prompt_id
+        ORDER BY 2 DESC LIMIT :limit"""
+    return list(connections.db.query(query, {"me": annotator, "limit": limit}))
+
+
+def num_made_since(connections: Connections, began: float) -> int:
+    """How many live rankings people have made in the app since then (seconds since 1970)."""
+    query = """SELECT COUNT(*) FROM rankings
+               WHERE live = 1 AND shown IS NOT NULL AND created_at >= ?"""
+    return int(connections.db.execute(query, [began]).fetchone()[0])
+
+
+def latest_rankings(connections: Connections, limit: int) -> list[Row]:
+    """The latest live rankings that people made of tasks, newest first, decisions aside.
+
+    Each has task_id, annotator, tiers, shown, duration_ms, created_at, messages of the prompt, and
+    lengths: the characters of every response shown, by id.
+    """
+    query = """
+        SELECT r.task_id, r.annotator, r.tiers, r.shown, r.duration_ms, r.created_at, p.messages,
+            (SELECT json_group_object(s.id, LENGTH(s.text)) FROM json_each(r.shown) j
+             JOIN responses s ON s.id = j.value) AS lengths
+        FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
+        JOIN prompts p ON p.id = r.prompt_id
+        JOIN tasks t ON t.id = r.task_id AND t.purpose IN ('rank', 'compare')
+            AND t.decides IS NULL
+        WHERE r.live = 1 ORDER BY r.seq DESC LIMIT ?"""
+    return list(connections.db.query(query, [limit]))
+
+
+def next_tasks(connections: Connections, limit: int) -> list[tuple[str, str]]:
+    """(messages of the prompt, reason) of what is given out next, where it has a reason."""
+    query = """
+        SELECT p.messages, t.reason FROM (
+            SELECT prompt_id, reason, priority, id FROM tasks
+            WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')
+            ORDER BY priority DESC, id LIMIT ?) t
+        JOIN prompts p ON p.id = t.prompt_id WHERE t.reason <> ''
+        ORDER BY t.priority DESC, t.id"""
+    return list(connections.db.execute(query, [limit]))
+
+
+def rankings_of_task(connections: Connections, task_id: int | None) -> list[tuple[str, str, str]]:
+    """(tiers, flags, note) of a task's live rankings, in an order that names nobody."""
+    query = """SELECT tiers, flags, note FROM rankings
+               WHERE task_id = ? AND live = 1 ORDER BY id"""
+    return list(connections.db.execute(query, [task_id]))
+
+
+def latest_decisions(connections: Connections, task_ids: Sequence[int]) -> dict[int, str]:
+    """The tiers, as JSON, that the latest decision gave each of these tasks."""
+    query = """SELECT d.decides, r.tiers FROM json_each(?) wanted
+               JOIN tasks d ON d.decides = wanted.value
+               JOIN rankings r ON r.task_id = d.id AND r.live = 1 ORDER BY r.seq"""
+    return dict(connections.db.execute(query, [json.dumps(list(task_ids))]).fetchall())
+
+
+def length_limits(connections: Connections, ids: Sequence[str]) -> dict[str, int | None]:
+    """Those of the responses that were cut off, with the limit in tokens where it is known."""
+    query = f"""SELECT id, json_extract(sampling, '$.max_new_tokens') FROM responses
+                WHERE finished = 0 AND id IN ({", ".join("?" * len(ids))})"""
+    return dict(connections.db.execute(query, list(ids)).fetchall())
