@@ -231,6 +231,6 @@ def test_what_is_missing_is_named(run: RunDir, capsys: pytest.CaptureFixture[str
         capsys.readouterr().err.split()
     )
     assert evaluate(run, "--to-db", "a.db", "--from-db", "a.db") == 2
-    assert "Queue first, read votes later." in capsys.readouterr().err
+    assert "Queue first, read the votes later." in capsys.readouterr().err
     assert evaluate(RunDir(run.path / "none"), "--from-db", "a.db") == 2
     assert "does not hold a finished evaluate stage" in " ".join(capsys.readouterr().err.split())
