@@ -83,14 +83,12 @@ def milliseconds_a_token(
     sampler: "Sampler | None",
 ) -> float:
     """Wall time of one batch over the tokens that it gave."""
-    from policies.sampling.generate import sample_responses
+    from policies.sampling.generate import sample_with
     from rlhf.records.schema import Sampling
 
     sampling = Sampling(temperature=0.8, max_new_tokens=NEW_TOKENS, seed=0)
     began = time.perf_counter()
-    found = sample_responses(
-        accelerator, model, tokenizer, prompts, sampling, len(prompts), sampler=sampler
-    )
+    found = sample_with(sampler, accelerator, model, tokenizer, prompts, sampling, len(prompts))
     return 1000 * (time.perf_counter() - began) / sum(len(one.token_ids) for one in found)
 
 

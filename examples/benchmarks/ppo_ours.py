@@ -18,7 +18,7 @@ PHASES = ("sample", "score", "update")
 def train(job: Job) -> list[dict[str, float]]:
     """Run the stage, listening to what each step samples."""
     import policies.ppo.train as stage
-    from policies.ppo.rollout import Rollout
+    from policies.ppo.rollout import Experience
     from policies.ppo.setting_groups import KLSettings
     from policies.ppo.settings import PPOSettings
     from rlhf.config import with_changes
@@ -26,21 +26,21 @@ def train(job: Job) -> list[dict[str, float]]:
     from rlhf.modeling.tokens import load_tokenizer
     from rlhf.run.metrics import read_metrics
 
-    tokenizer, collect = load_tokenizer(job["model"]), stage.collect_rollout
+    tokenizer, build = load_tokenizer(job["model"]), stage.build_experience
     gold = load_signal("examples.quickstart.sentiment:score")
     steps: list[dict[str, float]] = []
 
-    def collect_rollout(*given: Any) -> Rollout:
-        rollout = collect(*given)
-        answers = rollout.sequences.responses
+    def build_experience(*given: Any) -> Experience:
+        experience = build(*given)
+        answers = experience.sequences.responses
         ids = [row[mask].tolist() for row, mask in zip(answers.ids, answers.mask, strict=True)]
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         earned = statistics.fmean(gold("", text.strip()) for text in texts)
         # the same samples as trl's are counted when the step's update is over
         steps.append({"gold": earned, "sampled": time.time() - job["began"]})
-        return rollout
+        return experience
 
-    stage.collect_rollout = collect_rollout
+    stage.build_experience = build_experience
     settings = PPOSettings(
         model=job["model"],
         reward=(job["reward"],),

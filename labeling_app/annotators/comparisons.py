@@ -35,7 +35,7 @@ def queue_pairs(store: Store, pairs: Sequence[Pair], *, overlap: int, mix: bool,
         pairs: a prompt and the two responses to compare.
         overlap: how many people vote on each pair.
         mix: put each at a random place among the open tasks, which keep their order, also where
-            `rlhf annotate --prioritise` goes over rankings later; else all come after them.
+            `rlhf prioritize` reorders rankings later; otherwise all come after them.
         seed: of the order.
     """
     shuffled = random.Random(seed)

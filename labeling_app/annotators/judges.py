@@ -2,7 +2,7 @@
 
 Every pair of responses is asked in both orders; when the two answers disagree, the pair is a tie.
 Pairs that fit one order become one ranking, the rest stay rankings of two (as in imports). Every
-call is stored with what was asked and what came back, so an interrupted run goes on where it was.
+call is stored with its request and answer, so an interrupted run resumes where it stopped.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from labeling_app.db.judge_log import JudgeLog
 from labeling_app.db.store import Store
 from labeling_app.rankings.agreement import mean_interval, pair_agreement
-from labeling_app.rankings.tiers import judgements_of_pairs
+from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.endpoints.judge import Endpoint, build_request, combine, complete, read_verdict
 from rlhf.endpoints.urls import AskingPool
 from rlhf.errors import InputError
@@ -24,7 +24,7 @@ from rlhf.records.schema import RankedPrompt, Ranking, content_id
 def annotate_with_judge(
     store: Store, endpoint: Endpoint, *, name: str, rubric: str, parallel: int
 ) -> dict[str, Any]:
-    """Rank the responses of every prompt by a judge model; what it has ranked is left alone.
+    """Rank the responses of every prompt by a judge model, except those it has ranked before.
 
     Returns:
         Counts, and the judge's agreement with people and with gold answers.
@@ -83,8 +83,8 @@ def _judge(
     verdicts = {(i, j): combine(said[i, j], said[j, i]) for i, j in places}
     pairs = [[i, j, verdict] for (i, j), verdict in verdicts.items() if verdict]
     rankings = []
-    for judgement in judgements_of_pairs(pairs, len(responses)) if pairs else []:
-        tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgement)
+    for judgment in judgments_of_pairs(pairs, len(responses)) if pairs else []:
+        tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgment)
         ranking = Ranking(
             id=content_id("judge", log.name, log.rubric_version, record.prompt.id, tiers),
             prompt_id=record.prompt.id,

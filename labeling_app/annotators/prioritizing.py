@@ -1,4 +1,4 @@
-"""The order of the queue by what a reward model would learn; the reason stays with every task."""
+"""Orders the queue by how much a reward model would learn; every task gets the reason."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ class _Task:
     rewards: Array
 
 
-def prioritise(
+def prioritize(
     store: Store, read: Reader, by: Method, *, random_share: float, most: int, seed: int
 ) -> dict[str, Any]:
     """Give open tasks a priority and a reason; other tasks come after them, as they were.
@@ -46,7 +46,7 @@ def prioritise(
         store: the database.
         read: a reward model's last-layer features and rewards.
         by: what makes a task worth ranking.
-        random_share: at least this share of every beginning of the queue is drawn at random.
+        random_share: at least this share of the first n tasks is drawn at random, for every n.
         most: how many open tasks to look at, drawn at random if there are more.
         seed: of what is drawn.
 
@@ -77,7 +77,7 @@ def _draw_open(
     rows = open_tasks(store.connections)
     if not rows:
         raise InputError(
-            "No task is open, so there is nothing to put first",
+            "No task is open, so there is nothing to prioritize",
             "Sample more responses: rlhf generate --db DB --model MODEL -k 4",
         )
     found = defaultdict(list)

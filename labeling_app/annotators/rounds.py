@@ -1,6 +1,6 @@
 """Rounds of labeling: samples of the newest policy into the queue, and where a ranking came from.
 
-A round is known by the policy that was sampled; what no round has brought is of round 0.
+A round is identified by the policy that was sampled; responses of no round have round 0.
 """
 
 import json

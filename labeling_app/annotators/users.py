@@ -1,4 +1,4 @@
-"""Who may sign in, and as what."""
+"""Users: who may sign in, and in which role."""
 
 import sqlite3
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Rankings out of the database: our own `ranked` folder, or a dataset that trl trains on as it is.
+"""Exports rankings: as our own `ranked` folder, or as a dataset that trl trains on directly.
 
 DIR/train.jsonl  DIR/test.jsonl  DIR/manifest.json
 """

@@ -1,4 +1,4 @@
-"""The fields of a line: none misspelt, and no more of them than somebody means."""
+"""Checks on the fields of a line: no misspelled keys, and not too many fields or values."""
 
 from difflib import get_close_matches
 from functools import lru_cache
@@ -17,7 +17,7 @@ KEYS = (
 
 
 def require_bounded(value: JsonObject) -> None:
-    """Check that a line has few enough fields, and values in each, to be read in no time.
+    """Check that a line has few enough fields and values to be read quickly.
 
     Raises:
         InputError: it has more.
@@ -34,8 +34,8 @@ def require_bounded(value: JsonObject) -> None:
             )
 
 
-def refuse_misspelt(value: JsonObject) -> None:
-    """A key that is nearly one of ours would be left out, and nobody would notice.
+def refuse_misspelled(value: JsonObject) -> None:
+    """Check that no key is nearly one of ours: it would be ignored without notice.
 
     Other people's files have columns in the singular, such as `model`: those are left out.
 

@@ -1,6 +1,6 @@
-"""One line of somebody's file → a prompt, its responses and what was said about them.
+"""Reads one line of a file: a prompt, its responses and their rankings.
 
-Understood: our own objects, an exported `ranked` line, trl preference data (explicit or implicit
+Formats: our own objects, an exported `ranked` line, trl preference data (explicit or implicit
 prompt, plain or conversational, unpaired), HH-RLHF strings, UltraFeedback, and pairs over K
 responses. Text is kept exactly as it stands.
 """
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labeling_app.data_io.fields import refuse_misspelt, require_bounded
+from labeling_app.data_io.fields import refuse_misspelled, require_bounded
 from labeling_app.data_io.thumb_lines import thumb_rankings, with_responses
 from labeling_app.db.tasks import CheckPurpose
-from labeling_app.rankings.tiers import Tiers, checked_tiers, judgements_of_pairs, tiers_of_scores
+from labeling_app.rankings.tiers import Tiers, checked_tiers, judgments_of_pairs, tiers_of_scores
 from rlhf.errors import InputError, UnusableContentError
 from rlhf.records.schema import (
     AnnotatorKind,
@@ -38,7 +38,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What to assume where a line does not say it."""
+    """Values for what a line leaves out."""
 
     split: Split = "train"
     source: str = ""
@@ -53,25 +53,25 @@ class Entry:
     prompt: Prompt
     responses: tuple[Response, ...] = ()
     rankings: tuple[Ranking, ...] = ()
-    # A gold or training item: its one ranking is the known answer, not somebody's judgement.
+    # A gold or training item: its one ranking is the known answer, not somebody's judgment.
     check: CheckPurpose | None = None
     explanation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """Responses in file order, their scores if any, and the judgements over their positions."""
+    """Responses in file order, their scores if any, and the judgments over their positions."""
 
     texts: Sequence[str]
     models: Sequence[str]
-    judgements: Sequence[Tiers] = ()
+    judgments: Sequence[Tiers] = ()
     strengths: tuple[int, ...] = ()
     scores: Sequence[float] = ()
     kind: AnnotatorKind = "human"
 
 
 def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
-    """Recognise the format of one object and read it.
+    """Detect the format of one object and read it.
 
     Raises:
         InputError: no known format, or a field that cannot be used.
@@ -80,7 +80,7 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     if isinstance(value.get("prompt"), dict):
         record = RankedPrompt.from_json(value)
         return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
-    refuse_misspelt(value)
+    refuse_misspelled(value)
     value = with_responses(value)
     if "chosen" in value and "rejected" in value:
         messages, answers = _read_preference(value)
@@ -106,9 +106,9 @@ def _build(
     unnamed = "imported" if kind == "human" else f"imported-{kind}"
     annotator = str(value.get("annotator") or defaults.annotator or unnamed)
     rankings = []
-    for judgement in answers.judgements:
-        tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgement)
-        scores = [answers.scores[i] for tier in judgement for i in tier] if answers.scores else []
+    for judgment in answers.judgments:
+        tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgment)
+        scores = [answers.scores[i] for tier in judgment for i in tier] if answers.scores else []
         ranking = Ranking(
             id=content_id("import", prompt.id, annotator, tiers, answers.strengths, *scores),
             prompt_id=prompt.id,
@@ -154,7 +154,7 @@ def _responses(prompt_id: str, answers: _Answers) -> tuple[Response, ...]:
     for index, (text, model) in enumerate(zip(answers.texts, answers.models, strict=True)):
         if not text.strip():
             raise UnusableContentError(
-                f"Response {index} is empty", "Leave it out, and mend the positions that follow it."
+                f"Response {index} is empty", "Leave it out, and correct the positions after it."
             )
         responses.append(
             Response(
@@ -211,15 +211,15 @@ def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
         names.append(str(given.get("model", model)))
     scores = _checked_scores(value["scores"], len(texts)) if value.get("scores") else []
     if value.get("pairs"):
-        judgements = judgements_of_pairs(value["pairs"], len(texts))
+        judgments = judgments_of_pairs(value["pairs"], len(texts))
     elif value.get("tiers"):
-        judgements = [checked_tiers(value["tiers"], len(texts))]
+        judgments = [checked_tiers(value["tiers"], len(texts))]
     else:
-        judgements = [tiers_of_scores(scores, 0.0)] if len(scores) > 1 else []
+        judgments = [tiers_of_scores(scores, 0.0)] if len(scores) > 1 else []
     answers = _Answers(
         texts=texts,
         models=names,
-        judgements=judgements,
+        judgments=judgments,
         strengths=tuple(strengths) if value.get("tiers") else (),
         scores=scores,
     )
@@ -227,7 +227,7 @@ def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
 
 
 def _checked_scores(scores: Any, num_responses: int) -> list[float]:
-    """Scores by position; where a line has no tiers, they make them, and equal ones tie."""
+    """Scores by position; in a line without tiers they give the tiers, and equal scores tie."""
     is_list = isinstance(scores, list) and len(scores) == num_responses
     if not is_list or not all(map(is_finite_number, scores)):
         raise InputError(
@@ -255,7 +255,7 @@ def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
     else:
         messages, texts = _split_common_start(chosen, _text(rejected, "rejected"))
     models = [str(value.get(f"{side}_model") or "imported") for side in ("chosen", "rejected")]
-    return messages, _Answers(texts=texts, models=models, judgements=[[[0], [1]]])
+    return messages, _Answers(texts=texts, models=models, judgments=[[[0], [1]]])
 
 
 def _conversations(
@@ -311,5 +311,5 @@ def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answer
         raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
     tiers = tiers_of_scores(scores, 0.0)
     return messages, _Answers(
-        texts=texts, models=models, judgements=[tiers], scores=scores, kind="ai"
+        texts=texts, models=models, judgments=[tiers], scores=scores, kind="ai"
     )

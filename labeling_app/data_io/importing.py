@@ -1,4 +1,4 @@
-"""Files into the label database: each one whole, or nothing of it."""
+"""Imports files into the label database, each completely or not at all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ from labeling_app.db.imports.unfinished import (
     READ_AHEAD,
     Check,
     Import,
+    defer_check,
     importing,
-    put_off_check,
     write_in_chunks,
 )
 from labeling_app.db.store import Store
@@ -87,7 +87,7 @@ def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, par
 def _store(
     store: Store, current: Import, entries: Iterator[Placed], on_error: OnError, report: Report
 ) -> int:
-    """Store entries unseen. Returns how many fitted."""
+    """Store entries, hidden until the import is finished. Returns how many were stored."""
     num_stored = 0
 
     def store_one(db: Database, placed: Placed) -> None:
@@ -117,7 +117,7 @@ def _store_entry(
             purpose=entry.check,
             explanation=entry.explanation,
         )
-        put_off_check(db, import_id, check)
+        defer_check(db, import_id, check)
     # Only now: a ranking that does not fit takes its prompt and responses back with it.
     report.new_prompts += new_prompts
     report.new_responses += new_responses
@@ -125,7 +125,7 @@ def _store_entry(
 
 @contextmanager
 def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
-    """Around the work on one line: when it cannot be used, stop and name it, or count it."""
+    """Handle one line's error: stop and name the line, or leave it out and count it."""
     try:
         yield
     except InputError as error:

@@ -1,8 +1,8 @@
-"""Rows of other people's files, one at a time: JSON Lines, CSV, Parquet, data sets of `datasets`.
+"""Reads rows one at a time from JSON Lines, CSV, Parquet and data sets of `datasets`.
 
-What a file holds is what is read: every cell of a CSV file is text, also NA and None, and a null of
-a table stays a null. Memory stays flat, since a small file can hold a huge one: a row may have so
-many characters, and what is packed may only unpack to so many times its size.
+Values are read as they stand: every cell of a CSV file is text, NA and None included, and a null of
+a table stays a null. Memory stays bounded, because a small file can unpack to a huge one: the
+characters of a row are limited, and so is the size to which a compressed file may unpack.
 """
 
 import csv
@@ -196,7 +196,7 @@ def _num_characters(value: Any) -> int:
 
 @contextmanager
 def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
-    """Around what libraries do with a file of somebody else's: it is at fault, and says where.
+    """Turn the errors of libraries that read a file into one that names the file and the place.
 
     They check little of what they read, so that a broken file ends in errors of many types.
     """

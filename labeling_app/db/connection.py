@@ -22,17 +22,17 @@ from sqlite_utils import Database
 from labeling_app.db.files.label_file import (
     FileWatch,
     LostDatabaseError,
-    is_ours,
+    is_label_database,
     open_read_only,
-    require_ours,
-    unusable,
+    require_label_database,
+    unusable_database,
 )
 from labeling_app.db.files.migrations import migrations
 from labeling_app.db.files.private_files import make_private
 from rlhf.diagnose import diagnose
 
 BUSY_TIMEOUT_SECONDS = 60.0
-# Rows of an import that is under way are there and not to be seen; `unfinished.py` says more.
+# Rows of an unfinished import are stored but hidden: see imports/unfinished.py.
 UNFINISHED = "(SELECT id FROM imports WHERE finished_at IS NULL)"
 SHOWN = f"import_id NOT IN {UNFINISHED}"
 
@@ -52,7 +52,7 @@ class Connections:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        self.damage = ""  # what a look at the whole file has found
+        self.damage = ""  # what a check of the whole file found
         self._file, self._is_writable = path, not read_only
         self._copy: TemporaryDirectory[str] | None = None
         self._watch: FileWatch | None = None
@@ -61,10 +61,10 @@ class Connections:
         self._write_lock = threading.RLock()
         try:
             if read_only:
-                require_ours(path)
+                require_label_database(path)
                 self._open_read_only()
             else:
-                is_ours(path)
+                is_label_database(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 make_private(path)
                 self._bring_up_to_date()
@@ -72,7 +72,7 @@ class Connections:
             self.close()
             if busy := diagnose(error):
                 raise busy from None
-            raise unusable(path, error) from None
+            raise unusable_database(path, error) from None
         # Kept open: SQLite removes its log with the last connection, which the watch would notice.
         self._first = self.db
         self._watch = FileWatch(self._file)
@@ -87,7 +87,7 @@ class Connections:
         if not migrations.pending(self.db):
             return
         self.close()
-        # A program of the older version may be at work in the file: it must not change under it.
+        # A program of the older version may be using the file, so it is left as it is.
         self._copy = TemporaryDirectory(prefix="rlhf-")
         self._file, self._is_writable = Path(self._copy.name) / "copy.db", True
         with (
@@ -107,7 +107,7 @@ class Connections:
 
     def _connect(self) -> Database:
         mode = "rwc" if self._is_writable else "ro"
-        if self._watch is not None:  # or this would make a new file in place of one that is gone
+        if self._watch is not None:  # or this would create a new file where the old one is gone
             self._watch.require_same()
             mode = mode.removesuffix("c")
         # Worker threads come and go; close() runs in another thread than the one that opened.

@@ -1,4 +1,4 @@
-"""What a judge model was asked and what it said, kept so that a run can go on where it stopped."""
+"""Every call to a judge model, stored so that an interrupted run resumes where it stopped."""
 
 import json
 import time
@@ -56,7 +56,7 @@ class JudgeLog:
     ) -> None:
         """Note that these responses are judged; of the judge's rankings, only these stand now."""
         with self.connections.write() as db:
-            # What another rubric said no longer stands; should it come back, it is looked at again.
+            # Rankings by another rubric are retired; if that rubric returns, they are restored.
             versions = ["", *(row[0] for row in db.execute("SELECT version FROM rubrics"))]
             keys = [[self._key(response_ids, version)] for version in versions]
             db.conn.executemany("DELETE FROM judged WHERE id = ?", keys)

@@ -39,7 +39,7 @@ LEASE_SECONDS = 15 * 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What one annotator is shown: the responses in an order of their own; outside a ticket."""
+    """A task as one annotator sees it: the order of the responses and the ticket are theirs."""
 
     id: int
     ticket: str
@@ -144,7 +144,7 @@ class TaskQueue:
             if ranking is None:
                 return
             old = ranking_in_task(db, task_id, annotator)
-            if old is None or not _same_judgement(old, ranking, strengths):
+            if old is None or not _same_judgment(old, ranking, strengths):
                 if old is not None:
                     retire(db, [old["id"]])
                 insert_ranking(
@@ -171,7 +171,7 @@ class TaskQueue:
         note: str,
         state: dict[str, Any] | None = None,
     ) -> None:
-        """Put a task aside for this annotator; others still get it. A ranking of it is taken back.
+        """Skip a task for this annotator; others still get it. A ranking of it is retired.
 
         The work on it, `state` or else the draft that is there, is kept for an undo.
 
@@ -235,10 +235,10 @@ class TaskQueue:
         """
         with self.connections.write() as db:
             _, shown = given_task(db, task_id, annotator)
-            old = ranking_in_task(db, task_id, annotator) or ranking_in_task(
-                db, task_id, annotator, live=0
-            )
-            stands = state_of(db, task_id, annotator) == "done"  # against what was begun and left
+            old = ranking_in_task(db, task_id, annotator)
+            old = old or ranking_in_task(db, task_id, annotator, live=0)
+            # Work that was begun again and left keeps its own draft.
+            stands = state_of(db, task_id, annotator) == "done"
             if old and (stands or read_draft(db, task_id, annotator) is None):
                 write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
             expires_at = time.time() + self.lease_seconds
@@ -301,7 +301,7 @@ def _to_ranking(
     )
 
 
-def _same_judgement(old: dict[str, Any], new: Ranking, strengths: tuple[int, ...]) -> bool:
+def _same_judgment(old: dict[str, Any], new: Ranking, strengths: tuple[int, ...]) -> bool:
     return (
         json.loads(old["tiers"]) == [list(tier) for tier in new.tiers]
         and json.loads(old["strengths"]) == list(strengths)

@@ -53,7 +53,7 @@ def ranking_from_row(row: Row) -> Ranking:
 
 
 def rankings_of_prompt(db: Database, prompt_id: str, *, settled: bool) -> list[Ranking]:
-    """The live rankings of a prompt that are judgements, as opposed to answers to checks.
+    """The live rankings of a prompt that are judgments, as opposed to answers to checks.
 
     Args:
         db: the database.

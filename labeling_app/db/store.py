@@ -21,15 +21,15 @@ from sqlite_utils import Database
 
 from labeling_app.db.connection import SHOWN, UNFINISHED, Connections, dump, read_setting
 from labeling_app.db.files.label_file import no_database
-from labeling_app.db.imports.fitting import (
-    adopt,
+from labeling_app.db.imports.row_checks import (
+    make_visible,
     require_own_responses,
     require_same_prompt,
     require_same_ranking,
     require_same_response,
     require_usable,
 )
-from labeling_app.db.imports.unfinished import put_off_tasks
+from labeling_app.db.imports.unfinished import defer_tasks
 from labeling_app.db.rankings import insert_ranking, rankings_of_prompt, retire_outside_tasks
 from labeling_app.db.tasks import queue_tasks
 from rlhf.errors import InputError
@@ -105,7 +105,7 @@ class Store:
                 )
                 if not cursor.rowcount:
                     require_same_prompt(db, p)
-                new += cursor.rowcount or adopt(db, "prompts", p.id, import_id)
+                new += cursor.rowcount or make_visible(db, "prompts", p.id, import_id)
         return new
 
     def add_responses(
@@ -135,11 +135,11 @@ class Store:
                 )
                 if not cursor.rowcount:
                     require_same_response(db, response)
-                if cursor.rowcount or adopt(db, "responses", response.id, import_id):
+                if cursor.rowcount or make_visible(db, "responses", response.id, import_id):
                     new += 1
                     touched[response.prompt_id] = None
             if queue and import_id:
-                put_off_tasks(db, import_id, touched)
+                defer_tasks(db, import_id, touched)
             elif queue:
                 queue_tasks(db, touched)
         return new
@@ -195,7 +195,7 @@ class Store:
                 if db.execute("SELECT 1 FROM rankings WHERE id = ?", [ranking.id]).fetchone():
                     if import_id:
                         require_same_ranking(db, ranking)
-                    new += adopt(db, "rankings", ranking.id, import_id)
+                    new += make_visible(db, "rankings", ranking.id, import_id)
                     continue
                 if supersede:
                     retire_outside_tasks(db, ranking.prompt_id, ranking.annotator)

@@ -1,7 +1,7 @@
-"""A lead settles a task on which people differ; exports take the lead's ranking instead of theirs.
+"""A lead decides a task on which annotators disagree; exports take the lead's ranking instead.
 
-A decision is a task of its own, for one lead, that names the task it settles: it is leased, kept as
-a draft, submitted and changed like any other. The latest decision on a task counts.
+A decision is a task of its own, for one lead, that refers to the task it decides. It is leased,
+kept as a draft, submitted and changed like any other. The latest decision on a task counts.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rlhf.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Opinion:
-    """What one person said, nameless and in the letters of the lead's own screen."""
+    """One annotator's ranking, anonymous and in the letters of the lead's own screen."""
 
     answer: str
     flags: list[str]
@@ -25,7 +25,7 @@ class Opinion:
 
 
 def open_decision(queue: TaskQueue, lead: str, task_id: int) -> None:
-    """Make settling a task what this lead does next.
+    """Give this lead the decision on a task as the next thing to do.
 
     Raises:
         InputError: there is no such task, or nobody has ranked it.
@@ -39,7 +39,7 @@ def open_decision(queue: TaskQueue, lead: str, task_id: int) -> None:
 
 
 def opinions_on(connections: Connections, task: Task) -> list[Opinion]:
-    """What people said about the task that this one settles, in an order that names nobody."""
+    """The rankings of the task that this one decides, in an order that names nobody."""
     shown = list(task.shown)
     return [
         Opinion(answer=in_letters(shown, tiers), flags=_flags(shown, flags), note=note)

@@ -1,4 +1,4 @@
-"""How people do on tasks whose answer is known: for the lead, and after training for themselves."""
+"""Agreement with known answers: scores for leads, feedback after training tasks for annotators."""
 
 from collections import defaultdict
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a lead wants to know: who did how much, do people agree, where do they not.
+"""Quality measures for leads: work per annotator, agreement, and the tasks they disagree on.
 
 Numbers come from the latest 5,000 live rankings that people made in the app, so that the dashboard
 costs the same however large the database is.
@@ -40,7 +40,7 @@ Tiers = list[list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class Judgment:
     """One ranking by one person, with what the screen held."""
 
     task_id: int
@@ -54,7 +54,7 @@ class Judgement:
 
     @property
     def is_too_fast(self) -> bool:
-        """Faster than anybody reads."""
+        """Submitted faster than anybody can read the responses."""
         return sum(self.lengths.values()) > TOO_FAST_CHARACTERS_PER_SECOND * max(self.seconds, 0.1)
 
     @property
@@ -108,28 +108,28 @@ class Quality:
 
 
 def measure_quality(store: Store) -> Quality:
-    """Measure the latest work of everybody."""
-    judgements = [_judgement(row) for row in latest_rankings(store.connections, LATEST)]
-    by_task: dict[int, list[Judgement]] = defaultdict(list)
-    for judgement in judgements:
-        by_task[judgement.task_id].append(judgement)
+    """Measure everybody's latest work."""
+    judgments = [_judgment(row) for row in latest_rankings(store.connections, LATEST)]
+    by_task: dict[int, list[Judgment]] = defaultdict(list)
+    for judgment in judgments:
+        by_task[judgment.task_id].append(judgment)
     shared = [group for group in by_task.values() if len(group) > 1]
     by_pair = _agreements(shared)
     task_means = [fmean(v) for group in shared if (v := _values(group, pair_agreement))]
     taus = [fmean(v) for group in shared if (v := _values(group, tau_b))]
-    longer = [fmean(wins) for j in judgements if (wins := longer_wins(j.tiers, j.lengths))]
-    names = sorted({judgement.annotator for judgement in judgements})
+    longer = [fmean(wins) for j in judgments if (wins := longer_wins(j.tiers, j.lengths))]
+    names = sorted({judgment.annotator for judgment in judgments})
     checks = check_scores(store.connections)
     return Quality(
         counts=store.counts(),
-        considered=len(judgements),
-        last_hour=sum(j.at > time.time() - 3600 for j in judgements),
-        people=[_person(name, judgements, by_pair, checks) for name in names],
+        considered=len(judgments),
+        last_hour=sum(j.at > time.time() - 3600 for j in judgments),
+        people=[_person(name, judgments, by_pair, checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
         alpha=ordinal_alpha(_units(shared)),
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
-        top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgements]),
+        top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgments]),
         longer_wins=mean_interval(longer),
         disagreements=_disagreements(store, shared),
         next_tasks=[
@@ -144,8 +144,8 @@ def _shortened(messages: str) -> str:
     return text[:PROMPT_CHARACTERS]
 
 
-def _judgement(row: dict[str, Any]) -> Judgement:
-    return Judgement(
+def _judgment(row: dict[str, Any]) -> Judgment:
+    return Judgment(
         task_id=row["task_id"],
         annotator=row["annotator"],
         tiers=json.loads(row["tiers"]),
@@ -157,12 +157,12 @@ def _judgement(row: dict[str, Any]) -> Judgement:
     )
 
 
-def _values(group: Sequence[Judgement], measure: Any) -> list[float]:
+def _values(group: Sequence[Judgment], measure: Any) -> list[float]:
     found = [measure(a.tiers, b.tiers) for a, b in combinations(group, 2)]
     return [value for value in found if value is not None]
 
 
-def _agreements(shared: list[list[Judgement]]) -> dict[tuple[str, str], list[float]]:
+def _agreements(shared: list[list[Judgment]]) -> dict[tuple[str, str], list[float]]:
     by_pair: dict[tuple[str, str], list[float]] = defaultdict(list)
     for group in shared:
         for a, b in combinations(sorted(group, key=lambda j: j.annotator), 2):
@@ -172,11 +172,11 @@ def _agreements(shared: list[list[Judgement]]) -> dict[tuple[str, str], list[flo
     return dict(by_pair)
 
 
-def _units(shared: list[list[Judgement]]) -> list[list[int]]:
+def _units(shared: list[list[Judgment]]) -> list[list[int]]:
     """For every response of every shared task, the place each person gave it."""
     units = []
     for group in shared:
-        places = [ranks(judgement.tiers) for judgement in group]
+        places = [ranks(judgment.tiers) for judgment in group]
         for response in group[0].shown:
             units.append([place[response] for place in places if response in place])
     return units
@@ -184,28 +184,28 @@ def _units(shared: list[list[Judgement]]) -> list[list[int]]:
 
 def _person(
     name: str,
-    judgements: list[Judgement],
+    judgments: list[Judgment],
     by_pair: dict[tuple[str, str], list[float]],
     checks: dict[str, dict[str, Interval | None]],
 ) -> Person:
-    own = [judgement for judgement in judgements if judgement.annotator == name]
+    own = [judgment for judgment in judgments if judgment.annotator == name]
     now = datetime.fromtimestamp(time.time())
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
     with_others = [value for pair, values in by_pair.items() if name in pair for value in values]
     return Person(
         name=name,
         done=len(own),
-        today=sum(judgement.at >= midnight for judgement in own),
-        median_seconds=median(judgement.seconds for judgement in own),
-        too_fast=fmean(judgement.is_too_fast for judgement in own),
-        unchanged=fmean(judgement.is_unchanged for judgement in own),
+        today=sum(judgment.at >= midnight for judgment in own),
+        median_seconds=median(judgment.seconds for judgment in own),
+        too_fast=fmean(judgment.is_too_fast for judgment in own),
+        unchanged=fmean(judgment.is_unchanged for judgment in own),
         agreement=mean_interval(with_others),
         gold=checks.get("gold", {}).get(name),
         self_agreement=checks.get("repeat", {}).get(name),
     )
 
 
-def _disagreements(store: Store, shared: list[list[Judgement]]) -> list[Disagreement]:
+def _disagreements(store: Store, shared: list[list[Judgment]]) -> list[Disagreement]:
     """The tasks people agree on least, worst first and settled ones last.
 
     The letters are those of one screen, and nobody is named: a decision should not follow names.

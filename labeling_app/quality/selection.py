@@ -1,16 +1,16 @@
-"""Which tasks teach a reward model most: pure functions of rewards and last-layer features.
+"""Which tasks a reward model would learn most from: functions of rewards and features.
 
 A task holds K responses with rewards r (K) and features φ (K, d), the input of the reward head. A
 person who ranks it compares all pairs; the model expects p = σ(r_i - r_j) of each.
 
-* entropy: how unsure the model is of the pairs.
+* entropy: the model's mean uncertainty about the pairs.
 * fisher: how much the pairs would tell about the head, given what was ranked before (D-optimal,
-  arXiv 2502.04354). Chosen one by one, so that two tasks that teach the same are not both first.
-* delta-ucb: the largest gap that is still plausible (arXiv 2603.09692). There the bounds of two
-  responses are added; here the uncertainty is that of their difference, for only differences are
-  ever learnt.
+  arXiv 2502.04354). Tasks are chosen greedily, so that two with the same content are not both
+  first.
+* delta-ucb: the largest plausible gap (arXiv 2603.09692). The paper adds the bounds of the two
+  responses; here the bound is on their difference, because only differences are learned.
 
-Some places always go to tasks drawn at random: a model is blind to what it does not know.
+A share of the queue is always drawn at random, because a model does not know what it has not seen.
 """
 
 from heapq import heapify, heappop, heappush

@@ -1,4 +1,4 @@
-"""Which responses end because their length limit cut them off: people must not blame the model."""
+"""Labels for responses that were cut off at their length limit, which is not the model's fault."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from labeling_app.db.reports import length_limits
 
 
 def cut_offs(connections: Connections, ids: Sequence[str]) -> list[str]:
-    """For every response what its card says of its end: nothing where it ended by itself.
+    """For every response the label of its card: "" unless it was cut off.
 
-    Nothing either where nobody knows, as of imported responses.
+    Where that is unknown, as for imported responses, the label is "" too.
     """
     limits = length_limits(connections, ids)
     return [_words(limits[one]) if one in limits else "" for one in ids]

@@ -44,8 +44,8 @@ def checked_tiers(tiers: Any, num_responses: int) -> Tiers:
     return tiers
 
 
-def judgements_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
-    """Pair judgements [i, j, "first" | "second" | "tie"] as rankings.
+def judgments_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
+    """Pair judgments [i, j, "first" | "second" | "tie"] as rankings.
 
     When they cover every pair and fit one order, ties included, that order is the one ranking.
     Otherwise each pair stays a ranking of its own two responses: people are intransitive, and no

@@ -213,7 +213,7 @@ def score(
 def judge(
     sides: Mapping[str, Side], other: str, scores: Scores, comparison: Comparison, run: RunDir
 ) -> Wins:
-    """By every judge, each prompt's share of comparisons that the policy won against `other`."""
+    """By every judge, each prompt's fraction of comparisons that the policy won against `other`."""
     settings = comparison.settings
     wins = {name: compare(of["policy"], of[other]) for name, of in scores.items()}
     if settings.judge_endpoint:
@@ -230,7 +230,7 @@ def judge(
 def describe_judges(
     settings: EvaluateSettings, comparison: Comparison
 ) -> dict[str, dict[str, str | bool]]:
-    """Kind and name of every judge, and whether the policy was trained to please the reward."""
+    """Kind and name of every judge, and whether the policy was trained against the reward."""
     name = comparison.reward["path"]
     kind = "reward model" if is_model(name) else "reward function"
     trained = RunDir(Path(comparison.policy["path"]).parent).read_stage().get("inputs", {})
@@ -247,7 +247,7 @@ def describe_judges(
 
 
 def count_verdicts(wins: Mapping[str, Wins]) -> dict[str, dict[str, int]]:
-    """How many verdicts an AI judge was asked for, and how many say nothing; {} without one."""
+    """How many verdicts an AI judge was asked for, and how many are unclear; {} without one."""
     found = [of["ai"] for of in wins.values() if "ai" in of]
     if not found:
         return {}
@@ -296,10 +296,10 @@ def measure_kls(
     responses = [sample.token_ids for part in ours.samples for sample in part]
     with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
         forward = measure_forward_kl(accelerator, model, tokenizer, rows, *how)
-        asked = (tokenizer, prompts, responses, *how)
-        log_probs = score_responses(accelerator, model, *asked)
+        scored = (tokenizer, prompts, responses, *how)
+        log_probs = score_responses(accelerator, model, *scored)
     with in_memory(load_reference_model(store, accelerator)) as reference:
-        reference_log_probs = score_responses(accelerator, reference, *asked)
+        reference_log_probs = score_responses(accelerator, reference, *scored)
     reverse = estimate_reverse_kl(prompts, log_probs, reference_log_probs)
     kls = {"forward": forward, "reverse": reverse}
     return {name: {**kl, "sqrt_nats": max(0.0, kl["nats"]) ** 0.5} for name, kl in kls.items()}

@@ -1,6 +1,6 @@
 """Who judges an evaluation: a reward model, a function, another language model.
 
-Every judge gives each prompt the share of comparisons that the policy won against another side.
+Every judge gives each prompt the fraction of comparisons that the policy won against another side.
 Letters: P prompts, N answers of one side to each.
 """
 
@@ -35,7 +35,7 @@ POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 def score_with_reward(
     rows: Sequence[ReferenceRow], sides: Mapping[str, Side], reward: Reward, pad_id: int
 ) -> dict[str, Scores]:
-    """What the policy was trained to please says of every side's answers to the rows' prompts."""
+    """Scores of every side's answers by the reward that the policy was trained against."""
     scores = {}
     for name, side in sides.items():
         answers = [
@@ -78,7 +78,7 @@ def try_judge(endpoint: Endpoint) -> None:
 class AIJudge:
     """A judge model that is asked about the first answers of two sides, in both orders.
 
-    `log` keeps every question with its answer; what stands in it is not asked again.
+    `log` keeps every question with its answer; what it has is not asked again.
     """
 
     endpoint: Endpoint

@@ -32,11 +32,11 @@ def length_controlled_rate(
     and p = σ(a + b·tanh(d / s)), d the difference of lengths and s its root mean square.
 
     Args:
-        wins: each prompt's share of comparisons won.
+        wins: each prompt's fraction of comparisons won.
         length_differences: our mean length less theirs, for each prompt.
         seed: of the resampling.
         samples: how often to resample.
-        level: the share of such intervals that hold the true rate.
+        level: the fraction of such intervals that contain the true rate.
     """
     scale = float(np.sqrt(np.mean(length_differences**2))) or 1.0
     longer = np.tanh(length_differences / scale)

@@ -1,7 +1,7 @@
 """The pictures of a report, as matplotlib figures that depend on nothing but their arguments.
 
 Figures are made without pyplot, so no window, no state and no display are needed. The accent colour
-means the new policy, grey means the original model; labels stand at the data, not in a legend.
+means the new policy, grey means the original model; labels are at the data, not in a legend.
 Names that come from outside (sources, judges) are drawn as they are: no mathtext, no markup.
 """
 
@@ -121,7 +121,7 @@ def score_distributions(panels: Sequence[tuple[str, Sequence[float], Sequence[fl
 
 
 def reward_against_kl(panels: Sequence[KLPanel]) -> Figure:
-    """How far the new model moved and what it gained, beside best-of-n, which needs no training."""
+    """How far the new model moved and what it gained, next to best-of-n without training."""
     figure = _figure(PANEL_WIDTH, 2.4 * len(panels))
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):

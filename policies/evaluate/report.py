@@ -11,17 +11,17 @@ policy, reference, or rival where another model was compared too:
     win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives;
                             optional: length_controlled, with value low high
     judges.JUDGE            optional: kind (signal, reward model, AI judge, people) and name;
-                            is_objective where the policy was trained to please it
+                            is_objective where the policy was trained against it
     rival                   optional: name, win_rate.JUDGE of the policy against it, and votes
     win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
     win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
     kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional,
                             and so are clamped_fraction and abandoned_fraction, the
-                            shares of tokens with a log-ratio above 10 (clamped) and below −10
+                            fractions of tokens with a log-ratio above 10 (clamped) and below −10
     reward.SIDE, gold.SIDE  mean std; gold where there is one
     best_of_n               optional: n nats reward gold of choosing among n stored answers
     length.SIDE             mean tokens of an answer
-    eos_rate.SIDE           share of answers that end by themselves
+    eos_rate.SIDE           fraction of answers with an end token
     distinct.SIDE           distinct_1 distinct_2
     self_bleu.SIDE          optional: how much the answers repeat each other
     scores.JUDGE.SIDE       optional: every score, for the picture of their distribution

@@ -11,33 +11,33 @@ from rlhf.modeling.template_kwargs import TemplateKwargs
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateSettings:
-    """What is compared with what, and who judges."""
+    """Which models are compared, and which judges compare them."""
 
     policy: str
     """The --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
     reference: Path
     """The --out of `rlhf reference`."""
     reward: str
-    """Reward model, signal:package.module:function or address that judges."""
+    """A judge: reward model, signal:package.module:function or http(s):// address."""
     out: Path
-    """Folder of this stage."""
+    """Folder for the report and the answers."""
     against: str | None = None
-    """Another policy or model: it answers the same prompts and is compared with --policy too."""
+    """Another policy or model to compare --policy with, on the same prompts."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a --policy or --against that records none, e.g.
     '{"enable_thinking": false}'."""
     gold: str | None = None
-    """A function `package.module:function` of (prompt, response) that judges besides."""
+    """An additional judge: a function `package.module:function` of (prompt, response)."""
     judge_endpoint: str = ""
-    """Address of an OpenAI-compatible server, ending in /v1, whose model judges besides."""
+    """An additional judge: address of an OpenAI-compatible server, ending in /v1."""
     judge_model: str = ""
-    """The model that judges there; its key in RLHF_JUDGE_API_KEY."""
+    """Name of the model on --judge-endpoint; its API key is read from RLHF_JUDGE_API_KEY."""
     judge_rubric: Path | None = None
-    """A text file that says what that model judges by."""
+    """A text file with the criteria that the judge model is given."""
     judge_parallel: int = 4
-    """Questions asked at the same time."""
+    """Requests to --judge-endpoint at the same time."""
     split: Literal["test", "train"] = "test"
-    """Which prompts to answer; those of `test` were never trained on."""
+    """Which prompts to answer; `test` prompts were not trained on."""
     samples: int = 4
     """Responses of the policy per prompt."""
     batch_size: int = 64
@@ -47,7 +47,7 @@ class EvaluateSettings:
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
     resume: bool = False
-    """Show the result of an --out that is finished, run one that is not."""
+    """Continue an unfinished --out; show the result of a finished one."""
 
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)

@@ -74,7 +74,7 @@ class Spread:
 def compare(
     policy_scores: Float[ndarray, "P S"], reference_scores: Float[ndarray, "P M"]
 ) -> Float[ndarray, " P"]:
-    """Each prompt's share of comparisons that the policy wins, a tie counting half.
+    """Each prompt's fraction of comparisons that the policy wins, a tie counting half.
 
     w_p = 1/(S·M) · Σ_s Σ_m [a_ps > b_pm] + ½·[a_ps = b_pm]
 
@@ -99,7 +99,7 @@ def compare(
 
 
 def win_rate(wins: Float[ndarray, " P"]) -> float:
-    """The mean of per-prompt win shares: 1/P · Σ w_p. A half says that the two are equal.
+    """The mean of per-prompt win fractions: 1/P · Σ w_p. A half says that the two are equal.
 
     Raises:
         ValueError: no prompts, or a share outside 0 to 1.
@@ -107,7 +107,7 @@ def win_rate(wins: Float[ndarray, " P"]) -> float:
     if wins.size == 0:
         raise ValueError("no prompts: there is no win rate")
     if not ((wins >= 0) & (wins <= 1)).all():
-        raise ValueError("win shares lie between 0 and 1")
+        raise ValueError("win fractions lie between 0 and 1")
     return float(wins.mean())
 
 
@@ -124,7 +124,7 @@ def bootstrap_interval(
         values: one number per prompt.
         samples: how often to resample.
         seed: of the resampling.
-        level: the share of such intervals that hold the true mean.
+        level: the fraction of such intervals that contain the true mean.
 
     Raises:
         ValueError: no values.
@@ -159,7 +159,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def judge_wins(wins: Float[ndarray, " P"], *, seed: int, level: float = 0.95) -> WinRate:
-    """Win rate, interval and sign test of per-prompt win shares, as `compare` gives them.
+    """Win rate, interval and sign test of per-prompt win fractions, as `compare` gives them.
 
     A prompt is won when the policy takes more than half of its comparisons.
     """
@@ -193,7 +193,7 @@ def standard_error(values: Float[ndarray, " P"]) -> float:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Different n-grams of words as a share of all of them, over all texts together.
+    """Distinct n-grams of words as a fraction of all, over all texts.
 
     distinct-n = |{n-grams}| / #n-grams (Li et al., 2016, arXiv 1510.03055); 0 when there are none.
     Words are lower-cased runs of letters and digits; no n-gram spans two texts. It falls as texts

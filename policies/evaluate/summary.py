@@ -33,7 +33,7 @@ def win_rates(wins: Wins, ours: Side, theirs: Side, seed: int) -> dict[str, dict
     """For every judge the win rate with interval and sign test, and the one at equal length.
 
     Args:
-        wins: by judge, each prompt's share of comparisons won; NaN where the judge was unclear.
+        wins: by judge, each prompt's fraction of comparisons won; NaN where the judge was unclear.
         ours: the policy's answers.
         theirs: the answers they were compared with.
         seed: of the bootstrap.

@@ -1,10 +1,10 @@
 """Where the KL term gets its reference from, how strong it is, and the audit of the true one.
 
-reference   forward KL on stored outputs, a loss beside the clip loss (see update.py)
+reference   forward KL on stored outputs, a loss in addition to the clip loss (update.py)
 adapter     reverse KL on the policy's own samples, the reference being the policy with its LoRA
             adapter switched off; k1 of each token is taken from its reward
 resident    the same with a frozen copy of the original model in memory
-none        no brake
+none        no KL term
 """
 
 from collections.abc import Callable
@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from policies.ppo.batches import in_length_order
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.setting_groups import KLSettings
-from policies.ppo.settings import MAX_RELATIVE_ERROR
+from policies.ppo.settings import MAX_RELATIVE_ERROR, PPOSettings
 from policies.reference.kl import reverse_kl_k1, reverse_kl_k3
 from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceStore
@@ -114,19 +115,19 @@ def audit(
     model: PolicyAndCritic,
     sequences: Sequences,
     log_probs: Float[Tensor, "B R"],
-    micro_batch_size: int,
-    *,
-    tensor_parallel: bool = False,
-    holds_reference: bool = False,
+    settings: PPOSettings,
 ) -> dict[str, float]:
-    """The true reverse KL of a step's samples; the reference is loaded for it, and let go.
+    """The true reverse KL of a step's samples; the original model is loaded for it, and freed.
 
-    Where the policy `holds_reference`, beneath its adapters, that is asked instead.
+    Where the policy holds it under its adapters, they are switched off instead.
     """
-    source = "adapter" if holds_reference else "resident"
-    score = reference_policy(source, store, accelerator, tensor_parallel=tensor_parallel)
+    source = "adapter" if settings.holds_reference else "resident"
+    score = reference_policy(
+        source, store, accelerator, tensor_parallel=settings.tensor_parallel > 1
+    )
     assert score is not None
-    found = measure_reference(accelerator, model, score, sequences, micro_batch_size)
+    size = settings.batch.micro_batch_size
+    found = measure_reference(accelerator, model, score, sequences, size)
     mask = sequences.responses.mask
     return describe_reverse_kl(accelerator, log_probs, found, mask, "kl_audit")
 
@@ -141,9 +142,7 @@ def measure_reference(
 ) -> Float[Tensor, "B R"]:
     """The reference's log-probs of fresh samples, in batches of like length; 0 at padding."""
     log_probs = torch.zeros(sequences.responses.ids.shape, device=accelerator.device)
-    order = sequences.joined.mask.sum(dim=1).argsort()
     with accelerator.autocast():
-        for rows in order.split(micro_batch_size):
-            part = sequences.rows(rows).trimmed()
+        for rows, part in in_length_order(sequences, micro_batch_size):
             log_probs[rows, : part.responses.ids.shape[1]] = score(model, part)
     return log_probs

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from policies.ppo.pretraining import pieces_per_step
+from policies.ppo.batches import pieces_per_step
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import open_store

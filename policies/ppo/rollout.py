@@ -1,9 +1,10 @@
-"""One step's experience: responses of the current policy with everything the update needs.
+"""One step's experience: sample responses, score them, measure their log-probs, get advantages.
 
-Letters: B episodes of this process, R response tokens.
+Each of these is a function here; `policies/ppo/train.py` calls them in this order. Letters: B
+episodes (prompt and response) of this process, R response tokens. Every (B, R) tensor is 0 at
+padding.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,48 +21,101 @@ from policies.ppo.advantages import (
     masked_moments,
     whiten,
 )
-from policies.ppo.guards import distinct_2
+from policies.ppo.batches import in_length_order, refit
+from policies.ppo.checks import distinct_2
 from policies.ppo.kl import ReferencePolicy, measure_reference
 from policies.ppo.losses import matches_sampler, sampler_weights
-from policies.ppo.micro_batches import arrange, refit, split_by_length
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from policies.rewards.shaping import center, place_at_end, shape_rewards
 from policies.rewards.sources import Reward
-from policies.sampling.generate import Sample, Sampler, sample_responses
+from policies.sampling.generate import Sample, Sampler, sample_with
 from rlhf.modeling.log_probs import Sequences, entropy_of, log_probs_of, response_logits
-from rlhf.modeling.tokens import decode_response, pad_left, pad_right
+from rlhf.modeling.tokens import decode_response
 from rlhf.parallel.distributed import global_sum
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """Episodes of one step; every (B, R) tensor is 0 at padding."""
+class Environment:
+    """What responses are sampled with and scored by; the same in every step.
+
+    Attributes:
+        accelerator: device, precision and processes.
+        tokenizer: the policy's.
+        reward: what the policy is trained against.
+        reference_policy: log-probs of fresh samples under the original model; None where the KL
+            term needs none.
+        reference_rewards: rewards of each prompt's stored outputs, by prompt id.
+        sampling: how the stored outputs were sampled.
+        sampler: samples in place of transformers' plain `generate`.
+    """
+
+    accelerator: Accelerator
+    tokenizer: PreTrainedTokenizerBase
+    reward: Reward
+    reference_policy: ReferencePolicy | None
+    reference_rewards: dict[str, list[float]]
+    sampling: Sampling
+    sampler: Sampler | None = None
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Responses of the current policy; `prompts` has the stored rows of each episode's prompt."""
+
+    prompts: Sequence[tuple[ReferenceRow, ...]]
+    sequences: Sequences
+    finished: Bool[Tensor, " B"]
+    texts: Sequence[str]
+    sampler_log_probs: Float[Tensor, "B R"]
+    """The sampler's log-probs of its tokens."""
+
+    @property
+    def mask(self) -> Bool[Tensor, "B R"]:
+        """True at real response tokens."""
+        return self.sequences.responses.mask
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rewards of episodes: as scored, minus the stored outputs' mean, and as learned from."""
+
+    scores: Float[Tensor, " B"]
+    centered: Float[Tensor, " B"]
+    shaped: Float[Tensor, " B"]
+    baseline: Float[Tensor, " B"]
+    """Given back to the shaped reward where a critic or other samples are the baseline."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What policy, critic and reference give for the episodes' tokens before the update."""
+
+    log_probs: Float[Tensor, "B R"]
+    entropy: Float[Tensor, "B R"]
+    values: Float[Tensor, "B R"]
+    critic_features: Float[Tensor, "B R d"] | None
+    """What a critic's head reads on a frozen model of its own: updates need not compute it."""
+    reference_log_probs: Float[Tensor, "B R"] | None = None
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What the update learns from."""
 
     sequences: Sequences
     loss_mask: Bool[Tensor, "B R"]
     """True at the response tokens that the policy and value losses learn from."""
-    finished: Bool[Tensor, " B"]
-    scores: Float[Tensor, " B"]
-    centered: Float[Tensor, " B"]
-    shaped: Float[Tensor, " B"]
     old_log_probs: Float[Tensor, "B R"]
-    sampler_log_probs: Float[Tensor, "B R"]
-    """What the sampler thought of its tokens."""
-    reference_log_probs: Float[Tensor, "B R"] | None
-    entropy: Float[Tensor, "B R"]
     old_values: Float[Tensor, "B R"]
     advantages: Float[Tensor, "B R"]
     returns: Float[Tensor, "B R"]
-    sampled_at: float
-    """On time's monotonic clock: what came before was sampling, what comes after is scoring."""
     sampler_weights: Float[Tensor, "B R"] | None = None
     """Importance weights of the policy loss; None where the sampler is not corrected for."""
     critic_features: Float[Tensor, "B R d"] | None = None
-    """What a critic's head reads on a frozen model of its own: updates need not read it again."""
 
     @property
     def response_mask(self) -> Bool[Tensor, "B R"]:
@@ -70,105 +124,43 @@ class Rollout:
 
 
 @torch.no_grad()
-def collect_rollout(
-    accelerator: Accelerator,
+def sample_episodes(
+    environment: Environment,
     model: PolicyAndCritic,
-    tokenizer: PreTrainedTokenizerBase,
-    reward: Reward,
-    reference: ReferencePolicy | None,
-    references: Sequence[tuple[ReferenceRow, ...]],
-    reference_rewards: dict[str, list[float]],
-    sampling: Sampling,
-    settings: PPOSettings,
-    sampler: Sampler | None = None,
-) -> Rollout:
-    """Sample a response for each prompt, score it, and work out advantages.
+    prompts: Sequence[tuple[ReferenceRow, ...]],
+    batch_size: int,
+) -> Episodes:
+    """Sample a response for each prompt.
 
     Args:
-        accelerator: device, precision and processes.
-        model: policy and critic, not wrapped.
-        tokenizer: the policy's.
-        reward: what the policy is to please.
-        reference: gives the reference's log-probs of the samples, where the KL term wants them.
-        references: the stored rows of each prompt, as often in a row as it is to be answered.
-        reference_rewards: r(y0) of each prompt's rows, by prompt id.
-        sampling: the settings that the reference outputs were sampled with.
-        settings: shaping and GAE.
-        sampler: who samples, if not transformers' plain `generate`.
+        environment: tokenizer, sampling settings and sampler.
+        model: its policy answers; not wrapped.
+        prompts: the stored rows of each prompt, repeated as often as it is to be answered.
+        batch_size: sequences sampled at once.
     """
-    prompts = [rows[0].prompt_ids for rows in references]
-    samples, sequences = _sample(
-        accelerator, model, tokenizer, prompts, sampling, settings, sampler
-    )
-    sampled_at = time.monotonic()
-    device, mask = accelerator.device, sequences.responses.mask
-    texts = [
-        decode_response(tokenizer, sample.token_ids, ids)
-        for sample, ids in zip(samples, prompts, strict=True)
-    ]
-    beat("scoring")
-    scores = reward([rows[0].prompt for rows in references], texts, sequences.joined)
-    stored = [reference_rewards[rows[0].prompt.id] for rows in references]
-    reference_scores = torch.tensor(stored, device=device)
-    finished = torch.tensor([sample.finished for sample in samples], device=device)
-    shaped, baseline = shape_rewards(
-        scores, reference_scores, finished, mask.sum(dim=1), **settings.shaping
-    )
-    beat("measuring")
-    log_probs, entropy, values, critic_features = _measure(
-        accelerator, model, sequences, sampling, settings
-    )
-    sampler_log_probs = _stack_log_probs(samples).to(device)
-    loss_mask, weights = _loss_weights(finished, mask, log_probs, sampler_log_probs, settings)
-    token_rewards, reference_log_probs = place_at_end(shaped + baseline, mask), None
-    if reference is not None:
-        rows = settings.batch.micro_batch_size
-        reference_log_probs = measure_reference(accelerator, model, reference, sequences, rows)
-        token_rewards -= settings.kl.coefficient * (log_probs - reference_log_probs) * mask
-    advantages, returns = advantages_of(
-        accelerator, token_rewards, values, mask, settings, loss_mask
-    )
-    return Rollout(
-        sequences=sequences,
-        loss_mask=loss_mask,
-        finished=finished,
-        scores=scores,
-        centered=center(scores, reference_scores),
-        shaped=shaped,
-        old_log_probs=log_probs,
-        sampler_log_probs=sampler_log_probs,
-        sampler_weights=weights,
-        reference_log_probs=reference_log_probs,
-        entropy=entropy,
-        old_values=values,
-        critic_features=critic_features,
-        advantages=advantages,
-        returns=returns,
-        sampled_at=sampled_at,
-    )
-
-
-def _sample(
-    accelerator: Accelerator,
-    model: PolicyAndCritic,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-    settings: PPOSettings,
-    sampler: Sampler | None,
-) -> tuple[list[Sample], Sequences]:
-    samples = sample_responses(
-        accelerator,
+    tokenizer, device = environment.tokenizer, environment.accelerator.device
+    prompt_ids = [rows[0].prompt_ids for rows in prompts]
+    samples = sample_with(
+        environment.sampler,
+        environment.accelerator,
         model.policy,
         tokenizer,
-        prompts,
-        sampling,
-        settings.sampling.batch_size,
-        sampler=sampler,
+        prompt_ids,
+        environment.sampling,
+        batch_size,
     )
     pad_id = int(tokenizer.pad_token_id)
-    responses = pad_right([sample.token_ids for sample in samples], pad_id)
-    return samples, Sequences(pad_left(prompts, pad_id), responses).to(accelerator.device)
+    responses = [sample.token_ids for sample in samples]
+    return Episodes(
+        prompts=prompts,
+        sequences=Sequences.of(prompt_ids, responses, pad_id).to(device),
+        finished=torch.tensor([sample.finished for sample in samples], device=device),
+        texts=[
+            decode_response(tokenizer, sample.token_ids, ids)
+            for sample, ids in zip(samples, prompt_ids, strict=True)
+        ],
+        sampler_log_probs=_stack_log_probs(samples).to(device),
+    )
 
 
 def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
@@ -180,18 +172,103 @@ def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
     return log_probs
 
 
-def _loss_weights(
-    finished: Bool[Tensor, " B"],
-    mask: Bool[Tensor, "B R"],
-    log_probs: Float[Tensor, "B R"],
-    sampler_log_probs: Float[Tensor, "B R"],
+@torch.no_grad()
+def score_episodes(environment: Environment, episodes: Episodes, settings: PPOSettings) -> Scores:
+    """Score the responses, and shape the scores with the rewards of the stored outputs."""
+    beat("scoring")
+    prompts = [rows[0].prompt for rows in episodes.prompts]
+    scores = environment.reward(prompts, episodes.texts, episodes.sequences.joined)
+    stored = [environment.reference_rewards[prompt.id] for prompt in prompts]
+    reference_scores = torch.tensor(stored, device=environment.accelerator.device)
+    shaped, baseline = shape_rewards(
+        scores,
+        reference_scores,
+        episodes.finished,
+        episodes.mask.sum(dim=1),
+        **settings.shaping,
+    )
+    return Scores(scores, center(scores, reference_scores), shaped, baseline)
+
+
+@torch.no_grad()
+def measure_episodes(
+    environment: Environment, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
+) -> Measured:
+    """Log-probs, entropy and values of the tokens, and the reference's log-probs where needed."""
+    beat("measuring")
+    accelerator, sequences, batch = environment.accelerator, episodes.sequences, settings.batch
+    temperature = environment.sampling.temperature
+    shape = sequences.responses.ids.shape
+    log_probs, entropy, values = torch.zeros((3, *shape), device=accelerator.device)
+    features: Tensor | None = None
+    with accelerator.autocast():
+        for rows, part in in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens):
+            mask, responses = episodes.mask[rows], part.responses
+            if model.reads_frozen_features:
+                logits, read = response_logits(model.policy, part), model.critic_features(part)
+                found: Tensor | None = model.values_of(read)
+                if features is None:
+                    features = read.new_zeros((*shape, read.shape[2]))
+                features[rows] = refit(read, responses.mask, mask)
+            else:
+                logits, found = model.read(part, len(rows))
+            mine = log_probs_of(logits, responses, temperature)
+            log_probs[rows] = refit(mine, responses.mask, mask)
+            spread = entropy_of(logits, responses, temperature)
+            entropy[rows] = refit(spread, responses.mask, mask)
+            if found is not None:
+                values[rows] = refit(found, responses.mask, mask)
+    reference_log_probs = None
+    if environment.reference_policy is not None:
+        reference_log_probs = measure_reference(
+            accelerator, model, environment.reference_policy, sequences, batch.micro_batch_size
+        )
+    return Measured(log_probs, entropy, values, features, reference_log_probs)
+
+
+@torch.no_grad()
+def build_experience(
+    accelerator: Accelerator,
+    episodes: Episodes,
+    scores: Scores,
+    measured: Measured,
     settings: PPOSettings,
+) -> Experience:
+    """Rewards of tokens and their advantages.
+
+    The score is the reward of the last token. With a reverse KL term, β (log π − log π_ref) is
+    subtracted at every token.
+    """
+    mask = episodes.mask
+    loss_mask, weights = _loss_weights(episodes, measured.log_probs, settings)
+    token_rewards = place_at_end(scores.shaped + scores.baseline, mask)
+    if measured.reference_log_probs is not None:
+        log_ratio = measured.log_probs - measured.reference_log_probs
+        token_rewards -= settings.kl.coefficient * log_ratio * mask
+    advantages, returns = advantages_of(
+        accelerator, token_rewards, measured.values, mask, settings, loss_mask
+    )
+    return Experience(
+        sequences=episodes.sequences,
+        loss_mask=loss_mask,
+        old_log_probs=measured.log_probs,
+        old_values=measured.values,
+        advantages=advantages,
+        returns=returns,
+        sampler_weights=weights,
+        critic_features=measured.critic_features,
+    )
+
+
+def _loss_weights(
+    episodes: Episodes, log_probs: Float[Tensor, "B R"], settings: PPOSettings
 ) -> tuple[Bool[Tensor, "B R"], Float[Tensor, "B R"] | None]:
     """The tokens that the losses learn from, and their weights in the policy loss."""
+    mask, finished = episodes.mask, episodes.finished
     kept = finished if settings.rewards.mask_truncated else torch.ones_like(finished)
     if settings.sampler_correction == "none":
         return mask & kept[:, None], None
-    both, cap = (log_probs, sampler_log_probs), settings.sampling.correction_cap
+    both, cap = (log_probs, episodes.sampler_log_probs), settings.sampling.correction_cap
     if settings.sampler_correction == "sequence":
         kept = kept & matches_sampler(*both, mask, cap)
     return mask & kept[:, None], sampler_weights(*both, cap)
@@ -208,7 +285,7 @@ def advantages_of(
     """Advantages, which with a critic are whitened over the tokens of all processes, and returns.
 
     Args:
-        accelerator: of the processes.
+        accelerator: adds up over processes.
         token_rewards: 0 at padding.
         values: the critic's.
         mask: real tokens.
@@ -232,118 +309,90 @@ def advantages_of(
     return whiten(advantages, mask, mean, squares / count - mean**2), returns
 
 
-def _measure(
-    accelerator: Accelerator,
-    model: PolicyAndCritic,
-    sequences: Sequences,
-    sampling: Sampling,
-    settings: PPOSettings,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Log-probs, entropy and values (B, R), in batches of like length; no critic, no values.
+@dataclass
+class RolloutSums:
+    """Sums over this process's episodes and tokens; every field adds up over processes."""
 
-    Fourth, what the critic's head reads (B, R, d), where it reads a frozen model of its own.
-    """
-    shape = sequences.responses.ids.shape
-    measured = torch.zeros((3, *shape), device=accelerator.device)
-    features: Tensor | None = None
-    lengths = sequences.joined.mask.sum(dim=1)
-    with accelerator.autocast():
-        for rows in split_by_length(
-            lengths, settings.batch.micro_batch_size, settings.batch.micro_tokens
-        ):
-            part, mask = sequences.rows(rows), sequences.responses.mask[rows]
-            part = arrange(part, settings.batch.micro_tokens)
-            responses = part.responses
-            if model.reads_frozen_features:
-                logits, read = response_logits(model.policy, part), model.critic_features(part)
-                values: Tensor | None = model.values_of(read)
-                if features is None:
-                    features = read.new_zeros((*shape, read.shape[2]))
-                features[rows] = refit(read, responses.mask, mask)
-            else:
-                logits, values = model.read(part, len(rows))
-            found = [
-                log_probs_of(logits, responses, sampling.temperature),
-                entropy_of(logits, responses, sampling.temperature),
-            ]
-            if values is not None:
-                found.append(values)
-            for kind, numbers in enumerate(found):
-                measured[kind, rows] = refit(numbers, responses.mask, mask)
-    return measured[0], measured[1], measured[2], features
+    episodes: Tensor
+    tokens: Tensor
+    score: Tensor
+    centered: Tensor
+    shaped: Tensor
+    finished: Tensor
+    entropy: Tensor
+    distinct_2: Tensor
+    sampler_gap: Tensor
 
 
-def describe_rollout(accelerator: Accelerator, rollout: Rollout) -> dict[str, float]:
+def describe_rollout(
+    accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: Measured
+) -> dict[str, float]:
     """Means over all episodes, and over all tokens, of all processes."""
-    mask = rollout.response_mask
-    rows = zip(rollout.sequences.responses.ids.tolist(), mask.sum(dim=1).tolist(), strict=True)
-    answers = [ids[:length] for ids, length in rows]
-    sums = global_sum(
-        accelerator,
-        torch.stack(
-            [
-                torch.tensor(float(len(rollout.scores))).to(accelerator.device),
-                mask.sum(),
-                rollout.scores.sum(),
-                rollout.centered.sum(),
-                rollout.shaped.sum(),
-                rollout.finished.sum(),
-                rollout.entropy.sum(),
-                torch.tensor(sum(map(distinct_2, answers))).to(accelerator.device),
-                (rollout.sampler_log_probs - rollout.old_log_probs)[mask].abs().sum(),
-            ]
-        ),
-    ).tolist()
-    episodes, tokens = sums[0], sums[1]
+    mask, device = episodes.mask, accelerator.device
+    lengths = mask.sum(dim=1).tolist()
+    ids = episodes.sequences.responses.ids.tolist()
+    variety = sum(distinct_2(row[:length]) for row, length in zip(ids, lengths, strict=True))
+    mine = RolloutSums(
+        episodes=torch.tensor(float(len(lengths))).to(device),
+        tokens=mask.sum(),
+        score=scores.scores.sum(),
+        centered=scores.centered.sum(),
+        shaped=scores.shaped.sum(),
+        finished=episodes.finished.sum(),
+        entropy=measured.entropy.sum(),
+        distinct_2=torch.tensor(variety).to(device),
+        sampler_gap=(episodes.sampler_log_probs - measured.log_probs)[mask].abs().sum(),
+    )
+    named = vars(mine)
+    totals = global_sum(accelerator, torch.stack(list(named.values()))).tolist()
+    total = dict(zip(named, totals, strict=True))
     return {
-        "reward/mean": sums[2] / episodes,
-        "reward/centered": sums[3] / episodes,
-        "reward/shaped": sums[4] / episodes,
-        "eos_rate": sums[5] / episodes,
-        "length": tokens / episodes,
-        "entropy": sums[6] / tokens,
-        "distinct_2": sums[7] / episodes,
-        "sampler_gap": sums[8] / tokens,
+        "reward/mean": total["score"] / total["episodes"],
+        "reward/centered": total["centered"] / total["episodes"],
+        "reward/shaped": total["shaped"] / total["episodes"],
+        "eos_rate": total["finished"] / total["episodes"],
+        "length": total["tokens"] / total["episodes"],
+        "entropy": total["entropy"] / total["tokens"],
+        "distinct_2": total["distinct_2"] / total["episodes"],
+        "sampler_gap": total["sampler_gap"] / total["tokens"],
     }
 
 
 def describe_correction(
-    accelerator: Accelerator, rollout: Rollout, settings: PPOSettings
+    accelerator: Accelerator, episodes: Episodes, experience: Experience, settings: PPOSettings
 ) -> dict[str, float]:
     """How far the sampler was corrected for, over all processes; nothing where it was not.
 
-    The effective sample size is Kish's, (Σ w)² / Σ w², as a share of the tokens.
+    The effective sample size is Kish's, (Σ w)² / Σ w², as a fraction of the tokens.
     """
-    weights, mask = rollout.sampler_weights, rollout.loss_mask
+    weights, mask = experience.sampler_weights, experience.loss_mask
+    cap = settings.sampling.correction_cap
     if weights is None:
         return {}
     moments = global_sum(accelerator, masked_moments(weights, mask))
     count, total, squares = moments.clamp(min=1e-12).tolist()
-    capped = global_sum(accelerator, ((weights >= settings.sampling.correction_cap) & mask).sum())
+    capped = global_sum(accelerator, ((weights >= cap) & mask).sum())
     found = {
         "sampler/capped_fraction": float(capped) / count,
         "sampler/effective_sample_size": total**2 / (count * squares),
     }
     if settings.sampler_correction == "sequence":
         near = matches_sampler(
-            rollout.old_log_probs,
-            rollout.sampler_log_probs,
-            rollout.response_mask,
-            settings.sampling.correction_cap,
+            experience.old_log_probs, episodes.sampler_log_probs, episodes.mask, cap
         )
-        left, responses = global_sum(
+        masked, responses = global_sum(
             accelerator, torch.stack([(~near).sum(), torch.ones_like(near).sum()])
         ).tolist()
-        found["sampler/masked_fraction"] = left / responses
+        found["sampler/masked_fraction"] = masked / responses
     return found
 
 
-def describe_values(accelerator: Accelerator, rollout: Rollout) -> dict[str, float]:
-    """How much of the returns the critic foresaw, over all processes."""
-    mask = rollout.response_mask
+def describe_values(accelerator: Accelerator, experience: Experience) -> dict[str, float]:
+    """The fraction of the returns' variance that the critic predicted, over all processes."""
+    mask = experience.response_mask
     moments = [
         global_sum(accelerator, masked_moments(values, mask))
-        for values in (rollout.returns, rollout.returns - rollout.old_values)
+        for values in (experience.returns, experience.returns - experience.old_values)
     ]
     returns, residual = (
         float(squares / count - (total / count) ** 2) for count, total, squares in moments

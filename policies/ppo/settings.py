@@ -217,7 +217,7 @@ class PPOSettings(ClusterSettings):
 
     @property
     def has_critic(self) -> bool:
-        """Whether a value model is trained beside the policy."""
+        """Whether a value model is trained."""
         return self.advantages == "gae"
 
     @property

@@ -1,34 +1,69 @@
 """What `rlhf ppo` works with: models, optimizer, rewards, stored rows and texts, ready to train."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.ppo.kl import ReferencePolicy, reference_policy
+from policies.ppo.batches import items_of_step, pieces_per_step, read_pieces, stack_pieces
+from policies.ppo.kl import reference_policy
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.models.critic import new_critic
 from policies.ppo.models.shared_base import critic_on, frozen_bytes, load_base, policy_on
-from policies.ppo.pretraining import pieces_per_step, read_pieces
+from policies.ppo.rollout import Environment
 from policies.ppo.settings import PPOSettings
 from policies.reference.rewards import rewards_by_prompt
 from policies.reference.store import ReferenceRow, ReferenceStore
-from policies.rewards.sources import Reward, load_reward
+from policies.rewards.sources import load_reward
 from policies.sampling.continuous import sample_continuously
 from policies.sampling.generate import Sampler
 from policies.sampling.vllm_engine import VLLM
+from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.attention.packing import pack_prefixes
+from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.records.documents import Kinds
 from rlhf.run.rundir import RunDir
 
+STATE: Kinds = {  # as progress.json of a checkpoint has it
+    "critic_fit": dict | None,
+    "guard_counts": dict,
+    "audited_kl": int | float | None,
+    "kl_coefficient": int | float,
+}
 ADAM_EPSILON = 1e-5  # PyTorch's default of 1e-8 makes early approx-KL several times larger
+
+
+@dataclass
+class LoopState:
+    """State of the loop besides weights; checkpoints keep it.
+
+    Attributes:
+        kl_coefficient: weight of the KL term; an adaptive one changes.
+        critic_fit: what fitting the critic's head has found.
+        guard_counts: for how many steps each warning has persisted.
+        audited_kl: the reverse KL of the last audit.
+    """
+
+    kl_coefficient: float
+    critic_fit: dict[str, Any] | None = None
+    guard_counts: dict[str, int] = field(default_factory=dict)
+    audited_kl: float | None = None
+
+    @classmethod
+    def of(cls, saved: dict[str, Any], settings: PPOSettings) -> "LoopState":
+        """The state in a checkpoint's progress.json; what that lacks is as at the start."""
+        usual = asdict(cls(settings.kl.coefficient))
+        return cls(**{name: saved.get(name, value) for name, value in usual.items()})
 
 
 @dataclass(frozen=True)
@@ -42,16 +77,13 @@ class Training:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     tokenizer: PreTrainedTokenizerBase
-    reward: Reward
-    reference_policy: ReferencePolicy | None
+    environment: Environment
     store: ReferenceStore
     prompts: Sequence[tuple[ReferenceRow, ...]]
-    reference_rewards: dict[str, list[float]]
     texts: Sequence[list[int]]
     settings: PPOSettings
     run: RunDir
     gathered_model: GatheredModel
-    sampler: Sampler | None
     frozen_bytes: dict[str, int] | None
 
     @property
@@ -66,11 +98,41 @@ class Training:
         number: int = self.accelerator.process_index
         return number // self.settings.tensor_parallel
 
+    def texts_of(self, step: int) -> Sequences | None:
+        """This process's chunks of pretraining text in a step; None where there are no texts."""
+        if not self.texts:
+            return None
+        pieces = items_of_step(
+            self.texts,
+            step,
+            self.dp_size * pieces_per_step(self.settings, self.dp_size),
+            self.settings.seed,
+            dp_rank=self.dp_rank,
+            dp_size=self.dp_size,
+        )
+        return stack_pieces(pieces, int(self.tokenizer.pad_token_id), self.accelerator.device)
+
     @contextmanager
     def gathered(self) -> Iterator[PolicyAndCritic]:
         """Policy and critic with all their weights in every process, which all enter together."""
         with self.gathered_model.gathered(self.model) as plain:
             yield plain
+
+
+def require_even_split(settings: PPOSettings, processes: int) -> None:
+    """Refuse a number of episodes that processes and minibatches cannot share.
+
+    Raises:
+        ConfigError: names the multiple that it must be.
+    """
+    share = processes * math.lcm(settings.optim.minibatches, settings.batch.samples_per_prompt)
+    if settings.batch.episodes_per_step % share:
+        raise ConfigError(
+            f"--batch.episodes-per-step {settings.batch.episodes_per_step} does not divide into "
+            f"{processes} processes × {settings.optim.minibatches} minibatches, with "
+            f"{settings.batch.samples_per_prompt} samples of each prompt in one process",
+            f"Make it a multiple of {share}.",
+        )
 
 
 def set_up(
@@ -106,25 +168,31 @@ def set_up(
         base=base,
         given=store.template_kwargs,
     )
-    return Training(
+    environment = Environment(
         accelerator=accelerator,
-        model=model,
-        optimizer=stepper,
         tokenizer=tokenizer,
         reward=reward,
         reference_policy=reference_policy(
             settings.kl.source, store, accelerator, tensor_parallel=sharding.is_tensor_parallel
         ),
+        reference_rewards=rewards_by_prompt(store, reward, tokenizer, accelerator.device),
+        sampling=store.sampling,
+        sampler=_new_sampler(settings, store, accelerator),
+    )
+    return Training(
+        accelerator=accelerator,
+        model=model,
+        optimizer=stepper,
+        tokenizer=tokenizer,
+        environment=environment,
         store=store,
         prompts=store.by_prompt("train"),
-        reference_rewards=rewards_by_prompt(store, reward, tokenizer, accelerator.device),
         texts=_read_texts(
             settings, tokenizer, accelerator.num_processes // settings.tensor_parallel
         ),
         settings=settings,
         run=run,
         gathered_model=gathered_model,
-        sampler=_new_sampler(settings, store, accelerator),
         frozen_bytes=_describe_sharing(accelerator, settings, base),
     )
 

@@ -1,83 +1,86 @@
 """`rlhf ppo`: train a policy against a reward model, held near the original by its stored outputs.
 
 Differs from the PPO of InstructGPT (arXiv 2203.02155): the KL term is the forward KL on reference
-outputs that were stored ahead of time, a loss beside the clip loss instead of a penalty in the
-reward, so no reference model is in memory; and rewards are reported as gains over the stored
+outputs that were stored ahead of time, a loss in addition to the clip loss in place of a penalty in
+the reward, so no reference model is in memory; and rewards are reported as gains over the stored
 outputs of the same prompt.
 """
 
-import math
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from policies.ppo.episodes import choose_prompts, choose_reference_rows, deal
-from policies.ppo.guards import normal_of, watch
-from policies.ppo.invariants import check_reference, check_step
+from policies.ppo.batches import (
+    choose_prompts,
+    choose_reference_rows,
+    describe_texts,
+)
+from policies.ppo.checks import check_reference, check_step, normal_of, watch
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.ppo.memory import room_for
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
-from policies.ppo.pretraining import describe_texts, pieces_per_step, stack_pieces
 from policies.ppo.rollout import (
-    Rollout,
-    collect_rollout,
+    Episodes,
+    Measured,
+    build_experience,
     describe_correction,
     describe_rollout,
     describe_values,
+    measure_episodes,
+    sample_episodes,
+    score_episodes,
 )
 from policies.ppo.settings import PPOSettings
-from policies.ppo.setup import Training, set_up
-from policies.ppo.update import KL_ESTIMATORS, reference_batch, update
+from policies.ppo.setup import STATE, LoopState, Training, require_even_split, set_up
+from policies.ppo.update import (
+    Learner,
+    LossSums,
+    StepData,
+    compute_gradients,
+    every_minibatch,
+    reference_batch,
+)
 from policies.reference.audit import (
     AuditSamples,
     audit_policy,
+    measure_for_audit,
     measure_forward_kl,
-    sample_for_audit,
 )
+from policies.reference.kl import FORWARD_KL
 from policies.reference.store import open_store, require_reference_of, require_training_prompts
 from policies.rewards.sources import describe_rewards
+from policies.sampling.generate import sample_with
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
-from rlhf.modeling.log_probs import Sequences
-from rlhf.modeling.models import (
-    describe_model,
-    reward_head,
-)
+from rlhf.modeling.models import describe_model, reward_head
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, seed_all, start
 from rlhf.parallel.gathered_model import full_state
-from rlhf.parallel.sharding import assign, unwrap
+from rlhf.parallel.sharding import assign, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
-from rlhf.records.documents import Kinds, require_kinds
+from rlhf.records.documents import require_kinds
 from rlhf.records.jsonl import write_json
 from rlhf.run.checkpoint import Saver, load_checkpoint, newest_checkpoint
 from rlhf.run.metrics import append_metrics, forget_metrics_after, progress, read_metrics
-from rlhf.run.preflight import check_before_training, require_shared
-from rlhf.run.profiling import profiling
-from rlhf.run.rundir import open_stage, require_done, stage_status, watching_stage
-from rlhf.run.tracking import tracking
+from rlhf.run.rundir import require_done
+from rlhf.run.stage import training_stage
 from rlhf.run.watchdog import beat
 
 AUDIT_PROMPTS = 64
 CLOCKS = ("seconds/sample", "seconds/score", "seconds/update")
 AUDITED_KL = "kl_audit/reverse_k1_per_token"
 CONTROL_PROMPTS = 16
-FACTS: Kinds = {  # what a checkpoint keeps beside weights
-    "critic_fit": dict | None,
-    "guard_counts": dict,
-    "audited_kl": int | float | None,
-    "kl_coefficient": int | float,
-}
 GUARD_PROMPTS = 10_000
 MEASURED_KL = (  # what the controller steers by, the first that a step has
     "kl/held_out_forward_k3_per_token",
     "kl/reverse_k1_per_token",
-    *(name for name, _ in KL_ESTIMATORS.values()),
+    *(name for name, _ in FORWARD_KL.values()),
 )
 STEP_SEED_STRIDE = 1_000_003
 
@@ -108,30 +111,19 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     accelerator = start(settings.precision, settings.seed)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
-    _require_even_split(settings, accelerator.num_processes // settings.tensor_parallel)
-    check_before_training(accelerator, settings, settings.out, inputs, room_for(settings))
-    run = open_stage(settings.out, "ppo", settings, inputs, resume=settings.resume)
-    accelerator.wait_for_everyone()
-    require_shared(run)
-    if run.is_done:
-        return run.read_report()
-    url = settings.notify
-    tracked = tracking(accelerator, settings.track, run.path, settings)
-    profiled = profiling(accelerator, settings.profile, run.profile)
-    watched = watching_stage(run, settings.stall_timeout, url)
-    with stage_status(run, url), watched, tracked, profiled:
+    require_even_split(settings, accelerator.num_processes // settings.tensor_parallel)
+    with training_stage(accelerator, "ppo", settings, inputs, room_for(settings)) as run:
+        if run.is_done:
+            return run.read_report()
         training = set_up(settings, store, accelerator, sharding, run)
         saved = load_checkpoint(accelerator, run.checkpoints) or {"step": 0}
-        done = saved["step"]
-        facts: dict[str, Any] = {"critic_fit": None, "guard_counts": {}, "audited_kl": None}
-        facts["kl_coefficient"] = settings.kl.coefficient
-        require_kinds(saved, FACTS, f"{run.checkpoints} (progress.json)")
-        facts |= {name: saved[name] for name in facts if name in saved}
-        forget_metrics_after(run.metrics_file, done)
-        if done == 0:
-            facts["critic_fit"] = before_training(training)
-        train_loop(training, done, facts)
-        finish(training, facts)
+        require_kinds(saved, STATE, f"{run.checkpoints} (progress.json)")
+        state = LoopState.of(saved, settings)
+        forget_metrics_after(run.metrics_file, saved["step"])
+        if saved["step"] == 0:
+            state.critic_fit = before_training(training)
+        train_loop(training, saved["step"], state)
+        finish(training, state)
     return run.read_report()
 
 
@@ -152,7 +144,7 @@ def before_training(training: Training) -> dict[str, Any] | None:
             training.accelerator,
             plain,
             training.prompts,
-            training.reference_rewards,
+            training.environment.reference_rewards,
             training.settings,
             int(training.tokenizer.pad_token_id),
         )
@@ -162,153 +154,138 @@ def before_training(training: Training) -> dict[str, Any] | None:
     return found
 
 
-def train_loop(training: Training, done: int, facts: dict[str, Any]) -> None:
-    """Sample, score, update, report; once per step. `facts` travel in the checkpoints."""
-    settings, accelerator = training.settings, training.accelerator
+def train_loop(training: Training, done: int, state: LoopState) -> None:
+    """Take steps `done` + 1 to the last; check, report and save after each."""
+    settings, accelerator, run = training.settings, training.accelerator, training.run
     saver = Saver(
         accelerator,
-        training.run.checkpoints,
+        run.checkpoints,
         every_steps=settings.checkpoint.every,
         every_minutes=settings.save_minutes,
         keep=settings.checkpoint.keep,
     )
     some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
     normal = normal_of([row for rows in some for row in rows])
+    is_single = settings.optim.epochs * settings.optim.minibatches == 1
     with progress("ppo", total=settings.steps, done=done) as bar, saver.listening():
         for step in range(done + 1, settings.steps + 1):
-            kl = replace(settings.kl, coefficient=facts["kl_coefficient"])
+            kl = replace(settings.kl, coefficient=state.kl_coefficient)
             row = take_step(training, replace(settings, kl=kl), step)
-            newest = newest_checkpoint(training.run.checkpoints)
-            check_step(
-                row,
-                accelerator.mixed_precision,
-                newest,
-                single_update=settings.optim.epochs * settings.optim.minibatches == 1,
-            )
-            append_metrics(training.run.metrics_file, row)
+            newest = newest_checkpoint(run.checkpoints)
+            check_step(row, accelerator.mixed_precision, newest, single_update=is_single)
+            append_metrics(run.metrics_file, row)
             accelerator.log(row, step=step)
             measured = next((row[name] for name in MEASURED_KL if name in row), None)
-            facts["audited_kl"] = row.get(AUDITED_KL, facts["audited_kl"])  # stands till the next
-            known = [value for value in (measured, facts["audited_kl"]) if value is not None]
-            facts["guard_counts"] = watch(
+            state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # counts till the next
+            known = [value for value in (measured, state.audited_kl) if value is not None]
+            state.guard_counts = watch(
                 row,
                 max(known, default=None),
                 normal,
                 settings.guards,
-                facts["guard_counts"],
+                state.guard_counts,
                 newest,
                 lambda words: accelerator.print(words, file=sys.stderr),
             )
             if measured is not None:
-                facts["kl_coefficient"] = adjust(
-                    kl.coefficient, measured, settings.batch.episodes_per_step, kl
-                )
+                episodes = settings.batch.episodes_per_step
+                state.kl_coefficient = adjust(kl.coefficient, measured, episodes, kl)
             shown = "" if measured is None else f"  kl {measured:.3f}"
             bar.show(f"reward {row['reward/mean']:+.2f}{shown}")
             bar.advance()
-            doubtful = settings.guards.patience and facts["guard_counts"]
+            doubtful = settings.guards.patience and state.guard_counts
             is_last = step == settings.steps
-            saver.after_step(step, facts, is_good=not doubtful, is_last=is_last)
+            saver.after_step(step, asdict(state), is_good=not doubtful, is_last=is_last)
 
 
 def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:
-    """One step of sampling and updating; its metrics."""
-    accelerator, store = training.accelerator, training.store
+    """One step of PPO: rollout, scores, advantages, losses and optimizer steps; its metrics."""
+    accelerator, environment = training.accelerator, training.environment
+    clock = [time.monotonic()]
     beat("sampling", step)
-    began = time.monotonic()
     rates = set_learning_rates(training, step)
-    chosen = choose_prompts(
+    prompts = choose_prompts(
         training.prompts,
         step,
-        settings.batch.episodes_per_step // settings.batch.samples_per_prompt,
-        settings.batch.samples_per_prompt,
+        settings.batch,
         settings.seed,
-        rank=training.dp_rank,
-        ranks=training.dp_size,
+        dp_rank=training.dp_rank,
+        dp_size=training.dp_size,
     )
-    with training.gathered() as plain:
-        rollout = collect_rollout(
-            accelerator,
-            plain,
-            training.tokenizer,
-            training.reward,
-            training.reference_policy,
-            chosen,
-            training.reference_rewards,
-            store.sampling,
-            settings,
-            training.sampler,
-        )
-        measured = measure_kl(training, plain, rollout, settings, step)
+    with training.gathered() as model:
+        episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
+        clock.append(time.monotonic())
+        scores = score_episodes(environment, episodes, settings)
+        measured = measure_episodes(environment, model, episodes, settings)
+        experience = build_experience(accelerator, episodes, scores, measured, settings)
+        kls = measure_kl(training, model, episodes, measured, settings, step)
     beat("updating", step)
-    scored = time.monotonic()
+    clock.append(time.monotonic())
     generator = torch.Generator().manual_seed(_step_seed(training, step))
     rows = choose_reference_rows(
-        chosen[:: settings.batch.samples_per_prompt], step, settings, generator
+        prompts[:: settings.batch.samples_per_prompt], step, settings, generator
     )
-    statistics = update(
-        accelerator,
-        training.model,
-        training.optimizer,
-        rollout,
-        reference_batch(rows, int(training.tokenizer.pad_token_id), accelerator.device),
-        settings,
-        store.sampling.temperature,
-        generator,
-        choose_texts(training, step),
-    )
-    described = describe_rollout(accelerator, rollout)
-    described |= describe_correction(accelerator, rollout, settings)
-    row = {"step": step, **described, **measured, **statistics, **rates}
+    pad_id = int(training.tokenizer.pad_token_id)
+    references = reference_batch(rows, pad_id, accelerator.device)
+    data = StepData(experience, references, training.texts_of(step))
+    temperature = environment.sampling.temperature
+    learner = Learner(accelerator, training.model, training.optimizer, settings, temperature)
+    statistics = update(learner, data, generator)
+    clock.append(time.monotonic())
+    row = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
+    row |= describe_correction(accelerator, episodes, experience, settings)
+    row |= {**kls, **statistics, **rates}
     if settings.has_critic:
-        row |= describe_values(accelerator, rollout)
-    row["seconds/sample"] = round(rollout.sampled_at - began, 2)
-    row["seconds/score"] = round(scored - rollout.sampled_at, 2)
-    row["seconds/update"] = round(time.monotonic() - scored, 2)
-    return row
+        row |= describe_values(accelerator, experience)
+    return row | {
+        name: round(ended - began, 2)
+        for name, (began, ended) in zip(CLOCKS, pairwise(clock), strict=True)
+    }
 
 
-def choose_texts(training: Training, step: int) -> Sequences | None:
-    """This process's pieces of pretraining text in a step; None where there are no texts."""
-    if not training.texts:
-        return None
-    accelerator, settings = training.accelerator, training.settings
-    ranks = training.dp_size
-    pieces = deal(
-        training.texts,
-        step,
-        ranks * pieces_per_step(settings, ranks),
-        settings.seed,
-        rank=training.dp_rank,
-        ranks=ranks,
-    )
-    return stack_pieces(pieces, int(training.tokenizer.pad_token_id), accelerator.device)
+def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict[str, float]:
+    """Run the epochs of one step; means of the losses over all real tokens of all processes.
+
+    Ends early when approx-KL exceeds `target_kl`; `updates` counts the optimizer steps taken.
+    """
+    optim = learner.settings.optim
+    policy_and_critic: PolicyAndCritic = unwrap(learner.model)
+    norms = {f"grad_norm/{name}": 0.0 for name in policy_and_critic.parts}
+    sums, updates = LossSums(), 0
+    for minibatch in every_minibatch(data, optim.epochs, optim.minibatches, generator):
+        found = compute_gradients(learner, data, minibatch)
+        sums += found
+        if found.mean_approx_kl > optim.target_kl:
+            learner.optimizer.zero_grad()
+            break
+        for name, part in policy_and_critic.parts.items():
+            norms[f"grad_norm/{name}"] = clip_gradients(
+                learner.accelerator, learner.model, part.parameters(), optim.max_grad_norm
+            )
+        learner.optimizer.step()
+        learner.optimizer.zero_grad()
+        updates += 1
+    return {**sums.means(learner.settings), "updates": updates, **norms}
 
 
 def measure_kl(
     training: Training,
     model: PolicyAndCritic,
-    rollout: Rollout,
+    episodes: Episodes,
+    before: Measured,
     settings: PPOSettings,
     step: int,
 ) -> dict[str, float]:
     """The KLs of a step that are not part of its update, and the coefficient."""
     accelerator, kl = training.accelerator, settings.kl
     found: dict[str, float] = {}
-    if rollout.reference_log_probs is not None:
+    if before.reference_log_probs is not None:
         found |= describe_reverse_kl(
-            accelerator, rollout.old_log_probs, rollout.reference_log_probs, rollout.response_mask
+            accelerator, before.log_probs, before.reference_log_probs, episodes.mask
         )
     elif kl.audit_every and step % kl.audit_every == 0:
         found |= audit(
-            accelerator,
-            training.store,
-            model,
-            rollout.sequences,
-            rollout.old_log_probs,
-            settings.batch.micro_batch_size,
-            tensor_parallel=settings.tensor_parallel > 1,
-            holds_reference=settings.holds_reference,
+            accelerator, training.store, model, episodes.sequences, before.log_probs, settings
         )
     if kl.target is None:
         return found
@@ -334,47 +311,55 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
     return rates
 
 
-def finish(training: Training, facts: dict[str, Any]) -> None:
+def finish(training: Training, state: LoopState) -> None:
     """Save the policy, audit it and write the report."""
     accelerator, run = training.accelerator, training.run
-    tensor_parallel = training.settings.tensor_parallel > 1
-    with training.gathered() as plain:
-        whole = full_state(accelerator, plain.policy) if tensor_parallel else None
+    is_tensor_parallel = training.settings.tensor_parallel > 1
+    with training.gathered() as model:
+        whole = full_state(accelerator, model.policy) if is_tensor_parallel else None
         if accelerator.is_main_process:
-            save_merged(plain.policy, training.tokenizer, run.policy, whole)
-        if tensor_parallel or accelerator.is_main_process:
-            heard = hear(training, plain.policy)
-    if tensor_parallel or accelerator.is_main_process:
-        found = report(training, heard)
+            save_merged(model.policy, training.tokenizer, run.policy, whole)
+        if is_tensor_parallel or accelerator.is_main_process:
+            samples = sample_for_audit(training, model.policy)
+    if is_tensor_parallel or accelerator.is_main_process:
+        found = report(training, samples)
     if accelerator.is_main_process:
-        kept = {"critic_fit": facts["critic_fit"], "frozen_bytes": training.frozen_bytes}
+        kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes}
         write_json(run.report_json, {**found, **kept})
     accelerator.wait_for_everyone()
 
 
-def hear(training: Training, policy: PreTrainedModel) -> AuditSamples:
-    """Let the trained policy answer held-out prompts (else training prompts) for the audit."""
-    store, settings = training.store, training.settings
+def sample_for_audit(training: Training, policy: PreTrainedModel) -> AuditSamples:
+    """The trained policy's answers to held-out prompts (else training prompts)."""
+    accelerator, tokenizer, store = training.accelerator, training.tokenizer, training.store
     groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
-    seed_all(settings.seed)
-    return sample_for_audit(
-        training.accelerator,
+    seed_all(training.settings.seed)
+    samples = sample_with(
+        training.environment.sampler,
+        accelerator,
         policy,
-        training.tokenizer,
+        tokenizer,
+        [group[0].prompt_ids for group in groups],
+        store.sampling,
+        training.settings.sampling.batch_size,
+    )
+    return measure_for_audit(
+        accelerator,
+        policy,
+        tokenizer,
         store,
         groups,
-        settings.sampling.batch_size,
-        sampler=training.sampler,
-        holds_reference=settings.holds_reference,
+        [sample.token_ids for sample in samples],
+        holds_reference=training.settings.holds_reference,
     )
 
 
-def report(training: Training, heard: AuditSamples) -> dict[str, Any]:
-    """Audit both KLs and sum up the run; gathered weights are gone when a reference comes."""
+def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
+    """Audit both KLs and sum up the run; gathered weights are gone when a reference is loaded."""
     settings = training.settings
     kl = audit_policy(
         training.accelerator,
-        heard,
+        samples,
         training.tokenizer,
         training.store,
         tensor_parallel=settings.tensor_parallel > 1,
@@ -387,17 +372,6 @@ def report(training: Training, heard: AuditSamples) -> dict[str, Any]:
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
     }
-
-
-def _require_even_split(settings: PPOSettings, processes: int) -> None:
-    share = processes * math.lcm(settings.optim.minibatches, settings.batch.samples_per_prompt)
-    if settings.batch.episodes_per_step % share:
-        raise ConfigError(
-            f"--batch.episodes-per-step {settings.batch.episodes_per_step} does not divide into "
-            f"{processes} processes × {settings.optim.minibatches} minibatches, with "
-            f"{settings.batch.samples_per_prompt} samples of each prompt in one process",
-            f"Make it a multiple of {share}.",
-        )
 
 
 def _step_seed(training: Training, step: int) -> int:

@@ -1,14 +1,13 @@
-"""PPO's update: clipped policy and value losses on episodes, forward KL on stored rows.
+"""PPO's gradients: clipped policy and value losses on episodes, forward KL on stored rows.
 
 Both belong to the same optimizer step, and so do pretraining texts. Losses are sums divided by the
 token counts of all processes, so neither the micro-batch size nor the number of processes changes
-the gradient.
+the gradient. `policies/ppo/train.py` runs the epochs and takes the optimizer steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
 
 import torch
 from accelerate import Accelerator
@@ -17,34 +16,29 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from policies.ppo.batches import arrange, refit, split_alike, split_by_length
 from policies.ppo.losses import approximate_kl, clipped_tokens, policy_loss, value_loss
-from policies.ppo.micro_batches import arrange, refit, split_alike, split_by_length
-from policies.ppo.models.actor_critic import PolicyAndCritic
-from policies.ppo.rollout import Rollout
+from policies.ppo.rollout import Experience
 from policies.ppo.settings import PPOSettings
-from policies.reference.kl import (
-    abandoned_tokens,
-    clamped_tokens,
-    forward_kl_k1,
-    forward_kl_k3,
-    forward_kl_top_k,
-    token_reverse_kl,
-)
+from policies.reference.kl import FORWARD_KL, abandoned_tokens, clamped_tokens
 from policies.reference.store import ReferenceRow
 from rlhf.modeling.log_probs import Sequences
-from rlhf.modeling.tokens import TokenBatch, pad_left, pad_right
+from rlhf.modeling.tokens import TokenBatch
 from rlhf.parallel.distributed import global_sum
-from rlhf.parallel.sharding import accumulating, backward, clip_gradients, is_zero, unwrap
+from rlhf.parallel.sharding import accumulating, backward, is_zero
 
-KL_ESTIMATORS = {
-    "k3": ("kl/forward_k3_per_token", forward_kl_k3),
-    "k1": ("kl/forward_k1_per_token", forward_kl_k1),
-    "top_k": ("kl/forward_top_k_per_token", forward_kl_top_k),
-    "token_reverse": ("kl/token_reverse_per_token", token_reverse_kl),
-}
 CLAMPING = ("k3", "token_reverse")  # the estimators whose log-ratios have a limit
-LOSSES = ("policy", "value", "forward_kl", "approx_kl", "clipped", "clamped", "abandoned", "ptx")
-COUNTS = ("tokens", "reference_tokens", "ptx_tokens")
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is trained, and by which settings; `temperature` is that of sampling."""
+
+    accelerator: Accelerator
+    model: torch.nn.Module
+    optimizer: Optimizer
+    settings: PPOSettings
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -61,29 +55,129 @@ class ReferenceBatch:
 
 
 @dataclass(frozen=True)
+class StepData:
+    """All that one step learns from: episodes, stored rows for the KL term, pretraining texts."""
+
+    experience: Experience
+    references: ReferenceBatch
+    texts: Sequences | None = None
+
+
+@dataclass(frozen=True)
 class Minibatch:
-    """Which episodes, stored rows and pretraining texts one optimizer step uses."""
+    """Places of the episodes, stored rows and pretraining texts that one pass or step uses."""
 
     episodes: Tensor
     reference_rows: Tensor
     texts: Tensor
 
 
+@dataclass
+class Losses:
+    """Sums over the real tokens of one micro-batch, or of many."""
+
+    policy: Tensor
+    value: Tensor
+    forward_kl: Tensor
+    approx_kl: Tensor
+    clipped: Tensor
+    clamped: Tensor
+    abandoned: Tensor
+    ptx: Tensor
+
+    @classmethod
+    def zero(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Losses":
+        """Nothing summed up yet."""
+        return cls(**{one.name: torch.zeros((), device=device, dtype=dtype) for one in fields(cls)})
+
+    def add(self, other: "Losses") -> None:
+        """Add another's sums, in float64 and without their gradients."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value.detach().double())
+
+
+@dataclass
+class TokenCounts:
+    """Real tokens of all processes that the sums of an optimizer step are divided by."""
+
+    episodes: Tensor
+    references: Tensor
+    texts: Tensor
+
+
+@dataclass
+class LossSums:
+    """Sums over the real tokens of all processes, and how many tokens these are."""
+
+    policy: float = 0.0
+    value: float = 0.0
+    forward_kl: float = 0.0
+    approx_kl: float = 0.0
+    clipped: float = 0.0
+    clamped: float = 0.0
+    abandoned: float = 0.0
+    ptx: float = 0.0
+    tokens: float = 0.0
+    reference_tokens: float = 0.0
+    ptx_tokens: float = 0.0
+
+    def __add__(self, other: "LossSums") -> "LossSums":
+        return LossSums(**{name: mine + getattr(other, name) for name, mine in vars(self).items()})
+
+    @property
+    def mean_approx_kl(self) -> float:
+        """½ mean (Δ log-prob)²: how far the policy has moved since the rollout."""
+        return self.approx_kl / max(self.tokens, 1)
+
+    def means(self, settings: PPOSettings) -> dict[str, float]:
+        """The metrics of a step: means over real tokens."""
+        tokens = max(self.tokens, 1)  # all responses may have been left out of the losses
+        means = {"loss/policy": self.policy / tokens}
+        if settings.has_critic:
+            means["loss/value"] = self.value / tokens
+        if self.reference_tokens:
+            name, _ = FORWARD_KL[settings.kl.estimator]
+            means[name] = self.forward_kl / self.reference_tokens
+            if settings.kl.estimator in CLAMPING:
+                means["kl/clamped_fraction"] = self.clamped / self.reference_tokens
+            means["kl/abandoned_fraction"] = self.abandoned / self.reference_tokens
+        if self.ptx_tokens:
+            means["loss/ptx"] = self.ptx / self.ptx_tokens
+        return means | {
+            "approx_kl": self.approx_kl / tokens,
+            "clip_fraction": self.clipped / tokens,
+        }
+
+
 def reference_batch(
     rows: Sequence[ReferenceRow], pad_id: int, device: torch.device
 ) -> ReferenceBatch:
     """Stack stored rows into tensors."""
-    responses = pad_right([row.response_ids for row in rows], pad_id)
-    log_probs = torch.zeros(responses.ids.shape)
+    prompts = [row.prompt_ids for row in rows]
+    sequences = Sequences.of(prompts, [row.response_ids for row in rows], pad_id)
+    log_probs = torch.zeros(sequences.responses.ids.shape)
     for index, row in enumerate(rows):
         log_probs[index, : len(row.log_probs)] = torch.tensor(row.log_probs)
-    sequences = Sequences(pad_left([row.prompt_ids for row in rows], pad_id), responses)
     tops = [row.top for row in rows if row.top is not None]
     if not tops:
         return ReferenceBatch(sequences.to(device), log_probs.to(device))
     kinds = ([torch.tensor(t.ids) for t in tops], [torch.tensor(t.log_probs) for t in tops])
     top = [torch.nn.utils.rnn.pad_sequence(kind, batch_first=True).to(device) for kind in kinds]
     return ReferenceBatch(sequences.to(device), log_probs.to(device), top[0].long(), top[1])
+
+
+def every_minibatch(
+    data: StepData, epochs: int, minibatches: int, generator: torch.Generator
+) -> Iterator[Minibatch]:
+    """The minibatches of all epochs; each epoch is shuffled anew."""
+    for _ in range(epochs):
+        yield from split_minibatches(
+            data.experience.response_mask.sum(dim=1).cpu(),
+            data.references.sequences.responses.mask.sum(dim=1).cpu(),
+            minibatches,
+            generator,
+            0 if data.texts is None else len(data.texts.prompts.ids),
+        )
 
 
 def split_minibatches(
@@ -93,7 +187,7 @@ def split_minibatches(
     generator: torch.Generator,
     texts: int = 0,
 ) -> list[Minibatch]:
-    """Shuffle episodes and stored rows and deal them out by tokens; texts come in a random order.
+    """Shuffle episodes and stored rows, and split them evenly by tokens; texts keep their order.
 
     Args:
         tokens: response tokens of the episodes.
@@ -106,207 +200,94 @@ def split_minibatches(
     return [
         Minibatch(*parts)
         for parts in zip(
-            _deal(tokens, minibatches, generator),
-            _deal(row_tokens, minibatches, generator),
+            _split_evenly(tokens, minibatches, generator),
+            _split_evenly(row_tokens, minibatches, generator),
             torch.tensor_split(torch.arange(texts), minibatches),
             strict=True,
         )
     ]
 
 
-def _deal(tokens: Int[Tensor, " N"], parts: int, generator: torch.Generator) -> list[Tensor]:
+def _split_evenly(
+    tokens: Int[Tensor, " N"], parts: int, generator: torch.Generator
+) -> list[Tensor]:
     """Places in parts of one size (or one less), whose tokens differ by the longest at most.
 
-    Of `parts` neighbours in length every part gets one, by chance.
+    Of `parts` neighbors in length every part gets one, at random.
     """
     order = torch.randperm(len(tokens), generator=generator)
     owners = torch.empty_like(order)
-    for neighbours in tokens[order].argsort(descending=True, stable=True).split(parts):
-        owners[neighbours.sort().values] = torch.arange(len(neighbours))
+    for neighbors in tokens[order].argsort(descending=True, stable=True).split(parts):
+        owners[neighbors.sort().values] = torch.arange(len(neighbors))
     return [order[owners == part] for part in range(parts)]
 
 
-def update(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    optimizer: Optimizer,
-    rollout: Rollout,
-    references: ReferenceBatch,
-    settings: PPOSettings,
-    temperature: float,
-    generator: torch.Generator,
-    texts: Sequences | None = None,
-) -> dict[str, float]:
-    """Run the epochs of one step and return means over all real tokens of all processes.
-
-    Stops early when approx-KL exceeds `max_approx_kl`; `updates` counts the optimizer steps taken.
-    """
-    sums = torch.zeros(len(LOSSES) + len(COUNTS), dtype=torch.float64)
-    num_texts = 0 if texts is None else len(texts.prompts.ids)
-    norms = {f"grad_norm/{name}": 0.0 for name in unwrap(model).parts}
-    updates = 0
-    for _ in range(settings.optim.epochs):
-        for minibatch in split_minibatches(
-            rollout.response_mask.sum(dim=1).cpu(),
-            references.sequences.responses.mask.sum(dim=1).cpu(),
-            settings.optim.minibatches,
-            generator,
-            num_texts,
-        ):
-            chosen = texts.rows(minibatch.texts) if texts else None
-            added = _accumulate(
-                accelerator, model, rollout, references, minibatch, chosen, settings, temperature
-            )
-            sums += added
-            approx_kl = float(added[LOSSES.index("approx_kl")] / added[len(LOSSES)].clamp(min=1))
-            if approx_kl > settings.optim.target_kl:
-                optimizer.zero_grad()
-                return _means(sums, norms, updates, settings)
-            plain: PolicyAndCritic = unwrap(model)
-            for name, part in plain.parts.items():
-                norms[f"grad_norm/{name}"] = clip_gradients(
-                    accelerator, model, part.parameters(), settings.optim.max_grad_norm
-                )
-            optimizer.step()
-            optimizer.zero_grad()
-            updates += 1
-    return _means(sums, norms, updates, settings)
-
-
-def _means(
-    sums: Tensor, norms: dict[str, float], updates: int, settings: PPOSettings
-) -> dict[str, float]:
-    total = dict(zip((*LOSSES, *COUNTS), sums.tolist(), strict=True))
-    tokens = max(total["tokens"], 1)  # all responses may have been left out of the losses
-    means = {"loss/policy": total["policy"] / tokens}
-    if settings.has_critic:
-        means["loss/value"] = total["value"] / tokens
-    if total["reference_tokens"]:
-        name = KL_ESTIMATORS[settings.kl.estimator][0]
-        means[name] = total["forward_kl"] / total["reference_tokens"]
-        if settings.kl.estimator in CLAMPING:
-            means["kl/clamped_fraction"] = total["clamped"] / total["reference_tokens"]
-        means["kl/abandoned_fraction"] = total["abandoned"] / total["reference_tokens"]
-    if total["ptx_tokens"]:
-        means["loss/ptx"] = total["ptx"] / total["ptx_tokens"]
-    return means | {
-        "approx_kl": total["approx_kl"] / tokens,
-        "clip_fraction": total["clipped"] / tokens,
-        "updates": updates,
-        **norms,
-    }
-
-
-def _accumulate(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    rollout: Rollout,
-    references: ReferenceBatch,
-    minibatch: Minibatch,
-    texts: Sequences | None,
-    settings: PPOSettings,
-    temperature: float,
-) -> Tensor:
-    """Add up the gradients of one optimizer step; global sums of LOSSES, and COUNTS."""
-    tokens = rollout.loss_mask[minibatch.episodes].sum()
-    reference_tokens = references.sequences.responses.mask[minibatch.reference_rows].sum()
-    text_tokens = torch.zeros_like(tokens) if texts is None else texts.responses.mask.sum()
-    counts = global_sum(accelerator, torch.stack([tokens, reference_tokens, text_tokens]))
-    sums = torch.zeros(len(LOSSES), dtype=torch.float64, device=accelerator.device)
-    parts = [
-        partial(_losses, model, rollout, references, episodes, rows, settings, temperature)
-        for episodes, rows in _micro_batches(
-            accelerator, model, rollout, references, minibatch, settings
-        )
-    ]
-    text_parts = _text_parts(accelerator, model, texts, settings)
-    parts = [*parts, *text_parts] if is_zero(model) else [*text_parts, *parts]
-    # one autocast around all micro-batches casts the weights once; where they are divided, such
+def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) -> LossSums:
+    """Add up the gradients of one optimizer step; the sums of its losses."""
+    accelerator, model, settings = learner.accelerator, learner.model, learner.settings
+    counts = _count_tokens(accelerator, data, minibatch)
+    sums = Losses.zero(accelerator.device, torch.float64)
+    parts = micro_batches(learner, data, minibatch)
+    # one autocast around all micro-batches casts the weights once; where they are sharded, such
     # copies would stay in memory
-    divided = is_zero(model) or isinstance(model, FSDPModule)
-    with nullcontext() if divided else accelerator.autocast():
-        for position, losses_of in enumerate(parts):
-            with accumulating(accelerator, model, last=position == len(parts) - 1):
-                losses = losses_of()
-                loss = losses[0] + settings.critic.coefficient * losses[1]
-                loss = loss / counts[0].clamp(min=1)
-                loss = loss + settings.kl.coefficient * losses[2] / counts[1].clamp(min=1)
-                loss = loss + settings.ptx.coefficient * losses[-1] / counts[2].clamp(min=1)
+    is_sharded = is_zero(model) or isinstance(model, FSDPModule)
+    with nullcontext() if is_sharded else accelerator.autocast():
+        for place, part in enumerate(parts):
+            with accumulating(accelerator, model, last=place == len(parts) - 1):
+                losses = losses_of(learner, data, part)
+                loss = losses.policy + settings.critic.coefficient * losses.value
+                loss = loss / counts.episodes.clamp(min=1)
+                kl = settings.kl.coefficient * losses.forward_kl
+                loss = loss + kl / counts.references.clamp(min=1)
+                loss = loss + settings.ptx.coefficient * losses.ptx / counts.texts.clamp(min=1)
                 # data parallelism averages gradients over processes; the sums want their total
                 backward(accelerator, model, loss.float() * accelerator.num_processes)
-            sums += torch.stack(losses).detach().double()
-    return torch.cat([global_sum(accelerator, sums), counts]).cpu()
+            sums.add(losses)
+    total = global_sum(accelerator, torch.stack(list(vars(sums).values())))
+    return LossSums(
+        **dict(zip(vars(sums), total.tolist(), strict=True)),
+        tokens=float(counts.episodes),
+        reference_tokens=float(counts.references),
+        ptx_tokens=float(counts.texts),
+    )
 
 
-def _text_parts(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    texts: Sequences | None,
-    settings: PPOSettings,
-) -> list[partial[list[Tensor]]]:
-    if texts is None:
-        return []
-    lengths = texts.joined.mask.sum(dim=1).cpu()
-    parts = split_by_length(lengths, settings.batch.micro_batch_size, settings.batch.micro_tokens)
-    return [
-        partial(_text_losses, model, arrange(texts.rows(rows), settings.batch.micro_tokens))
-        for rows in split_alike(accelerator, parts)
-    ]
+def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch) -> TokenCounts:
+    tokens = data.experience.loss_mask[minibatch.episodes].sum()
+    reference_tokens = data.references.sequences.responses.mask[minibatch.reference_rows].sum()
+    text_tokens = torch.zeros_like(tokens)
+    if data.texts is not None:
+        text_tokens = data.texts.responses.mask[minibatch.texts].sum()
+    counts = global_sum(accelerator, torch.stack([tokens, reference_tokens, text_tokens]))
+    return TokenCounts(*counts)
 
 
-def _text_losses(model: torch.nn.Module, texts: Sequences) -> list[Float[Tensor, ""]]:
-    """LOSSES of pretraining texts: Σ −log π over their tokens, at temperature 1."""
-    log_probs, *_ = model(texts, 0, 1.0)
-    zero = torch.zeros((), device=log_probs.device)
-    return [zero] * (len(LOSSES) - 1) + [-log_probs.sum()]
+def losses_of(learner: Learner, data: StepData, part: Minibatch) -> Losses:
+    """The losses of one micro-batch: of texts, or of episodes and stored rows."""
+    if data.texts is not None and len(part.texts):
+        return _text_losses(learner, data.texts.rows(part.texts))
+    return _episode_losses(learner, data, part.episodes, part.reference_rows)
 
 
-def _micro_batches(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    rollout: Rollout,
-    references: ReferenceBatch,
-    minibatch: Minibatch,
-    settings: PPOSettings,
-) -> list[tuple[Tensor, Tensor]]:
-    """Deal rows of like length into micro-batches, so that little is spent on padding.
-
-    Stored rows, like texts, do not reach the critic. Under a token budget they have micro-batches
-    of their own: where weights are divided, all processes must call the critic in the same ones.
-    DDP sums gradients over processes in the last pass only, so that pass must use every weight;
-    DeepSpeed sums in every pass and resets its sums in the first.
-    """
-    episodes, rows = minibatch.episodes, minibatch.reference_rows
-    lengths = rollout.sequences.joined.mask.sum(dim=1).cpu()[episodes]
-    row_lengths = references.sequences.joined.mask.sum(dim=1).cpu()[rows]
-    if not settings.batch.micro_tokens:
-        parts = episodes[lengths.argsort()].split(settings.batch.micro_batch_size)
-        row_parts = torch.tensor_split(rows[row_lengths.argsort()], len(parts))
-        return list(zip(parts, row_parts, strict=True))
-
-    def split(each: Tensor) -> list[Tensor]:
-        return split_alike(accelerator, split_by_length(each, 0, settings.batch.micro_tokens))
-
-    pairs = [(episodes[:0], rows[part]) for part in split(row_lengths)]
-    pairs += [(episodes[part], rows[:0]) for part in split(lengths)]
-    return pairs[::-1] if is_zero(model) else pairs
+def _text_losses(learner: Learner, texts: Sequences) -> Losses:
+    """Σ −log π over the tokens of pretraining texts, at temperature 1."""
+    log_probs, *_ = learner.model(arrange(texts, learner.settings.batch.micro_tokens), 0, 1.0)
+    losses = Losses.zero(log_probs.device)
+    losses.ptx = -log_probs.sum()
+    return losses
 
 
-def _losses(
-    model: torch.nn.Module,
-    rollout: Rollout,
-    references: ReferenceBatch,
-    episodes: Tensor,
-    rows: Tensor,
-    settings: PPOSettings,
-    temperature: float,
-) -> list[Float[Tensor, ""]]:
-    """LOSSES of one micro-batch of episodes and stored rows, each a sum over real tokens."""
+def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Tensor) -> Losses:
+    """Policy and value losses of episodes and the forward KL of stored rows, in one forward."""
+    experience, references, settings = data.experience, data.references, learner.settings
     batch = arrange(
-        stack(rollout.sequences.rows(episodes), references.sequences.rows(rows)),
+        stack(experience.sequences.rows(episodes), references.sequences.rows(rows)),
         settings.batch.micro_tokens,
     )
     mask, row_mask = batch.responses.mask.split([len(episodes), len(rows)])
+
+    def fit(tensor: Tensor) -> Tensor:
+        return refit(tensor[episodes], experience.response_mask[episodes], mask)
 
     def fit_row(tensor: Tensor) -> Tensor:
         return refit(tensor[rows], references.sequences.responses.mask[rows], row_mask)
@@ -314,44 +295,82 @@ def _losses(
     top_ids, reference = None, references.log_probs
     if settings.kl.estimator == "top_k" and references.top_log_probs is not None:
         top_ids, reference = references.top_ids, references.top_log_probs
-
-    def fit(tensor: Tensor) -> Tensor:
-        return refit(tensor[episodes], rollout.response_mask[episodes], mask)
-
-    log_probs, values, top = model(
+    known, weights = experience.critic_features, experience.sampler_weights
+    log_probs, values, top = learner.model(
         batch,
         len(episodes),
-        temperature,
+        learner.temperature,
         None if top_ids is None else fit_row(top_ids),
-        None if rollout.critic_features is None else fit(rollout.critic_features),
+        None if known is None else fit(known),
     )
-    learned = fit(rollout.loss_mask)
-    value = torch.zeros((), device=mask.device)
+    mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
+    old, learned = fit(experience.old_log_probs), fit(experience.loss_mask)
+    clips = (settings.loss.clip_range, settings.loss.clip_range_high)
+    losses = Losses.zero(mask.device)
     if values is not None:
-        value = value_loss(
+        losses.value = value_loss(
             values,
-            fit(rollout.old_values),
-            fit(rollout.returns),
+            fit(experience.old_values),
+            fit(experience.returns),
             learned,
             settings.critic.clip_range,
         )
-    mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
-    old = fit(rollout.old_log_probs)
-    clips = (settings.loss.clip_range, settings.loss.clip_range_high)
-    weights = None if rollout.sampler_weights is None else fit(rollout.sampler_weights)
-    advantages = fit(rollout.advantages)
-    return [
-        policy_loss(mine, old, advantages, learned, *clips, settings.loss.dual_clip, weights),
-        value,
-        KL_ESTIMATORS[settings.kl.estimator][1](
-            stored if top is None else top, fit_row(reference), row_mask
-        ),
-        approximate_kl(mine.detach(), old, learned),
-        clipped_tokens(mine.detach(), old, learned, *clips),
-        clamped_tokens(stored.detach(), fit_row(references.log_probs), row_mask),
-        abandoned_tokens(stored.detach(), fit_row(references.log_probs), row_mask),
-        torch.zeros_like(value),
+    losses.policy = policy_loss(
+        mine,
+        old,
+        fit(experience.advantages),
+        learned,
+        *clips,
+        settings.loss.dual_clip,
+        None if weights is None else fit(weights),
+    )
+    _, forward_kl = FORWARD_KL[settings.kl.estimator]
+    losses.forward_kl = forward_kl(stored if top is None else top, fit_row(reference), row_mask)
+    losses.approx_kl = approximate_kl(mine.detach(), old, learned)
+    losses.clipped = clipped_tokens(mine.detach(), old, learned, *clips)
+    reference_log_probs = fit_row(references.log_probs)
+    losses.clamped = clamped_tokens(stored.detach(), reference_log_probs, row_mask)
+    losses.abandoned = abandoned_tokens(stored.detach(), reference_log_probs, row_mask)
+    return losses
+
+
+def micro_batches(learner: Learner, data: StepData, minibatch: Minibatch) -> list[Minibatch]:
+    """Micro-batches of rows of similar length, so that little is spent on padding.
+
+    Stored rows, like texts, do not reach the critic. Under a token budget they have micro-batches
+    of their own: where weights are sharded, all processes must call the critic in the same ones.
+    DDP sums gradients over processes in the last pass only, so that pass must use every weight;
+    DeepSpeed sums in every pass and resets its sums in the first.
+    """
+    batch = learner.settings.batch
+    episodes, rows, texts = minibatch.episodes, minibatch.reference_rows, minibatch.texts
+    lengths = data.experience.sequences.joined.mask.sum(dim=1).cpu()[episodes]
+    row_lengths = data.references.sequences.joined.mask.sum(dim=1).cpu()[rows]
+
+    def split(each: Tensor, size: int = 0) -> list[Tensor]:
+        parts = split_by_length(each, size, batch.micro_tokens)
+        return split_alike(learner.accelerator, parts)
+
+    if batch.micro_tokens:
+        found = [Minibatch(episodes[:0], rows[part], texts[:0]) for part in split(row_lengths)]
+        found += [Minibatch(episodes[part], rows[:0], texts[:0]) for part in split(lengths)]
+        if is_zero(learner.model):
+            found.reverse()
+    else:
+        parts = episodes[lengths.argsort()].split(batch.micro_batch_size)
+        row_parts = torch.tensor_split(rows[row_lengths.argsort()], len(parts))
+        found = [
+            Minibatch(part, row_part, texts[:0])
+            for part, row_part in zip(parts, row_parts, strict=True)
+        ]
+    if data.texts is None:
+        return found
+    text_lengths = data.texts.joined.mask.sum(dim=1).cpu()[texts]
+    with_texts = [
+        Minibatch(episodes[:0], rows[:0], texts[part])
+        for part in split(text_lengths, batch.micro_batch_size)
     ]
+    return [*found, *with_texts] if is_zero(learner.model) else [*with_texts, *found]
 
 
 def stack(first: Sequences, second: Sequences) -> Sequences:

@@ -1,8 +1,8 @@
 """True KLs of a policy: forward on stored reference outputs, reverse with the reference loaded.
 
 The reverse KL of a policy's own samples cannot come from a store; it needs the reference's
-log-probs of fresh samples. Training never loads the reference model; this audit does, and says
-so, or asks the policy without its adapters, where the reference is beneath them.
+log-probs of fresh samples. Training never loads the reference model; this audit does, unless the
+policy without its adapters is the reference.
 """
 
 import statistics
@@ -24,10 +24,14 @@ from policies.reference.kl import (
 )
 from policies.reference.loading import in_memory, load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
-from policies.sampling.generate import Sampler, sample_responses
 from rlhf.modeling.adapters import without_adapters
-from rlhf.modeling.log_probs import SCORE_BATCH, Sequences, log_probs_of, response_logits
-from rlhf.modeling.tokens import pad_left, pad_right
+from rlhf.modeling.log_probs import (
+    SCORE_BATCH,
+    Sequences,
+    batches_by_length,
+    log_probs_of,
+    response_logits,
+)
 
 
 @torch.no_grad()
@@ -42,15 +46,11 @@ def score_responses(
 ) -> list[Tensor]:
     """Log-probs of every response token, one tensor per response, in the order given."""
     pad_id = int(tokenizer.pad_token_id)
-    order = sorted(range(len(responses)), key=lambda row: len(responses[row]))
     scored: dict[int, Tensor] = {}
-    size = min(batch_size, SCORE_BATCH)
-    for first in range(0, len(order), size):
-        rows = order[first : first + size]
-        sequences = Sequences(
-            pad_left([prompts[row] for row in rows], pad_id),
-            pad_right([responses[row] for row in rows], pad_id),
-        ).to(accelerator.device)
+    lengths = [len(ids) for ids in responses]
+    for rows in batches_by_length(lengths, min(batch_size, SCORE_BATCH)):
+        mine = [prompts[row] for row in rows], [responses[row] for row in rows]
+        sequences = Sequences.of(*mine, pad_id).to(accelerator.device)
         with accelerator.autocast():
             logits = response_logits(model, sequences)
         log_probs = log_probs_of(logits, sequences.responses, temperature).cpu()
@@ -85,7 +85,7 @@ class AuditSamples:
         prompts: token ids, one list for each answer.
         responses: the answers.
         log_probs: the policy's, a tensor of tokens for each answer.
-        reference_log_probs: the reference's, where it lies beneath the policy's adapters.
+        reference_log_probs: the reference's, where it is the policy without adapters.
         forward: the forward KL on the stored outputs.
     """
 
@@ -96,33 +96,36 @@ class AuditSamples:
     forward: dict[str, Any]
 
 
-def sample_for_audit(
+def measure_for_audit(
     accelerator: Accelerator,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     store: ReferenceStore,
     groups: Sequence[tuple[ReferenceRow, ...]],
-    batch_size: int,
+    responses: list[list[int]],
     *,
-    sampler: Sampler | None = None,
     holds_reference: bool = False,
 ) -> AuditSamples:
-    """Fresh answers to some prompts and all that only the policy can say for an audit.
+    """Everything an audit needs from the policy itself.
 
-    Where the policy `holds_reference`, beneath its adapters, that is asked too.
+    Args:
+        accelerator: device and precision.
+        policy: the trained policy.
+        tokenizer: for padding.
+        store: the reference outputs.
+        groups: the stored rows of each prompt.
+        responses: token ids of the policy's fresh response to each prompt.
+        holds_reference: the policy is the reference when its adapters are switched off; then the
+            reference's log-probs are measured, too.
     """
     prompts = [group[0].prompt_ids for group in groups]
     temperature = store.sampling.temperature
-    samples = sample_responses(
-        accelerator, policy, tokenizer, prompts, store.sampling, batch_size, sampler=sampler
-    )
-    responses = [sample.token_ids for sample in samples]
-    asked = (tokenizer, prompts, responses, temperature)
-    log_probs = score_responses(accelerator, policy, *asked)
+    inputs = (tokenizer, prompts, responses, temperature)
+    log_probs = score_responses(accelerator, policy, *inputs)
     reference_log_probs = None
     if holds_reference:
         with without_adapters(policy):
-            reference_log_probs = score_responses(accelerator, policy, *asked)
+            reference_log_probs = score_responses(accelerator, policy, *inputs)
     rows = [row for group in groups for row in group]
     forward = measure_forward_kl(accelerator, policy, tokenizer, rows, temperature)
     return AuditSamples(prompts, responses, log_probs, reference_log_probs, forward)
@@ -130,26 +133,26 @@ def sample_for_audit(
 
 def audit_policy(
     accelerator: Accelerator,
-    heard: AuditSamples,
+    samples: AuditSamples,
     tokenizer: PreTrainedTokenizerBase,
     store: ReferenceStore,
     *,
     tensor_parallel: bool = False,
 ) -> dict[str, Any]:
     """Both KLs; the reference model is loaded where the policy does not hold it."""
-    theirs = heard.reference_log_probs
+    theirs = samples.reference_log_probs
     how = "the policy's adapters switched off"
     if theirs is None:
         how = "the reference model loaded"
-        asked = (tokenizer, heard.prompts, heard.responses, store.sampling.temperature)
+        inputs = (tokenizer, samples.prompts, samples.responses, store.sampling.temperature)
         with in_memory(
             load_reference_model(store, accelerator, tensor_parallel=tensor_parallel)
         ) as reference:
-            theirs = score_responses(accelerator, reference, *asked)
+            theirs = score_responses(accelerator, reference, *inputs)
     return {
-        "forward": heard.forward,
+        "forward": samples.forward,
         "reverse": {
-            **estimate_reverse_kl(heard.prompts, heard.log_probs, theirs),
+            **estimate_reverse_kl(samples.prompts, samples.log_probs, theirs),
             "audit": f"measured after training with {how}",
         },
     }
@@ -165,8 +168,8 @@ def measure_forward_kl(
 ) -> dict[str, Any]:
     """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed.
 
-    `clamped_fraction` is the share of tokens at which k3 clamps log r (> 10): there the KL is
-    larger. `abandoned_fraction` is the share with log r < −10, which counts in full.
+    `clamped_fraction` is the fraction of tokens at which k3 clamps log r (> 10): there the KL is
+    larger. `abandoned_fraction` is the fraction with log r < −10, which counts in full.
     """
     ours = score_responses(
         accelerator,

@@ -30,6 +30,7 @@ from rlhf.modeling.chat_template import END_TOKENS, end_token_ids, set_end_token
 from rlhf.modeling.log_probs import (
     SCORE_BATCH,
     Sequences,
+    batches_by_length,
     entropy_of,
     log_probs_of,
     response_logits,
@@ -37,7 +38,7 @@ from rlhf.modeling.log_probs import (
 )
 from rlhf.modeling.models import describe_model, load_causal_lm, load_config
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
-from rlhf.modeling.tokens import decode_response, pad_left, pad_right
+from rlhf.modeling.tokens import decode_response
 from rlhf.parallel.distributed import from_main, global_max, seed_all, start
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, shard_frozen
@@ -105,16 +106,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
             accelerator.wait_for_everyone()
             return {"shards": {"stored": len(stored), "of": len(shards)}}
         if accelerator.is_main_process:
-            facts = {
-                "model": model_description,
-                "prompts_hash": prompts_hash,
-                "reward": inputs.get("reward"),
-                "sampling": asdict(writer.sampling),
-                END_TOKENS: list(end_token_ids(tokenizer)),
-                "stored_top_k": settings.store_top_k,
-                "precision": precision,
-                "attention": str(models.original.config._attn_implementation),
-            }
+            facts = writer.facts(prompts_hash, inputs.get("reward"))
             manifest = write_manifest(run.outputs, shards, facts, settings.samples)
             seconds = round(time.monotonic() - began, 1)
             write_json(run.report_json, {**manifest, "shards": len(shards), "seconds": seconds})
@@ -207,7 +199,7 @@ def _plain_prompt(value: JsonObject, place: str) -> RankedPrompt:
 
 @dataclass(frozen=True)
 class _Models:
-    """Who answers and who judges; the shell has all weights of `original` where it is divided."""
+    """The models; `gathered_model` has all weights of `original` where it is sharded."""
 
     original: PreTrainedModel
     gathered_model: GatheredModel
@@ -234,8 +226,8 @@ def _load_models(
 class _ShardWriter:
     """What it takes to turn prompts into rows.
 
-    Where weights are divided all processes work in step: each writes a shard at a time, all gather
-    the model once to sample for it, and those that have none left only take part.
+    Where weights are sharded, all processes work in lockstep: each writes a shard at a time, all
+    gather the model once to sample for it, and those that have none left only take part.
     """
 
     accelerator: Accelerator
@@ -253,6 +245,19 @@ class _ShardWriter:
             max_new_tokens=self.settings.max_new_tokens,
             seed=self.settings.seed,
         )
+
+    def facts(self, prompts_hash: str, reward: dict[str, str] | None) -> dict[str, Any]:
+        """What the manifest says of how the rows were made."""
+        return {
+            "model": self.description,
+            "prompts_hash": prompts_hash,
+            "reward": reward,
+            "sampling": asdict(self.sampling),
+            END_TOKENS: list(end_token_ids(self.tokenizer)),
+            "stored_top_k": self.settings.store_top_k,
+            "precision": self.settings.precision,
+            "attention": str(self.models.original.config._attn_implementation),
+        }
 
     def write_missing(self, shards: dict[str, Sequence[RankedPrompt]], folder: Path) -> None:
         """Write every shard of this process that is not on disk yet."""
@@ -352,18 +357,15 @@ class _ShardWriter:
     def _score(
         self, prompts: list[Prompt], encoded: list[list[int]], samples: list[Sample]
     ) -> list[dict[str, Any]]:
-        """Log-probs, entropy and reward of every response, in batches of like length."""
-        order = sorted(range(len(samples)), key=lambda row: len(samples[row].token_ids))
+        """Log-probs, entropy and reward of every response, in batches of similar length."""
+        pad_id = int(self.tokenizer.pad_token_id)
         columns: dict[int, dict[str, Any]] = {}
-        size = min(self.settings.batch_size, SCORE_BATCH)
-        starts = range(0, len(order), size)
-        for first in self.sharding.in_step(self.accelerator, starts):
-            rows = order[first : first + size]
-            pad_id = int(self.tokenizer.pad_token_id)
-            sequences = Sequences(
-                pad_left([encoded[row] for row in rows], pad_id),
-                pad_right([samples[row].token_ids for row in rows], pad_id),
-            ).to(self.accelerator.device)
+        lengths = [len(sample.token_ids) for sample in samples]
+        batches = batches_by_length(lengths, min(self.settings.batch_size, SCORE_BATCH))
+        for rows in self.sharding.in_step(self.accelerator, batches):
+            answers = [samples[row].token_ids for row in rows]
+            sequences = Sequences.of([encoded[row] for row in rows], answers, pad_id)
+            sequences = sequences.to(self.accelerator.device)
             values, top = self._score_batch(sequences)
             for position, row in enumerate(rows):
                 length = len(samples[row].token_ids)

@@ -118,3 +118,11 @@ def reverse_kl_k3(
     """
     s = log_probs - reference_log_probs
     return ((torch.exp(-s) - 1 + s) * response_mask).sum(dim=1)
+
+
+FORWARD_KL = {  # by --kl.estimator: the metric, and the sum over real tokens
+    "k3": ("kl/forward_k3_per_token", forward_kl_k3),
+    "k1": ("kl/forward_k1_per_token", forward_kl_k1),
+    "top_k": ("kl/forward_top_k_per_token", forward_kl_top_k),
+    "token_reverse": ("kl/token_reverse_per_token", token_reverse_kl),
+}

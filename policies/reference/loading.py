@@ -1,4 +1,4 @@
-"""Language models that are asked something and let go: where several are, one is in memory."""
+"""Language models that are loaded for a moment, so that one at a time is in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from rlhf.run.rundir import RunDir
 
 @contextmanager
 def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """A model for as long as it is asked: its weights leave memory then, whoever names it."""
+    """A model for the length of the block; its weights are freed after it."""
     try:
         yield model
     finally:
@@ -25,7 +25,7 @@ def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
-    """Open a store whose model will be asked, and say now where that cannot be found.
+    """Open a store whose model will be loaded, and fail now if that cannot be found.
 
     It is sought where the manifest says, and where the training of `policy`, a folder of weights,
     took it from.

@@ -28,17 +28,17 @@ class ReferenceSettings(GroupSettings):
     prompts: Path | None = None
     """A folder made by `rlhf export`, or a JSON Lines file of prompts."""
     model: str | None = None
-    """The original model: folder or hub name."""
+    """The model before training: folder or hub name."""
     out: Path
-    """Folder of this stage."""
+    """Folder for the reference outputs."""
     reward: str | None = None
-    """What scores the reference outputs, and is stored with them: a reward model, a function
-    `signal:package.module:function` or an http(s):// address. Without --prompts and --model it
-    scores the outputs that --out already holds."""
+    """Score the outputs with a reward model, a function `signal:package.module:function` or an
+    http(s):// address, and store the scores with them. Without --prompts and --model: score the
+    outputs that --out already holds."""
     replace_reward: bool = False
-    """Let --reward take the place of another one that has scored the stored outputs."""
+    """Replace stored scores of another reward by those of --reward."""
     inspect: bool = False
-    """Only say what --out holds."""
+    """Describe what --out holds, and stop."""
     samples: int = 1
     """Reference outputs per prompt."""
     temperature: float = 1.0
@@ -49,31 +49,31 @@ class ReferenceSettings(GroupSettings):
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
     reuse: bool = True
-    """Take responses of the same model and sampling settings from the export."""
+    """Use the responses in the export that this model gave with the same sampling settings."""
     store_top_k: int = 0
-    """Store the log-probs of the so many likeliest tokens at every place, too, for `rlhf ppo
-    --kl.estimator top_k`; 0 is none."""
+    """Also store the log-probs of this many most likely tokens at every position, for `rlhf ppo
+    --kl.estimator top_k`. 0: none."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     prompts_per_shard: int = 512
     """Prompts per Parquet file; a resumed run repeats at most one file per process."""
     shard: str | None = None
-    """I/N: one of N jobs that fill one --out together, counted from 0. It does every N-th file; a
-    killed job goes on when its command is given again; the last to end completes the store."""
+    """I/N: this is job I (from 0) of N jobs that fill one --out; it writes every N-th file. Repeat
+    the command to continue a killed job; the last job to finish completes the store."""
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
     resume: bool = False
-    """Go on with an unfinished --out."""
+    """Continue an unfinished run in --out."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_tensor_parallel()
         if self.offload and self.sharding in ("zero1", "zero2"):
             raise ConfigError(
-                f"--offload has no meaning here with --sharding {self.sharding}: it divides what "
-                "only a training has",
+                f"--offload has no effect with --sharding {self.sharding}: it shards gradients and "
+                "optimizer state, which only training has",
                 "Use --sharding fsdp or zero3, or leave --offload out.",
             )
         require_range("samples", self.samples, 1)
@@ -99,7 +99,7 @@ class ReferenceSettings(GroupSettings):
             self._refuse_sampling()
 
     def _refuse_sampling(self) -> None:
-        """Of stored outputs: what says how to sample them says nothing."""
+        """Refuse sampling settings where outputs are stored already."""
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.name in SAMPLING and value not in (setting.default, {}):

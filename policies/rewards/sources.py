@@ -52,7 +52,7 @@ class Answer(Protocol):
 class Reward:
     """One or several sources as one number for each response.
 
-    `in_step` makes of this process's batches as many as the others have, where models are divided.
+    `in_step` repeats batches until all processes have equally many, where models are sharded.
     """
 
     sources: tuple[Source, ...]
@@ -154,8 +154,8 @@ def load_reward(
         accelerator: gives device and precision.
         weights: one for each; all 1 when empty.
         combination: how several become one.
-        sharding: of the stage, which reward models follow where it divides weights.
-        base: a language model whose frozen weights reward models were trained beside.
+        sharding: of the stage, which reward models follow where it shards weights.
+        base: a frozen language model on which the reward models are adapters.
         given: the policy's --chat-template-kwargs, for other programs' models that record none.
 
     Raises:
@@ -163,8 +163,8 @@ def load_reward(
     """
     parts = [describe_reward(name, given) for name in names]
     used = tuple(weights) or (1.0,) * len(names)
-    members: Combine = "min" if combination == "worst" else "mean"
-    worst_member = members == "min" and len(reward_models(names)) > 1  # stores have the mean
+    members: Combine = "worst" if combination == "worst" else "mean"
+    worst_member = members == "worst" and len(reward_models(names)) > 1  # stores have the mean
     whole = parts[0]
     if len(names) > 1 or used != (1.0,) or worst_member:
         hashes = [part["hash"] for part in parts]

@@ -85,11 +85,11 @@ def sample_candidates(
     ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, **how)
     repeated = [ids for ids in encoded for _ in range(settings.k)]
     responses = [sample.token_ids for row in ours.samples for sample in row]
-    asked = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)
+    scored = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)
     with in_memory(load_causal_lm(policy["path"]).to(accelerator.device)) as model:
-        log_probs = score_responses(accelerator, model, *asked)
+        log_probs = score_responses(accelerator, model, *scored)
     with in_memory(load_reference_model(store, accelerator)) as reference:
-        reference_log_probs = score_responses(accelerator, reference, *asked)
+        reference_log_probs = score_responses(accelerator, reference, *scored)
     log_ratios = [
         float(mine.sum()) - float(other.sum())
         for mine, other in zip(log_probs, reference_log_probs, strict=True)
@@ -102,15 +102,11 @@ def sample_candidates(
     prompts = [group[0].prompt for group in groups]
     originals = sides["reference"].responses(prompts)
     news = ours.responses(prompts)
-    candidates = [
-        candidate(
-            prompt,
-            (originals[row][0], *news[row]),
-            np.array([rewards["reference"][row][0], *rewards["policy"][row]]),
-            float(nats[row]),
-        )
-        for row, prompt in enumerate(prompts)
-    ]
+    candidates = []
+    for row, prompt in enumerate(prompts):
+        answers = (originals[row][0], *news[row])
+        scores = np.array([rewards["reference"][row][0], *rewards["policy"][row]])
+        candidates.append(candidate(prompt, answers, scores, float(nats[row])))
     return [one for one in candidates if len(one.responses) > 1], inputs
 
 

@@ -11,7 +11,7 @@ from rlhf.config import MAX_SEED, Precision, require_range
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """Whose samples go back to the annotators, and which."""
+    """Settings of `rlhf round`."""
 
     db: Path
     """The label database of all rounds."""
@@ -20,18 +20,19 @@ class RoundSettings:
     reference: Path
     """The --out of `rlhf reference` of the original model."""
     reward: str
-    """The newest reward model, signal:package.module:function or address."""
+    """The newest reward: reward model, signal:package.module:function or http(s):// address."""
     pick: int = 64
     """Prompts to send to the annotators."""
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 3
-    """Samples of the policy per prompt; one answer of the original stands beside them."""
+    """Samples of the policy per prompt; one answer of the original model is added."""
     random_share: float = 0.2
-    """Share of prompts drawn at random, at least .2: chance finds what no model knows of. Of the
-    rest half are the most divergent, half uncertain."""
+    """Fraction of prompts drawn at random, at least 0.2, to find problems that no model knows of.
+    Half of the rest are those on which policy and original differ most, half those on which the
+    reward model is least certain."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     seed: int = 0
-    """Random seed of sampling and of what is drawn."""
+    """Random seed of sampling and of the random prompts."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
 

@@ -1,6 +1,7 @@
 """Sampling responses from a model, batch by batch in order of length; and `rlhf generate`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.attention.layout import common_beginning
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.log_probs import batches_by_length
 from rlhf.modeling.models import describe_model, load_causal_lm, load_config
 from rlhf.modeling.projection import float32_logits
 from rlhf.modeling.readers import tokenizer_of
@@ -90,7 +92,6 @@ def sample_responses(
     sampling: Sampling,
     batch_size: int,
     on_batch: Callable[[int], None] = lambda count: None,
-    sampler: Sampler | None = None,
 ) -> list[Sample]:
     """Sample one response for every row of prompt token ids, in the order given.
 
@@ -101,27 +102,48 @@ def sample_responses(
         prompts: token ids; repeat a prompt to sample it several times.
         sampling: temperature, truncation and length; its seed is not used: the caller seeds.
         batch_size: sequences sampled at once.
-        on_batch: told how many responses each batch has added.
-        sampler: who samples in place of transformers' plain `generate`.
+        on_batch: called with the number of responses that each batch has added.
+    """
+    with _evaluating(model):
+        sampled = _sample_batches(
+            accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
+        )
+    ends = end_token_ids(tokenizer)
+    return [cut(ids, ends, log_probs) for ids, log_probs in sampled]
+
+
+def sample_with(
+    sampler: Sampler | None,
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    batch_size: int,
+) -> list[Sample]:
+    """As `sample_responses`, by `sampler` where there is one.
 
     Raises:
         InputError: the sampler cannot run this model.
     """
+    if sampler is None:
+        return sample_responses(accelerator, model, tokenizer, prompts, sampling, batch_size)
+    with _evaluating(model):
+        config = generation_config(tokenizer, sampling)
+        sampled = sampler(accelerator, model, prompts, config, batch_size)
+    ends = end_token_ids(tokenizer)
+    return [cut(ids, ends, log_probs) for ids, log_probs in sampled]
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout inside."""
     was_training = model.training
     model.eval()
     try:
-        if sampler is None:
-            told = _sample_batches(
-                accelerator, model, tokenizer, prompts, sampling, batch_size, on_batch
-            )
-        else:
-            config = generation_config(tokenizer, sampling)
-            told = sampler(accelerator, model, prompts, config, batch_size)
-            on_batch(len(prompts))
+        yield
     finally:
         model.train(was_training)
-    ends = end_token_ids(tokenizer)
-    return [cut(ids, ends, log_probs) for ids, log_probs in told]
 
 
 def _sample_batches(
@@ -133,16 +155,14 @@ def _sample_batches(
     batch_size: int,
     on_batch: Callable[[int], None],
 ) -> list[tuple[list[int], list[float]]]:
-    """Token ids and their log-probs in the order given; prompts of like length share a batch."""
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    told: dict[int, tuple[list[int], list[float]]] = {}
-    for first in range(0, len(order), batch_size):
-        rows = order[first : first + batch_size]
+    """Token ids and their log-probs in the order given; prompts of similar length share a batch."""
+    sampled: dict[int, tuple[list[int], list[float]]] = {}
+    for rows in batches_by_length([len(ids) for ids in prompts], batch_size):
         part = [prompts[row] for row in rows]
         found = _sample_batch(accelerator, model, part, tokenizer, sampling)
-        told.update(zip(rows, found, strict=True))
+        sampled.update(zip(rows, found, strict=True))
         on_batch(len(rows))
-    return [told[row] for row in range(len(prompts))]
+    return [sampled[row] for row in range(len(prompts))]
 
 
 def _sample_batch(
@@ -174,7 +194,7 @@ def _begin(
 ) -> tuple[TokenBatch, DynamicCache | None]:
     """What to generate from; where much of it is common to all, that is read once, for the cache.
 
-    Padding then stands behind the common beginning.
+    Padding is then after the common beginning.
     """
     padded = pad_left(prompts, pad_id).to(device)
     common = common_beginning(prompts)
@@ -242,7 +262,7 @@ def warpers(sampling: Sampling) -> list[LogitsProcessor]:
 
 
 def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> GenerationConfig:
-    """What `generate` is told that has nothing left to choose."""
+    """The configuration of `generate` where tokens are chosen by `Draw`."""
     return GenerationConfig(
         do_sample=False,
         temperature=1.0,
@@ -258,7 +278,7 @@ def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> Ge
 
 def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> GenerationConfig:
     """How transformers samples by itself, one token after the other or continuously."""
-    # top_k and top_p stand here even when off: unset ones would come from the model's own config
+    # top_k and top_p are given even when off: unset ones would come from the model's own config
     return GenerationConfig(
         do_sample=True,
         temperature=sampling.temperature,
@@ -316,10 +336,8 @@ def generate_responses(
         max_new_tokens=settings.max_new_tokens,
         seed=settings.seed,
     )
-    order = sorted(range(len(slots)), key=lambda slot: len(encoded[slot]))
     with progress("responses", total=len(slots)) as bar:
-        for first in range(0, len(order), settings.batch_size):
-            rows = order[first : first + settings.batch_size]
+        for rows in batches_by_length([len(ids) for ids in encoded], settings.batch_size):
             samples = sample_responses(
                 accelerator,
                 model,

@@ -15,7 +15,7 @@ class GenerateSettings:
     """Settings of `rlhf generate`."""
 
     db: Path
-    """The label database; prompts come from it, responses go into it."""
+    """The label database: prompts are read from it, responses are added."""
     model: str
     """Model folder or hub name."""
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 4
@@ -23,9 +23,9 @@ class GenerateSettings:
     temperature: float = 1.0
     """Sampling temperature."""
     top_p: float = 1.0
-    """Nucleus sampling; responses made with less than 1 cannot serve as reference outputs."""
+    """Nucleus sampling; responses sampled with less than 1 cannot become reference outputs."""
     top_k: int = 0
-    """Sample from the k likeliest tokens only; 0 is off."""
+    """Sample from the k most likely tokens only. 0: from all."""
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)

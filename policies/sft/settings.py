@@ -10,7 +10,7 @@ from rlhf.modeling.template_kwargs import TemplateKwargs
 
 @dataclass(frozen=True, kw_only=True)
 class SFTSettings:
-    """Which demonstrations, which model, and how to train."""
+    """Settings of `rlhf sft`."""
 
     demonstrations: Path
     """Folder that `rlhf export --format demonstrations` wrote, or JSON Lines: prompt + completion,
@@ -18,36 +18,36 @@ class SFTSettings:
     model: str
     """Model folder or hub name to train."""
     out: Path
-    """Folder of this stage; the result is in OUT/model."""
+    """Folder of the run; the trained model is in OUT/model."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
     resume: bool = False
-    """Go on with the run in --out."""
+    """Continue an unfinished run in --out."""
     seed: int = 0
-    """Seed of the order of the demonstrations."""
+    """Random seed; it orders the demonstrations."""
     processes: int = 1
-    """Processes on this machine; under torchrun the group that is there is used."""
+    """Processes on this machine; under torchrun its processes are used."""
     precision: Precision = "auto"
-    """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
+    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
     epochs: int = 2
     """Passes over the demonstrations."""
     batch_size: int = 16
     """Demonstrations per optimizer step, over all processes."""
     micro_batch_size: int = 4
-    """Demonstrations in one forward pass of a process; changes speed and memory only."""
+    """Demonstrations per forward pass of a process; affects speed and memory only."""
     learning_rate: float = 2e-5
-    """Peak learning rate, annealed to 0."""
+    """Peak learning rate; it falls linearly to 0."""
     warmup_fraction: float = 0.05
-    """Part of the steps in which the learning rate rises from 0."""
+    """Fraction of the steps during which the learning rate rises from 0."""
     max_length: int = 2048
-    """Longest prompt + completion in tokens; longer ones are refused, not cut."""
+    """Maximum tokens of prompt and completion; a longer demonstration is an error."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
     save_every: int = 50
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 1
-    """Checkpoints that stay on disk."""
+    """Checkpoints kept on disk."""
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)

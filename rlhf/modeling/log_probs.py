@@ -3,6 +3,7 @@
 Letters: B sequences, P prompt tokens, R response tokens, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from rlhf.modeling.attention.packing import pack_if_shorter
 from rlhf.modeling.projection import float32_logits
-from rlhf.modeling.tokens import TokenBatch, join, position_ids
+from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right, position_ids
 
 TEMPERATURE_EPSILON = 1e-7
 
@@ -30,6 +31,13 @@ class Sequences:
     prompts: TokenBatch
     responses: TokenBatch
     real: Bool[Tensor, "B T"] | None = None
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[list[int]], responses: Sequence[list[int]], pad_id: int
+    ) -> "Sequences":
+        """Token ids of prompts and their responses, padded."""
+        return cls(pad_left(prompts, pad_id), pad_right(responses, pad_id))
 
     @property
     def joined(self) -> TokenBatch:
@@ -78,6 +86,12 @@ class Sequences:
     def to(self, device: torch.device) -> "Sequences":
         """The same sequences on another device."""
         return Sequences(self.prompts.to(device), self.responses.to(device))
+
+
+def batches_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Places in batches of similar length, shortest first, so that little is spent on padding."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[first : first + size] for first in range(0, len(order), size)]
 
 
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:

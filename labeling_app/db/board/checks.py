@@ -1,7 +1,8 @@
-"""Tasks whose answer is known: training first, gold now and then, hidden repeats of one's own.
+"""Tasks with a known answer: training tasks, gold tasks, and repeats of one's own earlier work.
 
-They look like all others. Their rankings are kept, compared with the known answer and never
-exported. Scores are for the lead and for nobody else, and shut nobody out.
+Training tasks come first, the others at random; on the board they look like all other tasks. Their
+rankings are compared with the known answer and never exported. Only leads see the scores, and
+nobody is locked out by them.
 """
 
 import json
@@ -18,7 +19,7 @@ from labeling_app.rankings.agreement import Tiers
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking
 
-REST_BEFORE_REPEAT = 10
+RANKINGS_BEFORE_REPEAT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,13 @@ def make_check(
     purpose: CheckPurpose,
     explanation: str,
 ) -> bool:
-    """Make a gold or training task, in the place of the prompt's ordinary one.
+    """Make a gold or training task in place of the prompt's ordinary one.
 
-    Returns whether it was made; it is not where it is there already.
+    Returns whether it was made: False where the same one exists.
 
     Args:
         connections: the database.
-        answer: the known one, of some or all of the responses.
+        answer: the known answer, for some or all of the responses.
         responses: the ids of what is shown.
         purpose: which of the two it is.
         explanation: what a training task says afterwards.
@@ -82,11 +83,11 @@ def _refuse_check(purpose: CheckPurpose, reason: str) -> NoReturn:
 
 def choose_check(db: Database, annotator: str, rates: CheckRates) -> int | None:
     """A check for this annotator now, or None: all training first, then by chance."""
-    training = _undone(db, annotator, "training")
+    training = _next_check(db, annotator, "training")
     if training is not None:
         return training
     if rates.gold_every and random.random() < 1 / rates.gold_every:
-        gold = _undone(db, annotator, "gold")
+        gold = _next_check(db, annotator, "gold")
         if gold is not None:
             return gold
     if rates.repeat_every and random.random() < 1 / rates.repeat_every:
@@ -94,7 +95,7 @@ def choose_check(db: Database, annotator: str, rates: CheckRates) -> int | None:
     return None
 
 
-def _undone(db: Database, annotator: str, purpose: CheckPurpose) -> int | None:
+def _next_check(db: Database, annotator: str, purpose: CheckPurpose) -> int | None:
     # The second condition is word for word that of the partial index, or it would not be used.
     query = """SELECT id FROM tasks t WHERE purpose = ?
                AND purpose IN ('gold', 'training', 'repeat') AND NOT EXISTS (
@@ -113,7 +114,7 @@ def _make_repeat(db: Database, annotator: str) -> int | None:
         AND NOT EXISTS (SELECT 1 FROM tasks again WHERE again.prompt_id = r.prompt_id
             AND again.purpose = 'repeat' AND again.only_for = :me)
         ORDER BY r.created_at DESC LIMIT 1 OFFSET :rest"""
-    row = db.execute(query, {"me": annotator, "rest": REST_BEFORE_REPEAT}).fetchone()
+    row = db.execute(query, {"me": annotator, "rest": RANKINGS_BEFORE_REPEAT}).fetchone()
     if row is None:
         return None
     prompt_id, tiers, responses = row

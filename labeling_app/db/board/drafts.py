@@ -1,4 +1,4 @@
-"""Unfinished work: what a person has done on a task so far, as the board sends and takes it."""
+"""Drafts: an annotator's unfinished work on a task, in the form that the board sends and reads."""
 
 import json
 import time
@@ -39,7 +39,7 @@ def drop_draft(db: Database, task_id: int, annotator: str) -> None:
 
 
 def ranking_as_draft(row: dict[str, Any], shown: list[str]) -> dict[str, Any]:
-    """A stored ranking in the board's own terms: positions in the order shown.
+    """A stored ranking as a draft: positions in the order shown.
 
     Args:
         row: `tiers`, `strengths`, `flags` and `note` as the database has them.

@@ -1,7 +1,6 @@
-"""The ids that browsers and programs give to what they send, by which a repetition is known.
+"""Ids that browsers and programs choose for what they send, so that sending twice stores once.
 
-A repetition changes nothing. Another judgement under a used id is refused: taking it for a
-repetition would drop it.
+Different content under a used id is refused: it would be lost if it counted as sent before.
 """
 
 import json
@@ -85,7 +84,7 @@ def is_stored_skip(db: Database, skip_id: str, task_id: int, annotator: str) -> 
 
 
 def used_id() -> InputError:
-    """What to say about an id that something else was sent under."""
+    """The error for an id under which something else was sent."""
     return InputError(
         "This id was used before, for something else",
         "Reload the page, or send it under another id.",

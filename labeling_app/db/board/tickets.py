@@ -1,7 +1,7 @@
-"""What a task is called outside: a random ticket for each annotator who was given it.
+"""Tickets: the random id under which an annotator's browser knows a task.
 
-The number of a task would tell hidden repeats, which are made last, and gold items from work. A
-ticket stays the same over reloads and restarts, as the order shown does that it stands for.
+Task numbers would give away repeats, which are made last, and gold tasks. A ticket stays the same
+over reloads and restarts, as does the order in which the responses are shown.
 """
 
 import secrets

@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from labeling_app.db.files.label_file import open_read_only, require_ours
+from labeling_app.db.files.label_file import open_read_only, require_label_database
 from labeling_app.db.files.private_files import make_private
 from rlhf.errors import InputError
 
@@ -19,7 +19,7 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
     Raises:
         InputError: no database, `out` exists, or the copy cannot be written or is not whole.
     """
-    require_ours(db)
+    require_label_database(db)
     if out.exists():
         raise InputError(f"{out} already exists", "Choose another --out; backups never overwrite.")
     out.parent.mkdir(parents=True, exist_ok=True)

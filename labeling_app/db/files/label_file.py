@@ -1,7 +1,7 @@
-"""The file of a label database: whether it is one of ours, is whole, and is there.
+"""The file of a label database: whether it exists, is a label database, and is undamaged.
 
-A file is looked at before anything opens it for writing: a database of somebody else's gets neither
-a schema nor a journal from us.
+A file is checked before anything opens it for writing, so another program's database gets neither
+a schema nor a journal.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ Identity = tuple[int, ...] | None
 
 
 class LostDatabaseError(sqlite3.OperationalError):
-    """What is written now would be lost: the file is gone, another one, or damaged."""
+    """Writes would be lost: the file was removed, replaced or damaged."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def open_read_only(path: Path, *, is_immutable: bool = False) -> Iterator[sqlite
         yield connection
 
 
-def is_ours(path: Path) -> bool:
+def is_label_database(path: Path) -> bool:
     """Whether a file is a label database; False where it is missing, or has no table yet.
 
     Raises:
@@ -49,12 +49,12 @@ def is_ours(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        tables, ours = _look_at(path, is_immutable=True)
+        tables, ours = _tables_of(path, is_immutable=True)
     except sqlite3.DatabaseError:  # perhaps only because somebody writes to it just now
-        tables, ours = _look_at(path, is_immutable=False)
+        tables, ours = _tables_of(path, is_immutable=False)
     log = _log_of(path)
     if not tables and log.is_file() and log.stat().st_size:  # the tables are in the log still
-        tables, ours = _look_at(path, is_immutable=False)
+        tables, ours = _tables_of(path, is_immutable=False)
     if tables and not ours:
         names = ", ".join(sorted(tables)[:SHOWN_TABLES])
         raise InputError(
@@ -64,7 +64,7 @@ def is_ours(path: Path) -> bool:
     return bool(tables)
 
 
-def require_ours(path: Path) -> None:
+def require_label_database(path: Path) -> None:
     """Check that a file is a label database with something in it.
 
     Raises:
@@ -73,41 +73,41 @@ def require_ours(path: Path) -> None:
     if not path.is_file():
         raise no_database(path)
     try:
-        is_there = is_ours(path)
+        is_there = is_label_database(path)
     except sqlite3.DatabaseError as error:
-        raise unusable(path, error) from None
+        raise unusable_database(path, error) from None
     if not is_there:
         raise InputError(f"{path} is empty", f"Begin with: rlhf import prompts.jsonl --db {path}")
 
 
-def require_ours_or_new(path: Path) -> None:
+def require_label_database_or_new(path: Path) -> None:
     """Check, before anything slow is done, that a label database is or can be at a path.
 
     Raises:
         InputError: there is another program's database, or a file that is no database.
     """
     try:
-        is_ours(path)
+        is_label_database(path)
     except sqlite3.DatabaseError as error:
-        raise unusable(path, error) from None
+        raise unusable_database(path, error) from None
 
 
 def no_database(path: Path) -> InputError:
-    """What to say where there is no file."""
+    """The error where there is no file."""
     return InputError(
         f"No label database at {path}", f"Make one first: rlhf import prompts.jsonl --db {path}"
     )
 
 
-def unusable(path: Path, error: Exception) -> InputError:
-    """What to say about a file that SQLite cannot use."""
+def unusable_database(path: Path, error: Exception) -> InputError:
+    """The error for a file that SQLite cannot use."""
     return InputError(
         f"{path} cannot be used as a label database ({error})",
         "Give --db the path of a database made by `rlhf import`, or of a new file.",
     )
 
 
-def _look_at(path: Path, *, is_immutable: bool) -> tuple[set[str], bool]:
+def _tables_of(path: Path, *, is_immutable: bool) -> tuple[set[str], bool]:
     """The tables of a file, and whether they are ours."""
     with open_read_only(path, is_immutable=is_immutable) as db:
         query = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
@@ -122,7 +122,7 @@ def _look_at(path: Path, *, is_immutable: bool) -> tuple[set[str], bool]:
 
 
 def find_damage(path: Path) -> str:
-    """The first thing that is wrong with a database's file; "" where it is whole.
+    """The first damage that SQLite finds in a database's file; "" where it is intact.
 
     Reads all of it, through a connection of its own: an open one has pages in its memory.
     """
@@ -145,9 +145,9 @@ def read_board_id(path: Path) -> str:
 
 
 class FileWatch:
-    """Notices that the file of an open database, or its log, is not the one that was opened.
+    """Notices when the file of an open database, or its log, was removed or replaced.
 
-    SQLite would go on in a file that has no name any more, and say that all is stored.
+    SQLite itself would keep writing to the deleted file and report success.
 
     Args:
         path: the file, open and in use.

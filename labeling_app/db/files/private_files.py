@@ -1,4 +1,4 @@
-"""Files that hold password hashes and the key of the cookies: for their owner's eyes only."""
+"""Database files hold password hashes and the cookie key, so only their owner may read them."""
 
 import os
 import stat

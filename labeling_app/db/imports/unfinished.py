@@ -1,13 +1,13 @@
-"""Imports under way: stored in small transactions, seen by nobody before they are whole.
+"""Imports in progress: stored in small transactions, hidden until all of their rows are there.
 
-Every row of an import holds its number. Until the import is finished, queries leave its rows out
-(`SHOWN`), so nobody ranks, samples for or exports half of it; then one small transaction shows all
-of them. Only the tasks are made after that, again in small transactions: a whole import comes into
-the queue bit by bit. What failed is taken back at once. What was killed stays unseen, and the next
-import or start of the board takes it back or, where only tasks were missing, makes them.
+Every row of an import carries its number. Until the import is finished, queries leave its rows out
+(`SHOWN`), so nobody ranks, samples for or exports half of it; then one small transaction shows
+them all. Their tasks are made afterwards, again in small transactions, so the queue fills
+gradually. A failed import is rolled back at once. A killed one stays hidden, and the next import or
+start of the board rolls it back or, where only tasks were missing, makes them.
 
-One import at a time, by a lock on a file beside the database. Whoever else adds a row that an
-import holds already makes it a row of their own (`adopt`), which taking back leaves alone.
+One import runs at a time, by a file lock beside the database. A row of an unfinished import that
+somebody else adds too becomes theirs (`make_visible`), and rolling back leaves it.
 """
 
 import json
@@ -48,7 +48,7 @@ class Checks:
 
 @dataclass(kw_only=True)
 class Import:
-    """An import under way; when it has ended well, what became of its checks."""
+    """An import in progress; after its end, which of its checks were made."""
 
     id: int
     checks: Checks = field(default_factory=Checks)
@@ -56,7 +56,7 @@ class Import:
 
 @contextmanager
 def importing(connections: Connections, source: str) -> Iterator[Import]:
-    """Around storing what one file holds: all of it is shown at the end, or taken back.
+    """Store the content of one file: all of it is shown at the end, or none is kept.
 
     Args:
         connections: the database.
@@ -66,16 +66,16 @@ def importing(connections: Connections, source: str) -> Iterator[Import]:
         InterruptedRunError: another import does not end within a minute, or the disk is full.
     """
     with _lock(connections.path, WAIT_SECONDS), _naming_full_disk(source):
-        clear_away(connections)
+        clean_up(connections)
         current = Import(id=_begin(connections, source))
         try:
             yield current
         except BaseException:
             with suppress(sqlite3.OperationalError):  # a full disk; the next import tries again
-                take_back(connections, current.id)
+                roll_back(connections, current.id)
             raise
         _finish(connections, current.id)
-        current.checks = make_tasks(connections)
+        current.checks = make_deferred_tasks(connections)
 
 
 @contextmanager
@@ -93,17 +93,17 @@ def _naming_full_disk(source: str) -> Iterator[None]:
 
 
 def recover(connections: Connections) -> None:
-    """Clear away what a killed import left, unless an import is under way."""
+    """Clean up after a killed import, unless an import is running."""
     with suppress(InterruptedRunError), _lock(connections.path, 0):
-        clear_away(connections)
+        clean_up(connections)
 
 
-def clear_away(connections: Connections) -> None:
-    """Take back what is unfinished, and make the tasks of what is finished."""
+def clean_up(connections: Connections) -> None:
+    """Roll unfinished imports back, and make the missing tasks of finished ones."""
     query = "SELECT id FROM imports WHERE finished_at IS NULL"
     for (import_id,) in connections.db.execute(query).fetchall():
-        take_back(connections, import_id)
-    make_tasks(connections)
+        roll_back(connections, import_id)
+    make_deferred_tasks(connections)
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _lock(database: Path, wait_seconds: float) -> Iterator[None]:
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)  # whoever waits for it sees that, and makes a new one
+                path.unlink(missing_ok=True)  # a waiting process notices and creates a new one
     except Timeout:
         raise InterruptedRunError(
             f"Another import into {database} is under way", "Wait for its end, then run it again."
@@ -129,13 +129,13 @@ def _begin(connections: Connections, source: str) -> int:
 
 
 def _finish(connections: Connections, import_id: int) -> None:
-    """Show an import: from now on its rows are like all others."""
+    """Show the rows of an import from now on."""
     with connections.write() as db:
         db.execute("UPDATE imports SET finished_at = ? WHERE id = ?", [time.time(), import_id])
         db.execute("DELETE FROM import_annotators")
 
 
-def take_back(connections: Connections, import_id: int) -> None:
+def roll_back(connections: Connections, import_id: int) -> None:
     """Remove every row of an import that is not finished."""
     db = connections.db
     # No visible row refers to a hidden one, and looking for one takes a scan for every row.
@@ -162,12 +162,12 @@ def _delete(connections: Connections, table: str, import_id: int) -> None:
             num_deleted = db.execute(query, [import_id]).rowcount
 
 
-# ------------------------------------------------------------------------ tasks of a whole import
+# ------------------------------------------------------------------------ tasks of finished imports
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A check to be made when its import is whole."""
+    """A gold or training task to make when its import is finished."""
 
     place: str
     answer: Ranking
@@ -176,21 +176,21 @@ class Check:
     explanation: str
 
 
-def put_off_tasks(db: Database, import_id: int, prompt_ids: Iterable[str]) -> None:
-    """Note that these prompts get a task when their import is whole."""
+def defer_tasks(db: Database, import_id: int, prompt_ids: Iterable[str]) -> None:
+    """Record that these prompts get a task when their import is finished."""
     rows = ([import_id, prompt_id] for prompt_id in prompt_ids)
     db.conn.executemany("INSERT INTO import_tasks (import_id, prompt_id) VALUES (?, ?)", rows)
 
 
-def put_off_check(db: Database, import_id: int, check: Check) -> None:
-    """Note a gold or training task to make."""
+def defer_check(db: Database, import_id: int, check: Check) -> None:
+    """Record a gold or training task to make when its import is finished."""
     content = json.dumps({**vars(check), "answer": check.answer.to_json()})
     query = "INSERT INTO import_tasks (import_id, prompt_id, content) VALUES (?, ?, ?)"
     db.execute(query, [import_id, check.answer.prompt_id, content])
 
 
-def make_tasks(connections: Connections) -> Checks:
-    """Make the tasks that were put off, in the order of the lines they come from."""
+def make_deferred_tasks(connections: Connections) -> Checks:
+    """Make the recorded tasks, in the order of the lines they come from."""
     checks = Checks()
 
     def make(db: Database, row: tuple[int, str, str | None]) -> None:
@@ -201,11 +201,11 @@ def make_tasks(connections: Connections) -> Checks:
             _make_check(connections, content, checks)
         db.execute("DELETE FROM import_tasks WHERE seq = ?", [seq])
 
-    write_in_chunks(connections, _put_off(connections), make)
+    write_in_chunks(connections, _deferred(connections), make)
     return checks
 
 
-def _put_off(connections: Connections) -> Iterator[tuple[int, str, str | None]]:
+def _deferred(connections: Connections) -> Iterator[tuple[int, str, str | None]]:
     query = f"""SELECT seq, prompt_id, content FROM import_tasks WHERE seq > ? AND {SHOWN}
                 ORDER BY seq LIMIT {CHUNK_ROWS}"""
     last = 0
@@ -245,10 +245,10 @@ def write_in_chunks(
 
 @contextmanager
 def _short_write(connections: Connections) -> Iterator[Database]:
-    """A transaction, and then as long a time in which others find the database free.
+    """A transaction, then a pause of the same length in which others can write.
 
-    Who waits for SQLite's lock does not queue but looks again, every 100 ms in the end: half of
-    the time free, 99 of 100 find it so within a quarter of a second.
+    SQLite does not queue waiting writers; they retry, every 100 ms at the longest. With the
+    database free half of the time, 99 of 100 get in within a quarter of a second.
     """
     with connections.write() as db:
         began = time.monotonic()

@@ -1,7 +1,7 @@
 """Fitting the critic's head on the reference outputs, before the policy moves.
 
-The critic is a copy of the reward model, which has learnt to read whole responses: in mid-sentence
-its numbers mean nothing. At the first step the policy is the reference, so the reward of every
+The critic is a copy of the reward model, which was trained on whole responses: its scores of
+unfinished ones are arbitrary. At the first step the policy is the reference, so the reward of every
 stored response is a Monte-Carlo return (λ = 1) for each of its tokens, and the head that predicts
 them best from frozen features is a ridge regression: one forward over the stored rows. More
 gradient steps on the same rows gained nothing.
@@ -31,7 +31,6 @@ from rlhf.modeling.models import (
     new_reward_model,
     reward_head,
 )
-from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import global_sum
 from rlhf.run.metrics import progress
 
@@ -133,7 +132,7 @@ def fit_critic(
     is; then all rows are fitted.
 
     Args:
-        accelerator: device, precision and processes; each process reads its share of the rows.
+        accelerator: device, precision and processes; each process reads a part of the rows.
         model: its critic is changed, on all processes alike.
         prompts: the stored rows of each training prompt.
         reference_rewards: r(y0) of each prompt's rows, by prompt id.
@@ -215,7 +214,9 @@ def _moments(
     with progress("fitting the critic", total=len(order)) as bar, accelerator.autocast():
         for first in range(0, len(order), BATCH):
             part = order[first : first + BATCH]
-            sequences = _stack([rows[i] for i in part], pad_id).to(accelerator.device)
+            sequences = Sequences.of(
+                [rows[i].prompt_ids for i in part], [rows[i].response_ids for i in part], pad_id
+            ).to(accelerator.device)
             features = torch.nn.functional.pad(model.critic_features(sequences), (0, 1), value=1.0)
             mask = sequences.responses.mask
             expected = targets[part].to(accelerator.device)[:, None].expand(mask.shape)
@@ -226,10 +227,3 @@ def _moments(
     fitted, unseen = (part.over_all_ranks(accelerator) for part in sums)
     # too few prompts to hold one out
     return fitted, unseen if unseen.gram[-1, -1] > 0 else fitted
-
-
-def _stack(rows: Sequence[ReferenceRow], pad_id: int) -> Sequences:
-    return Sequences(
-        pad_left([row.prompt_ids for row in rows], pad_id),
-        pad_right([row.response_ids for row in rows], pad_id),
-    )

@@ -23,14 +23,15 @@ from rlhf.modeling.models import load_causal_lm, put_head_on, reward_head, start
 
 
 def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
-    """Refuse reward models that cannot stand on the policy's base.
+    """Refuse reward models that cannot use the policy's base.
 
     Args:
         settings: of the run.
         model: what `describe_model` says of the policy.
 
     Raises:
-        InputError: one was trained whole, beside other weights, or in the other form of these.
+        InputError: one has no adapter, or its adapter was trained on other weights or another
+            precision of these.
     """
     for name in filter(is_model, settings.reward if settings.lora.share_base else ()):
         for folder in member_folders(name):

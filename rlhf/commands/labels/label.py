@@ -109,10 +109,10 @@ def run(settings: Settings) -> dict[str, Any]:
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
     from labeling_app.db.board.checks import CheckRates
-    from labeling_app.db.files.label_file import require_ours_or_new
+    from labeling_app.db.files.label_file import require_label_database_or_new
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
-    require_ours_or_new(settings.db)
+    require_label_database_or_new(settings.db)
     models = _live_models(settings)
     options = BoardOptions(
         host=settings.host,

@@ -47,7 +47,7 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Order the open tasks: first what a reward model would learn most from."""
-    from labeling_app.annotators.prioritizing import prioritise
+    from labeling_app.annotators.prioritizing import prioritize
     from labeling_app.db.store import Store
     from reward.scoring.texts import load_features
     from rlhf.parallel.distributed import start_alone
@@ -60,7 +60,7 @@ def run(settings: Settings) -> dict[str, Any]:
             settings.tokens_per_batch,
             settings.chat_template_kwargs,
         )
-        return prioritise(
+        return prioritize(
             store,
             features,
             settings.by,

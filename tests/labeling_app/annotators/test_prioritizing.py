@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labeling_app.annotators.comparisons import queue_pairs
-from labeling_app.annotators.prioritizing import prioritise
+from labeling_app.annotators.prioritizing import prioritize
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.web.dashboard import dashboard_page
@@ -37,7 +37,7 @@ def queue_order(store) -> list[tuple[str, str]]:
 
 def run(store, by, **changes):
     settings = {"random_share": 0.2, "most": 100, "seed": 1, **changes}
-    return prioritise(store, read, by, **settings)
+    return prioritize(store, read, by, **settings)
 
 
 def test_entropy_puts_even_pairs_first_and_a_fifth_is_random(store, fill):

@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 
 from labeling_app.data_io.formats import Defaults, read_entry
 from labeling_app.db.store import Store
-from labeling_app.rankings.tiers import judgements_of_pairs
+from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt
@@ -128,7 +128,7 @@ def test_equal_scores_tie():
 
 def test_pairs_that_fit_an_order_become_that_order():
     pairs = [[0, 1, "second"], [0, 2, "tie"], [1, 2, "first"]]
-    assert judgements_of_pairs(pairs, 3) == [[[1], [0, 2]]]
+    assert judgments_of_pairs(pairs, 3) == [[[1], [0, 2]]]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_pairs_that_fit_an_order_become_that_order():
     ],
 )
 def test_other_pairs_stay_what_was_said(pairs):
-    rankings = judgements_of_pairs(pairs, 3)
+    rankings = judgments_of_pairs(pairs, 3)
     said = {"first": lambda i, j: [[i], [j]], "second": lambda i, j: [[j], [i]]}
     said["tie"] = lambda i, j: [[i, j]]
     assert rankings == [said[verdict](i, j) for i, j, verdict in pairs]
@@ -149,16 +149,16 @@ def test_other_pairs_stay_what_was_said(pairs):
 def test_a_pair_asked_in_both_orders_is_one_pair():
     # 1 against 2 was never asked, so no order says what was said.
     both = [[0, 1, "first"], [1, 0, "second"], [0, 2, "first"]]
-    assert judgements_of_pairs(both, 3) == [[[0], [1]], [[0], [2]]]
-    assert judgements_of_pairs([[2, 1, "second"], *both], 3) == [[[0], [1], [2]]]
-    assert judgements_of_pairs([[1, 0, "tie"], [0, 1, "tie"]], 2) == [[[0, 1]]]
+    assert judgments_of_pairs(both, 3) == [[[0], [1]], [[0], [2]]]
+    assert judgments_of_pairs([[2, 1, "second"], *both], 3) == [[[0], [1], [2]]]
+    assert judgments_of_pairs([[1, 0, "tie"], [0, 1, "tie"]], 2) == [[[0, 1]]]
 
 
 @pytest.mark.parametrize("again", [[1, 0, "first"], [0, 1, "second"]])
 def test_two_answers_to_one_pair_make_no_order(again):
     pairs = [[0, 1, "first"], [1, 2, "first"], [0, 2, "first"], again]
     expected = [[[0], [1]], [[1], [2]], [[0], [2]], [[1], [0]]]
-    assert judgements_of_pairs(pairs, 3) == expected
+    assert judgments_of_pairs(pairs, 3) == expected
 
 
 def test_equal_texts_stay_two_responses():
@@ -281,7 +281,7 @@ def test_unknown_kind_setting():
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data")
 def test_real_human_pairs_over_four_responses(tmp_path, capsys):
-    """400 prompts; where the six judgements fit no order, each stays a ranking of two."""
+    """400 prompts; where the six judgments fit no order, each stays a ranking of two."""
     path = SHARED / "qa_feedback_human_k4.jsonl.gz"
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     report = run_json(capsys, "import", path, "--db", tmp_path / "new.db")

@@ -26,7 +26,7 @@ def test_what_is_no_choice_is_refused(choice):
         pick(["a", "b"], choice)
 
 
-def test_a_later_judgement_of_the_same_kind_is_about_the_same():
+def test_a_later_judgment_of_the_same_kind_is_about_the_same():
     assert subject(ranking(["a", "b"])) == subject(ranking(["ba"], "all-bad"))
     assert subject(ranking(["a"], "thumbs-up")) == subject(ranking(["a"], "thumbs-down"))
     assert subject(ranking(["a"], "thumbs-up")) != subject(ranking(["b"], "thumbs-up"))

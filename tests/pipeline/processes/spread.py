@@ -19,11 +19,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from policies.ppo.batches import stack_pieces
 from policies.ppo.models.actor_critic import PolicyAndCritic
-from policies.ppo.pretraining import stack_pieces
-from policies.ppo.rollout import Rollout, advantages_of
+from policies.ppo.rollout import Experience, advantages_of
 from policies.ppo.setting_groups import KLSettings
-from policies.ppo.update import reference_batch, update
+from policies.ppo.train import update
+from policies.ppo.update import Learner, StepData, reference_batch
 from policies.reference.store import ReferenceRow
 from policies.sampling.generate import sample_responses
 from reward.data.groups import Group, Pair, Pointwise
@@ -64,7 +65,7 @@ MIXING = 14
 RATE = 1e-3
 
 
-def build_rollout(rows: list[int]) -> Rollout:
+def build_experience(rows: list[int]) -> Experience:
     """Made-up experience; `rows` of it are this process's."""
     sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
     mask = sequences.responses.mask
@@ -73,20 +74,13 @@ def build_rollout(rows: list[int]) -> Rollout:
     def noise(scale: float, shift: float = 0.0) -> torch.Tensor:
         return ((torch.randn(mask.shape, generator=generator) * scale + shift) * mask)[rows]
 
-    scores = torch.zeros(len(rows))
-    return Rollout(
+    return Experience(
         sequences.rows(torch.tensor(rows)),
         mask[rows],
-        torch.ones(len(rows), dtype=torch.bool),
-        *(scores, scores, scores),
         old_log_probs=noise(0.05, -5.9),
-        sampler_log_probs=torch.zeros(mask[rows].shape),
-        reference_log_probs=None,
-        entropy=noise(1.0),
         old_values=noise(0.3),
         advantages=noise(1.0),
         returns=noise(1.0),
-        sampled_at=0.0,
     )
 
 
@@ -143,21 +137,13 @@ class PPO:
         self.gathered_model = GatheredModel(plain, accelerator.device, sharding)
         self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding)
         rows = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
-        self.rollout = build_rollout(rows)
+        self.experience = build_experience(rows)
         self.references = reference_batch([build_row(row) for row in rows], 0, accelerator.device)
 
     def step(self, number: int) -> dict[str, float]:
-        generator = torch.Generator().manual_seed(number)
-        return update(
-            self.accelerator,
-            self.model,
-            self.optimizer,
-            self.rollout,
-            self.references,
-            SETTINGS,
-            1.0,
-            generator,
-        )
+        learner = Learner(self.accelerator, self.model, self.optimizer, SETTINGS, 1.0)
+        data = StepData(self.experience, self.references)
+        return update(learner, data, torch.Generator().manual_seed(number))
 
     def step_with_texts(self, number: int) -> dict[str, float]:
         """A step whose micro-batches have a token budget, with pretraining texts in it.
@@ -165,23 +151,17 @@ class PPO:
         Responses without an end token are masked, and another program sampled the others.
         """
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        mask, ids = self.rollout.response_mask, self.rollout.sequences.responses.ids
-        rollout = replace(
-            self.rollout,
+        mask, ids = self.experience.response_mask, self.experience.sequences.responses.ids
+        experience = replace(
+            self.experience,
             loss_mask=mask & (ids == 2).any(dim=1, keepdim=True),
             sampler_weights=0.5 + 0.1 * (ids % 7),
         )
-        return update(
-            self.accelerator,
-            self.model,
-            self.optimizer,
-            rollout,
-            self.references,
-            changed(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5),
-            1.0,
-            torch.Generator().manual_seed(number),
-            stack_pieces(RESPONSES[rank::ranks], 0, self.accelerator.device),
-        )
+        texts = stack_pieces(RESPONSES[rank::ranks], 0, self.accelerator.device)
+        settings = changed(SETTINGS, micro_tokens=MIXING, ptx_coefficient=0.5)
+        learner = Learner(self.accelerator, self.model, self.optimizer, settings, 1.0)
+        data = StepData(experience, self.references, texts)
+        return update(learner, data, torch.Generator().manual_seed(number))
 
     def gathers(self, folder: str, new_tokens: int) -> tuple[int, int]:
         """Communication of one sampling phase, and how often the shell was filled."""

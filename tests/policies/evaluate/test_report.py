@@ -303,14 +303,12 @@ def test_verdict_without_gold_says_that_the_judge_is_the_one_trained_against() -
     report["split"] = "train"
     text = verdict(report)
     assert "judged by the reward model runs/demo/reward" in text
-    assert "trained to please this very judge" in text
+    assert "trained against this very judge" in text
     assert "on 12 training prompts." in text
-    assert "the model that the policy was trained to please" in render(
-        build_content(report, [], [])
-    )
+    assert "the model that the policy was trained against" in render(build_content(report, [], []))
     del report["judges"]["reward"]["is_objective"]
     page = render(build_content(report, [], []))
-    assert "trained to please" not in page
+    assert "trained against" not in page
     assert "a model of which answer people would prefer" in page
 
 

@@ -5,6 +5,7 @@ tokens, and the reference is a table, so that nothing but sampling is left to ch
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,22 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from policies.ppo.kl import ReferencePolicy
 from policies.ppo.models.actor_critic import PolicyAndCritic
-from policies.ppo.rollout import collect_rollout, describe_rollout
+from policies.ppo.rollout import (
+    Environment,
+    Episodes,
+    Experience,
+    Measured,
+    Scores,
+    build_experience,
+    describe_rollout,
+    measure_episodes,
+    sample_episodes,
+    score_episodes,
+)
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
-from policies.ppo.update import reference_batch, update
+from policies.ppo.train import update
+from policies.ppo.update import Learner, StepData, reference_batch
 from policies.reference.store import ReferenceRow, TopTokens
 from policies.rewards.sources import Reward
 from policies.sampling.continuous import sample_continuously
@@ -102,6 +115,21 @@ def stored_rows() -> list[ReferenceRow]:
     ]
 
 
+def collect(
+    environment: Environment,
+    model: Any,
+    prompts: Sequence[tuple[ReferenceRow, ...]],
+    settings: PPOSettings,
+) -> tuple[Episodes, Scores, Measured, Experience]:
+    """A rollout and what is learnt from it, as a step of the loop gets them."""
+    episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
+    scores = score_episodes(environment, episodes, settings)
+    measured = measure_episodes(environment, model, episodes, settings)
+    accelerator = environment.accelerator
+    experience = build_experience(accelerator, episodes, scores, measured, settings)
+    return episodes, scores, measured, experience
+
+
 def trained_policy(
     settings: PPOSettings,
     arms: np.ndarray,
@@ -123,26 +151,25 @@ def trained_policy(
     def score(prompts: object, texts: object, batch: TokenBatch) -> torch.Tensor:
         return values[batch.ids[:, -1]]
 
+    environment = Environment(
+        accelerator,
+        tokenizer,
+        Reward((score,), (1.0,), "sum", {}, tuple),
+        reference,
+        {PROMPT.id: [0.0]},
+        Sampling(temperature=1.0, max_new_tokens=1, seed=0),
+        sampler,
+    )
     rows = stored_rows()
     used = rows if settings.kl.source == "reference" else []
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * (1 - step / steps)
-        rollout = collect_rollout(
-            accelerator,
-            model,
-            tokenizer,
-            Reward((score,), (1.0,), "sum", {}, tuple),
-            reference,
-            [(rows[0],)] * settings.batch.episodes_per_step,
-            {PROMPT.id: [0.0]},
-            Sampling(temperature=1.0, max_new_tokens=1, seed=0),
-            settings,
-            sampler,
-        )
-        batch = reference_batch(used, PAD, accelerator.device)
-        update(accelerator, model, optimizer, rollout, batch, settings, 1.0, generator)
+        prompts = [(rows[0],)] * settings.batch.episodes_per_step
+        *_, experience = collect(environment, model, prompts, settings)
+        data = StepData(experience, reference_batch(used, PAD, accelerator.device))
+        update(Learner(accelerator, model, optimizer, settings, 1.0), data, generator)
     with torch.no_grad():
         logits = model.policy(torch.tensor([[2, 3]])).logits[0, -1]
     return logits.double().softmax(0).numpy()
@@ -167,15 +194,14 @@ def test_a_gap_between_sampler_and_trainer_is_measured() -> None:
     accelerator = start("fp32", 0)
     reward = Reward((lambda *batch: torch.zeros(8),), (1.0,), "sum", {}, tuple)
     rows = [(stored_rows()[0],)] * 8
-    how = (
-        Sampling(temperature=1.0, max_new_tokens=4, seed=0),
-        changed(SETTINGS, samples_per_prompt=8),
-    )
+    sampling = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
+    settings = changed(SETTINGS, samples_per_prompt=8)
     for by, gap in ((sample_continuously, 0.0), (sampler, 0.25)):
-        rollout = collect_rollout(
-            accelerator, model, tokenizer, reward, None, rows, {PROMPT.id: [0.0]}, *how, by
+        environment = Environment(
+            accelerator, tokenizer, reward, None, {PROMPT.id: [0.0]}, sampling, by
         )
-        assert describe_rollout(accelerator, rollout)["sampler_gap"] == pytest.approx(gap, abs=1e-5)
+        *found, _ = collect(environment, model, rows, settings)
+        assert describe_rollout(accelerator, *found)["sampler_gap"] == pytest.approx(gap, abs=1e-5)
 
 
 def test_a_resident_reference_leads_to_the_tilted_distribution() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.ppo.guards import Normal, distinct_2, signs, watch
+from policies.ppo.checks import Normal, distinct_2, signs, watch
 from policies.ppo.setting_groups import GuardSettings
 from rlhf.errors import GuardError
 from tests.policies.training import TrainingInputs, metrics_of

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file, save_file
 
-from policies.ppo.invariants import check_step
+from policies.ppo.checks import check_step
 from policies.reference.shards import describe_shard, read_table, reward_of, write_table
 from rlhf.cli import main
 from rlhf.errors import GuardError

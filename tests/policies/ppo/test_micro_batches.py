@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from policies.ppo.micro_batches import refit, split_alike, split_by_length
+from policies.ppo.batches import refit, split_alike, split_by_length
 from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import pad_left, pad_right

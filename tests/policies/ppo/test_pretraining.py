@@ -7,15 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from policies.ppo.pretraining import read_pieces, stack_pieces
+from policies.ppo.batches import read_pieces, stack_pieces
 from policies.ppo.setting_groups import KLSettings
-from policies.ppo.update import reference_batch, update
+from policies.ppo.train import update
+from policies.ppo.update import Learner, StepData, reference_batch
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from tests.pipeline.test_resume import kill_when
-from tests.policies.ppo.test_update import SETTINGS, build_model, build_rollout
+from tests.policies.ppo.test_update import SETTINGS, build_experience, build_model
 from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, metrics_of
 
@@ -70,21 +71,19 @@ def weights_after(folder: Path, pieces: list[list[int]], **changes: object):
     accelerator = start("fp32", 0)
     plain = build_model(folder)
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
-    rollout = build_rollout()
+    experience = build_experience()
     still = replace(
-        rollout, advantages=torch.zeros_like(rollout.advantages), returns=rollout.old_values
+        experience,
+        advantages=torch.zeros_like(experience.advantages),
+        returns=experience.old_values,
     )
-    found = update(
-        accelerator,
-        model,
-        optimizer,
+    data = StepData(
         still,
         reference_batch([], 0, accelerator.device),
-        settings,
-        temperature=0.7,
-        generator=torch.Generator().manual_seed(0),
-        texts=stack_pieces(pieces, 0, accelerator.device),
+        stack_pieces(pieces, 0, accelerator.device),
     )
+    learner = Learner(accelerator, model, optimizer, settings, temperature=0.7)
+    found = update(learner, data, torch.Generator().manual_seed(0))
     return plain.policy.state_dict(), found
 
 

@@ -10,22 +10,24 @@ import pytest
 import torch
 
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
-from policies.ppo.rollout import Rollout, collect_rollout, describe_correction
+from policies.ppo.rollout import Environment, Episodes, Experience, describe_correction
 from policies.ppo.settings import PPOSettings
-from policies.ppo.update import reference_batch, update
+from policies.ppo.train import update
+from policies.ppo.update import Learner, StepData, reference_batch
 from policies.rewards.sources import Reward
 from policies.sampling.continuous import sample_continuously
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Sampling
-from tests.policies.ppo.test_bandit import PROMPT, WORDS, build_models, stored_rows
+from tests.policies.ppo.test_bandit import PROMPT, WORDS, build_models, collect, stored_rows
 from tests.policies.ppo.test_bandit import SETTINGS as BANDIT
-from tests.policies.ppo.test_update import SETTINGS, build_model, build_rollout, build_rows
+from tests.policies.ppo.test_update import SETTINGS, build_experience, build_model, build_rows
 from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, metrics_of
 
-KEPT = torch.tensor([0, 1, 3])  # the rows of the rollout that end by themselves
+FINISHED = torch.tensor([True, True, False, True])
+KEPT = torch.tensor([0, 1, 3])  # the rows that end by themselves
 
 
 def build_head(folder: Path) -> PolicyAndCritic:
@@ -36,18 +38,12 @@ def build_head(folder: Path) -> PolicyAndCritic:
 
 
 def after_update(
-    model: PolicyAndCritic, rollout: Rollout, **changes: Any
+    model: PolicyAndCritic, experience: Experience, **changes: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    statistics = update(
-        start("fp32", 0),
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        rollout,
-        reference_batch(build_rows(), 0, torch.device("cpu")),
-        changed(SETTINGS, **changes),
-        temperature=1.0,
-        generator=torch.Generator().manual_seed(0),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = Learner(start("fp32", 0), model, optimizer, changed(SETTINGS, **changes), 1.0)
+    data = StepData(experience, reference_batch(build_rows(), 0, torch.device("cpu")))
+    statistics = update(learner, data, torch.Generator().manual_seed(0))
     return {name: value.clone() for name, value in model.state_dict().items()}, statistics
 
 
@@ -56,18 +52,18 @@ def after_update(
 def test_a_masked_response_is_as_if_not_sampled_and_weights_scale_advantages(
     tiny_model: Path, build: Any, arranged: dict[str, int]
 ) -> None:
-    rollout = build_rollout()
-    mask = rollout.response_mask
+    experience = build_experience()
+    mask = experience.response_mask
     weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(5)) * 2 * mask
-    weighted = replace(rollout, loss_mask=mask & rollout.finished[:, None], sampler_weights=weights)
+    weighted = replace(experience, loss_mask=mask & FINISHED[:, None], sampler_weights=weights)
     rows = {
-        name: getattr(rollout, name)[KEPT]
-        for name in ("finished", "loss_mask", "old_log_probs", "old_values", "returns")
+        name: getattr(experience, name)[KEPT]
+        for name in ("loss_mask", "old_log_probs", "old_values", "returns")
     }
     fewer = replace(
-        rollout,
-        sequences=rollout.sequences.rows(KEPT),
-        advantages=(rollout.advantages * weights)[KEPT],
+        experience,
+        sequences=experience.sequences.rows(KEPT),
+        advantages=(experience.advantages * weights)[KEPT],
         **rows,
     )
     expected, statistics = after_update(build(tiny_model), fewer, **arranged)
@@ -75,25 +71,27 @@ def test_a_masked_response_is_as_if_not_sampled_and_weights_scale_advantages(
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
     assert same_statistics == pytest.approx(statistics, rel=1e-4)
-    plain, _ = after_update(build(tiny_model), rollout, **arranged)
+    plain, _ = after_update(build(tiny_model), experience, **arranged)
     name = "policy.model.embed_tokens.weight"
     assert not torch.allclose(plain[name], found[name], atol=1e-4)
 
 
 def test_the_clips_reach_the_loss(tiny_model: Path) -> None:
-    rollout = build_rollout()
+    experience = build_experience()
     # old log-probs as low as these make every ratio large
-    rollout = replace(rollout, old_log_probs=rollout.old_log_probs - 1.5 * rollout.response_mask)
+    experience = replace(
+        experience, old_log_probs=experience.old_log_probs - 1.5 * experience.response_mask
+    )
     losses = {
-        name: after_update(build_model(tiny_model), rollout, **changes)[1]["loss/policy"]
+        name: after_update(build_model(tiny_model), experience, **changes)[1]["loss/policy"]
         for name, changes in {
             "plain": {},
             "high": {"clip_range_high": 1.0},
             "dual": {"dual_clip": 2.0},
         }.items()
     }
-    good = rollout.advantages.clamp(min=0).sum() / rollout.response_mask.sum()
-    bad = -rollout.advantages.clamp(max=0).sum() / rollout.response_mask.sum()
+    good = experience.advantages.clamp(min=0).sum() / experience.response_mask.sum()
+    bad = -experience.advantages.clamp(max=0).sum() / experience.response_mask.sum()
     # every ratio is above 2: the high clip takes good tokens from 1.2 to 2, the dual clip takes bad
     # ones to 2
     assert losses["high"] - losses["plain"] == pytest.approx(float(-0.8 * good), rel=1e-5)
@@ -101,10 +99,10 @@ def test_the_clips_reach_the_loss(tiny_model: Path) -> None:
 
 
 def test_where_all_responses_are_masked_only_the_kl_term_trains(tiny_model: Path) -> None:
-    rollout = build_rollout()
-    rollout = replace(rollout, loss_mask=torch.zeros_like(rollout.loss_mask))
+    experience = build_experience()
+    experience = replace(experience, loss_mask=torch.zeros_like(experience.loss_mask))
     before = build_model(tiny_model).state_dict()
-    after, statistics = after_update(build_model(tiny_model), rollout)
+    after, statistics = after_update(build_model(tiny_model), experience)
     assert all(math.isfinite(value) for value in statistics.values())
     assert statistics["loss/policy"] == statistics["loss/value"] == 0
     moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
@@ -119,39 +117,37 @@ def every_second_by_another(*given: Any) -> list[tuple[list[int], list[float]]]:
     ]
 
 
-def rollout_of(settings: PPOSettings) -> tuple[Rollout, dict[str, float]]:
+def experience_of(settings: PPOSettings) -> tuple[Episodes, Experience, dict[str, float]]:
     """Eight responses of at most four tokens, half of them said to be another program's."""
     model, tokenizer = build_models(WORDS)
     accelerator = start("fp32", 0)
-    rollout = collect_rollout(
+    environment = Environment(
         accelerator,
-        model,
         tokenizer,
         Reward((lambda *batch: torch.arange(8.0),), (1.0,), "sum", {}, tuple),
         None,
-        [(stored_rows()[0],)] * 8,
         {PROMPT.id: [0.0]},
         Sampling(temperature=1.0, max_new_tokens=4, seed=0),
-        settings,
         every_second_by_another,
     )
-    return rollout, describe_correction(accelerator, rollout, settings)
+    episodes, *_, found = collect(environment, model, [(stored_rows()[0],)] * 8, settings)
+    return episodes, found, describe_correction(accelerator, episodes, found, settings)
 
 
 @pytest.mark.parametrize("correction", ["none", "token", "sequence"])
 def test_a_rollout_knows_how_far_its_sampler_was_off(correction: str) -> None:
     settings = changed(BANDIT, samples_per_prompt=8, sampler_correction=correction)
-    rollout, described = rollout_of(settings)
-    mask = rollout.response_mask.numpy()
+    _, experience, described = experience_of(settings)
+    mask = experience.response_mask.numpy()
     other = mask & (np.arange(8) % 2 == 1)[:, None]
     mine, theirs = (mask & ~other).sum(), other.sum()
     if correction == "none":
-        assert rollout.sampler_weights is None
+        assert experience.sampler_weights is None
         assert described == {}
-        assert rollout.loss_mask.equal(rollout.response_mask)
+        assert experience.loss_mask.equal(experience.response_mask)
         return
-    assert rollout.sampler_weights is not None
-    weights = rollout.sampler_weights.numpy()
+    assert experience.sampler_weights is not None
+    weights = experience.sampler_weights.numpy()
     np.testing.assert_allclose(weights[mask & ~other], 1.0, atol=1e-4)
     np.testing.assert_array_equal(weights[other], 2.0)  # e^1.5 is 4.48
     if correction == "token":
@@ -163,7 +159,7 @@ def test_a_rollout_knows_how_far_its_sampler_was_off(correction: str) -> None:
             },
             rel=1e-4,
         )
-        assert rollout.loss_mask.equal(rollout.response_mask)
+        assert experience.loss_mask.equal(experience.response_mask)
     else:
         assert described == pytest.approx(
             {
@@ -173,17 +169,17 @@ def test_a_rollout_knows_how_far_its_sampler_was_off(correction: str) -> None:
             },
             abs=1e-4,
         )
-        np.testing.assert_array_equal(rollout.loss_mask.numpy(), mask & ~other)
+        np.testing.assert_array_equal(experience.loss_mask.numpy(), mask & ~other)
 
 
 def test_truncated_responses_are_masked_and_advantages_whitened_over_the_rest() -> None:
     settings = changed(BANDIT, samples_per_prompt=1, advantages="gae", mask_truncated=True)
-    rollout, described = rollout_of(settings)
+    episodes, experience, described = experience_of(settings)
     assert described == {}
-    finished = rollout.finished
+    finished = episodes.finished
     assert 0 < finished.sum() < 8
-    assert rollout.loss_mask.equal(rollout.response_mask & finished[:, None])
-    learned = rollout.advantages[rollout.loss_mask]
+    assert experience.loss_mask.equal(experience.response_mask & finished[:, None])
+    learned = experience.advantages[experience.loss_mask]
     assert learned.mean().item() == pytest.approx(0, abs=1e-5)
     assert learned.std(correction=0).item() == pytest.approx(1, abs=1e-3)
 

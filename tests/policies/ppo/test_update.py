@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from policies.ppo.models.actor_critic import PolicyAndCritic
-from policies.ppo.rollout import Rollout
+from policies.ppo.rollout import Experience
 from policies.ppo.setting_groups import KLSettings
-from policies.ppo.update import reference_batch, split_minibatches, stack, update
+from policies.ppo.train import update
+from policies.ppo.update import Learner, StepData, reference_batch, split_minibatches, stack
 from policies.reference.store import ReferenceRow, TopTokens
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
@@ -41,7 +42,7 @@ def build_model(folder: Path) -> PolicyAndCritic:
     )
 
 
-def build_rollout() -> Rollout:
+def build_experience() -> Experience:
     sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
     mask = sequences.responses.mask
     generator = torch.Generator().manual_seed(3)
@@ -49,23 +50,13 @@ def build_rollout() -> Rollout:
     def noise(scale: float, shift: float = 0.0) -> torch.Tensor:
         return (torch.randn(mask.shape, generator=generator) * scale + shift) * mask
 
-    scores = torch.zeros(len(PROMPTS))
-    finished = torch.tensor([True, True, False, True])
-    return Rollout(
+    return Experience(
         sequences=sequences,
         loss_mask=mask,
-        finished=finished,
-        scores=scores,
-        centered=scores,
-        shaped=scores,
         old_log_probs=noise(0.05, -5.9),
-        sampler_log_probs=torch.zeros(mask.shape),
-        reference_log_probs=None,
-        entropy=noise(1.0),
         old_values=noise(0.3),
         advantages=noise(1.0),
         returns=noise(1.0),
-        sampled_at=0.0,
     )
 
 
@@ -96,22 +87,15 @@ def weights_after_update(
     # plain gradient descent: Adam would turn rounding of tiny gradients into whole steps
     plain = build_model(folder)
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
-    statistics = update(
-        accelerator,
-        model,
-        optimizer,
-        build_rollout(),
-        reference_batch(rows, 0, accelerator.device),
-        settings,
-        temperature=1.0,
-        generator=torch.Generator().manual_seed(0),
-    )
+    data = StepData(build_experience(), reference_batch(rows, 0, accelerator.device))
+    learner = Learner(accelerator, model, optimizer, settings, temperature=1.0)
+    statistics = update(learner, data, torch.Generator().manual_seed(0))
     return {k: v.clone() for k, v in plain.state_dict().items()}, statistics
 
 
 @pytest.mark.parametrize("micro_tokens", [0, 20])
 def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int) -> None:
-    rollout = build_rollout()
+    experience = build_experience()
     assert not build_model(tiny_model).reads_frozen_features
     models = []
     for _ in range(2):
@@ -121,22 +105,18 @@ def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int) 
         assert models[-1].reads_frozen_features
     frozen, again = models
     with torch.no_grad():
-        features = frozen.critic_features(rollout.sequences)
+        features = frozen.critic_features(experience.sequences)
     reads = []
     frozen.critic.base_model.register_forward_hook(lambda *_: reads.append(1))
     heads = []
     for model, known in ((frozen, features), (again, None)):
         trained = [one for one in model.parameters() if one.requires_grad]
-        update(
-            start("fp32", 0),
-            model,
-            torch.optim.SGD(trained, lr=0.1),
-            replace(rollout, critic_features=known),
-            reference_batch(build_rows(), 0, torch.device("cpu")),
-            changed(SETTINGS, micro_batch_size=2, micro_tokens=micro_tokens),
-            temperature=1.0,
-            generator=torch.Generator().manual_seed(0),
-        )
+        settings = changed(SETTINGS, micro_batch_size=2, micro_tokens=micro_tokens)
+        optimizer = torch.optim.SGD(trained, lr=0.1)
+        references = reference_batch(build_rows(), 0, torch.device("cpu"))
+        data = StepData(replace(experience, critic_features=known), references)
+        learner = Learner(start("fp32", 0), model, optimizer, settings, temperature=1.0)
+        update(learner, data, torch.Generator().manual_seed(0))
         heads.append(model.critic.score.weight.detach().clone())
     assert not reads
     torch.testing.assert_close(*heads)

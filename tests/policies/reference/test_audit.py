@@ -8,12 +8,13 @@ from transformers import AutoModelForCausalLM
 from policies.reference.audit import (
     audit_policy,
     estimate,
+    measure_for_audit,
     measure_forward_kl,
-    sample_for_audit,
     score_responses,
 )
 from policies.reference.shards import ReferenceRow
 from policies.reference.store import open_store
+from policies.sampling.generate import sample_responses
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
@@ -79,11 +80,20 @@ def test_beneath_its_adapters_a_policy_holds_the_reference(inputs: Inputs) -> No
     kls = []
     for holds_reference in (True, False):
         torch.manual_seed(0)
-        heard = sample_for_audit(
-            accelerator, policy, tokenizer, store, groups, 2, holds_reference=holds_reference
+        prompts = [group[0].prompt_ids for group in groups]
+        samples = sample_responses(accelerator, policy, tokenizer, prompts, store.sampling, 2)
+        responses = [sample.token_ids for sample in samples]
+        found = measure_for_audit(
+            accelerator,
+            policy,
+            tokenizer,
+            store,
+            groups,
+            responses,
+            holds_reference=holds_reference,
         )
-        assert (heard.reference_log_probs is not None) is holds_reference
-        kls.append(audit_policy(accelerator, heard, tokenizer, store))
+        assert (found.reference_log_probs is not None) is holds_reference
+        kls.append(audit_policy(accelerator, found, tokenizer, store))
     how = [kl["reverse"].pop("audit") for kl in kls]
     assert [words.split(" with ")[1] for words in how] == [
         "the policy's adapters switched off",

@@ -282,5 +282,7 @@ def test_what_cannot_be_divided_or_offloaded_is_refused(
     assert main([*command, "--sharding", "fsdp"]) == 2
     assert "there is only one\n  Add --processes N" in capsys.readouterr().err
     assert main([*command, "--sharding", "zero1", "--offload"]) == 2
-    assert "divides what only a training has\n  Use --sharding fsdp" in capsys.readouterr().err
+    assert (
+        "optimizer state, which only training has\n  Use --sharding fsdp" in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()

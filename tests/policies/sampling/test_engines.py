@@ -9,10 +9,10 @@ import torch
 from accelerate import Accelerator
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
-from policies.ppo.invariants import check_step
+from policies.ppo.checks import check_step
 from policies.reference.audit import score_responses
 from policies.sampling.continuous import batching_config, rounded, sample_continuously
-from policies.sampling.generate import Sample, draw, sample_responses
+from policies.sampling.generate import Sample, draw, sample_responses, sample_with
 from rlhf.errors import GuardError, InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.chat_template import end_token_ids
@@ -41,15 +41,8 @@ def sample(
     model: PreTrainedModel, folder: Path, engine: str, sampling: Sampling = SAMPLING
 ) -> tuple[Accelerator, list[Sample]]:
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
-    found = sample_responses(
-        accelerator,
-        model,
-        tokenizer,
-        PROMPTS,
-        sampling,
-        3,
-        sampler=SAMPLERS[engine],
-    )
+    sampler = SAMPLERS[engine]
+    found = sample_with(sampler, accelerator, model, tokenizer, PROMPTS, sampling, 3)
     return accelerator, found
 
 
@@ -75,9 +68,8 @@ def test_every_end_token_ends_a_response(name: str, engine: str, tmp_path: Path)
     folder = build_family_model(tmp_path, FAMILIES[name])
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
     model = load_causal_lm(str(folder)).eval()
-    found = sample_responses(
-        accelerator, model, tokenizer, PROMPTS * 12, SAMPLING, 20, sampler=SAMPLERS[engine]
-    )
+    sampler = SAMPLERS[engine]
+    found = sample_with(sampler, accelerator, model, tokenizer, PROMPTS * 12, SAMPLING, 20)
     ends = set(end_token_ids(tokenizer))
     assert {one.token_ids[-1] for one in found if one.finished} == ends
     for one in found:

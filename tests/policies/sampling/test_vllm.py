@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from policies.reference.audit import score_responses
-from policies.sampling.generate import Sample, sample_responses
+from policies.sampling.generate import Sample, sample_with
 from policies.sampling.vllm_engine import VLLM
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.chat_template import end_token_ids
@@ -61,7 +61,7 @@ def sample(
 ) -> list[Sample]:
     """Answers to the prompts, whose log-probs must be those that training sees."""
     accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(folder))
-    samples = sample_responses(accelerator, model, tokenizer, prompts, SAMPLING, 3, sampler=vllm)
+    samples = sample_with(vllm, accelerator, model, tokenizer, prompts, SAMPLING, 3)
     answers = [one.token_ids for one in samples]
     ends = set(end_token_ids(tokenizer))
     assert all(one.finished or len(one.token_ids) == SAMPLING.max_new_tokens for one in samples)

@@ -1,7 +1,7 @@
-"""What a new row must fit: the rows that it names, and the one of its id that is there already.
+"""Checks on new rows: the rows they refer to exist, and their ids are not taken.
 
-Rows are known by their id, and what is there stays as it is. So where somebody gives a known id
-with other content, nothing can be stored that would be right.
+A row that is stored never changes. So a known id with the same content is skipped, and one with
+other content is an error.
 """
 
 import json
@@ -15,10 +15,10 @@ from rlhf.records.schema import Prompt, Ranking, Response
 REMEDY = "Give it another id; what is in the database stays as it is."
 
 
-def adopt(db: Database, table: str, id_: str, import_id: int) -> bool:
-    """Let a row that an unfinished import holds be seen, now that somebody else has added it.
+def make_visible(db: Database, table: str, id_: str, import_id: int) -> bool:
+    """Show a row that an unfinished import holds, because somebody else has now added it too.
 
-    Returns whether it was such a row: to whoever adds it, it is new.
+    Returns whether it was such a row; for whoever adds it, the row is new.
     """
     if import_id:
         return False

@@ -1,0 +1,224 @@
+"""What a step reads: its prompts, stored rows and pretraining texts, and how they are batched.
+
+Which prompts and rows a step uses is the same on every machine and after a resume. Rows that share
+a forward pass have similar lengths: so many rows, or so many tokens.
+
+Pretraining texts (PPO-ptx, arXiv 2203.02155, section 3.5) add γ E[log π(x)] over ordinary text x to
+the objective, which keeps abilities that no reward asks for; γ was 27.8, with a KL penalty of
+0.02. Here the loss grows by γ times the mean of −log π over the tokens of all processes, at
+temperature 1, in the same optimizer step as the policy loss. Texts are split into chunks, and not
+joined.
+
+Letters: N rows, B rows of one batch, R and W widths of two paddings of the same tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from policies.ppo.setting_groups import BatchSettings
+from policies.ppo.settings import PPOSettings
+from policies.reference.store import ReferenceRow
+from rlhf.errors import InputError
+from rlhf.modeling.log_probs import Sequences
+from rlhf.parallel.distributed import global_max
+from rlhf.records.fingerprints import file_hash
+from rlhf.records.jsonl import BadLineError, parse_line, read_lines
+
+Item = TypeVar("Item")
+PLAIN_TEXT = (".txt", ".txt.gz")
+
+
+def choose_prompts(
+    prompts: Sequence[tuple[ReferenceRow, ...]],
+    step: int,
+    batch: BatchSettings,
+    seed: int,
+    *,
+    dp_rank: int,
+    dp_size: int,
+) -> list[tuple[ReferenceRow, ...]]:
+    """The prompts of a step that are this process's: each once per epoch, newly shuffled.
+
+    Args:
+        prompts: the stored rows of every training prompt.
+        step: from 1.
+        batch: episodes of a step, over all processes, and samples of each prompt; a prompt is
+            repeated as often, one after the other.
+        seed: of the shuffling.
+        dp_rank: which data-parallel part this process computes.
+        dp_size: how many parts there are.
+    """
+    samples = batch.samples_per_prompt
+    per_step = batch.episodes_per_step // samples
+    chosen = items_of_step(prompts, step, per_step, seed, dp_rank=dp_rank, dp_size=dp_size)
+    return [rows for rows in chosen for _ in range(samples)]
+
+
+def items_of_step(
+    items: Sequence[Item], step: int, per_step: int, seed: int, *, dp_rank: int, dp_size: int
+) -> list[Item]:
+    """The items of a step that are this process's: each once per epoch, newly shuffled.
+
+    Args:
+        items: all there are.
+        step: from 1.
+        per_step: items of a step, over all processes.
+        seed: of the shuffling.
+        dp_rank: which data-parallel part this process computes.
+        dp_size: how many parts there are.
+    """
+    positions = range((step - 1) * per_step + dp_rank, step * per_step, dp_size)
+    places = [divmod(position, len(items)) for position in positions]
+    orders = {
+        epoch: torch.randperm(len(items), generator=torch.Generator().manual_seed(seed + epoch))
+        for epoch in {epoch for epoch, _ in places}
+    }
+    return [items[int(orders[epoch][place])] for epoch, place in places]
+
+
+def choose_reference_rows(
+    chosen: Sequence[tuple[ReferenceRow, ...]],
+    step: int,
+    settings: PPOSettings,
+    generator: torch.Generator,
+) -> list[ReferenceRow]:
+    """Stored rows of the step's prompts for the KL term; M samples of a prompt take turns."""
+    if settings.kl.source != "reference":
+        return []
+    count = max(1, round(len(chosen) * settings.kl.rows_per_prompt))
+    picked = torch.randperm(len(chosen), generator=generator)[:count].tolist()
+    return [chosen[index][step % len(chosen[index])] for index in picked]
+
+
+def split_by_length(lengths: Int[Tensor, " N"], size: int, tokens: int) -> list[Int[Tensor, " B"]]:
+    """Places of rows, shortest first, in batches.
+
+    Args:
+        lengths: of the rows.
+        size: rows in a batch, where `tokens` is 0.
+        tokens: most of them in a batch, padding included; a longer row is a batch of its own.
+    """
+    order = lengths.argsort()
+    if not tokens:
+        return list(order.split(size))
+    counts: list[int] = []
+    for length in lengths[order].tolist():
+        if counts and (counts[-1] + 1) * length <= tokens:
+            counts[-1] += 1
+        else:
+            counts.append(1)
+    return list(order.split(counts))
+
+
+def split_alike(accelerator: Accelerator, parts: list[Tensor]) -> list[Tensor]:
+    """As many batches as the process with the most: where weights are sharded, all take part."""
+    wanted = int(global_max(accelerator, len(parts)))
+    parts = list(parts)
+    while len(parts) < wanted:
+        fullest = max(range(len(parts)), key=lambda place: len(parts[place]))
+        parts[fullest : fullest + 1] = parts[fullest].tensor_split(2)
+    return parts
+
+
+def arrange(sequences: Sequences, tokens: int) -> Sequences:
+    """A batch without the columns that are padding in every row; shifted where tokens count."""
+    return sequences.end_aligned() if tokens else sequences.trimmed()
+
+
+def in_length_order(
+    sequences: Sequences, size: int, tokens: int = 0
+) -> Iterator[tuple[Tensor, Sequences]]:
+    """Batches of rows of similar length, shortest first: their places, and the rows themselves.
+
+    Args:
+        sequences: all rows.
+        size: rows in a batch, where `tokens` is 0.
+        tokens: as in `split_by_length`.
+    """
+    lengths = sequences.joined.mask.sum(dim=1)
+    for rows in split_by_length(lengths, size, tokens):
+        yield rows, arrange(sequences.rows(rows), tokens)
+
+
+def refit(
+    values: Shaped[Tensor, "B R *K"], mask: Bool[Tensor, "B R"], other: Bool[Tensor, "B W"]
+) -> Shaped[Tensor, "B W *K"]:
+    """Values of real tokens, moved to where another padding of the same rows has these tokens."""
+    moved = values.new_zeros((*other.shape, *values.shape[2:]))
+    moved[other] = values[mask]
+    return moved
+
+
+def describe_texts(path: Path | None) -> dict[str, dict[str, str]]:
+    """The file of texts as a stage's input; nothing where there is none.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if path is None:
+        return {}
+    if not path.is_file():
+        raise InputError(
+            f"No such file: {path}",
+            'Give --ptx.data lines such as {"text": "…"}, or a .txt file with a text on each line.',
+        )
+    return {"ptx": {"path": str(path), "hash": file_hash(path)}}
+
+
+def read_pieces(
+    path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit: int
+) -> list[list[int]]:
+    """Token ids of pieces of 2 to `length` tokens, in the order of the file.
+
+    Args:
+        path: JSON Lines with `text`, or a .txt file with a text on each line.
+        tokenizer: the policy's.
+        length: most tokens of a piece.
+        limit: how many pieces are wanted; what comes after them is not read.
+
+    Raises:
+        InputError: there is no text, or a line cannot be read.
+    """
+    pieces: list[list[int]] = []
+    for text in _texts(path):
+        ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+        parts = [ids[first : first + length] for first in range(0, len(ids), length)]
+        pieces += [part for part in parts if len(part) > 1]  # the first token is only read
+        if len(pieces) >= limit:
+            break
+    if not pieces:
+        raise InputError(f"{path} holds no text", "Give --ptx.data a file with texts to keep.")
+    return pieces[:limit]
+
+
+def _texts(path: Path) -> Iterator[str]:
+    for place, line in read_lines(path):
+        if path.name.endswith(PLAIN_TEXT):
+            yield line.strip()
+            continue
+        text = parse_line(line, place).get("text")
+        if not isinstance(text, str):
+            raise BadLineError(
+                f"{place}: no text (expected a string under `text`)",
+                'Write lines such as {"text": "…"}, or give a .txt file.',
+            )
+        yield text
+
+
+def pieces_per_step(settings: PPOSettings, processes: int) -> int:
+    """Chunks of text of one process in one step; every minibatch has at least one."""
+    wanted = round(settings.batch.episodes_per_step * settings.ptx.per_episode / processes)
+    return max(settings.optim.minibatches, wanted)
+
+
+def stack_pieces(pieces: Sequence[list[int]], pad_id: int, device: torch.device) -> Sequences:
+    """Pieces as sequences whose prompt is their first token."""
+    prompts = [ids[:1] for ids in pieces]
+    return Sequences.of(prompts, [ids[1:] for ids in pieces], pad_id).to(device)

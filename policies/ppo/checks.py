@@ -1,0 +1,229 @@
+"""Checks of a run: what must hold in every step, and warnings measured against the stored outputs.
+
+Before any training the policy is the reference model: it must repeat the stored log-probs, and at
+the first update KL, approx-KL and clip fraction must be 0 and the entropy positive. Tolerances are
+those of the arithmetic: batches of other shapes round differently.
+
+A reward model that is exploited gives rising rewards for answers that no person would like. Such
+answers can be noticed without people: they do not end, they grow, they shrink, they repeat
+themselves. Each of these signs is first a warning; when it persists, the run ends.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.ppo.setting_groups import GuardSettings
+from policies.reference.audit import score_responses
+from policies.reference.kl import FORWARD_KL
+from policies.reference.store import ReferenceRow
+from rlhf.errors import GuardError
+from rlhf.run.checkpoint import last_good
+
+LOG_PROB_TOLERANCE = {"no": 1e-3, "bf16": 0.1}
+RATIO_TOLERANCE = {"no": 1e-4, "bf16": 0.02}
+MEANS_OVER_UPDATES = ("approx_kl", "clip_fraction", *(name for name, _ in FORWARD_KL.values()))
+
+
+def check_reference(
+    accelerator: Accelerator,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[ReferenceRow],
+    temperature: float,
+) -> None:
+    """Before the first step: the policy must give stored outputs the stored log-probs.
+
+    Prints how far apart the two are.
+
+    Raises:
+        GuardError: recomputed log-probs of stored rows differ from the stored ones.
+    """
+    recomputed = score_responses(
+        accelerator,
+        policy,
+        tokenizer,
+        [row.prompt_ids for row in rows],
+        [row.response_ids for row in rows],
+        temperature,
+    )
+    stored = torch.cat([torch.tensor(row.log_probs) for row in rows])
+    differences = (torch.cat(recomputed) - stored).abs()
+    difference = float(differences.mean())
+    words = (
+        f"Log-probs of {len(rows)} stored outputs computed again: max |Δ| {differences.max():.1e}"
+    )
+    accelerator.print(f"{words}, mean {difference:.1e}", file=sys.stderr)
+    tolerance = LOG_PROB_TOLERANCE[accelerator.mixed_precision]
+    if not difference <= tolerance:
+        raise GuardError(
+            f"The policy's log-probs of the stored reference outputs are off by {difference:.4f} "
+            f"nats per token before any training (at most {tolerance} is expected)",
+            "The store was made in another precision or with another version: make it again with "
+            "rlhf reference.",
+        )
+
+
+def check_step(
+    row: Mapping[str, float], precision: str, checkpoint: Path | None, *, single_update: bool
+) -> None:
+    """Stop a run whose numbers cannot be right.
+
+    Args:
+        row: the step's metrics.
+        precision: of accelerate, `no` or `bf16`.
+        checkpoint: the newest one.
+        single_update: whether a step has one, before which all its metrics were measured.
+
+    Raises:
+        GuardError: a metric is not finite; or, at step 1, the sampler's log-probs are not the
+            trainer's, ratio ≠ 1, KL ≠ 0 or entropy = 0.
+    """
+    bad = [name for name, value in row.items() if not math.isfinite(value)]
+    if bad:
+        raise GuardError(
+            f"Step {row['step']}: {', '.join(bad)} is not a finite number",
+            f"{last_good(checkpoint)}. Start a new --out with a lower --optim.learning-rate.",
+        )
+    if row["step"] > 1:
+        return
+    gap, most = row["sampler_gap"], LOG_PROB_TOLERANCE[precision]
+    if gap > most:
+        raise GuardError(
+            f"Step 1: the sampler's log-probs of its own tokens are {gap:.4f} nats a token off "
+            f"those that training sees (at most {most} is expected)",
+            "Use --sampling.engine generate or --precision fp32; report this with your model's "
+            "name.",
+        )
+    if row["entropy"] <= 0:
+        raise GuardError(
+            f"Step 1: the policy's entropy is {row['entropy']:.4f}: it does not sample",
+            "Use a model whose output distribution is not degenerate.",
+        )
+    tolerance = RATIO_TOLERANCE[precision]
+    zero = ("approx_kl", "clip_fraction", "_per_token")
+    for name in (key for key in row if key.endswith(zero)):
+        if abs(row[name]) > tolerance and (single_update or name not in MEANS_OVER_UPDATES):
+            raise GuardError(
+                f"Step 1: {name} is {row[name]:.5f} before the first update, it must be 0 "
+                f"(within {tolerance})",
+                "Sampling and training disagree about the same tokens. Report this with your "
+                "model's name; --precision fp32 may avoid it.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Means of the reference outputs: length, end tokens, variety, entropy per token."""
+
+    length: float
+    eos_rate: float
+    distinct_2: float
+    entropy: float
+
+
+def normal_of(rows: Sequence[ReferenceRow]) -> Normal:
+    """Measure stored outputs the way a step's responses are measured."""
+    tokens = sum(len(row.response_ids) for row in rows)
+    return Normal(
+        length=tokens / len(rows),
+        eos_rate=fmean(row.finished for row in rows),
+        distinct_2=fmean(distinct_2(row.response_ids) for row in rows),
+        entropy=sum(sum(row.entropy) for row in rows) / tokens,
+    )
+
+
+def distinct_2(ids: Sequence[int]) -> float:
+    """Fraction of distinct pairs of neighboring tokens in a response; 1 if it has none.
+
+    Within a response, so that neither the number of responses nor their likeness plays a part.
+    """
+    pairs = list(pairwise(ids))
+    return len(set(pairs)) / len(pairs) if pairs else 1.0
+
+
+def signs(
+    row: Mapping[str, float], kl: float | None, normal: Normal, settings: GuardSettings
+) -> dict[str, str]:
+    """What is wrong with a step, by guard.
+
+    Args:
+        row: the step's metrics.
+        kl: the measured KL in nats per token; None where none is.
+        normal: of the reference outputs.
+        settings: how much is too much.
+    """
+    found = {}
+    if settings.max_kl is not None and kl is not None and kl > settings.max_kl:
+        found["kl"] = f"the KL is {kl:.3f} nats per token, the ceiling {settings.max_kl:g}"
+    if row["entropy"] < settings.min_entropy * normal.entropy:
+        found["entropy"] = _compare("entropy has collapsed to", row["entropy"], normal.entropy)
+    if row["reward/centered"] <= 0:  # hacking is a rising reward that pays for something else
+        return found
+    length, band = row["length"], settings.length_band
+    if not normal.length / band <= length <= normal.length * band:
+        found["length"] = _compare("the reward rises while the length is", length, normal.length)
+    if row["eos_rate"] < normal.eos_rate - settings.eos_drop:
+        found["eos"] = _compare(
+            "the reward rises while the fraction of answers with an end token is",
+            row["eos_rate"],
+            normal.eos_rate,
+        )
+    if row["distinct_2"] < settings.min_distinct * normal.distinct_2:
+        found["distinct"] = _compare(
+            "the reward rises while distinct-2 is", row["distinct_2"], normal.distinct_2
+        )
+    return found
+
+
+def watch(
+    row: Mapping[str, float],
+    kl: float | None,
+    normal: Normal,
+    settings: GuardSettings,
+    counts: Mapping[str, int],
+    checkpoint: Path | None,
+    warn: Callable[[str], None],
+) -> dict[str, int]:
+    """Warn of every new sign; stop when one has persisted for `patience` steps.
+
+    Args:
+        row: the step's metrics.
+        kl: as in `signs`.
+        normal: of the reference outputs.
+        settings: how much is too much, and for how long.
+        counts: what the step before returned.
+        checkpoint: the newest one; none is saved while a warning persists that may stop the run.
+        warn: called with each new warning.
+
+    Returns:
+        For how many consecutive steps each sign has persisted.
+
+    Raises:
+        GuardError: a sign has stayed; the message names the checkpoint.
+    """
+    found = signs(row, kl, normal, settings)
+    updated = {name: counts.get(name, 0) + 1 for name in found}
+    for name, words in found.items():
+        if updated[name] == 1:
+            warn(f"Step {row['step']}: {words}.")
+        if settings.patience and updated[name] >= settings.patience:
+            raise GuardError(
+                f"Step {row['step']}: {words}, for {updated[name]} steps now",
+                f"{last_good(checkpoint)}. Start a new --out with a stronger KL term, "
+                "--rewards.shaping par or a lower --optim.learning-rate; the --guards settings say "
+                "what is tolerated.",
+            )
+    return updated
+
+
+def _compare(words: str, value: float, normal: float) -> str:
+    return f"{words} {value:.2f}, {normal:.2f} in the reference outputs"
