@@ -10,6 +10,7 @@ from reward.scoring.files import score_file
 from reward.scoring.scorer import combine_members, load_scorer
 from reward.settings import ScoreSettings
 from rlhf.cli import main
+from rlhf.config import read_setting
 from rlhf.errors import ConfigError, GuardError
 from rlhf.modeling.models import model_fingerprint
 from rlhf.modeling.tokens import load_tokenizer, pad_right
@@ -54,7 +55,7 @@ def rewards_of(folder, tiny_model, combine="mean"):
 def test_mean_and_worst_case_by_hand():
     rewards = torch.tensor([[1.0, -2.0], [3.0, -1.0], [2.0, 9.0]])
     assert combine_members(rewards, "mean").tolist() == [2.0, 2.0]
-    assert combine_members(rewards, "min").tolist() == [1.0, -2.0]
+    assert combine_members(rewards, "worst").tolist() == [1.0, -2.0]
 
 
 def test_an_ensemble_scores_as_its_members_together(ensemble, tiny_model):
@@ -65,7 +66,7 @@ def test_an_ensemble_scores_as_its_members_together(ensemble, tiny_model):
     every = torch.stack(members)
     for folder in (settings.out, settings.out / "model"):  # later stages pass on the folder
         torch.testing.assert_close(rewards_of(folder, tiny_model), every.mean(dim=0))
-        torch.testing.assert_close(rewards_of(folder, tiny_model, "min"), every.min(dim=0).values)
+        torch.testing.assert_close(rewards_of(folder, tiny_model, "worst"), every.min(dim=0).values)
     assert report["disagreement"] == pytest.approx(every.std(dim=0).mean().item(), abs=1e-5)
 
 
@@ -135,7 +136,7 @@ def test_the_fingerprint_covers_all_members(ensemble):
 def test_a_file_is_scored_by_the_mean_or_the_worst_case(ensemble, tiny_model, tmp_path):
     settings, _ = ensemble
     write_jsonl(tmp_path / "in.jsonl", [record.to_json() for record in RECORDS])
-    for combine in ("mean", "min"):
+    for combine in ("mean", "worst"):
         out = tmp_path / f"{combine}.jsonl"
         score_file(
             ScoreSettings(
@@ -154,8 +155,8 @@ def test_a_file_is_scored_by_the_mean_or_the_worst_case(ensemble, tiny_model, tm
 def test_finished_members_are_kept_when_the_ensemble_is_resumed(ensemble):
     settings, report = ensemble
     words = ["train-reward", "--resume", "--json"]
-    for name in ("rankings", "model", "out", "precision", "prompts_per_batch"):
-        words += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
+    for name in ("rankings", "model", "out", "precision", "batch.prompts"):
+        words += [f"--{name.replace('_', '-')}", str(read_setting(settings, name))]
     words += ["--learning-rate", "1e-3", "--epochs", "2", "--seeds", "3,4,5"]
     before = (settings.out / "model/member-1/model.safetensors").stat().st_mtime_ns
     stage = settings.out / "stage.json"

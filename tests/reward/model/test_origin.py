@@ -153,8 +153,8 @@ def test_a_training_reads_thinking_as_the_model_it_starts_from(
 
 def test_a_language_model_does_not_read_thinking_unless_asked(tiny_model, rankings, tmp_path):
     settings = settings_for(rankings, tiny_model, tmp_path / "out")
-    assert resolve_model(settings).reads_thinking is False
-    assert resolve_model(changed(settings, reads_thinking=True)).reads_thinking is True
+    assert resolve_model(settings).data.reads_thinking is False
+    assert resolve_model(changed(settings, reads_thinking=True)).data.reads_thinking is True
 
 
 def test_a_model_of_another_maker_keeps_its_head_too(rankings, tiny_model, tmp_path):

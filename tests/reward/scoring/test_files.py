@@ -41,7 +41,7 @@ def test_a_reward_model_scores_as_the_scorer_of_the_policies(tiny_model, tmp_pat
     save_model(model, tokenizer, folder)
     records = [build_record(n) for n in range(3)]
     write_jsonl(tmp_path / "in.jsonl", [record.to_json() for record in records])
-    result, lines = score(tmp_path / "in.jsonl", str(folder), tokens_per_batch=tokens)
+    result, lines = score(tmp_path / "in.jsonl", str(folder), micro_tokens=tokens)
 
     scorer = load_scorer(str(folder), Accelerator(mixed_precision="no"))
     for record, line in zip(records, lines, strict=True):
