@@ -49,9 +49,8 @@ def train(job: Job) -> list[dict[str, float]]:
         kl=KLSettings(**job["kl_settings"]),
         precision="bf16" if job["bf16"] else "fp32",
     )
-    given = {**job["settings"], "save_every": job["settings"]["steps"]}
-    names = PPOSettings.OLD_NAMES
-    settings = with_changes(settings, {names.get(name, name): given[name] for name in given})
+    given = {**job["settings"], "checkpoint.every": job["settings"]["steps"]}
+    settings = with_changes(settings, given)
     stage.train_policy(settings)
     for step, row in zip(steps, read_metrics(settings.out / "metrics.jsonl"), strict=True):
         step |= {phase: row[f"seconds/{phase}"] for phase in PHASES}
