@@ -80,7 +80,7 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
     @app.get("/dashboard")
     def dashboard(request: Request) -> HTMLResponse:
         if _sender(request).role == "annotator":
-            return html_page("The dashboard is for leads.", 403)
+            return html_page("Only leads and admins can open the dashboard.", 403)
         return html_page(dashboard_page(board.store))
 
     add_health(app, board.store.connections)

@@ -95,7 +95,7 @@ def require_numbers(name: str, rewards: Sequence[tuple[Prompt, float]]) -> None:
         raise InputError(
             f"{name} gave {len(bad)} of {len(rewards)} responses a reward that is not a number, "
             f"the first of them to {bad[0][:60]!r}",
-            "It must give every response a finite number: mend it, or train it again.",
+            "It must give every response a finite number: fix it, or train it again.",
         )
 
 

@@ -17,7 +17,7 @@ from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, RlhfError
 
 Signal = Callable[[str, str], float]
-NUMBERS_ONLY = "It must return a finite number for every text; mend the function and run again."
+NUMBERS_ONLY = "It must return a finite number for every text; fix the function and run again."
 
 
 def load_signal(name: str) -> Signal:
@@ -37,7 +37,7 @@ def load_signal(name: str) -> Signal:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    with _users_code(f"{module_name} cannot be imported", "Mend the module."):
+    with _users_code(f"{module_name} cannot be imported", "Fix the module."):
         try:
             module = import_module(module_name)
         except ImportError as error:

@@ -51,17 +51,17 @@ def examine(path: Path, min_memory_gib: float, min_disk_gib: float) -> list[Find
 
 
 def require_healthy(findings: list[Finding]) -> None:
-    """Refuse when something is amiss.
+    """Refuse when something is missing or too small.
 
     Raises:
         InputError: lists every finding that has a remedy.
     """
-    amiss = [finding for finding in findings if finding.remedy]
-    if amiss:
+    faults = [finding for finding in findings if finding.remedy]
+    if faults:
         raise InputError(
             "This machine is not ready: "
-            + "; ".join(f"{finding.what} is {finding.value}" for finding in amiss),
-            "\n  ".join(dict.fromkeys(finding.remedy for finding in amiss)),
+            + "; ".join(f"{finding.what} is {finding.value}" for finding in faults),
+            "\n  ".join(dict.fromkeys(finding.remedy for finding in faults)),
         )
 
 

@@ -39,7 +39,7 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
     sharding = Sharding(strategy, offload, group)
     if offload and not sharding.is_sharded:
         raise ConfigError(
-            f"--offload has no meaning with --sharding {strategy}",
+            f"--offload has no effect with --sharding {strategy}",
             "Add a --sharding that divides, such as fsdp or zero3.",
         )
     if sharding.is_sharded and "RANK" not in os.environ:
@@ -56,7 +56,7 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
 def _require_all(parts: int, *, configured: bool) -> None:
     if configured:
         raise ConfigError(
-            f"--tensor-parallel {parts} has no meaning beside accelerate's FSDP or DeepSpeed",
+            f"--tensor-parallel {parts} has no effect with accelerate's FSDP or DeepSpeed",
             "Start the command with --processes, torchrun or a plain accelerate configuration.",
         )
     if world_size() != parts:
@@ -71,7 +71,7 @@ def _require_whole_groups(sharding: Sharding) -> None:
         return
     if sharding.strategy != "fsdp":
         raise ConfigError(
-            f"--shard-group has no meaning with --sharding {sharding.strategy}",
+            f"--shard-group has no effect with --sharding {sharding.strategy}",
             "Add --sharding fsdp, or leave it out.",
         )
     if world_size() % sharding.group:
@@ -111,7 +111,7 @@ def _from_deepspeed(plugin: DeepSpeedPlugin, offload: bool, group: int) -> Shard
         )
     if offload:
         raise ConfigError(
-            "--offload has no meaning beside a DeepSpeed configuration",
+            "--offload has no effect with a DeepSpeed configuration",
             f"Write offload_optimizer into that, or give --sharding zero{stage}.",
         )
     strategies: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}

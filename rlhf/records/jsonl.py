@@ -47,7 +47,7 @@ def parse_line(text: str, place: str) -> JsonObject:
     except json.JSONDecodeError as error:
         raise BadLineError(
             f"{place}: not valid JSON ({error.msg} at column {error.colno}): {text.strip()[:80]!r}",
-            "Mend or delete the line; every line must be one JSON object.",
+            "Fix or delete the line; every line must be one JSON object.",
         ) from None
     except ValueError:  # Python reads no longer ones: its time would grow with their square
         digits = sys.get_int_max_str_digits()
@@ -95,7 +95,7 @@ def _require_whole_characters(value: JsonObject, place: str) -> None:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise BadLineError(
             f"{place}: {half} is half a character (a surrogate without its other half)",
-            "Mend or delete the line; text that was cut between the two halves has such an end.",
+            "Fix or delete the line; text that was cut between the two halves has such an end.",
         ) from None
 
 

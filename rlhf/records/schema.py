@@ -324,7 +324,7 @@ class Ranking:
             if max(worse) > min(better):
                 raise InputError(
                     f"Ranking {self.id} has score {min(better)} in a tier above score {max(worse)}",
-                    "Mend the scores or the tiers: a better tier has no lower score.",
+                    "Fix the scores or the tiers: a better tier has no lower score.",
                 )
 
     @classmethod

@@ -1,18 +1,26 @@
-"""A headless Chromium with no way out, and the app as a real process."""
+"""A headless Chromium without network, and the app in a thread or in a process."""
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 from urllib.error import URLError
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from starlette.types import ASGIApp
+
+from labeling_app.annotators import passwords
+from labeling_app.web.http_server import LimitedServer, configure
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -29,7 +37,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class App:
-    """`rlhf label` as a process of its own."""
+    """`rlhf label` in a thread: most tests need no process, and importing Gradio takes seconds."""
 
     command = "label"
 
@@ -42,28 +50,71 @@ class App:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "rlhf.cli", self.command, "--db", str(self.db)]
-        command += ["--port", str(self.port), *self.arguments]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        self.run()
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(self.url + "healthz", timeout=1):
                     return
             except (URLError, ConnectionError, TimeoutError):
-                if self.process.poll() is not None:
+                if not self.is_running():
                     break
-                time.sleep(0.1)
-        self.process.kill()
-        pytest.fail(f"rlhf label did not start: {self.process.communicate()[0].decode()}")
+                time.sleep(0.02)
+        pytest.fail(f"rlhf label did not start: {self.output()}")
 
-    def kill(self) -> None:
+    def line(self) -> list[str]:
+        return [self.command, "--db", str(self.db), "--port", str(self.port), *self.arguments]
+
+    def run(self) -> None:
+        from rlhf.cli import main
+
+        self.server: LimitedServer | None = None
+
+        def serve_app(app: ASGIApp, host: str, port: int) -> None:
+            self.server = LimitedServer(configure(app, host, port))
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(self.server.run).result()
+
+        async def run() -> None:
+            with patch("labeling_app.web.serving.serve_app", serve_app):
+                main(self.line())
+
+        # Without a running event loop Gradio opens new ones, and closes none.
+        self.thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+        self.thread.start()
+
+    def is_running(self) -> bool:
+        return self.thread.is_alive()
+
+    def output(self) -> str:
+        return "see the captured output"
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.should_exit = True
+        self.thread.join(60)
+
+
+class ProcessApp(App):
+    """`rlhf label` as a process of its own, which can be killed."""
+
+    def run(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlhf.cli", *self.line()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def output(self) -> str:
+        self.process.kill()
+        return self.process.communicate()[0].decode()
+
+    def stop(self) -> None:
         self.process.kill()
         self.process.communicate()
 
@@ -78,6 +129,13 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_hashes() -> Iterator[None]:
+    """Hashing a password costs half a second; what it costs is not the subject here."""
+    with patch.object(passwords, "COST", passwords.Cost(2**4, 8, 1)):
+        yield
+
+
 def submit_as_shown(page: Page) -> None:
     """Submit a board that nobody has touched: it asks first."""
     page.keyboard.press("Control+Enter")
@@ -90,18 +148,18 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., App]]:
     """Import lines into a new database and serve it."""
     started: list[App] = []
 
-    def start(lines: list[dict], *arguments: str) -> App:
+    def start(lines: list[dict], *arguments: str, kind: type[App] = App) -> App:
         from rlhf.cli import main
 
         source, db = tmp_path / "in.jsonl", tmp_path / "labels.db"
         source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
         assert main(["import", str(source), "--db", str(db)]) == 0
-        started.append(App(db, *arguments))
+        started.append(kind(db, *arguments))
         return started[-1]
 
     yield start
     for app in started:
-        app.kill()
+        app.stop()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 from sqlite_utils import Database
 
-from tests.browser.conftest import submit_as_shown
+from tests.browser.conftest import ProcessApp, submit_as_shown
 
 pytestmark = pytest.mark.browser
 
@@ -306,13 +306,13 @@ def test_undo_of_a_skip_brings_the_work_back(serve, open_page):
 
 
 def test_a_server_that_dies_during_a_submit_loses_nothing(serve, open_page):
-    app = serve(FOUR)
+    app = serve(FOUR, kind=ProcessApp)
     page = open_page(app.url)
     wait_for_task(page, "question 0")
     page.keyboard.press("4")
-    app.kill()
+    app.stop()
     page.keyboard.press("Control+Enter")
-    page.wait_for_selector(".rb-error:has-text('kept here and sent again')")
+    page.wait_for_selector(".rb-error:has-text('kept in this browser and sent again')")
     assert in_database(app.db) == []
     app.start()
     wait_for_task(page, "question 1")
@@ -324,9 +324,9 @@ def test_a_page_closed_while_the_server_is_down_sends_at_the_next_visit(serve, o
     app = serve(FOUR)
     page = open_page(app.url)
     wait_for_task(page, "question 0")
-    app.kill()
+    app.stop()
     submit_as_shown(page)
-    page.wait_for_selector(".rb-error:has-text('kept here and sent again')")
+    page.wait_for_selector(".rb-error:has-text('kept in this browser and sent again')")
     app.start()
     page.goto("about:blank")
     page.goto(app.url)

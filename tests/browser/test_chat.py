@@ -13,13 +13,13 @@ from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from rlhf.records.jsonl import write_json
-from tests.browser.conftest import App
+from tests.browser.conftest import ProcessApp
 from tests.conftest import build_tiny_model
 
 pytestmark = pytest.mark.browser
 
 
-class Chat(App):
+class Chat(ProcessApp):
     """`rlhf chat` as a process of its own."""
 
     command = "chat"
@@ -41,7 +41,7 @@ def chat(tmp_path: Path, tiny_model: Path):
         *("--max-new-tokens", "8", "--annotator", "ann"),
     )
     yield app
-    app.kill()
+    app.stop()
 
 
 def test_both_models_answer_blind_and_a_vote_shows_whose_answer_it_was(chat, open_page) -> None:

@@ -7,7 +7,7 @@ import pytest
 from labeling_app.data_io.exporting import export
 from labeling_app.db.store import Store
 from rlhf.records.jsonl import read_jsonl
-from tests.browser.conftest import App
+from tests.browser.conftest import App, ProcessApp
 from tests.browser.test_whole_session import require_accessible
 from tests.servers.chat import ChatServer
 
@@ -27,7 +27,7 @@ def app(tmp_path_factory):
         served = App(db, "--endpoint", chat.url, "--annotator", "ann")
         served.chat = chat
         yield served
-        served.kill()
+        served.stop()
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_votes_before_the_end_are_stored_with_it(talk, app, chat):
     ask(page, "Slow?")
     page.wait_for_selector(".card .text:has-text('one')")
     page.keyboard.press("a")
-    page.wait_for_selector(".saved:has-text('Your vote will be saved')")
+    page.wait_for_selector(".saved:has-text('Your vote will be sent')")
     assert stored(app, "Slow?") == []
     other = page.context.new_page()  # others, here on the board, do not wait
     other.goto(app.url)
@@ -219,7 +219,7 @@ def test_every_state_is_accessible(talk, chat, scheme):
 
 
 def test_a_model_in_the_process(serve, open_page, tiny_model):
-    app = serve(LINES, "--model", str(tiny_model), "--max-new-tokens", "12")
+    app = serve(LINES, "--model", str(tiny_model), "--max-new-tokens", "12", kind=ProcessApp)
     page = open_page(app.url + "live")
     ask(page, "How was the trip?")
     wait_for_answers(page)

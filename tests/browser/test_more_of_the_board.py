@@ -1,8 +1,9 @@
-"""The rubric, one's own history, long responses, and a dashboard that renews itself."""
+"""The rubric, one's own history, long responses, and a dashboard that updates itself."""
 
 import json
 
 import pytest
+from playwright.sync_api import Route
 from sqlite_utils import Database
 
 from labeling_app.db.queue import Submission, TaskQueue
@@ -128,7 +129,7 @@ def test_a_training_task_answers_back(serve, open_page):
     page.keyboard.press("1")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".rb-feedback[open]")
-    assert "expected otherwise" in page.inner_text(".rb-feedback h2")
+    assert "another order was expected" in page.inner_text(".rb-feedback h2")
     assert page.inner_text(".rb-feedback strong") == "good"
     page.keyboard.press("Escape")
     wait_for(page, "question 0")
@@ -156,9 +157,9 @@ def test_a_draft_flag_that_is_offered_no_more_is_left_out_and_a_refusal_is_told(
     page.locator("[data-act=flag]").first.click()
     page.locator(".rb-chip:visible").first.click()
     page.wait_for_selector(".rb-saved:has-text('Draft saved')")
-    app.kill()
+    app.stop()
     submit_as_shown(page)
-    page.wait_for_selector(".rb-error:has-text('kept here and sent again')")
+    page.wait_for_selector(".rb-error:has-text('kept in this browser and sent again')")
     app.arguments = ("--annotator", "ann", "--flags", "new")
     page.goto("about:blank")  # what waits is sent by the next page, not by this one
     app.start()
@@ -187,3 +188,21 @@ def test_a_page_keeps_its_work_while_the_database_is_gone(serve, open_page):
     wait_for(page, "question 1")
     with Store(app.db, read_only=True) as store:
         assert store.counts()["rankings"] == 1
+
+
+def test_fields_that_the_server_does_not_send_are_shown_as_nothing(serve, open_page):
+    """A page stays open while the server is upgraded or taken back to an older version."""
+
+    def send_less(route: Route) -> None:
+        answer = route.fetch()
+        screen = answer.json()
+        kept = {name: screen[name] for name in ("ok", "board", "annotator", "task")}
+        for card in kept["task"]["cards"]:
+            del card["ending"]
+        route.fulfill(response=answer, json=kept)
+
+    page = open_page(serve(LINES).url, lambda page: page.route("**/board", send_less))
+    page.wait_for_selector(".rb-list .rb-card")
+    page.click("[data-act=keys]")
+    assert "undefined" not in page.evaluate("document.body.innerText")
+    assert page.inner_text(".rb-progress") == ""

@@ -114,7 +114,7 @@ def test_a_refusal_says_why_and_the_ranking_is_kept(served, open_page):
     page.wait_for_selector(".rb-list .rb-card")
     page.route("**/board", lambda route: route.fulfill(status=403, json={"error": "Not from b."}))
     submit_as_shown(page)
-    page.wait_for_selector(".rb-error:has-text('Not from b. Your ranking is kept here')")
+    page.wait_for_selector(".rb-error:has-text('Not from b. Your work is kept in this browser')")
     page.unroute("**/board")
     page.wait_for_selector(".rb-progress:has-text('1 done')")
     assert page.locator(".rb-error").is_hidden()
@@ -144,7 +144,7 @@ def test_a_restart_signs_nobody_out_and_signing_out_does(served, open_page):
     page.wait_for_selector(".rb-list .rb-card")
     with Store(served.db) as store:
         set_overlap(store.connections, 2)
-    served.kill()
+    served.stop()
     served.start()
     with Store(served.db) as store:
         assert default_overlap(store.connections.db) == 2
@@ -215,7 +215,7 @@ def test_the_dashboard_is_for_leads_and_what_is_injected_does_not_run(
     lead = open_page(served.url)
     sign_in(lead, "lea")
     lead.click(".rb-dashboard")
-    lead.wait_for_selector("h1:has-text('Labelling dashboard')")
+    lead.wait_for_selector("h1:has-text('Labeling dashboard')")
     assert "<b>ann" in lead.inner_text("tbody")
     with browser.new_page() as page:  # not `open_page`, which fails on what is blocked
         page.goto(served.url)

@@ -65,7 +65,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
         fill(store)
     served = App(db)
     yield served
-    served.kill()
+    served.stop()
 
 
 def require_accessible(page: Page, where: str) -> None:

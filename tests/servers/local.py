@@ -14,7 +14,8 @@ class LocalServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), handler)
 
     def __enter__(self) -> Self:
-        self.thread = threading.Thread(target=self.serve_forever)
+        # It looks this often whether the test is over; the default is 0.5 s.
+        self.thread = threading.Thread(target=self.serve_forever, args=(0.01,))
         self.thread.start()
         return self
 

@@ -317,7 +317,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("num_cases", [150, pytest.param(50_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cases", [75, pytest.param(50_000, marks=pytest.mark.slow)])
 def test_a_reader_stores_all_of_a_file_or_says_why_not(name, num_cases, place):
     strategy, container, check = TARGETS[name]
 

@@ -31,9 +31,9 @@ from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
 from rlhf.run.status import differing_settings, overview, read_run, tables
 from tests.trust.mutations import mutated, run_cases, spliced
 
-COUNTS = pytest.mark.parametrize("count", [200, pytest.param(100_000, marks=pytest.mark.slow)])
+COUNTS = pytest.mark.parametrize("count", [100, pytest.param(100_000, marks=pytest.mark.slow)])
 # several files make one reader, or another test reads nearly the same
-PART = pytest.mark.parametrize("count", [100, pytest.param(25_000, marks=pytest.mark.slow)])
+PART = pytest.mark.parametrize("count", [50, pytest.param(25_000, marks=pytest.mark.slow)])
 PROMPT = Prompt.create((Message(role="user", content="Hi?"),), "train", "test")
 RESPONSE = Response(id="a", prompt_id=PROMPT.id, text="Yes", model="m")
 

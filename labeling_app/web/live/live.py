@@ -143,7 +143,7 @@ class Live:
             return _refusal(f"Unknown operation {payload.get('op')!r}. Reload the page.")
         question = self.question(annotator, str(payload.get("turn")))
         if payload["op"] in VOTES and question is not None and not question.over:
-            return _refusal("Your vote will be saved when the answers are complete.", retry=True)
+            return _refusal("Your vote will be sent when the answers are complete.", retry=True)
         try:
             return {"ok": True, **operation(annotator, payload)}
         except InputError as error:

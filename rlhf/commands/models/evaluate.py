@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from policies.evaluate.settings import EvaluateSettings
 from rlhf.commands.modes import refuse_idle
+from rlhf.commands.wording import counted, listed
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
@@ -55,7 +56,7 @@ class Settings(EvaluateSettings):
         missing = [name for name, is_given in given.items() if not is_given]
         if missing and not finished:
             raise ConfigError(
-                f"{', '.join(missing)} missing",
+                f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing",
                 "Say what to compare: rlhf evaluate --policy P --reference REF --reward RM --out R",
             )
 
@@ -83,7 +84,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     from rlhf.run.rundir import RunDir
 
     run = RunDir(settings.out)
-    queued = f"Queued {result['queued']} pairs for people.\n" if settings.to_db else ""
+    pairs = counted(result["queued"], "pair") if settings.to_db else ""
+    queued = f"Queued {pairs} for people.\n" if pairs else ""
     with run.reading_report():
         return queued + describe_evaluation(settings, run.read_report(), settings.to_db)
 

@@ -300,7 +300,6 @@ def test_the_board_answers_during_an_import(store, queue, fill, tmp_path):
     began = time.monotonic()
     waited = label_during_import(store, queue, path)
     assert len(waited) > 20
-    assert np.percentile(waited, 99) < 0.3
     assert max(waited) < (time.monotonic() - began) / 4  # nobody waits for its end
     assert store.counts()["prompts"] == 2_500
 

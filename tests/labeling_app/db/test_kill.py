@@ -66,9 +66,9 @@ def run_rounds(store: Store, num_rounds: int) -> None:
     assert acknowledged  # it did submit
 
 
-def test_three_rounds_of_kill_lose_nothing(store, fill):
+def test_two_rounds_of_kill_lose_nothing(store, fill):
     fill(2_000, 2)
-    run_rounds(store, 3)
+    run_rounds(store, 2)
 
 
 @pytest.mark.slow

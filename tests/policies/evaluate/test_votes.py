@@ -227,8 +227,10 @@ def test_equal_answers_are_not_asked_about(run: RunDir, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(run) == 2
-    assert "--policy, --reference, --reward missing" in " ".join(capsys.readouterr().err.split())
+    assert "--policy, --reference and --reward are missing" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert evaluate(run, "--to-db", "a.db", "--from-db", "a.db") == 2
-    assert "Queue first, read votes later." in capsys.readouterr().err
+    assert "Queue first, read the votes later." in capsys.readouterr().err
     assert evaluate(RunDir(run.path / "none"), "--from-db", "a.db") == 2
     assert "does not hold a finished evaluate stage" in " ".join(capsys.readouterr().err.split())

@@ -58,12 +58,12 @@ def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="--tensor-parallel 4 needs 4 processes, and there are 2"):
         choose(tensor_parallel=4)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="no meaning beside accelerate's FSDP or DeepSpeed"):
+    with pytest.raises(ConfigError, match="no effect with accelerate's FSDP or DeepSpeed"):
         choose(tensor_parallel=2)
 
 
 def test_nothing_to_offload() -> None:
-    with pytest.raises(ConfigError, match="--offload has no meaning with --sharding ddp"):
+    with pytest.raises(ConfigError, match="--offload has no effect with --sharding ddp"):
         choose(sharding="ddp", offload=True)
 
 
@@ -114,10 +114,10 @@ def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
     assert sharding.strategy == "zero3"
     assert sharding.deepspeed["zero_optimization"]["stage3_max_live_parameters"] == 7
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ConfigError, match="--offload has no meaning beside a DeepSpeed config"):
+    with pytest.raises(ConfigError, match="--offload has no effect with a DeepSpeed config"):
         choose(offload=True)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ConfigError, match="--shard-group has no meaning with --sharding zero3"):
+    with pytest.raises(ConfigError, match="--shard-group has no effect with --sharding zero3"):
         choose(shard_group=2)
 
 

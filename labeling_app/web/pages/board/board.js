@@ -1,4 +1,4 @@
-// The board: a task comes in, the person ranks, the ranking goes out, the next task comes with the answer.
+// The board: shows a task, lets the person rank it, sends the ranking and shows the next task from the answer.
 
 const ROUTE = '/board';
 const find = selector => element.querySelector(selector);
@@ -22,8 +22,8 @@ function show(screen) {
   find('.rb-sign-out').hidden = !screen.has_sign_in;
   find('.rb-dashboard').hidden = !screen.may_lead;
   find('.rb-ask').hidden = !screen.has_live;
-  find('.rb-progress').textContent = `${screen.done} done${pace()}`;
-  showRubric(screen.rubric);
+  find('.rb-progress').textContent = screen.done === undefined ? '' : `${screen.done} done${pace()}`;
+  showRubric(screen.rubric || { version: '' });
   find('.rb-work').hidden = !task;
   find('.rb-empty').hidden = Boolean(task);
   find('.rb-empty').textContent = screen.nothing_left;
@@ -37,8 +37,8 @@ function showRubric({ version, html }) {
   find('[data-act=rubric]').hidden = !version || wide;
   if (version === rubric) return;
   rubric = version;
-  find('.rb-rubric .rb-text').innerHTML = html;
-  // A new rubric is opened for everybody once; after that each person decides.
+  setHtml(find('.rb-rubric .rb-text'), html);
+  // A new rubric is opened once; after that each person decides.
   const seen = readStorage('rubric') === version;
   find('.rb-rubric').hidden = !version || (seen && !wide);
   writeStorage('rubric', version);
@@ -52,17 +52,19 @@ function pace() {
 
 function showTask(screen) {
   find('.rb-prompt').replaceChildren(...buildPrompt(task.prompt));
-  isDecision = screen.opinions.length > 0;
+  const opinions = screen.opinions || [];
+  isDecision = opinions.length > 0;
   find('.rb-opinions').hidden = !isDecision;
-  find('.rb-opinions ol').replaceChildren(...screen.opinions.map(buildOpinion));
-  items = task.cards.map((content, card) => buildCard(card, content, screen.flags));
+  find('.rb-opinions ol').replaceChildren(...opinions.map(buildOpinion));
+  const flags = screen.flags || [];
+  items = task.cards.map((content, card) => buildCard(card, content, flags));
   find('.rb-list').replaceChildren();
   find('.rb-left-list').replaceChildren();
   const local = readStorage(`draft:${task.id}`);
   const draft = local && (local.at || 0) >= ((task.draft && task.draft.at) || 0) ? local : task.draft;
-  ranking = draft ? fromState(draft, items.length, screen.flags) : newRanking(items.length);
+  ranking = draft ? fromState(draft, items.length, flags) : newRanking(items.length);
   find('.rb-note').value = ranking.note;
-  find('.rb-reasons').replaceChildren(...screen.skip_reasons.map((reason, index) => {
+  find('.rb-reasons').replaceChildren(...(screen.skip_reasons || []).map((reason, index) => {
     const choice = button('rb-button', `${index + 1}  ${reason}`, 'reason');
     choice.dataset.value = reason;
     return choice;
@@ -91,7 +93,7 @@ function paint(focusCard) {
   mark(focusCard);
 }
 
-// One card is marked: it has the focus and takes the next key.
+// Select a card: it gets the focus and the next key.
 function mark(card) {
   if (card === null || card === undefined) return;
   for (const item of items) item.querySelector('.rb-card').tabIndex = -1;
@@ -121,7 +123,7 @@ function keepDraft() {
   clearTimeout(draftTimer);
   draftTimer = setTimeout(async () => {
     const answer = await ask({ op: 'draft', task_id: id, state });
-    if (task && task.id === id) saved(answer.ok ? 'Draft saved' : 'Offline: draft kept in this browser');
+    if (task && task.id === id) saved(answer.ok ? 'Draft saved' : 'Draft kept in this browser');
   }, 800);
 }
 
@@ -199,7 +201,7 @@ function toggleAllBad() {
 // ------------------------------------------------------------------ sending
 
 async function send(payload) {
-  // Busy until the next task is shown, so that a second Ctrl+Enter cannot submit twice.
+  // Busy until the next task is shown, so that a second Ctrl+Enter does not submit twice.
   if (!task || busy) return;
   busy = true;
   element.firstElementChild.classList.add('rb-busy');
@@ -221,17 +223,17 @@ async function send(payload) {
   }
 }
 
-// Only training tasks answer back; the letters are those of the task just submitted.
+// Only training tasks give feedback; the letters are those of the task just submitted.
 function showFeedback({ agreement, expected, explanation }) {
   const dialog = find('.rb-feedback');
-  dialog.querySelector('h2').textContent = agreement === 1 ? 'Training: just so' : 'Training: expected otherwise';
+  dialog.querySelector('h2').textContent = agreement === 1 ? 'Training: correct' : 'Training: another order was expected';
   const order = expected.map(tier => tier.map(letterOf).join(' = ')).join(' > ');
   dialog.querySelector('.rb-expected').textContent = `The expected order was ${order}.`;
-  dialog.querySelector('.rb-text').innerHTML = explanation;
+  setHtml(dialog.querySelector('.rb-text'), explanation);
   dialog.showModal();
 }
 
-// Nobody is taken to mean the order on the screen who has not touched it and only pressed the wrong key.
+// Ask before submitting an order that was never changed: the key may have been pressed by mistake.
 function askToConfirm(asked) {
   isAsked = asked;
   find('.rb-confirm').hidden = !asked;
@@ -251,7 +253,7 @@ async function undo() {
   if (!answer.ok) return complain(answer.error);
   complain('');
   show(answer);
-  say('The last one is open again');
+  say('The last task is open again');
 }
 
 async function showHistory() {
@@ -267,7 +269,7 @@ async function openPast(taskId) {
   if (!answer.ok) return complain(answer.error);
   complain('');
   show(answer);
-  say('Open again');
+  say('The task is open again');
 }
 
 async function start() {
@@ -288,7 +290,7 @@ async function start() {
   }
 }
 
-// ------------------------------------------------------------------ hands
+// ------------------------------------------------------------------ input
 
 const cardOf = node => { const item = node && node.closest && node.closest('.rb-item'); return item ? Number(item.dataset.card) : null; };
 
@@ -317,7 +319,7 @@ element.addEventListener('click', event => {
   const card = cardOf(event.target);
   if (card !== null && String(getSelection()) === '' && !event.target.closest('a, summary')) mark(card);
 });
-// Unfolded thinking may make a card longer than what it shows; the event does not bubble.
+// Unfolded thinking may make a card too long to show; the event does not bubble.
 element.addEventListener('toggle', () => showMoreButtons(items), true);
 element.addEventListener('input', event => {
   if (event.target.matches('.rb-note') && task) { ranking.note = event.target.value; keepDraft(); }
@@ -371,7 +373,7 @@ function onKey(event) {
   }
   if ((event.ctrlKey || event.metaKey) && event.key === 'Enter') {
     event.preventDefault();
-    return event.repeat ? undefined : submit(); // a key held down confirms nothing
+    return event.repeat ? undefined : submit(); // holding the key down does not confirm
   }
   if (isAsked && event.key === 'Escape') { askToConfirm(false); return mark(ranking.order[0].card); }
   if (event.target.matches('textarea, input')) { if (event.key === 'Escape') mark(0); return undefined; }

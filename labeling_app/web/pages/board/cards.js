@@ -1,4 +1,4 @@
-// The cards on the page. Every element is built here; text of a response enters only as the server's sanitised HTML.
+// The cards on the page. Every element is built here; responses are inserted only as the server's sanitized HTML.
 
 const STRENGTHS = [[TIE, 'Tie'], [1, 'Slightly better'], [2, 'Clearly'], [3, 'Much']];
 
@@ -10,11 +10,14 @@ function make(tag, className, text, attributes = {}) {
   return node;
 }
 
+// Set the server's sanitized HTML; a field that an older or newer server does not send is shown as nothing.
+const setHtml = (node, html) => { node.innerHTML = html || ''; };
+
 function button(className, text, action, label) {
   return make('button', className, text, { type: 'button', 'data-act': action, ...(label ? { 'aria-label': label } : {}) });
 }
 
-// A button of one sign: its name is for those who hear the page and for those who wait over it.
+// A button with one symbol: its name is for screen readers and the tooltip.
 function tool(sign, action, label) {
   const node = button('rb-tool', sign, action);
   setLabel(node, label);
@@ -40,7 +43,7 @@ function buildCard(card, content, flagNames) {
   const grip = make('div', 'rb-grip', '', { 'aria-hidden': 'true' });
   grip.append(make('span', 'rb-rank'), make('span', 'rb-letter', letter), make('span', 'rb-dots', '⠿'));
   const text = make('div', 'rb-text');
-  text.innerHTML = content.html;
+  setHtml(text, content.html);
   const more = button('rb-quiet rb-more', 'Show all', 'more', `Show all of ${letter}`);
   more.hidden = true;
   const ending = make('p', 'rb-ending', content.ending);
@@ -68,7 +71,7 @@ function buildPrompt(turns) {
     const node = make('div', `rb-turn rb-${turn.role}`);
     if (turns.length > 1) node.append(make('p', 'rb-role', turn.role));
     const text = make('div', 'rb-text');
-    text.innerHTML = turn.html;
+    setHtml(text, turn.html);
     node.append(text);
     return node;
   });
@@ -83,13 +86,13 @@ function buildPast(past) {
   return item;
 }
 
-function buildOpinion({ answer, flags, note }) {
+function buildOpinion({ answer, flags = [], note }) {
   const item = make('li', '');
   item.append(make('b', '', answer), make('span', '', [...flags, note].filter(Boolean).join(' · ')));
   return item;
 }
 
-// Show one card's place: its number, its tie, its strength, its flags.
+// Show a card's number, tie, strength and flags.
 function paintCard(item, rank, relation, isTop, flags, isLeft) {
   const card = Number(item.dataset.card), letter = letterOf(card), box = item.querySelector('.rb-card');
   item.classList.toggle('tied', relation === TIE && !isTop && !isLeft);
@@ -111,7 +114,7 @@ function paintCard(item, rank, relation, isTop, flags, isLeft) {
   box.setAttribute('aria-label', `Response ${letter}, ${place}${tied}`);
 }
 
-// Let cards glide to their new places, unless the person asked for less motion.
+// Animate cards to their new places, unless the person prefers less motion.
 function glide(items, move) {
   const before = new Map(items.map(item => [item, item.getBoundingClientRect().top]));
   move();

@@ -1,9 +1,9 @@
-// Dragging by Pointer Events: one code for mouse, pen and finger (HTML5 drag-and-drop does not exist on touch).
-// The upper third of a card means before it, the lower third after it, the middle a tie with it.
+// Dragging with Pointer Events, the same for mouse, pen and finger (touch screens have no HTML5 drag-and-drop).
+// Dropping on the upper third of a card places before it, on the lower third after it, in the middle makes a tie.
 
 let drag = null;
 const EDGE = 80;
-const SLACK = 5; // pixels: a click or a tap moves less, and moves no card
+const SLACK = 5; // pixels: a click or tap moves less than this and does not drag
 
 function dropTarget(y) {
   if (Math.abs(y + window.scrollY - drag.startY) < SLACK) return null;

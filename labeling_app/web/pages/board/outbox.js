@@ -1,5 +1,5 @@
-// Nothing that was decided gets lost: it waits in the browser's storage until the server has said that it is stored.
-// ROUTE is the page's own: where it asks.
+// Submissions wait in the browser's storage until the server has confirmed that they are stored.
+// ROUTE is the address that the page sends requests to.
 
 let board = '', annotator = '';
 const SIGNED_OUT = 'You are signed out.';
@@ -13,7 +13,7 @@ function writeStorage(what, value) {
   try {
     if (value === null) localStorage.removeItem(storageName(what));
     else localStorage.setItem(storageName(what), JSON.stringify(value));
-  } catch { /* storage is full or forbidden: the server's draft is still there */ }
+  } catch { /* storage is full or forbidden: the server still has the draft */ }
 }
 
 function newId() {
@@ -27,19 +27,19 @@ const pause = milliseconds => new Promise(done => {
 });
 
 async function ask(payload) {
-  // The server refuses what this page's person did once somebody else has signed in in this browser.
+  // The name lets the server refuse this page's work once somebody else has signed in in this browser.
   const body = JSON.stringify(annotator ? { ...payload, annotator } : payload);
   const request = { method: 'POST', headers: { 'content-type': 'application/json' }, body };
   const answer = await fetch(ROUTE, request).catch(() => null);
-  const told = answer && [200, 400, 403, 413].includes(answer.status) ? await answer.json().catch(() => null) : null;
-  if (told && answer.status !== 403) return told;
-  // The network, a restart, an exception or a shut door (403 says why): it counts as not stored yet.
+  const told = answer && [200, 400, 403, 413, 503].includes(answer.status) ? await answer.json().catch(() => null) : null;
+  if (told && ![403, 503].includes(answer.status)) return told;
+  // No network, a restart, an exception or a refusal (403 and 503 say why): not stored yet.
   const problem = (told && told.error) || 'The server does not answer.';
-  const error = answer && answer.status === 401 ? SIGNED_OUT : `${problem} Your ranking is kept here and sent again.`;
+  const error = answer && answer.status === 401 ? SIGNED_OUT : `${problem} Your work is kept in this browser and sent again.`;
   return { ok: false, retry: true, error };
 }
 
-// Send until the server answers. `report` is told why it takes long.
+// Send until the server answers. `report` is called with the reason for a delay.
 async function deliver(payload, report) {
   const waiting = (readStorage('outbox') || []).filter(item => item.id !== payload.id);
   writeStorage('outbox', [...waiting, payload]);
@@ -55,7 +55,7 @@ async function deliver(payload, report) {
   }
 }
 
-// Says why the last one that was refused was: the person must know that it is not stored.
+// Returns why the last refused submission was refused: the person must know that it is not stored.
 async function deliverWaiting(report) {
   let refused = '';
   for (const payload of readStorage('outbox') || []) {

@@ -1,8 +1,8 @@
-// The ranking as data, without any page.
+// The ranking as data, independent of the page.
 //
 // `order` is best first. Each item is {card, relation}: card is the position in which the response was shown, and
-// relation says how the item stands to the one above it: TIE, BETTER (not said by how much), 1 slight, 2 clear, 3 large.
-// `left` are the cards left unranked. `marks` are the numbers typed so far in one pass of placing cards by number.
+// relation compares the one above with it: TIE, BETTER (by an unknown amount), 1 slightly, 2 clearly, 3 much better.
+// `left` are the cards left unranked. `marks` are the numbers typed so far while placing cards by number.
 
 const TIE = 'tie';
 const BETTER = 0;
@@ -15,7 +15,7 @@ function newRanking(numCards) {
 const letterOf = card => String.fromCharCode(65 + card);
 const indexOf = (ranking, card) => ranking.order.findIndex(item => item.card === card);
 
-// Take a card out, and keep what the others say about each other.
+// Remove a card and keep the relations between the others.
 function takeOut(ranking, card) {
   ranking.touched = true;
   const index = indexOf(ranking, card);
@@ -26,20 +26,20 @@ function takeOut(ranking, card) {
   const [item] = ranking.order.splice(index, 1);
   const next = ranking.order[index];
   if (next && item.relation !== TIE) next.relation = next.relation === TIE ? item.relation : BETTER;
-  mendTop(ranking);
+  resetTop(ranking);
 }
 
-function mendTop(ranking) {
+function resetTop(ranking) {
   if (ranking.order.length) ranking.order[0].relation = BETTER;
 }
 
-// Put a card at an index; `tied` ties it with the one above. Landing inside a tie joins it.
+// Insert a card at an index; `tied` ties it with the one above. A card inserted inside a tie joins it.
 function putIn(ranking, card, index, tied) {
   const next = ranking.order[index];
   const insideTie = next && next.relation === TIE;
   ranking.order.splice(index, 0, { card, relation: tied || insideTie ? TIE : BETTER });
   if (next && !insideTie) next.relation = BETTER;
-  mendTop(ranking);
+  resetTop(ranking);
 }
 
 function moveCard(ranking, card, index, tied = false) {
@@ -48,7 +48,7 @@ function moveCard(ranking, card, index, tied = false) {
   ranking.marks.clear();
 }
 
-// A card dropped on another ties with it: it joins the end of that card's tie.
+// A card dropped on another joins the end of that card's tie.
 function tieWith(ranking, card, other) {
   takeOut(ranking, card);
   let index = indexOf(ranking, other) + 1;
@@ -63,7 +63,7 @@ function leaveOut(ranking, card) {
   ranking.marks.clear();
 }
 
-// Place cards by number, one after the other: equal numbers tie, cards without a number fill the other places.
+// Place cards by number: equal numbers tie, and cards without a number fill the remaining places.
 function placeByNumber(ranking, card, number) {
   if (ranking.left.includes(card)) moveCard(ranking, card, ranking.order.length);
   ranking.touched = true;
@@ -95,7 +95,7 @@ function tiersOf(ranking) {
   return tiers;
 }
 
-// What is stored and drafted. Nobody who says "all bad" and touches nothing means the order on the screen.
+// What is stored and drafted. "All bad" with an unchanged order is stored as one tie.
 function toState(ranking) {
   const onlyBad = ranking.allBad && !ranking.touched;
   const tiers = onlyBad ? [ranking.order.map(item => item.card)] : tiersOf(ranking);
@@ -116,7 +116,7 @@ function fromState(state, numCards, flagNames) {
   ranking.order = state.tiers.flatMap((tier, rank) => tier.map((card, place) => ({
     card, relation: place ? TIE : (rank && state.strengths[rank - 1]) || BETTER })));
   ranking.left = newRanking(numCards).order.map(item => item.card).filter(card => !ranked.includes(card));
-  // A flag that is offered no more could neither be seen here nor be stored.
+  // A flag that is no longer offered can be neither shown nor stored.
   for (const [card, name] of state.response_flags.filter(([, name]) => flagNames.includes(name))) ranking.flags.set(card, [...(ranking.flags.get(card) || []), name]);
   ranking.allBad = state.flags.includes('all-bad');
   ranking.note = state.note;

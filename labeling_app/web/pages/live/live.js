@@ -1,11 +1,11 @@
-// Live mode: a question goes out, answers stream in blind, the person judges, the conversation goes on with the chosen one.
-// Votes wait in the outbox until the server has stored them; one cast before the answers are complete is stored with their end.
+// Live mode: the person asks, answers stream in blind, the person judges, and the conversation continues with the best.
+// Votes wait in the outbox until the server has stored them, which it does once the answers are complete.
 
 const ROUTE = '/live';
 const find = selector => document.querySelector(selector);
 const box = find('#prompt'), better = find('#better');
 let turn = null, cards = [], running = false, sending = false, failed = null, askId = null, votes = Promise.resolve();
-// What the person said about the question on the page; the server's word replaces it when it comes.
+// The person's votes on the question on the page; the server's answer replaces them.
 let verdict = { thumbs: [], choice: null };
 
 const say = message => { find('.saved').textContent = message; };
@@ -37,8 +37,8 @@ function showDone(shown) {
   paintDone(cards, shown.cards);
   paintNotes(cards, shown.notes);
   find('.edited').hidden = !shown.edit;
-  find('.edited .text').innerHTML = shown.edit;
-  // A vote that is still on its way stays as the person cast it.
+  find('.edited .text').innerHTML = shown.edit || '';
+  // Votes that are still being sent stay as the person cast them.
   const waiting = (readStorage('outbox') || []).filter(vote => vote.turn === shown.id);
   verdict = waiting.length ? mine : { thumbs: shown.thumbs, choice: shown.choice };
   paint();
@@ -59,14 +59,14 @@ async function send() {
   const text = box.value.trim();
   if (!text || running || sending) return;
   if (turn && verdict.choice === null && !turn.edit) {
-    complain('Pick an answer first, the conversation goes on with it; or begin a new conversation.');
+    complain('Pick an answer first: the conversation continues with it. Or start a new conversation.');
     return;
   }
   sending = true;
   complain('');
   paint();
   await votes;
-  askId = askId || newId(); // the same for a repetition: the first one may have arrived
+  askId = askId || newId(); // a repetition has the same id: the first request may have arrived
   const answer = await ask({ op: 'ask', id: askId, text, after: turn && turn.id });
   sending = false;
   if (!answer.retry) askId = null;
@@ -78,13 +78,13 @@ async function send() {
   }
 }
 
-// Show answers as they come; after a lost connection take them up where they are.
+// Show answers as they arrive; after a lost connection, continue where they are.
 async function follow(question) {
   running = true;
   failed = null;
-  box.value = ''; // in storage it stays until it is answered
+  box.value = ''; // storage keeps it until it is answered
   show(question, question.texts.length);
-  say('Answers are coming');
+  say('The models are answering …');
   markFirst();
   window.scrollTo(0, document.body.scrollHeight);
   let last = null;
@@ -97,13 +97,13 @@ async function follow(question) {
     if (!box.value) writeStorage('prompt', null);
     showDone(last.turn);
     say('The answers are complete');
-    window.dispatchEvent(new Event('online')); // wakes the votes that wait
+    window.dispatchEvent(new Event('online')); // sends waiting votes at once
   } else {
-    withdraw(last.problem || 'The question was lost.', question);
+    withdraw(last.problem || 'The server has lost the question. Send it again.', question);
   }
 }
 
-// An unanswered question goes back into the box, and the conversation to where it was.
+// Put an unanswered question back into the box, and the conversation back to where it was.
 async function withdraw(problem, question) {
   const waiting = readStorage('outbox') || [];
   writeStorage('outbox', waiting.filter(vote => vote.turn !== question.id));
@@ -157,7 +157,7 @@ function startAnew() {
 
 // ------------------------------------------------------------------ judging
 
-// One after the other, or two quick clicks could arrive the wrong way round.
+// One after the other: two quick clicks could arrive in the wrong order.
 function vote(payload) {
   paint();
   const cast = { id: newId(), turn: turn.id, ...payload };
@@ -176,7 +176,7 @@ async function bring(cast) {
   return true;
 }
 
-// What was cast before a reload.
+// Send the votes cast before a reload.
 async function bringWaiting() {
   const refused = await deliverWaiting(say);
   if (refused) complain(refused);
@@ -200,7 +200,7 @@ const best = () => (typeof verdict.choice === 'number' ? verdict.choice : 0);
 
 function openEdit() {
   if (find('[data-act=edit]').disabled) return;
-  better.value = turn.cards[best()].text;
+  better.value = turn.cards[best()].text || '';
   find('.edit').hidden = false;
   find('.ask').hidden = true;
   better.focus();
@@ -217,7 +217,7 @@ async function saveEdit() {
   if (await vote({ op: 'edit', place: best(), text: better.value })) { closeEdit(); box.focus(); }
 }
 
-// ------------------------------------------------------------------ hands
+// ------------------------------------------------------------------ input
 
 const placeOf = node => Number(node.dataset.place);
 const actions = {

@@ -1,4 +1,4 @@
-// What stands on the page. Text that streams in enters as textContent, complete text as the server's sanitised HTML.
+// The elements of the page. Streaming text is inserted as textContent, complete text as the server's sanitized HTML.
 
 const letterOf = place => String.fromCharCode(65 + place);
 
@@ -15,7 +15,7 @@ function button(className, text, action, place, label) {
   return make('button', className, text, attributes);
 }
 
-// Drawn, because many machines have no font with thumbs.
+// Drawn, because many machines have no font with these symbols.
 const THUMB = 'M3 10h4v11H3zM9 10l4-8c1.7 0 3 1.3 3 3l-1 4h6c1.1 0 2 1 1.7 2.2l-2 8c-.2 1-1.1 1.8-2.2 1.8H9z';
 
 function thumbButton(direction, place) {
@@ -31,7 +31,7 @@ function thumbButton(direction, place) {
 
 function buildTurn({ role, html }) {
   const node = make('div', `turn ${role}`), text = make('div', 'text');
-  text.innerHTML = html;
+  text.innerHTML = html || '';
   node.append(make('p', 'role', role === 'user' ? 'you' : role), text);
   return node;
 }
@@ -47,7 +47,7 @@ function buildCard(place) {
   return card;
 }
 
-// While answers come: plain text, and only what has changed. What a model thinks first is folded.
+// While answers stream: plain text, and only what has changed. A model's thinking is folded.
 function paintTexts(cards, texts, thinking) {
   texts.forEach((text, place) => {
     const node = cards[place].querySelector('.text');
@@ -75,7 +75,7 @@ function paintDone(cards, contents) {
   contents.forEach(({ html }, place) => {
     const node = cards[place].querySelector('.text');
     node.classList.remove('coming');
-    node.innerHTML = html;
+    node.innerHTML = html || '';
   });
 }
 

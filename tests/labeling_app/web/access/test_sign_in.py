@@ -139,16 +139,15 @@ def test_checks_use_one_thread_of_their_own_and_leave_the_rest_to_the_board(stor
     app = make_app(store)
     monkeypatch.setattr(auth.hashlib, "scrypt", slowly)
 
-    async def attack() -> float:
+    async def attack() -> int:
         async with client_of(app) as flood:
             names = [f"name {n}" for n in range(60)]
             wrong = [asyncio.create_task(sign_in(flood, name, "guess")) for name in names]
             await asyncio.sleep(0.05)
-            started = time.perf_counter()
             await asyncio.to_thread(lambda: None)
-            waited = time.perf_counter() - started
+            still_waiting = sum(not one.done() for one in wrong)
             await asyncio.gather(*wrong)
-            return waited
+            return still_waiting
 
-    assert run_async(attack()) < 0.05
+    assert run_async(attack()) > 0
     assert most == 1

@@ -182,7 +182,7 @@ def test_a_vote_before_the_end_waits_for_it(live, server):
     live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
     early = vote(live, "pick", "v1", choice=0)
     assert (early["ok"], early["retry"]) == (False, True)
-    assert early["error"] == "Your vote will be saved when the answers are complete."
+    assert early["error"] == "Your vote will be sent when the answers are complete."
     busy = live.answer("ann", {"op": "ask", "id": "t2", "text": "And?"})
     assert busy["error"].startswith("Your last question is still being answered")
     again = live.answer("ann", {"op": "ask", "id": "t1", "text": "Hi?"})
