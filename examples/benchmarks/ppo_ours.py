@@ -21,7 +21,7 @@ def train(job: Job) -> list[dict[str, float]]:
     from policies.ppo.rollout import Experience
     from policies.ppo.setting_groups import KLSettings
     from policies.ppo.settings import PPOSettings
-    from rlhf.config import with_changes
+    from rlhf.config.paths import with_changes
     from rlhf.endpoints.signals import load_signal
     from rlhf.modeling.tokens import load_tokenizer
     from rlhf.run.metrics import read_metrics
