@@ -128,7 +128,7 @@ def _measure(
     thumbs = threshold and pointwise_accuracy(data.held_out, rows["mean"], threshold)
     return ({"accuracy_on_thumbs": thumbs} if threshold else {}) | {
         "accuracy": plain_accuracy(found["mean"]),
-        "accuracy_of_the_worst_case": plain_accuracy(found["min"]),
+        "accuracy_of_the_worst_case": plain_accuracy(found["worst"]),
         "disagreement": float(each.std(dim=0).mean()),
     }
 

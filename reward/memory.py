@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from reward.settings import RewardSettings
+from rlhf.config import flag_of, with_changes
 from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.settings import SHARDED
@@ -27,6 +27,7 @@ from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes
 
 MAX_REMEDIES = 3
+CHECKPOINTING = "batch.gradient_checkpointing"
 PARTS = (2, 4, 8, 16, 32, 64)
 
 
@@ -38,22 +39,22 @@ def room_for(settings: RewardSettings) -> int:
     shape = read_shape(settings.model)
     trained = shape.reward_parameters
     if settings.adapter != "none":
-        trained = settings.lora_rank * shape.lora_rows + shape.hidden
-    kept = settings.keep_checkpoints + bool(settings.eval_every)
+        trained = settings.lora.rank * shape.lora_rows + shape.hidden
+    kept = settings.checkpoint.keep + bool(settings.evaluation.every)
     return room_bytes(trained, shape.reward_parameters, kept)
 
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
     """What each process would hold if nothing were sharded, when the longest sequences come."""
     has_buckets = settings.tensor_parallel == 1 and settings.sharding != "fsdp"
-    tokens = max(settings.tokens_per_batch, settings.max_length)
+    tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
         tensor_parallel_shape(shape, settings.tensor_parallel),
-        Pass(tokens, settings.max_length, settings.gradient_checkpointing),
+        Pass(tokens, settings.data.max_length, settings.batch.gradient_checkpointing),
         bf16=choose_precision(settings.precision) == "bf16",
         processes=_processes(settings) if has_buckets else 1,
         adapter=settings.adapter,
-        lora_rank=settings.lora_rank,
+        lora_rank=settings.lora.rank,
     )
 
 
@@ -104,7 +105,7 @@ def require_memory(
         *_over_processes(settings, shape, has),
         f"a device with {plan.peak / GIB:.1f} GiB or more",
         "a smaller --model",
-        "a shorter --max-length, with fewer --tokens-per-batch",
+        "a shorter --data.max-length, with fewer --batch.micro-tokens",
     ]
     listed = "\n".join(
         f"  {number}. {way}" for number, way in enumerate(ways[:MAX_REMEDIES], start=1)
@@ -126,10 +127,10 @@ def _lighter(settings: RewardSettings, shape: Shape, has: float, layout: Layout)
     for adapter in adapters:
         for saving in (
             {},
-            {"gradient_checkpointing": True},
-            {"gradient_checkpointing": True, "tokens_per_batch": settings.max_length},
+            {CHECKPOINTING: True},
+            {CHECKPOINTING: True, "batch.micro_tokens": settings.data.max_length},
         ):
-            lighter = replace(settings, **adapter, **saving)
+            lighter = with_changes(settings, adapter | saving)
             peak = shard_plan(plan_memory(lighter, shape), layout).peak
             if lighter != settings and peak <= has:
                 yield f"{_flags(adapter | saving)}: {peak / GIB:.1f} GiB"
@@ -144,7 +145,7 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
     changes: dict[str, Any] = {
         name: value for name, value in usual.items() if getattr(settings, name) != value
     }
-    plan = plan_memory(replace(settings, **changes), shape)
+    plan = plan_memory(with_changes(settings, changes), shape)
     for parts in PARTS:
         peak = shard_plan(plan, Layout("fsdp", parts)).peak
         if peak <= has:
@@ -155,7 +156,6 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
 
 def _flags(changes: dict[str, Any]) -> str:
     words = (
-        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-        for name, value in changes.items()
+        flag_of(name) + ("" if value is True else f" {value}") for name, value in changes.items()
     )
     return " ".join(words)

@@ -30,16 +30,16 @@ Judgement = TypeVar("Judgement", Pair, TieredRanking, Pointwise)
 
 @dataclass(frozen=True)
 class Objective:
-    """Which loss, the margin per step of strength, and the weight of the centring penalty."""
+    """Which loss, the margin per step of strength, and the weight of the centering penalty."""
 
     loss: Loss = "bradley_terry"
     margin: float = 0.0
-    centring: float = 0.0
+    centering: float = 0.0
 
     @classmethod
     def of(cls, settings: RewardSettings) -> "Objective":
         """What these settings minimise."""
-        return cls(settings.loss, settings.margin, settings.centring)
+        return cls(settings.loss, settings.objective.margin, settings.objective.centering)
 
     def judgements(self, group: Group) -> list[Sequence[Pair | TieredRanking | Pointwise]]:
         """What the loss averages in a group: its pairs or rankings, its pointwise judgements.
@@ -133,9 +133,9 @@ def _sum_of_comparisons(
             targets = torch.where(rankings.score.isnan(), ranks, rankings.score)
             losses = regression(chosen, targets, rankings.tier >= 0)
         total = sum_of_prompt_means(losses, rankings.weight, rankings.prompt)
-    if objective.centring:
+    if objective.centering:
         squares = (first + second).square()
-        total = total + objective.centring * sum_of_prompt_means(
+        total = total + objective.centering * sum_of_prompt_means(
             squares, pairs.weight, pairs.prompt
         )
     return total

@@ -5,21 +5,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from cyclopts import Parameter, Token
 
-from rlhf.config import MAX_SEED, flatten, part_of, require_range
+from rlhf.config import MAX_SEED, Precision, flag_of, flatten, part_of, require_range
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
-from rlhf.parallel.settings import ClusterSettings
+from rlhf.parallel.settings import SHARDED, ClusterSettings
 
-Precision = Literal["auto", "bf16", "fp32"]
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
 Adapter = Literal["none", "lora", "qlora"]
 CommunicationHook = Literal["no", "fp16", "bf16", "powersgd"]
 TooLong = Literal["refuse", "truncate"]
-Combine = Literal["mean", "min"]
+Combine = Literal["mean", "worst"]
 
 
 def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -60,8 +59,167 @@ def _read_weight(name: str, word: Any) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptimSettings:
+    """Steps of the optimizer."""
+
+    epochs: int = 1
+    """Passes over the prompts; two over-fit; with --head fitted, 0 trains only the head."""
+    learning_rate: float = 2e-5
+    """Peak learning rate, annealed to 0; 5e-5 for small models to 9e-6 for 6B."""
+    warmup_fraction: float = 0.05
+    """Fraction of the steps over which the learning rate rises from 0."""
+
+    def __post_init__(self) -> None:
+        require_range("optim.learning_rate", self.learning_rate, 0, 1, above_low=True)
+        require_range("optim.warmup_fraction", self.warmup_fraction, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """How much a step trains on, and how much is computed at once."""
+
+    prompts: int = 16
+    """Prompts per optimizer step, over all processes; each brings all its pairs."""
+    micro_tokens: int = 2048
+    """Tokens per forward and backward pass; affects speed and memory only."""
+    share_prompt: bool = True
+    """Encode a prompt once for all its responses; off where the model's attention forbids it."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: about a third more time, far less memory."""
+
+    def __post_init__(self) -> None:
+        require_range("batch.prompts", self.prompts, 1)
+        require_range("batch.micro_tokens", self.micro_tokens, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which of the rankings are read, and how."""
+
+    max_length: int = 2048
+    """Maximum tokens of prompt and response."""
+    too_long: TooLong = "refuse"
+    """What to do beyond --data.max-length: refuse, or truncate: drop the oldest turns."""
+    reads_thinking: bool | None = None
+    """Also read text inside `<think>` tags, in training and scoring. Default: as the model it
+    starts from, else no."""
+    limit: str = "100%"
+    """Train on this many train prompts, or on a part of them: 500, 1%. A larger limit includes the
+    prompts of a smaller one."""
+    thumbs_down_flags: tuple[str, ...] = ()
+    """Flags of single responses that count as a thumb down, such as unsafe."""
+
+    def __post_init__(self) -> None:
+        require_range("data.max_length", self.max_length, 2)
+        part_of("data.limit", self.limit, 1)
+        _require_choice("data.too_long", self.too_long, TooLong)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """Terms and weights of the loss."""
+
+    margin: float = 0.0
+    """Reward difference that bradley_terry asks for, per step of a ranking's strength."""
+    centering: float = 0.0
+    """Weight of a penalty on the squared sum of a pair's rewards; 0.01 keeps them near 0."""
+    thumbs_weight: float = 1.0
+    """Weight of the thumbs on a prompt; the pairs of a prompt have weight 1."""
+    all_bad_weight: float = 1.0
+    """Weight of the responses to a prompt of which an annotator said that all are bad."""
+
+    def __post_init__(self) -> None:
+        for name in ("margin", "centering", "thumbs_weight", "all_bad_weight"):
+            require_range(f"objective.{name}", getattr(self, name), 0)
+
+    @property
+    def pointwise_weights(self) -> dict[str, float]:
+        """The weight of each kind of judgement of a single response."""
+        return {"thumbs": self.thumbs_weight, "all_bad": self.all_bad_weight}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Measuring on prompts that are not trained on."""
+
+    held_out_fraction: float = 0.1
+    """Fraction of the prompts held out for measuring, when the export has no test prompts."""
+    every: int = 0
+    """Steps between evaluations on a set-aside part of the train prompts; the best weights are
+    kept. 0: none."""
+    patience: int = 0
+    """Stop after this many evaluations without improvement. 0: never stop early."""
+
+    def __post_init__(self) -> None:
+        name = "evaluation.held_out_fraction"
+        require_range(name, self.held_out_fraction, 0, 0.5, above_low=True)
+        require_range("evaluation.every", self.every, 0)
+        require_range("evaluation.patience", self.patience, 0)
+        if self.patience and not self.every:
+            raise ConfigError(
+                f"--evaluation.patience {self.patience} counts evaluations, but --evaluation.every "
+                "is 0",
+                "Say how many steps lie between two, for example --evaluation.every 50.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """The adapters of `--adapter lora` and `--adapter qlora`."""
+
+    rank: int = 16
+    """Rank of the adapters, which sit on every linear layer."""
+    alpha: int = 32
+    """Adapters are scaled by alpha / rank; they need about ten times the learning rate."""
+
+    def __post_init__(self) -> None:
+        require_range("lora.rank", self.rank, 1)
+        require_range("lora.alpha", self.alpha, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Saved states that a run resumes from."""
+
+    every: int = 50
+    """Optimizer steps between checkpoints; 0: none."""
+    keep: int = 1
+    """Checkpoints kept on disk."""
+
+    def __post_init__(self) -> None:
+        require_range("checkpoint.every", self.every, 0)
+        require_range("checkpoint.keep", self.keep, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardSettings(ClusterSettings):
     """Which rankings, which model, and how to train."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {
+        "epochs": "optim.epochs",
+        "learning_rate": "optim.learning_rate",
+        "warmup_fraction": "optim.warmup_fraction",
+        "prompts_per_batch": "batch.prompts",
+        "tokens_per_batch": "batch.micro_tokens",
+        "share_prompt": "batch.share_prompt",
+        "gradient_checkpointing": "batch.gradient_checkpointing",
+        "max_length": "data.max_length",
+        "too_long": "data.too_long",
+        "reads_thinking": "data.reads_thinking",
+        "limit": "data.limit",
+        "thumbs_down_flags": "data.thumbs_down_flags",
+        "margin": "objective.margin",
+        "centring": "objective.centering",
+        "thumbs_weight": "objective.thumbs_weight",
+        "all_bad_weight": "objective.all_bad_weight",
+        "held_out_fraction": "evaluation.held_out_fraction",
+        "eval_every": "evaluation.every",
+        "patience": "evaluation.patience",
+        "lora_rank": "lora.rank",
+        "lora_alpha": "lora.alpha",
+        "save_every": "checkpoint.every",
+        "keep_checkpoints": "checkpoint.keep",
+    }
 
     rankings: Path
     """Folder that `rlhf export --format ranked` wrote."""
@@ -70,139 +228,95 @@ class RewardSettings(ClusterSettings):
     own."""
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
-    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
-    them."""
-    resume: bool = False
-    """Go on with the run in --out."""
-    seed: int = 0
-    """Seed of a fresh head and of the order of prompts."""
-    seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
-    """Train an ensemble, one model for each of these, such as 0,1,2."""
-    precision: Precision = "auto"
-    """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
-    head: Literal["random", "fitted"] = "random"
-    """How a fresh head starts: at random, or fitted to the rankings on frozen features."""
-    epochs: int = 1
-    """Passes over the prompts; two over-fit; with --head fitted, 0 trains only the head."""
-    prompts_per_batch: int = 16
-    """Prompts per optimizer step, over all processes; a prompt brings all its pairs."""
-    tokens_per_batch: int = 2048
-    """Tokens in one forward pass; changes speed and memory, not the result."""
-    share_prompt: bool = True
-    """Encode a prompt once for all its responses; off where the model's attention forbids it."""
-    learning_rate: float = 2e-5
-    """Peak learning rate, annealed to 0; 5e-5 for small models to 9e-6 for 6B."""
-    warmup_fraction: float = 0.05
-    """Part of the steps in which the learning rate rises from 0."""
-    max_length: int = 2048
-    """Longest prompt + response in tokens."""
-    too_long: TooLong = "refuse"
-    """What to do beyond --max-length: refuse, or drop the oldest turns of the prompt."""
-    reads_thinking: bool | None = None
-    """Also read text inside `<think>` tags, in training and scoring. Default: as the model it
-    starts from, else no."""
     loss: Loss = "bradley_terry"
-    """All pairs; or whole rankings; or squared distance to standardised scores (ranks if none)."""
-    margin: float = 0.0
-    """Reward difference that bradley_terry asks for, per step of a ranking's strength."""
-    centring: float = 0.0
-    """Weight of a penalty on the squared sum of a pair's rewards; 0.01 keeps them near 0."""
+    """`bradley_terry`: over all pairs. `plackett_luce`: over whole rankings. `regression`: squared
+    distance to standardized scores (to ranks where there are no scores)."""
+    adapter: Adapter = "none"
+    """`none`: train all weights. `lora`: train adapters beside frozen weights. `qlora`: the same,
+    with the frozen weights in 4 bits; CUDA only."""
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    """Steps of the optimizer."""
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    """How much a step trains on, and how much is computed at once."""
+    data: DataSettings = field(default_factory=DataSettings)
+    """Which of the rankings are read, and how."""
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    """Terms and weights of the loss."""
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    """Measuring on prompts that are not trained on."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    """The adapters."""
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """Saved states."""
     annotator_weights: Annotated[dict[str, float], Parameter(converter=_read_weights)] = field(
         default_factory=dict
     )
     """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
     0.5; others count 1, and 0 leaves one out."""
-    thumbs_weight: float = 1.0
-    """How much the thumbs on a prompt count beside the pairs of a prompt, which count 1."""
-    all_bad_weight: float = 1.0
-    """The same for responses of which somebody said that all are bad."""
-    thumbs_down_flags: tuple[str, ...] = ()
-    """Flags of single responses that count as a thumb down, such as unsafe."""
-    limit: str = "100%"
-    """Train on so many of the train prompts, or on a part: 500, 1%; fewer are always among more."""
-    held_out_fraction: float = 0.1
-    """Part of the prompts held out for measuring, when the export has no test prompts."""
-    eval_every: int = 0
-    """Steps between evaluations on part of the train prompts, set aside; the best weights win."""
-    patience: int = 0
-    """Stop after so many evaluations without a better one; 0 never stops early."""
-    adapter: Adapter = "none"
-    """Train all weights, or small adapters beside frozen ones; qlora freezes 4 bits, on CUDA."""
-    lora_rank: int = 16
-    """Rank of the adapters, which sit on every linear layer."""
-    lora_alpha: int = 32
-    """Adapters count lora_alpha / lora_rank; with them learn about ten times as fast."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: about a third more time, far less memory."""
+    head: Literal["random", "fitted"] = "random"
+    """How a fresh head starts: at random, or fitted to the rankings on frozen features."""
+    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
+    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
+    them."""
+    seed: int = 0
+    """Seed of a fresh head and of the order of prompts."""
+    seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
+    """Train an ensemble, one model for each of these, such as 0,1,2."""
+    precision: Precision = "auto"
+    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32); weights stay
+    float32."""
+    resume: bool = False
+    """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
     """Compress gradients between processes; bf16 on CUDA; powersgd resumes inexactly."""
-    save_every: int = 50
-    """Optimizer steps between checkpoints; 0 for none."""
-    keep_checkpoints: int = 1
-    """Checkpoints that stay on disk."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_range("epochs", self.epochs, 0 if self.head == "fitted" else 1)
-        require_range("prompts_per_batch", self.prompts_per_batch, 1)
-        require_range("tokens_per_batch", self.tokens_per_batch, 1)
-        require_range("learning_rate", self.learning_rate, 0, 1, above_low=True)
-        require_range("warmup_fraction", self.warmup_fraction, 0, 1)
-        require_range("max_length", self.max_length, 2)
+        require_range("optim.epochs", self.optim.epochs, 0 if self.head == "fitted" else 1)
         require_range("seed", self.seed, 0, MAX_SEED)
         for seed in self.seeds:
             require_range("seeds", seed, 0, MAX_SEED)
-        require_range("margin", self.margin, 0)
-        part_of("limit", self.limit, 1)
-        require_range("held_out_fraction", self.held_out_fraction, 0, 0.5, above_low=True)
-        require_range("save_every", self.save_every, 0)
-        require_range("keep_checkpoints", self.keep_checkpoints, 1)
-        for name in ("centring", "thumbs_weight", "all_bad_weight"):
-            require_range(name, getattr(self, name), 0)
-        if self.seeds and len(set(self.seeds)) < max(2, len(self.seeds)):
-            raise ConfigError(
-                f"--seeds {','.join(map(str, self.seeds))} does not name different models",
-                "Give two or more different seeds, such as 0,1,2, or one --seed.",
-            )
-        self._require_tensor_parallel(adapter="none", ddp_comm_hook="no", seeds=())
-        require_range("eval_every", self.eval_every, 0)
-        require_range("patience", self.patience, 0)
-        require_range("lora_rank", self.lora_rank, 1)
-        require_range("lora_alpha", self.lora_alpha, 1)
         for name, weight in self.annotator_weights.items():
             require_range(f"annotator_weights.{name}", weight, 0)
         _require_choice("loss", self.loss, Loss)
         _require_choice("adapter", self.adapter, Adapter)
         _require_choice("ddp_comm_hook", self.ddp_comm_hook, CommunicationHook)
         _require_choice("precision", self.precision, Precision)
-        _require_choice("too_long", self.too_long, TooLong)
-        if self.margin and self.loss != "bradley_terry":
+        self._require_tensor_parallel(adapter="none", ddp_comm_hook="no", seeds=())
+        self._require_compatible()
+
+    def _require_compatible(self) -> None:
+        """Refuse settings that have no effect beside others."""
+        if self.seeds and len(set(self.seeds)) < max(2, len(self.seeds)):
             raise ConfigError(
-                f"--margin {self.margin:g} has no meaning for --loss {self.loss}",
+                f"--seeds {','.join(map(str, self.seeds))} does not name different models",
+                "Give two or more different seeds, such as 0,1,2, or one --seed.",
+            )
+        if self.objective.margin and self.loss != "bradley_terry":
+            raise ConfigError(
+                f"--objective.margin {self.objective.margin:g} has no effect with --loss "
+                f"{self.loss}",
                 "Leave it out, or use --loss bradley_terry.",
             )
-        if self.sharding not in ("none", "ddp") and self.adapter != "none":
+        if SHARDED[self.sharding] and self.adapter != "none":
             raise ConfigError(
-                f"--adapter {self.adapter} leaves little to divide for --sharding {self.sharding}",
+                f"--adapter {self.adapter} leaves little to shard for --sharding {self.sharding}",
                 "Leave --sharding out, or train all weights: --adapter none.",
             )
-        if self.sharding not in ("none", "ddp") and self.ddp_comm_hook != "no":
+        if SHARDED[self.sharding] and self.ddp_comm_hook != "no":
             raise ConfigError(
-                f"--ddp-comm-hook {self.ddp_comm_hook} has no meaning with --sharding "
+                f"--ddp-comm-hook {self.ddp_comm_hook} has no effect with --sharding "
                 f"{self.sharding}",
                 "Leave it out: only --sharding ddp averages whole gradients.",
-            )
-        if self.patience and not self.eval_every:
-            raise ConfigError(
-                f"--patience {self.patience} counts evaluations, but --eval-every is 0",
-                "Say how many steps lie between two, for example --eval-every 50.",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSettings:
     """Which responses to score, and by what."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"tokens_per_batch": "micro_tokens"}
+    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"combine": {"min": "worst"}}
 
     # Not keyword-only: the file is given without a flag.
     file: Annotated[Path, Parameter(name="--file")] = field(kw_only=False)
@@ -212,17 +326,17 @@ class ScoreSettings:
     out: Path
     """JSON Lines with the rewards added."""
     combine: Combine = "mean"
-    """What counts of the members of an ensemble: their mean, or the worst of them."""
+    """The reward of an ensemble: the mean of its members' rewards, or the worst of them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
-    tokens_per_batch: int = 4096
-    """Tokens in one forward pass of a reward model."""
+    micro_tokens: int = 4096
+    """Tokens in one forward pass of a reward model; affects speed and memory only."""
     precision: Precision = "auto"
-    """bf16 is autocast over float32 weights; auto takes it where the hardware multiplies bf16."""
+    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
 
     def __post_init__(self) -> None:
-        require_range("tokens_per_batch", self.tokens_per_batch, 1)
+        require_range("micro_tokens", self.micro_tokens, 1)
         _require_choice("precision", self.precision, Precision)
         _require_choice("combine", self.combine, Combine)
 
@@ -232,4 +346,4 @@ def _require_choice(name: str, value: str, kind: Any) -> None:
     choices = get_args(kind)
     if value not in choices:
         words = f"{', '.join(choices[:-1])} or {choices[-1]}"
-        raise ConfigError(f"--{name.replace('_', '-')} is {value!r}", f"Use {words}.")
+        raise ConfigError(f"{flag_of(name)} is {value!r}", f"Use {words}.")

@@ -156,9 +156,9 @@ def _ask_base_model(
     unknown = sharding.is_sharded or settings.adapter == "qlora" or is_reward_model(settings.model)
     if unknown or not compared:
         return None
-    tokens = settings.tokens_per_batch
+    tokens = settings.batch.micro_tokens
     likelier = base_log_probs(
-        settings.model, accelerator, compared, tokens, pad_id, shared=settings.share_prompt
+        settings.model, accelerator, compared, tokens, pad_id, shared=settings.batch.share_prompt
     )
     return pair_accuracy(compared, likelier)
 
@@ -172,11 +172,11 @@ def _build_trainee(
 ) -> TrainState:
     """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
-    classifier.config.reads_thinking = settings.reads_thinking  # saved, for whoever scores
-    if settings.gradient_checkpointing:
+    classifier.config.reads_thinking = settings.data.reads_thinking  # saved, for whoever scores
+    if settings.batch.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)
-    obstacle = share_prompts(classifier) if settings.share_prompt else None
+    obstacle = share_prompts(classifier) if settings.batch.share_prompt else None
     if obstacle:
         words = f"Every response repeats its prompt, which takes longer: {obstacle}."
         accelerator.print(words, file=sys.stderr)
@@ -188,9 +188,9 @@ def _build_trainee(
         module=prepared,
         optimizer=stepper,
         pad_id=pad_id,
-        tokens_per_batch=settings.tokens_per_batch,
+        tokens_per_batch=settings.batch.micro_tokens,
         objective=Objective.of(settings),
-        shared=settings.share_prompt and obstacle is None,
+        shared=settings.batch.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
         bias=float(getattr(classifier.config, "reward_bias", 0.0)),
         thresholds=Thresholds(data.train, [*data.validation, *data.held_out]),
@@ -210,33 +210,33 @@ def _load_classifier(
     is_packed = settings.adapter == "qlora"
     packing = four_bits(dtype, "--adapter qlora", "--adapter lora") if is_packed else None
     classifier = new_reward_model(settings.model, pad_id, settings.seed, dtype, packing)
-    add_adapters(classifier, settings.lora_rank, settings.lora_alpha, settings.seed)
+    add_adapters(classifier, settings.lora.rank, settings.lora.alpha, settings.seed)
     return classifier
 
 
 def _train(settings: RewardSettings, run: RunDir, trainee: TrainState, data: Data) -> Findings:
     """Take every step, from the newest checkpoint on; leaves the best weights in place."""
-    per_epoch = -(-len(data.train) // settings.prompts_per_batch)
-    total = per_epoch * settings.epochs
-    warmup = max(1, round(settings.warmup_fraction * total))
+    per_epoch = -(-len(data.train) // settings.batch.prompts)
+    total = per_epoch * settings.optim.epochs
+    warmup = max(1, round(settings.optim.warmup_fraction * total))
     done, findings = _begin(settings, run, trainee, data)
     best = findings.best
     saver = Saver.of(settings, trainee.accelerator, run.checkpoints)
     with progress("training the reward model", total, done) as bar, saver.listening():
         for step in range(done, total):
-            if best and best.is_stale(settings.patience):
+            if best and best.is_stale(settings.evaluation.patience):
                 break
             beat("computing gradients", step + 1)
             began = time.monotonic()
             epoch, place = divmod(step, per_epoch)
             order = epoch_order(len(data.train), settings.seed, epoch)
-            chosen = order[place * settings.prompts_per_batch :][: settings.prompts_per_batch]
-            rate = settings.learning_rate * anneal(step, total, warmup)
+            chosen = order[place * settings.batch.prompts :][: settings.batch.prompts]
+            rate = settings.optim.learning_rate * anneal(step, total, warmup)
             row = take_step(trainee, [data.train[number] for number in chosen], rate)
             _stop_if_broken(row, step + 1, run)
             seconds = round(time.monotonic() - began, 3)
             row = {"step": step + 1, "epoch": epoch + 1, **row, "learning_rate": rate}
-            if _is_due(settings.eval_every, step + 1, total):
+            if _is_due(settings.evaluation.every, step + 1, total):
                 row |= evaluate(trainee, data.validation)
                 best = compare(best, step + 1, row["validation_loss"])
                 if best.step == step + 1:
@@ -267,7 +267,7 @@ def _begin(
     if settings.head == "fitted":
         fit_head(trainee, data.train)
     fit_thresholds(trainee, data.train)
-    if not settings.epochs:  # accuracy is measured at the end, of the same weights
+    if not settings.optim.epochs:  # accuracy is measured at the end, of the same weights
         return 0, Findings(None)
     held_out = held_out_as_before(settings, data, run.inputs["model"])
     return 0, Findings(pair_accuracy(held_out, score_groups(trainee, held_out)))
@@ -292,5 +292,5 @@ def _stop_if_broken(row: dict[str, float], step: int, run: RunDir) -> None:
         f"Loss or gradient is not a number at step {step} (loss {row['loss']}, gradient norm "
         f"{row['grad_norm']})",
         f"{last_good(newest_checkpoint(run.checkpoints))}. Start again in another --out with a "
-        "smaller --learning-rate or --precision fp32.",
+        "smaller --optim.learning-rate or --precision fp32.",
     )

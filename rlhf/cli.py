@@ -130,7 +130,7 @@ def _run(tokens: list[str]) -> int:
             errors.print(f"[bold red]interrupted[/] {_how_to_go_on(tokens)}")
         return 75
     except Exception as error:
-        known = diagnose(error)
+        known = diagnose(error, _settings_of(tokens))
         if known is not None:
             return _fail(known)
         traceback.print_exc()

@@ -30,7 +30,11 @@ MAX_YAML_DEPTH = 20
 MAX_YAML_VALUES = 10_000
 # What a stage did before these settings were there, where their defaults do something else.
 EARLIER: dict[str, dict[str, Any]] = {
-    "reward": {"all_bad_weight": 0.0, "reads_thinking": True, "thumbs_weight": 0.0},
+    "reward": {
+        "data.reads_thinking": True,
+        "objective.all_bad_weight": 0.0,
+        "objective.thumbs_weight": 0.0,
+    },
     "ppo": {"sampling.correction": "none"},
 }
 

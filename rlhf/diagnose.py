@@ -6,10 +6,9 @@ recognised stays a bug of ours, with its traceback.
 
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
-from traceback import walk_tb
+from typing import Any
 
 from rlhf.config import flag_of, setting_names
 from rlhf.errors import InputError, InterruptedRunError, LostPeerError, RlhfError
@@ -37,19 +36,27 @@ AT_ONCE = (  # settings that say how much is in memory at once
     "micro_batch_size",
     "batch.micro_batch_size",
     "batch.micro_tokens",
+    "micro_tokens",
     "sampling.batch_size",
     "tokens_per_batch",
     "batch_size",
 )
 
 
-def diagnose(error: BaseException) -> RlhfError | None:
-    """The user's message for a library's error; None when it must be a bug."""
+def diagnose(error: BaseException, settings: type[Any] | None = None) -> RlhfError | None:
+    """The user's message for a library's error; None when it must be a bug.
+
+    Args:
+        error: any exception.
+        settings: the settings class of the command that failed; its flags are named as remedies.
+    """
     words = str(error).lower()
     for name, phrases, explain in RULES:
         if explain is _lost_peer and world_size() == 1:
             continue  # a pipe or a download of its own
         if name in _names(error) or any(phrase in words for phrase in phrases):
+            if explain is _out_of_memory and settings:
+                return _out_of_memory(error, list(setting_names(settings)))
             return explain(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _disk_full(error)
@@ -100,17 +107,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _out_of_memory(error: BaseException) -> RlhfError:
-    return InputError(
-        f"Memory ran out{_here()}: {_first_line(error)}", _lighter(_settings_at_hand(error))
-    )
-
-
-def _settings_at_hand(error: BaseException) -> set[str]:
-    """Names of the settings of the command that failed; empty where none was at work."""
-    given = (frame.f_locals.get("settings") for frame, _ in walk_tb(error.__traceback__))
-    kinds = (type(own) for own in given if is_dataclass(own))
-    return next((set(setting_names(kind)) for kind in kinds), set())
+def _out_of_memory(error: BaseException, names: Collection[str] = ()) -> RlhfError:
+    return InputError(f"Memory ran out{_here()}: {_first_line(error)}", _lighter(set(names)))
 
 
 def _lighter(names: set[str]) -> str:
@@ -123,7 +121,7 @@ def _lighter(names: set[str]) -> str:
         if name in names:
             ways.append(f"add {flag_of(name)}")
     if "sharding" in names:
-        ways.append("divide the model: --sharding fsdp, with --offload where that is not enough")
+        ways.append("shard the model: --sharding fsdp, with --offload where that is not enough")
     words = ", or ".join(ways) or "use a smaller model, or a device with more memory"
     if len(ways) > 1:
         words += " (--dry-run prints what takes how much)"
@@ -135,8 +133,7 @@ def _lighter(names: set[str]) -> str:
 def _disk_full(error: BaseException) -> RlhfError:
     return InterruptedRunError(
         f"The disk is full{_here()}: {_first_line(error)}",
-        "Free some space, or keep fewer states with --keep-checkpoints 1; then run the same "
-        "command with --resume.",
+        "Free some space, or keep fewer checkpoints; then run the same command with --resume.",
     )
 
 

@@ -87,7 +87,7 @@ def matmul_rate(size: int) -> float:
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run trl and ours on the same data, and set ours against the device and the plan."""
     from reward.memory import plan_memory
-    from reward.settings import RewardSettings
+    from reward.settings import BatchSettings, DataSettings, RewardSettings
     from rlhf.planning.planner import GIB, read_shape
 
     script = REPOSITORY / "examples" / "benchmarks" / "reward.py"
@@ -110,9 +110,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         model=str(folder / "model"),
         out=folder,
         precision="bf16",
-        gradient_checkpointing=True,
-        max_length=128 if arguments.quick else 2048,
-        tokens_per_batch=arguments.tokens,
+        batch=BatchSettings(gradient_checkpointing=True, micro_tokens=arguments.tokens),
+        data=DataSettings(max_length=128 if arguments.quick else 2048),
     )
     planned = plan_memory(settings, shape).peak / GIB
     return {

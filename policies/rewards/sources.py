@@ -163,8 +163,8 @@ def load_reward(
     """
     parts = [describe_reward(name, given) for name in names]
     used = tuple(weights) or (1.0,) * len(names)
-    members: Combine = "min" if combination == "worst" else "mean"
-    worst_member = members == "min" and len(reward_models(names)) > 1  # stores have the mean
+    members: Combine = "worst" if combination == "worst" else "mean"
+    worst_member = members == "worst" and len(reward_models(names)) > 1  # stores have the mean
     whole = parts[0]
     if len(names) > 1 or used != (1.0,) or worst_member:
         hashes = [part["hash"] for part in parts]

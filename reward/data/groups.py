@@ -193,8 +193,8 @@ def build_groups(
         raise InputError(
             f"{counts['prompts_too_long']} of {len(records)} prompts with their responses are "
             f"longer than {encoder.max_length} tokens",
-            "Raise --max-length as far as the model reads, or drop their oldest turns with "
-            "--too-long truncate.",
+            "Raise --data.max-length as far as the model reads, or drop their oldest turns with "
+            "--data.too-long truncate.",
         )
     return groups, dict(counts)
 

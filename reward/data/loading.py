@@ -1,7 +1,7 @@
 """From an export folder to what a run trains on, is measured on, and takes its scale from."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,7 +17,7 @@ from reward.data.groups import (
     take_part,
 )
 from reward.settings import RewardSettings
-from rlhf.config import part_of
+from rlhf.config import part_of, with_changes
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, is_reward_model, load_config
@@ -70,14 +70,17 @@ def read_data(
     _refuse_unknown_names(settings, records)
     encoder = Encoder.create(
         tokenizer,
-        min(settings.max_length, read_context(settings.model)),
-        truncate=settings.too_long == "truncate",
+        min(settings.data.max_length, read_context(settings.model)),
+        truncate=settings.data.too_long == "truncate",
         weights=settings.annotator_weights,
         pointwise=PointwiseRules(
-            {"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight},
-            settings.thumbs_down_flags,
+            {
+                "thumbs": settings.objective.thumbs_weight,
+                "all_bad": settings.objective.all_bad_weight,
+            },
+            settings.data.thumbs_down_flags,
         ),
-        reads_thinking=bool(settings.reads_thinking),
+        reads_thinking=bool(settings.data.reads_thinking),
     )
     groups: dict[str, list[Group]] = {}
     counts: dict[str, dict[str, int]] = {}
@@ -91,20 +94,20 @@ def read_data(
         held_out = [group for group in held_out if group.prompt not in seen]
         counts["test"]["prompts_also_in_train"] = leaked
     if not _can_measure(held_out, train) and len(train) > 1:
-        train, aside = hold_out(train, settings.held_out_fraction)
+        train, aside = hold_out(train, settings.evaluation.held_out_fraction)
         lacking = "'s test prompts have no pairs" if held_out else " has no judged test prompts"
         source = f"train prompts set aside, because the export{lacking}"
         held_out = held_out + aside
-    wanted = part_of("limit", settings.limit, len(train))
+    wanted = part_of("data.limit", settings.data.limit, len(train))
     if wanted < len(train):
         counts["train"]["prompts_beyond_limit"] = len(train) - wanted
     train, validation = _take_train(settings, train, wanted)
     _require_judgements(settings, len(records), train, held_out)
-    if settings.eval_every and not validation:
+    if settings.evaluation.every and not validation:
         raise InputError(
-            f"--eval-every {settings.eval_every} sets train prompts aside, and the {len(train)} of "
-            f"{settings.rankings} are too few",
-            "Leave --eval-every out, or judge responses of more prompts.",
+            f"--evaluation.every {settings.evaluation.every} sets train prompts aside, and the "
+            f"{len(train)} of {settings.rankings} are too few",
+            "Leave --evaluation.every out, or judge responses of more prompts.",
         )
     if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
         train, validation = standardise_scores(train, validation)
@@ -123,11 +126,13 @@ def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, st
     if not is_reward_model(settings.model):
         return data.held_out
     reader = load_reader(model)
-    is_same = reader.reads_thinking == bool(settings.reads_thinking)
+    is_same = reader.reads_thinking == bool(settings.data.reads_thinking)
     if is_same and end_token_ids(reader.tokenizer) == end_token_ids(tokenizer_of(model)):
         return data.held_out
     # with thinking a prompt may be too long that is not without
-    before = replace(settings, reads_thinking=reader.reads_thinking, too_long="truncate")
+    before = with_changes(
+        settings, {"data.reads_thinking": reader.reads_thinking, "data.too_long": "truncate"}
+    )
     return read_data(before, reader.tokenizer, str(model["hash"])).held_out
 
 
@@ -140,14 +145,14 @@ def read_context(model: str) -> int:
 def _take_train(
     settings: RewardSettings, groups: list[Group], wanted: int
 ) -> tuple[list[Group], list[Group]]:
-    """Of so many groups, those to train on and those that `--eval-every` sets aside.
+    """Of so many groups, those to train on and those that `--evaluation.every` sets aside.
 
     All are split before any is left out: what one limit sets aside, no other trains on.
     """
     train, validation, aside = groups, list[Group](), 0
-    if settings.eval_every:
-        train, validation = hold_out(groups, settings.held_out_fraction)
-        aside = num_held_out(wanted, settings.held_out_fraction)
+    if settings.evaluation.every:
+        train, validation = hold_out(groups, settings.evaluation.held_out_fraction)
+        aside = num_held_out(wanted, settings.evaluation.held_out_fraction)
     if wanted >= len(groups):
         return train, validation
     return take_part(train, wanted - aside), take_part(validation, aside)
@@ -164,8 +169,9 @@ def _require_judgements(
 ) -> None:
     if not train or not held_out:
         remedy = "Rank two or more responses of more prompts, then: rlhf export --db DB --out DIR"
-        if settings.limit != "100%":
-            remedy = f"Raise --limit (now {settings.limit}), or rank responses of more prompts."
+        limit = settings.data.limit
+        if limit != "100%":
+            remedy = f"Raise --data.limit (now {limit}), or rank responses of more prompts."
         raise InputError(
             f"{settings.rankings} has {prompts} prompts, but too few with a judged pair or thumb: "
             f"{len(train)} to train on, {len(held_out)} to measure with",
@@ -210,10 +216,10 @@ def _have_scores(
 def _refuse_unknown_names(settings: RewardSettings, records: list[RankedPrompt]) -> None:
     rankings = [ranking for record in records for ranking in record.rankings]
     flags = {flag.partition("@")[0] for one in rankings for flag in one.flags if "@" in flag}
-    absent = sorted(set(settings.thumbs_down_flags) - flags)
+    absent = sorted(set(settings.data.thumbs_down_flags) - flags)
     if absent:
         raise ConfigError(
-            f"--thumbs-down-flags names {', '.join(absent)}, which no response is flagged as",
+            f"--data.thumbs-down-flags names {', '.join(absent)}, which no response is flagged as",
             f"Responses are flagged as: {', '.join(sorted(flags)) or 'nothing'}.",
         )
     known = {ranking.annotator for ranking in rankings}

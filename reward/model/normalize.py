@@ -35,7 +35,7 @@ def fit_scale(rewards: Sequence[float], fitted_on: str) -> Scale:
         raise GuardError(
             f"The reward model gives {len(rewards)} responses ({fitted_on}) the same reward, "
             f"{mean:.4g}",
-            "Check the rankings, or train with a smaller --learning-rate.",
+            "Check the rankings, or train with a smaller --optim.learning-rate.",
         )
     return Scale(1 / spread, -mean / spread, fitted_on, len(rewards))
 

@@ -1,11 +1,11 @@
 """What a training starts from: a language model, or a reward model whose head it keeps."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reward.scoring.scorer import member_folders
 from reward.settings import RewardSettings
+from rlhf.config import with_changes
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.models import is_reward_model, policy_folder
 from rlhf.modeling.readers import reads_thinking
@@ -38,10 +38,10 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
             f"--head fitted would replace the trained head of {name}",
             "Leave --head out: a reward model goes on with the head it has.",
         )
-    reads = settings.reads_thinking
+    reads = settings.data.reads_thinking
     if reads is None:
         reads = is_trained and reads_thinking(folder)
-    return replace(settings, model=folder, reads_thinking=reads)
+    return with_changes(settings, {"model": folder, "data.reads_thinking": reads})
 
 
 def describe_origin(model: dict[str, str]) -> dict[str, Any]:

@@ -63,7 +63,10 @@ def describe_thumbs(
         "held_out": {"all": sum(len(group.pairs) for group in data.held_out)},
         "accuracy": plain_accuracy(pair_accuracy(data.held_out, rewards)),
     }
-    weights = {"thumbs": settings.thumbs_weight, "all_bad": settings.all_bad_weight}
+    weights = {
+        "thumbs": settings.objective.thumbs_weight,
+        "all_bad": settings.objective.all_bad_weight,
+    }
     kinds = {
         kind: {"weight": weight, **row(_by(lambda one: one.kind, kind))}
         for kind, weight in weights.items()

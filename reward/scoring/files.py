@@ -25,7 +25,7 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
     reward = load_text_reward(
         settings.reward,
         accelerator,
-        settings.tokens_per_batch,
+        settings.micro_tokens,
         settings.combine,
         given=settings.chat_template_kwargs,
     )

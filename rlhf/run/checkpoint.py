@@ -276,9 +276,9 @@ class Saver:
         return cls(
             accelerator,
             folder,
-            every_steps=settings.save_every,
+            every_steps=settings.checkpoint.every,
             every_minutes=settings.save_minutes,
-            keep=settings.keep_checkpoints,
+            keep=settings.checkpoint.keep,
         )
 
     @contextmanager

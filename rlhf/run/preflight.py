@@ -127,7 +127,7 @@ def require_room(out: Path, wanted: int) -> None:
         raise InputError(
             f"{there} has {free / GIB:.1f} GiB free; the checkpoints and the model need about "
             f"{wanted / GIB:.1f} more",
-            "Free some, keep fewer states (--keep-checkpoints), or give an --out on another disk.",
+            "Free some, keep fewer states (--checkpoint.keep), or give an --out on another disk.",
         )
 
 

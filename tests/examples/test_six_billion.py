@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from reward.memory import plan_memory
-from reward.settings import RewardSettings
 from rlhf.cli import main
 from rlhf.planning.planner import GIB, Layout, read_shape, shard_plan
+from tests.reward.settings import reward_settings
 
 FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ QLORA = {"adapter": "qlora", "tokens_per_batch": 2048}
 )
 def test_the_table_says_what_the_plan_says(name, changes):
     values = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")) | changes
-    settings = RewardSettings(
+    settings = reward_settings(
         rankings=Path("r"), model=str(MODEL), out=Path("o"), processes=8, **values
     )
     plan = plan_memory(settings, read_shape(str(MODEL)))
@@ -67,7 +67,7 @@ def test_each_phase_has_its_part_of_the_data_and_a_checklist(monkeypatch, capsys
         (command,) = re.findall(r"^rlhf (train-reward .*)$", phase, flags=re.MULTILINE)
         command = command.replace("MODEL", str(MODEL)).replace("URL", "https://example.org")
         assert main([*shlex.split(command), "--dry-run", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["settings"]["limit"] == limit
+        assert json.loads(capsys.readouterr().out)["settings"]["data"]["limit"] == limit
         assert phase.count("- [ ] ") >= 2
 
 

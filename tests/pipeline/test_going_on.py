@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from reward.settings import RewardSettings
 from reward.train import train_reward
 from rlhf.parallel.distributed import run_processes
 from rlhf.records.ranked import write_ranked
@@ -18,6 +17,7 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY
 from tests.reward.conftest import build_record
+from tests.reward.settings import reward_settings
 
 KINDS: dict[str, dict[str, Any]] = {
     "fsdp": {"sharding": "fsdp"},
@@ -34,14 +34,14 @@ PROGRAM = """
 import json
 import sys
 from pathlib import Path
-from reward.settings import RewardSettings
+from tests.reward.settings import reward_settings
 from reward.train import train_reward
 
 rankings, model, out = map(Path, sys.argv[1:4])
 training = json.loads(sys.argv[4])
 for name, changes in json.loads(sys.argv[5]).items():
     given = {"rankings": rankings, "model": str(model), "out": out / name}
-    train_reward(RewardSettings(**given, **training, **changes))
+    train_reward(reward_settings(**given, **training, **changes))
 """
 
 
@@ -56,7 +56,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("one", folder / "rm", {}),
     ):
         given = {"rankings": folder / "rankings", "model": str(start), "out": folder / name}
-        train_reward(RewardSettings(**given, **{**TRAINING, **more}))
+        train_reward(reward_settings(**given, **{**TRAINING, **more}))
     program = folder / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     words = [folder / "rankings", folder / "rm", folder, json.dumps(TRAINING), json.dumps(KINDS)]

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 from reward.ensemble import train_ensemble
 from reward.scoring.files import score_file
 from reward.scoring.scorer import combine_members, load_scorer
-from reward.settings import RewardSettings, ScoreSettings
+from reward.settings import ScoreSettings
 from rlhf.cli import main
 from rlhf.errors import ConfigError, GuardError
 from rlhf.modeling.models import model_fingerprint
@@ -18,6 +17,7 @@ from rlhf.records.jsonl import read_jsonl, write_jsonl
 from rlhf.run.rundir import watching_stage
 from rlhf.run.watchdog import read_hearts
 from tests.reward.conftest import build_record, sequences_of
+from tests.reward.settings import changed, reward_settings
 from tests.servers.listener import Listener
 
 RECORDS = [build_record(n, "test") for n in range(0, 32, 4)]
@@ -32,7 +32,7 @@ def listener():
 @pytest.fixture(scope="module")
 def ensemble(rankings, tiny_model, tmp_path_factory, listener):
     out = tmp_path_factory.mktemp("runs") / "reward"
-    settings = RewardSettings(
+    settings = reward_settings(
         rankings=rankings,
         model=str(tiny_model),
         out=out,
@@ -102,7 +102,7 @@ def test_a_url_hears_once_that_a_member_failed_and_from_the_member_that_it_stall
     monkeypatch.setattr("rlhf.run.stage.watching_stage", watching)
     out = tmp_path / "reward"
     before = len(listener.heard)
-    failing = replace(ensemble[0], model=str(broken_model), out=out, stall_timeout=70)
+    failing = changed(ensemble[0], model=str(broken_model), out=out, stall_timeout=70)
     with pytest.raises(GuardError):
         train_ensemble(failing)
     [message] = listener.heard[before:]
@@ -169,4 +169,4 @@ def test_finished_members_are_kept_when_the_ensemble_is_resumed(ensemble):
 @pytest.mark.parametrize("seeds", [(3,), (0, 1, 0)])
 def test_seeds_must_differ(tmp_path, seeds):
     with pytest.raises(ConfigError, match="does not name different models"):
-        RewardSettings(rankings=tmp_path, model="m", out=tmp_path, seeds=seeds)
+        reward_settings(rankings=tmp_path, model="m", out=tmp_path, seeds=seeds)

@@ -1,5 +1,4 @@
 import re
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -14,16 +13,16 @@ from reward.memory import (
     require_memory,
     room_for,
 )
-from reward.settings import RewardSettings
 from rlhf.commands.models.train_reward import memory_plan
 from rlhf.errors import ConfigError
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.planner import GIB, Layout, read_shape, shard_plan
+from tests.reward.settings import changed, reward_settings
 
 
 def settings_for(model, **changes):
     values = {"precision": "bf16", "max_length": 2048, **changes}
-    return RewardSettings(rankings=Path("r"), model=str(model), out=Path("o"), **values)
+    return reward_settings(rankings=Path("r"), model=str(model), out=Path("o"), **values)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_three_ways_out(six
     assert "float32, 4 bytes a parameter" in caught.value.problem
     ways = caught.value.remedy.splitlines()
     assert ways[0] == "Try one of:"
-    assert ways[1].startswith("  1. --adapter lora --gradient-checkpointing")
+    assert ways[1].startswith("  1. --adapter lora --batch.gradient-checkpointing")
     assert [way[:5] for way in ways[1:]] == ["  1. ", "  2. ", "  3. "]
 
 
@@ -95,7 +94,7 @@ def test_every_way_out_that_names_flags_fits(six_billion):
     with pytest.raises(ConfigError) as caught:
         require_memory(settings_for(six_billion, tokens_per_batch=4096), 110 * GIB)
     ways = caught.value.remedy.splitlines()[1:]
-    assert ways[0].startswith("  1. --gradient-checkpointing: ")
+    assert ways[0].startswith("  1. --batch.gradient-checkpointing: ")
     assert ways[1].startswith("  2. --adapter lora: ")
     for way in ways[:2]:
         assert float(way.rsplit(": ")[1].removesuffix(" GiB")) <= 110
@@ -160,7 +159,7 @@ def test_a_llama_of_the_same_size_is_planned_too(tmp_path):
 
 def flags_of(way):
     """The settings that a way out names."""
-    words = re.findall(r"--([a-z-]+)(?: (\w+))?", way.partition(":")[0])
+    words = re.findall(r"--([a-z.-]+)(?: (\w+))?", way.partition(":")[0])
     return {
         name.replace("-", "_"): (int(value) if value.isdigit() else value) if value else True
         for name, value in words
@@ -191,11 +190,11 @@ def test_ways_out_name_flags_that_go_together_and_fit(six_billion, changes, gib,
     assert f"This training needs {needs}" in caught.value.problem
     ways = [way[5:] for way in caught.value.remedy.splitlines()[1:]]
     assert len(ways) == 3
-    named = [replace(settings, **flags_of(way)) for way in ways if way.startswith("--")]
+    named = [changed(settings, **flags_of(way)) for way in ways if way.startswith("--")]
     assert named
     assert all(one != other for one, other in combinations(named, 2))
-    for changed in named:
-        check(changed)
+    for lighter in named:
+        check(lighter)
 
 
 def test_the_dry_run_counts_what_processes_divide(six_billion):
@@ -208,12 +207,12 @@ def test_the_dry_run_counts_what_processes_divide(six_billion):
     assert (gradients.size, copies.size) == (held, 2 * shape.trunk_linear / 8)
     assert activations == plan_memory(fsdp, shape).phases["computing gradients"][2]
     assert gradients.why == "float32; divided by 8"
-    in_groups = plan_sharded(replace(fsdp, shard_group=4))
+    in_groups = plan_sharded(changed(fsdp, shard_group=4))
     assert [item.size for item in in_groups.resident] == [2 * held, 4 * held]
-    offloaded = plan_sharded(replace(fsdp, offload=True))
+    offloaded = plan_sharded(changed(fsdp, offload=True))
     assert offloaded.peak == activations.size
     assert offloaded.resident[0].why == "float32, 4 bytes a parameter; waits in main memory"
-    adam_only = plan_sharded(replace(fsdp, sharding="zero1"))
+    adam_only = plan_sharded(changed(fsdp, sharding="zero1"))
     weights, adam, buckets = (item.size for item in adam_only.resident)
     assert (weights, adam, buckets) == (8 * held, 2 * held, 8 * held)
     text = memory_plan(fsdp)  # of the command

@@ -114,7 +114,7 @@ def test_scores_change_no_other_loss(loss):
 
 def test_centring_adds_the_squared_sum_of_each_pair():
     plain = sum_of_losses(Objective(), [FIRST, SECOND], REWARDS)
-    got = sum_of_losses(Objective(centring=0.1), [FIRST, SECOND], REWARDS)
+    got = sum_of_losses(Objective(centering=0.1), [FIRST, SECOND], REWARDS)
     # first, of weight ½: (1 + 0)²; second: mean of (1 + 1)², (2 + 1)², (2 + 1)²
     assert (got - plain).item() == pytest.approx(0.1 * (0.5 + 22 / 3))
 

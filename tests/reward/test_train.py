@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig
 
 from reward.model.save import require_same_weights
 from reward.scoring.scorer import load_scorer
-from reward.settings import RewardSettings
 from reward.train import anneal, train_reward
 from rlhf.cli import main
 from rlhf.errors import ConfigError, GuardError, InputError
@@ -29,6 +28,7 @@ from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record, sequences_of
+from tests.reward.settings import changed, reward_settings
 
 SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
 
@@ -36,7 +36,7 @@ SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b
 def settings_for(rankings, tiny_model, out, **changes):
     default = {"precision": "fp32", "prompts_per_batch": 4, "tokens_per_batch": 400}
     values = {**default, "learning_rate": 1e-3, **changes}
-    return RewardSettings(rankings=rankings, model=str(tiny_model), out=out, **values)
+    return reward_settings(rankings=rankings, model=str(tiny_model), out=out, **values)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_read(tmp_path):
 @pytest.mark.parametrize("loss", ["plackett_luce", "regression"])
 def test_other_losses_learn_the_rankings_too(rankings, tiny_model, tmp_path, loss):
     settings = settings_for(rankings, tiny_model, tmp_path / "out", epochs=4, loss=loss)
-    report = train_reward(replace(settings, centring=0.01, annotator_weights={"ann": 0.5}))
+    report = train_reward(changed(settings, centring=0.01, annotator_weights={"ann": 0.5}))
     assert report["accuracy"]["value"] > 0.8
     assert report["loss"]["last"] < report["loss"]["first"]
 
@@ -169,7 +169,7 @@ def test_a_regression_learns_given_scores(tiny_model, tmp_path):
     records = [build_record(n, s, scores=(10, 10, 2, 2)) for n, s in enumerate(splits)]
     write_ranked(tmp_path / "data", records, {})
     settings = settings_for(tmp_path / "data", tiny_model, tmp_path / "out", epochs=6)
-    report = train_reward(replace(settings, loss="regression"))
+    report = train_reward(changed(settings, loss="regression"))
     assert report["accuracy"]["value"] > 0.8
     # standard scores are 1 and −1: rewards that say nothing have a loss of 1
     assert report["loss"]["last"] < 0.5
@@ -184,7 +184,7 @@ def test_a_weight_for_nobody_is_refused(rankings, tiny_model, tmp_path):
 
 def test_a_finished_stage_only_returns_its_report(trained):
     settings, report = trained
-    again = train_reward(replace(settings, resume=True))
+    again = train_reward(changed(settings, resume=True))
     assert again == {**report, "already_done": True}
     with pytest.raises(InputError, match="already exists"):
         train_reward(settings)
@@ -248,15 +248,15 @@ def test_broken_weights_stop_the_run_with_the_step(rankings, broken_model, tmp_p
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"learning_rate": 0}, "--learning-rate is 0"),
-        ({"epochs": 0}, "--epochs is 0"),
+        ({"learning_rate": 0}, "--optim.learning-rate is 0"),
+        ({"epochs": 0}, "--optim.epochs is 0"),
         ({"adapter": "ia3"}, "--adapter is 'ia3'"),
-        ({"lora_rank": 0}, "--lora-rank is 0"),
+        ({"lora_rank": 0}, "--lora.rank is 0"),
         ({"ddp_comm_hook": "zip"}, "--ddp-comm-hook is 'zip'"),
         ({"precision": "fp8"}, "--precision is 'fp8'"),
-        ({"too_long": "ignore"}, "--too-long is 'ignore'"),
+        ({"too_long": "ignore"}, "--data.too-long is 'ignore'"),
         ({"loss": "dpo"}, "--loss is 'dpo'"),
-        ({"loss": "plackett_luce", "margin": 1}, "--margin 1 has no meaning for --loss"),
+        ({"loss": "plackett_luce", "margin": 1}, "--objective.margin 1 has no effect with --loss"),
         ({"seed": -1}, "--seed is -1"),
         ({"seeds": (0, 2**32)}, "--seeds is 4294967296"),
         ({"annotator_weights": {"ann": -1}}, "--annotator-weights.ann is -1"),
@@ -351,12 +351,12 @@ def test_a_divided_model_keeps_its_fitted_head_and_its_best_weights(rankings, ti
 HOOKS_SCRIPT = """
 import sys
 from pathlib import Path
-from reward.settings import RewardSettings
+from tests.reward.settings import changed, reward_settings
 from reward.train import train_reward
 
 rankings, model, out = map(Path, sys.argv[1:])
 for hook in ("no", "fp16", "powersgd"):
-    train_reward(RewardSettings(
+    train_reward(reward_settings(
         rankings=rankings, model=str(model), out=out / hook, precision="fp32", epochs=3,
         prompts_per_batch=4, learning_rate=1e-3, save_every=0, ddp_comm_hook=hook,
     ))

@@ -138,7 +138,9 @@ def test_help_lists_required_settings_first_and_leaves_empty_negations_out(capsy
     assert "--no-inspect" not in shown
     assert shown.index("--seed ") < shown.index("--processes ")  # those of clusters come last
     assert cli.main(["train-reward", "--help"]) == 0
-    assert "--no-reads-thinking" in capsys.readouterr().out  # left out, it is as the model says
+    assert (
+        "--data.no-reads-thinking" in capsys.readouterr().out
+    )  # left out, it is as the model says
     assert cli.main(["ppo", "--help"]) == 0
     shown = capsys.readouterr().out
     required = ["--model", "--reward", "--reference", "--out"]

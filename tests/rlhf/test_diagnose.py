@@ -4,7 +4,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ REPOSITORY = Path(__file__).parents[2]
             OSError(errno.ENOSPC, "No space left on device"),
             InterruptedRunError,
             "The disk is full: [Errno 28] No space left on device",
-            "--keep-checkpoints 1",
+            "keep fewer checkpoints",
         ),
         (
             RuntimeError("[enforce fail at inline_container.cc] PytorchStreamWriter failed "
@@ -84,7 +83,7 @@ def test_causes_and_what_helps(error, kind, problem: str, remedy: str, monkeypat
 
 
 CHECKPOINTED = "or add --gradient-checkpointing"
-DIVIDED = "or divide the model: --sharding fsdp, with --offload where that is not enough"
+DIVIDED = "or shard the model: --sharding fsdp, with --offload where that is not enough"
 PLANNED = "(--dry-run prints what takes how much)"
 RESUMED = "; then run the same command with --resume."
 
@@ -94,7 +93,8 @@ RESUMED = "; then run the same command with --resume."
     [
         (
             "train-reward",
-            f"Lower --tokens-per-batch, {CHECKPOINTED}, {DIVIDED} {PLANNED}{RESUMED}",
+            "Lower --batch.micro-tokens, or add --batch.gradient-checkpointing, "
+            f"{DIVIDED} {PLANNED}{RESUMED}",
         ),
         (
             "ppo",
@@ -106,18 +106,12 @@ RESUMED = "; then run the same command with --resume."
         ("evaluate", f"Lower --batch-size{RESUMED}"),
         ("round", "Lower --batch-size."),
         ("generate", "Lower --batch-size."),
-        ("score", "Lower --tokens-per-batch."),
+        ("score", "Lower --micro-tokens."),
         ("chat", "Use a smaller model, or a device with more memory."),
     ],
 )
 def test_memory_is_saved_with_flags_of_the_command_at_hand(command: str, remedy: str) -> None:
-    def run_out_of_memory(settings: Any) -> None:
-        raise MemoryError
-
-    kind = import_module(f"rlhf.commands.{COMMANDS[command]}").Settings
-    with pytest.raises(MemoryError) as caught:
-        run_out_of_memory(object.__new__(kind))
-    found = diagnose(caught.value)
+    found = diagnose(MemoryError(), import_module(f"rlhf.commands.{COMMANDS[command]}").Settings)
     assert found is not None
     assert found.remedy == remedy
 

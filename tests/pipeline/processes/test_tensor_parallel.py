@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
 from policies.reference.store import open_store
-from reward.settings import RewardSettings
 from reward.train import train_reward
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
@@ -26,6 +25,7 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, read_json, run_process, write_prompts
 from tests.reward.conftest import build_record, thumbed
+from tests.reward.settings import reward_settings
 
 PARTS = """
 import json
@@ -135,7 +135,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     records[17:20] = [thumbed(n, {0: "thumbs-up", 2: "thumbs-down"}) for n in (17, 18, 19)]
     write_ranked(folder / "rankings", records, {})
     given = {"rankings": folder / "rankings", "model": str(tiny_model), "out": folder / "one"}
-    train_reward(RewardSettings(**given, **TRAINING, keep_checkpoints=9))
+    train_reward(reward_settings(**given, **TRAINING, keep_checkpoints=9))
     together = ("--processes=2", "--tensor-parallel=2", "--keep-checkpoints=9")
     done = run_process(*words_of(folder / "rankings", tiny_model, folder / "two", *together))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -183,7 +183,7 @@ def require_same_curve(out: Path, expected: Path) -> None:
 def test_one_process_goes_on_with_it(runs: Path, tiny_model: Path, tmp_path: Path) -> None:
     out = begin_again(runs / "two", tmp_path / "resumed")
     given = {"rankings": runs / "rankings", "model": str(tiny_model), "out": out}
-    train_reward(RewardSettings(**given, **TRAINING, keep_checkpoints=9, resume=True))
+    train_reward(reward_settings(**given, **TRAINING, keep_checkpoints=9, resume=True))
     require_same_curve(out, runs / "one")
 
 

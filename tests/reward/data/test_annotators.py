@@ -22,6 +22,7 @@ from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record
+from tests.reward.settings import reward_settings
 
 LOSSES = ["bradley_terry", "plackett_luce", "regression"]
 RESPONSES = ((20, 21, 22, 2), (23, 24, 2))
@@ -57,7 +58,7 @@ def gradient(
 def test_where_each_prompt_has_one_annotator_a_tenth_of_the_weight_is_a_tenth_of_the_gradient(
     tiny_model, loss
 ):
-    objective = Objective(loss, centring=0.1)
+    objective = Objective(loss, centering=0.1)
     first, second = (gradient(tiny_model, [judged(n, 1.0)], objective) for n in (30, 31))
     assert (first - second).abs().max() > 1e-2
     for tokens in (400, 1):  # all prompts in one forward pass, or each in its own
@@ -102,7 +103,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def settings_for(rankings: Path, model: Path, out: Path, **changes: object) -> RewardSettings:
     values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, **changes}
-    return RewardSettings(rankings=rankings, model=str(model), out=out, **values)
+    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
 
 
 def test_a_weight_of_0_removes_an_annotator(folders, tiny_model, tmp_path):

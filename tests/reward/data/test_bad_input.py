@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from reward.settings import RewardSettings
 from reward.train import train_reward
 from rlhf.cli import main
 from rlhf.records.fingerprints import folder_hash
 from rlhf.records.ranked import write_ranked
 from tests.reward.conftest import build_record
+from tests.reward.settings import reward_settings
 
 TIED = ((0, 1, 2, 3),)
 
@@ -103,7 +103,7 @@ def test_a_prompt_beyond_the_context(tiny_model, tmp_path, capsys):
     folder = export(tmp_path, [*records()[:4], long, *records()[5:]])
     message = refused(folder, tiny_model, tmp_path, capsys)
     assert "1 of 8 prompts with their responses are longer than 512 tokens" in message
-    assert "--too-long truncate" in message
+    assert "--data.too-long truncate" in message
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_prompt_beyond_the_context(tiny_model, tmp_path, capsys):
 )
 def test_prompts_without_a_pair_are_counted(tiny_model, tmp_path, changed, counted):
     report = train_reward(
-        RewardSettings(
+        reward_settings(
             rankings=export(tmp_path, records(**changed)),
             model=str(tiny_model),
             out=tmp_path / "out",
@@ -129,7 +129,7 @@ def test_prompts_without_a_pair_are_counted(tiny_model, tmp_path, changed, count
 def test_a_prompt_of_ties_trains_and_is_counted(tiny_model, tmp_path):
     found = [*records()[:4], build_record(4, tiers=TIED), *records()[5:]]
     report = train_reward(
-        RewardSettings(
+        reward_settings(
             rankings=export(tmp_path, found),
             model=str(tiny_model),
             out=tmp_path / "out",

@@ -162,7 +162,7 @@ def test_too_long_prompts_are_refused_with_their_number(tokenizer):
     encoder = Encoder.create(tokenizer, 20, truncate=False)
     with pytest.raises(InputError, match=r"2 of 2 prompts .* longer than 20 tokens") as caught:
         build_groups([build_record(1), build_record(2)], encoder)
-    assert "--max-length" in caught.value.remedy
+    assert "--data.max-length" in caught.value.remedy
 
 
 def test_truncation_drops_the_oldest_turns_and_keeps_the_system_message(tokenizer):

@@ -4,15 +4,15 @@ from itertools import pairwise
 import pytest
 
 from reward.data.loading import read_data
-from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import write_ranked
 from tests.reward.conftest import build_record
+from tests.reward.settings import reward_settings
 
 
 def read(folder, tiny_model, **changes):
-    settings = RewardSettings(rankings=folder, model=str(tiny_model), out=folder / "o", **changes)
+    settings = reward_settings(rankings=folder, model=str(tiny_model), out=folder / "o", **changes)
     return read_data(settings, load_tokenizer(str(tiny_model)), "me")
 
 
@@ -62,7 +62,7 @@ def test_what_one_limit_sets_aside_for_evaluations_no_other_trains_on(rankings, 
 def test_a_limit_that_leaves_nothing_to_train_on_is_refused(rankings, tiny_model):
     with pytest.raises(InputError, match="0 to train on, 8 to measure with") as caught:
         read(rankings, tiny_model, limit="1%", eval_every=1)
-    assert "Raise --limit (now 1%)" in caught.value.remedy
+    assert "Raise --data.limit (now 1%)" in caught.value.remedy
 
 
 def scores_of(groups):
@@ -129,5 +129,5 @@ def test_a_regression_mixes_no_scores_and_ranks(tiny_model, tmp_path):
 
 
 def test_a_limit_that_is_none_is_refused(rankings, tiny_model):
-    with pytest.raises(ConfigError, match="--limit is 'half'"):
+    with pytest.raises(ConfigError, match=r"--data\.limit is 'half'"):
         read(rankings, tiny_model, limit="half")

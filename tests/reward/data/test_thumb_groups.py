@@ -6,11 +6,11 @@ import pytest
 
 from reward.data.groups import Encoder, Pair, Pointwise, PointwiseRules, build_groups, hold_out
 from reward.data.loading import read_data
-from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import write_ranked
 from tests.reward.conftest import build_record, thumbed
+from tests.reward.settings import reward_settings
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def build(tokenizer, records, **changes):
 
 
 def read(folder, tiny_model, **changes):
-    settings = RewardSettings(rankings=folder, model=str(tiny_model), out=folder / "o", **changes)
+    settings = reward_settings(rankings=folder, model=str(tiny_model), out=folder / "o", **changes)
     return read_data(settings, load_tokenizer(str(tiny_model)), "me")
 
 
@@ -149,8 +149,8 @@ def test_evaluations_without_a_prompt_to_set_aside_are_refused(tiny_model, tmp_p
     with pytest.raises(InputError) as caught:
         read(folder, tiny_model, eval_every=5)
     assert str(caught.value) == (
-        f"--eval-every 5 sets train prompts aside, and the 2 of {folder} are too few\n"
-        "  Leave --eval-every out, or judge responses of more prompts."
+        f"--evaluation.every 5 sets train prompts aside, and the 2 of {folder} are too few\n"
+        "  Leave --evaluation.every out, or judge responses of more prompts."
     )
 
 

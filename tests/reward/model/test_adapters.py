@@ -11,17 +11,17 @@ from transformers import AutoModelForSequenceClassification
 
 from reward.model.save import require_same_weights
 from reward.scoring.scorer import load_scorer
-from reward.settings import RewardSettings
 from reward.train import train_reward
 from rlhf.modeling.models import describe_model
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record, sequences_of
+from tests.reward.settings import reward_settings
 
 
 def settings_for(rankings, model, out, **changes):
     values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-2, **changes}
-    return RewardSettings(rankings=rankings, model=str(model), out=out, adapter="lora", **values)
+    return reward_settings(rankings=rankings, model=str(model), out=out, adapter="lora", **values)
 
 
 def test_what_is_saved_is_a_plain_classifier_with_the_rewards_of_training(

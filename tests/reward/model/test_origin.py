@@ -28,6 +28,7 @@ from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import BAD, GOOD, build_record, sequences_of
+from tests.reward.settings import changed, reward_settings
 
 HELD_OUT = [build_record(n, "test") for n in range(0, 32, 4)]
 STILL = 1e-12  # a learning rate that changes no weight
@@ -35,7 +36,7 @@ STILL = 1e-12  # a learning rate that changes no weight
 
 def settings_for(rankings: Path, model: Path, out: Path, **changes: Any) -> RewardSettings:
     values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, **changes}
-    return RewardSettings(rankings=rankings, model=str(model), out=out, **values)
+    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
 
 
 def rewards_of(name: Path, tokenizer: Path) -> torch.Tensor:
@@ -153,7 +154,7 @@ def test_a_training_reads_thinking_as_the_model_it_starts_from(
 def test_a_language_model_does_not_read_thinking_unless_asked(tiny_model, rankings, tmp_path):
     settings = settings_for(rankings, tiny_model, tmp_path / "out")
     assert resolve_model(settings).reads_thinking is False
-    assert resolve_model(replace(settings, reads_thinking=True)).reads_thinking is True
+    assert resolve_model(changed(settings, reads_thinking=True)).reads_thinking is True
 
 
 def test_a_model_of_another_maker_keeps_its_head_too(rankings, tiny_model, tmp_path):
@@ -226,7 +227,7 @@ def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
     assert report["annotators"] == {"ann": {"weight": 0.5, "judgements": 24, "share": 1.0}}
     before = [one["accuracy_before_training"] for one in report["members"].values()]
     assert before == [RunDir(first).read_report()["accuracy"]] * 2
-    told = describe_training(replace(settings, out=out), report)
+    told = describe_training(changed(settings, out=out), report)
     assert f"It started from the reward model {first}/model, which ordered" in told
     for name, member in ((out, out / "member-0"), (out / "model", out / "model/member-1")):
         with pytest.raises(InputError) as caught:

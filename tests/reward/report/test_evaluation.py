@@ -5,18 +5,18 @@ import pytest
 import torch
 
 from reward.report.evaluation import Best, compare
-from reward.settings import RewardSettings
 from reward.train import train_reward
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_reward_model
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from tests.reward.conftest import build_record
+from tests.reward.settings import reward_settings
 
 
 def settings_for(rankings, model, out, **changes):
     values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, **changes}
-    return RewardSettings(rankings=rankings, model=str(model), out=out, **values)
+    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
 
 
 def test_the_earlier_of_two_equal_evaluations_is_best_and_later_ones_are_counted():
@@ -101,5 +101,6 @@ def test_resuming_remembers_the_best_and_the_patience(contradicting, tiny_model,
 
 
 def test_patience_needs_evaluations(tmp_path):
-    with pytest.raises(ConfigError, match="--patience 3 counts evaluations, but --eval-every is 0"):
+    message = r"--evaluation\.patience 3 counts .* but --evaluation\.every is 0"
+    with pytest.raises(ConfigError, match=message):
         settings_for(tmp_path, "m", tmp_path / "out", patience=3)

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from reward.report.summaries import describe_training
-from reward.settings import RewardSettings
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Response, Sampling
+from tests.reward.settings import reward_settings
 
 ACCURACY = {"value": 0.8201, "low": 0.751, "high": 0.88, "pairs": 189, "prompts": 64}
 COUNTS = {
@@ -21,7 +21,7 @@ REPORT = {
 
 
 def told(tmp_path: Path, **changes: object) -> list[str]:
-    settings = RewardSettings(
+    settings = reward_settings(
         rankings=Path("my rankings"), model="models/m", out=tmp_path / "reward"
     )
     (tmp_path / "reward").mkdir()
@@ -65,7 +65,7 @@ def test_what_there_is_not(tmp_path: Path, changes: dict, place: int, sentence: 
 
 def test_an_ensemble_has_no_counts_of_its_own(tmp_path: Path) -> None:
     report = {"accuracy": ACCURACY, "held_out": {"from": "test prompts"}, "members": {"a": 1}}
-    settings = RewardSettings(rankings=Path("r"), model="m", out=tmp_path / "reward")
+    settings = reward_settings(rankings=Path("r"), model="m", out=tmp_path / "reward")
     lines = describe_training(settings, report).splitlines()
     assert lines[1] == f"An ensemble of 1, whose reports are in {tmp_path}/reward."
     assert lines[2].startswith("Next: rlhf reference")
@@ -77,7 +77,7 @@ def test_the_next_command_samples_as_the_ranked_responses_were(tmp_path: Path) -
     response = Response(id="r", prompt_id=prompt.id, text="So.", model="m", sampling=sampling)
     record = RankedPrompt(prompt=prompt, responses=(response,), rankings=())
     write_jsonl(tmp_path / "rankings" / "train.jsonl", [record.to_json()])
-    settings = RewardSettings(rankings=tmp_path / "rankings", model="m", out=tmp_path / "reward")
+    settings = reward_settings(rankings=tmp_path / "rankings", model="m", out=tmp_path / "reward")
     last = describe_training(settings, REPORT).splitlines()[-1]
     assert last.endswith(f"--out {tmp_path}/reference --temperature 0.8 --max-new-tokens 16")
 

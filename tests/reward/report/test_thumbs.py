@@ -18,7 +18,6 @@ from reward.objective import Objective, sum_of_losses, to_pointwise_tensors, tot
 from reward.report.summaries import describe_training
 from reward.report.thumbs import OTHER_SOURCES
 from reward.scoring.scorer import load_scorer
-from reward.settings import RewardSettings
 from reward.train import train_reward
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.fingerprints import file_hash
@@ -27,6 +26,7 @@ from rlhf.run.checkpoint import newest_checkpoint
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record, sequences_of, thumbed
+from tests.reward.settings import changed, reward_settings
 
 PAIR = Group(
     "a", (1,), ((2,), (3,)), (Pair(1, 0, 1.0, 0, "x"),), (TieredRanking(((1,), (0,)), "x"),)
@@ -89,7 +89,7 @@ def test_the_shares_of_annotators_count_thumbs():
 def settings_for(rankings, tiny_model, out, **changes):
     default = {"precision": "fp32", "prompts_per_batch": 8, "tokens_per_batch": 400}
     values = {**default, "learning_rate": 1e-3, "epochs": 4, **changes}
-    return RewardSettings(rankings=rankings, model=str(tiny_model), out=out, **values)
+    return reward_settings(rankings=rankings, model=str(tiny_model), out=out, **values)
 
 
 def one_thumb(number, annotator="ann", split="train"):
@@ -178,7 +178,7 @@ def shifted(trained, tmp_path_factory):
     file = folder / "from" / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps({**config, "reward_bias": config["reward_bias"] + 3.0}))
-    again = replace(settings, model=str(folder / "from"), out=folder / "next", epochs=1)
+    again = changed(settings, model=str(folder / "from"), out=folder / "next", epochs=1)
     return again, train_reward(again)
 
 
@@ -248,7 +248,7 @@ def of_sources(report):
 
 def test_the_layout_of_batches_changes_nothing(short, tmp_path):
     settings, report, curve, _ = short
-    apart = replace(settings, out=tmp_path / "o", tokens_per_batch=1, share_prompt=False)
+    apart = changed(settings, out=tmp_path / "o", tokens_per_batch=1, share_prompt=False)
     again = train_reward(apart)
     assert losses(apart) == pytest.approx(curve, abs=1e-4)
     assert of_sources(again) == pytest.approx(of_sources(report), abs=1e-3)
@@ -262,7 +262,7 @@ def test_stopped_and_resumed_gives_the_same_weights_and_thresholds(short):
     (run.path / "stage.json").write_text(json.dumps(run.read_stage() | {"status": "running"}))
     saved = json.loads((newest_checkpoint(run.checkpoints) / "progress.json").read_text())
     assert set(saved["thresholds"]) == {"ann", "bob", ""}
-    again = train_reward(replace(settings, resume=True))
+    again = train_reward(changed(settings, resume=True))
     assert "already_done" not in again
     assert (again["thresholds"], losses(settings)) == (report["thresholds"], curve)
     assert weights(settings) == digest
@@ -291,7 +291,7 @@ def test_an_ensemble_of_fitted_heads_learns_thumbs_and_is_measured_on_them(
 
 def test_adapters_learn_thumbs(thumbs, tiny_model, tmp_path):
     settings = settings_for(thumbs, tiny_model, tmp_path / "lora", adapter="lora")
-    assert train_reward(replace(settings, learning_rate=1e-2))["accuracy"]["value"] > 0.7
+    assert train_reward(changed(settings, learning_rate=1e-2))["accuracy"]["value"] > 0.7
 
 
 def test_weights_of_0_leave_the_training_as_it_is_without_thumbs(mixed, tiny_model, tmp_path):

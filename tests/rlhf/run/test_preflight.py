@@ -10,13 +10,13 @@ import torch
 from accelerate import Accelerator
 
 from reward.memory import room_for
-from reward.settings import RewardSettings
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import run_processes
 from rlhf.parallel.settings import ClusterSettings
 from rlhf.records.jsonl import write_json
 from rlhf.run import preflight
 from rlhf.run.rundir import RunDir
+from tests.reward.settings import reward_settings
 
 DIFFER = """
 import sys
@@ -77,7 +77,7 @@ def test_a_finished_run_needs_no_room(tmp_path: Path) -> None:
 
 
 def test_the_best_checkpoint_is_one_more_that_is_kept(tiny_model: Path) -> None:
-    settings = RewardSettings(rankings=Path("r"), model=str(tiny_model), out=Path("out"))
+    settings = reward_settings(rankings=Path("r"), model=str(tiny_model), out=Path("out"))
     kept = replace(settings, keep_checkpoints=2)
     assert room_for(replace(settings, eval_every=5)) == room_for(kept) > room_for(settings)
 

@@ -15,12 +15,12 @@ from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.settings import ReferenceSettings
 from policies.sft.settings import SFTSettings
-from reward.settings import RewardSettings
 from rlhf.config import flatten, read_settings_file, with_changes
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
 from tests.policies.ppo_settings import changed, ppo_settings
+from tests.reward.settings import reward_settings
 
 INPUTS = {"model": {"path": "m", "hash": "abc"}}
 
@@ -169,10 +169,15 @@ def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(tmp_path
 EARLIER = [
     (
         "reward",
-        RewardSettings(rankings=Path("r"), model="m", out=Path("out"), reads_thinking=False),
-        {"all_bad_weight": 0.0, "reads_thinking": True, "thumbs_weight": 0.0},
-        "all_bad_weight: 0.0 → 1.0, reads_thinking: True → False, thumbs_weight: 0.0 → 1.0",
-        "--all-bad-weight 0.0 --reads-thinking --thumbs-weight 0.0",
+        reward_settings(rankings=Path("r"), model="m", out=Path("out"), reads_thinking=False),
+        {
+            "data.reads_thinking": True,
+            "objective.all_bad_weight": 0.0,
+            "objective.thumbs_weight": 0.0,
+        },
+        "data.reads_thinking: True → False, objective.all_bad_weight: 0.0 → 1.0, "
+        "objective.thumbs_weight: 0.0 → 1.0",
+        "--data.reads-thinking --objective.all-bad-weight 0.0 --objective.thumbs-weight 0.0",
     ),
     (
         "ppo",
@@ -234,8 +239,8 @@ SMALLER = [
     ),
     (
         "reward",
-        RewardSettings(rankings=Path("r"), model="m", out=Path("out")),
-        {"tokens_per_batch": 64},
+        reward_settings(rankings=Path("r"), model="m", out=Path("out")),
+        {"batch.micro_tokens": 64},
     ),
     (
         "reference",
