@@ -12,17 +12,8 @@ from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.settings import SHARDED
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.planner import (
-    GIB,
-    Layout,
-    Pass,
-    Plan,
-    Shape,
-    read_shape,
-    reward_plan,
-    shard_plan,
-    tensor_parallel_shape,
-)
+from rlhf.planning.plan import GIB, Layout, Pass, Plan, shard_plan
+from rlhf.planning.planner import Shape, read_shape, reward_plan, tensor_parallel_shape
 from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes
 

@@ -88,7 +88,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run trl and ours on the same data, and set ours against the device and the plan."""
     from reward.memory import plan_memory
     from reward.settings import BatchSettings, DataSettings, RewardSettings
-    from rlhf.planning.planner import GIB, read_shape
+    from rlhf.planning.plan import GIB
+    from rlhf.planning.planner import read_shape
 
     script = REPOSITORY / "examples" / "benchmarks" / "reward.py"
     words = [sys.executable, str(script), "speed", "--json", "--model", str(folder / "model")]

@@ -105,7 +105,7 @@ def sample(model: str, case: Case, shape: "Shape", accelerator: Any) -> float:
     from policies.sampling.generate import sample_responses
     from rlhf.modeling.models import load_causal_lm
     from rlhf.modeling.tokens import load_tokenizer
-    from rlhf.planning.planner import SampleBatch
+    from rlhf.planning.plan import SampleBatch
     from rlhf.planning.reference_plan import reference_plan
     from rlhf.records.schema import Sampling
 
@@ -130,7 +130,8 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from reward.model.module import RewardModule
     from rlhf.modeling.attention.layout import Inputs, last_tokens
     from rlhf.modeling.models import new_reward_model
-    from rlhf.planning.planner import Pass, reward_plan
+    from rlhf.planning.plan import Pass
+    from rlhf.planning.planner import reward_plan
     from rlhf.planning.strategies import Load, stage_bytes
 
     classifier = new_reward_model(model, 0, 0)
@@ -159,7 +160,7 @@ def train_policy(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     from rlhf.modeling.log_probs import Sequences
     from rlhf.modeling.models import load_causal_lm, new_reward_model
     from rlhf.modeling.tokens import pad_left, pad_right
-    from rlhf.planning.planner import SampleBatch
+    from rlhf.planning.plan import SampleBatch
     from rlhf.planning.ppo_plan import PPOBatch, ppo_plan
 
     scorer = RewardModule(new_reward_model(model, 0, 1)).requires_grad_(False)

@@ -33,7 +33,8 @@ from reward.model.module import RewardModule
 from rlhf.modeling.attention.layout import Inputs, last_tokens
 from rlhf.modeling.models import load_config
 from rlhf.parallel.sharding import Sharding, accumulating, arrange, autocast_forward, shard
-from rlhf.planning.planner import GIB, Shape, read_shape
+from rlhf.planning.plan import GIB
+from rlhf.planning.planner import Shape, read_shape
 from rlhf.planning.strategies import Load, communication_bytes, sizes_of, stage_bytes
 
 REPOSITORY = Path(__file__).parents[2]

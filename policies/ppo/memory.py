@@ -10,7 +10,8 @@ from policies.reference.store import open_store
 from policies.rewards.sources import reward_models
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
-from rlhf.planning.planner import GIB, Layout, Plan, SampleBatch, read_shape, tensor_parallel_shape
+from rlhf.planning.plan import GIB, Layout, Plan, SampleBatch
+from rlhf.planning.planner import read_shape, tensor_parallel_shape
 from rlhf.planning.ppo_plan import Critic, PPOBatch, Roles, ppo_plan, trained_parameters
 from rlhf.ranks import world_size
 from rlhf.run.preflight import room_bytes

@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 import yaml
 
-from rlhf.config.paths import find_setting, flag_of, read_setting, setting_names, with_new_names
+from rlhf.config.paths import find_setting, with_new_names
+from rlhf.config.paths import flag_of as flag_of
+from rlhf.config.paths import old_names as old_names
+from rlhf.config.paths import read_setting as read_setting
+from rlhf.config.paths import setting_names as setting_names
+from rlhf.config.paths import with_changes as with_changes
 from rlhf.errors import ConfigError, InputError
 
 Precision = Literal["auto", "bf16", "fp32"]

@@ -16,10 +16,10 @@ from rlhf.parallel.sharding import Sharding, unwrap
 class GatheredModel:
     """A plain copy of a model that has weights only while somebody needs them.
 
-    A divided model would gather its weights again for every token that is sampled. A shell is
-    filled once, used as often as needed, and emptied. `fills` counts how often.
+    A sharded model would gather its weights again for every token that is sampled. The copy gathers
+    them once, is used as often as needed, and frees them. `fills` counts how often.
 
-    Where every process holds all weights anyway, the shell is the model itself.
+    Where every process holds all weights anyway, the copy is the model itself.
 
     Args:
         model: the model, before it is prepared.

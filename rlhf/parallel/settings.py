@@ -36,21 +36,21 @@ class GroupSettings:
     """How a stage is spread over processes."""
 
     processes: int = 1
-    """Processes on this machine; under torchrun the group that is there is used."""
+    """Processes to start on this machine; under torchrun, its processes are used."""
     sharding: Strategy = "none"
-    """What processes divide: nothing (ddp), all (fsdp, zero3), less (zero1, zero2); none: ask
-    accelerate's configuration."""
+    """How model state is sharded over processes: ddp (replicated), zero1 (optimizer), zero2 (+
+    gradients), zero3 or fsdp (+ weights). none: as `accelerate launch` was configured, else ddp."""
     offload: bool = False
-    """Keep what --sharding divides in main memory: slower, room for a larger model."""
+    """Keep sharded state in main memory: slower, room for a larger model."""
     shard_group: int = 0
-    """With --sharding fsdp: processes that divide one copy, such as those of a machine; the other
-    groups hold copies of it. 0: all divide one."""
+    """With --sharding fsdp: processes per copy of the model, such as those of one machine; every
+    such group holds a whole copy. 0: all processes shard one copy."""
     tensor_parallel: int = 1
-    """Processes, all there are, that hold one model together, a part of every matrix each; where
-    transformers has a plan for the model."""
+    """Split every matrix over this many processes, which must be all of them. Needs a tensor
+    parallel plan for the model in transformers. 1: off."""
     stall_timeout: float = 1800.0
-    """Seconds without progress after which the run ends with 75 and says which rank is stuck; 0:
-    never."""
+    """Seconds without progress after which the run stops (exit code 75) and names the rank that is
+    stuck. 0: never."""
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
@@ -59,7 +59,7 @@ class GroupSettings:
         require_range("stall_timeout", self.stall_timeout, 0)
 
     def _require_tensor_parallel(self, **usual: object) -> None:
-        """Refuse what models held together do not do: settings that are not as `usual`."""
+        """Refuse settings other than `usual` with --tensor-parallel, which excludes them."""
         usual |= {"sharding": "none", "shard_group": 0, "offload": False}
         others = [name for name, value in usual.items() if getattr(self, name) != value]
         if self.tensor_parallel > 1 and others:
@@ -75,16 +75,16 @@ class ClusterSettings(GroupSettings):
     """How a training is spread over processes, saved and watched."""
 
     save_minutes: float = 0.0
-    """Minutes between checkpoints, besides --save-every; 0 for none."""
+    """Also save a checkpoint every so many minutes. 0: off."""
     max_restarts: int = 0
-    """Start again from the last checkpoint so many times when a process dies or stalls."""
+    """How often to restart from the last checkpoint when a process dies or stalls."""
     preflight: bool = False
-    """Before anything is loaded, test every device and the network: rlhf doctor's canary."""
+    """Test every device and the network before anything is loaded: `rlhf doctor --canary`."""
     track: Tracker = "none"
-    """Send the metrics of every step to a tracker besides metrics.jsonl; its package is needed."""
+    """Also send the metrics of every step to this tracker, whose package must be installed."""
     profile: int = 0
-    """Steps to profile, from the second on: a torch trace of every rank and a table of phases in
-    OUT/profile; 0 for none."""
+    """Steps to profile, starting with the second: a torch trace per rank and a table of phases in
+    OUT/profile. 0: off."""
     notify: str = ""
     """URL that gets a JSON object (Slack's form) when the run is done, fails or stalls."""
 

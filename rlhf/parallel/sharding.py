@@ -1,14 +1,14 @@
 """One flag, `--sharding`, that spreads a training over the processes of its group.
 
-    none    what `accelerate launch` was configured with, else ddp
-    ddp     every process holds everything, gradients are averaged
-    fsdp    weights, gradients and optimizer are divided (PyTorch's FSDP2)
-    zero1   DeepSpeed: the optimizer is divided
-    zero2   … and the gradients
-    zero3   … and the weights
+    none    as `accelerate launch` was configured, else ddp
+    ddp     replicated: every process holds everything, gradients are averaged
+    fsdp    weights, gradients and optimizer state are sharded (PyTorch's FSDP2)
+    zero1   DeepSpeed: optimizer state is sharded
+    zero2   … and gradients
+    zero3   … and weights
 
-Under `--tensor-parallel` all processes hold one model together instead: transformers has divided
-its matrices while it was loaded, every process sees the same batch, and gradients need no average.
+Under `--tensor-parallel` all processes hold parts of one model instead: transformers splits its
+matrices while it loads, every process sees the same batch, and gradients need no average.
 
 Weights stay float32 under all of them and autocast multiplies in bf16, so every one gives the
 losses of a single process. accelerate forms the group; it drives neither FSDP2 nor DeepSpeed here,
@@ -53,13 +53,12 @@ class Sharding:
     """How a training is spread.
 
     Attributes:
-        strategy: what processes divide.
-        offload: what is divided waits in main memory.
-        group: processes that divide one copy between them, the other groups hold copies of it; 0
-            is all of them.
+        strategy: what is sharded.
+        offload: what is sharded is kept in main memory.
+        group: processes that shard one copy; every such group holds a copy. 0: all of them.
         reshard: layers are given back after the forward pass and gathered again for the backward.
         deepspeed: a DeepSpeed configuration of the user's own.
-        tensor_parallel: processes that hold one model together; all there are, or 1.
+        tensor_parallel: processes over which every matrix is split; all there are, or 1.
     """
 
     strategy: Strategy = "none"
@@ -76,12 +75,12 @@ class Sharding:
 
     @property
     def is_sharded(self) -> bool:
-        """True where no process holds the whole training."""
+        """True where no process holds the whole training state."""
         return bool(SHARDED[self.strategy]) or self.is_tensor_parallel
 
     @property
     def is_tensor_parallel(self) -> bool:
-        """True where all processes work on the same batch, with a part of every matrix each."""
+        """True where every process holds a part of every matrix and sees the same batch."""
         return self.tensor_parallel > 1
 
     @property

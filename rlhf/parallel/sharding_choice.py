@@ -40,11 +40,11 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
     if offload and not sharding.is_sharded:
         raise ConfigError(
             f"--offload has no effect with --sharding {strategy}",
-            "Add a --sharding that divides, such as fsdp or zero3.",
+            "Add a --sharding that shards state, such as fsdp or zero3.",
         )
     if sharding.is_sharded and "RANK" not in os.environ:
         raise ConfigError(
-            f"--sharding {strategy} divides a model between processes, and there is only one",
+            f"--sharding {strategy} shards a model over processes, and there is only one",
             "Add --processes N, or start the command under torchrun.",
         )
     _require_whole_groups(sharding)

@@ -17,15 +17,11 @@ from typing import Literal
 
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.parallel.settings import State
+from rlhf.planning.plan import Item, Layout, Pass, Plan, SampleBatch
 from rlhf.planning.planner import (
     BF16,
     FP32,
     NF4,
-    Item,
-    Layout,
-    Pass,
-    Plan,
-    SampleBatch,
     Shape,
     activation_bytes,
     copies,

@@ -1,11 +1,9 @@
 """How much memory storing the reference outputs needs in each process; as in `planner`."""
 
 from rlhf.modeling.log_probs import SCORE_BATCH
+from rlhf.planning.plan import Item, Plan, SampleBatch
 from rlhf.planning.planner import (
     FP32,
-    Item,
-    Plan,
-    SampleBatch,
     Shape,
     copies,
     frozen_item,

@@ -42,18 +42,8 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
 from dataclasses import dataclass, replace
 
 from rlhf.parallel.settings import BUCKET, State, Strategy
-from rlhf.planning.planner import (
-    BF16,
-    FP32,
-    GIB,
-    Layout,
-    Pass,
-    Plan,
-    SampleBatch,
-    Shape,
-    reward_plan,
-    tensor_parallel_shape,
-)
+from rlhf.planning.plan import GIB, Layout, Pass, Plan, SampleBatch
+from rlhf.planning.planner import BF16, FP32, Shape, reward_plan, tensor_parallel_shape
 from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
 from rlhf.planning.reference_plan import reference_plan
 

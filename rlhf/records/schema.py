@@ -38,9 +38,8 @@ def content_id(*parts: Any) -> str:
 
 def is_finite_number(value: Any) -> bool:
     """Whether a JSON value is a number that a float holds, neither NaN nor infinite."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return abs(value) <= sys.float_info.max
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def _field(value: Any, name: str, kind: type, record: str) -> Any:
@@ -385,8 +384,7 @@ class RankedPrompt:
         )
         known = {response.id for response in record.responses}
         for ranking in record.rankings:
-            unknown = {i for tier in ranking.tiers for i in tier} - known
-            if unknown:
+            if unknown := {i for tier in ranking.tiers for i in tier} - known:
                 raise InputError(
                     f"Ranking {ranking.id} names responses that are not there: {sorted(unknown)}",
                     "Export the dataset again with `rlhf export`.",

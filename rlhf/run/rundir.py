@@ -52,7 +52,6 @@ FREE_TO_CHANGE = (
     "save_every",
     "checkpoint",
     "gradient_checkpointing",
-    "tokens_per_batch",
     "micro_batch_size",
     "batch.gradient_checkpointing",
     "batch.micro_batch_size",
@@ -225,8 +224,8 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
     if is_alone and not run.is_done:
         _lock(run)
     if not run.is_done:
-        text = to_yaml(without_secrets(settings))
-        write_text_atomically(run.config_file, lambda stream: stream.write(text))
+        config = to_yaml(without_secrets(settings))
+        write_text_atomically(run.config_file, lambda stream: stream.write(config))
         _write_stage(run, stage, "running", inputs, seed=getattr(settings, "seed", None))
     return run
 
@@ -333,8 +332,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
         InputError: the folder is missing, is another stage's, did not finish, or was changed since.
     """
     run = RunDir(path)
-    content = run.read_stage()
-    command = STAGE_COMMANDS[stage]
+    content, command = run.read_stage(), STAGE_COMMANDS[stage]
     if not content:
         raise InputError(
             f"{path} does not hold a finished {stage} stage (no stage.json)",
@@ -378,7 +376,7 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
 
 
 def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int | None) -> None:
-    content = {
+    described = {
         "stage": stage,
         "status": status,
         "inputs": inputs,
@@ -386,10 +384,9 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
         **describe_environment(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_json(run.stage_file, content)
+    write_json(run.stage_file, described)
     write_text_atomically(run.packages_file, lambda stream: stream.write(all_packages()))
-    diff = code_diff()
-    if diff:
+    if diff := code_diff():
         write_text_atomically(run.diff_file, lambda stream: stream.write(diff + "\n"))
 
 

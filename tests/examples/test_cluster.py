@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from rlhf.cli import main
-from rlhf.planning.planner import GIB, read_shape
+from rlhf.planning.plan import GIB
+from rlhf.planning.planner import read_shape
 from rlhf.planning.strategies import USABLE, Load, advice, stage_bytes, step_bytes
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"

@@ -10,7 +10,8 @@ import yaml
 
 from reward.memory import plan_memory
 from rlhf.cli import main
-from rlhf.planning.planner import GIB, Layout, read_shape, shard_plan
+from rlhf.planning.plan import GIB, Layout, shard_plan
+from rlhf.planning.planner import read_shape
 from tests.reward.settings import reward_settings
 
 FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"

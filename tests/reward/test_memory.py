@@ -16,7 +16,8 @@ from reward.memory import (
 from rlhf.commands.models.train_reward import memory_plan
 from rlhf.errors import ConfigError
 from rlhf.parallel.sharding import Sharding
-from rlhf.planning.planner import GIB, Layout, read_shape, shard_plan
+from rlhf.planning.plan import GIB, Layout, shard_plan
+from rlhf.planning.planner import read_shape
 from tests.reward.settings import changed, reward_settings
 
 

@@ -260,7 +260,7 @@ def test_broken_weights_stop_the_run_with_the_step(rankings, broken_model, tmp_p
         ({"seed": -1}, "--seed is -1"),
         ({"seeds": (0, 2**32)}, "--seeds is 4294967296"),
         ({"annotator_weights": {"ann": -1}}, "--annotator-weights.ann is -1"),
-        ({"held_out_fraction": 0.9}, "--held-out-fraction is 0.9"),
+        ({"held_out_fraction": 0.9}, "--evaluation.held-out-fraction is 0.9"),
     ],
 )
 def test_settings_out_of_range_are_refused(changes, words):

@@ -2,15 +2,26 @@
 
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
 
 from rlhf.commands.models import chat
 from rlhf.errors import InputError
 from rlhf.records.jsonl import write_json
 
 
+@pytest.fixture
+def _fresh_accelerator() -> Iterator[None]:
+    """Other tests choose another precision, which accelerate keeps for the whole process."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+@pytest.mark.usefixtures("_fresh_accelerator")
 def test_chat_runs_no_signal_that_stage_json_names(
     tiny_model: Path,
     tmp_path: Path,

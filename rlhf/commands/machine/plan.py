@@ -60,7 +60,8 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Show the memory and traffic of each stage per device under DDP, ZeRO, FSDP and LoRA."""
-    from rlhf.planning.planner import GIB, read_shape
+    from rlhf.planning.plan import GIB
+    from rlhf.planning.planner import read_shape
     from rlhf.planning.strategies import (
         STRATEGIES,
         USABLE,

@@ -41,7 +41,8 @@ def memory_plan(settings: Settings) -> str:
     from policies.rewards.sources import is_model
     from rlhf.modeling.models import model_folder
     from rlhf.parallel.distributed import choose_precision
-    from rlhf.planning.planner import SampleBatch, read_shape
+    from rlhf.planning.plan import SampleBatch
+    from rlhf.planning.planner import read_shape
     from rlhf.planning.reference_plan import reference_plan
     from rlhf.ranks import world_size
 

@@ -1,7 +1,7 @@
 """Attention on CPUs in plain matrix products: they beat the fused kernel, above all backwards.
 
-Registered with transformers as the attention `products`. Letters: B rows, H heads, G heads with
-keys of their own (G ≤ H), D head size, Q queries, S keys.
+`use_products` registers it with transformers as the attention `products`. Letters: B rows, H heads,
+G heads with keys of their own (G ≤ H), D head size, Q queries, S keys.
 """
 
 from functools import lru_cache
@@ -22,6 +22,8 @@ LONGEST = 256  # keys; the backward pass needs all scores, which in long rows wo
 def use_products(model: PreTrainedModel) -> None:
     """Let a model attend in products, not by the fused kernel, where there is no GPU."""
     if model.config._attn_implementation == "sdpa" and not torch.cuda.is_available():
+        ALL_ATTENTION_FUNCTIONS.register(PRODUCTS, product_attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(PRODUCTS, sdpa_mask)
         model.set_attn_implementation(PRODUCTS)
 
 
@@ -46,10 +48,6 @@ def product_attention(
     # Under autocast only projections give the lower precision; rotation brings back float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     return tail_attention(query, key, value, scale, hidden).transpose(1, 2), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(PRODUCTS, product_attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(PRODUCTS, sdpa_mask)
 
 
 @lru_cache(maxsize=64)

@@ -114,6 +114,8 @@ def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]
 
 def pack_prefixes(model: PreTrainedModel) -> str | None:
     """Let a model read packed rows; where that would not be exact, say why and change nothing."""
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _mask)
     return try_attention(model, ATTENTION, lambda: _probe(model))
 
 
@@ -170,7 +172,3 @@ def _mask(*, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None
         return None
     mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **rest)
     return mask
-
-
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _mask)

@@ -54,11 +54,9 @@ def shared_prefix_attention(
     return prefix_attention(q, k, v, layout, scale).unsqueeze(0), None
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
-
-
 def share_prompts(model: PreTrainedModel) -> str | None:
     """Switch a model to this attention; where not exact, say why and change nothing."""
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
     return try_attention(model, ATTENTION, lambda: _probe(model))
 
 

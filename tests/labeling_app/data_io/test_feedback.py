@@ -146,7 +146,7 @@ def test_right_tokens_do_not_count_and_neither_does_what_a_stranger_says_about_i
     assert statuses == [401] * 10 + [429]
 
 
-def test_other_doors_stay_shut_and_pages_cannot_send(send, client):
+def test_a_token_is_for_feedback_alone_and_pages_cannot_send(send, client):
     good = send(THUMB).request.headers["authorization"]
     assert client.get("/dashboard", headers={"authorization": good}).status_code == 401
     page = {"authorization": good, "origin": "https://evil.example"}

@@ -40,7 +40,7 @@ def test_one_process_has_nobody_to_divide_with(monkeypatch) -> None:
     with pytest.raises(ConfigError) as caught:
         choose(sharding="fsdp")
     assert str(caught.value) == (
-        "--sharding fsdp divides a model between processes, and there is only one\n"
+        "--sharding fsdp shards a model over processes, and there is only one\n"
         "  Add --processes N, or start the command under torchrun."
     )
     assert choose(sharding="ddp").strategy == "ddp"

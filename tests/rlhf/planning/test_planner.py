@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from rlhf.errors import InputError
 from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
-from rlhf.planning.planner import Item, Plan, Shape, read_shape
+from rlhf.planning.plan import Item, Pass, Plan
+from rlhf.planning.planner import Shape, read_shape
 
 # 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
 # a layer has q 64 + k 32 + v 32 + o 64 + three MLP matrices of 128 + two norms of 8 = 592
@@ -128,9 +129,9 @@ def test_bytes_of_a_layer_are_what_a_real_forward_pass_keeps(
 
 def test_activations_by_hand() -> None:
     layer = 384  # bf16, as above
-    keep = planner.activation_bytes(SHAPE, planner.Pass(6, 3, False), bf16=True, padded=False)
+    keep = planner.activation_bytes(SHAPE, Pass(6, 3, False), bf16=True, padded=False)
     assert keep == 6 * (2 + 1) * layer
-    again = planner.activation_bytes(SHAPE, planner.Pass(6, 3, True), bf16=True, padded=False)
+    again = planner.activation_bytes(SHAPE, Pass(6, 3, True), bf16=True, padded=False)
     assert again == 6 * (4 * 8 * 2 + 2 * layer)
 
 
@@ -153,7 +154,7 @@ def sizes(plan: Plan, phase: str) -> dict[str, float]:
 
 
 def test_the_plan_of_a_reward_model() -> None:
-    plan = planner.reward_plan(SHAPE, planner.Pass(6, 3), bf16=True, processes=2)
+    plan = planner.reward_plan(SHAPE, Pass(6, 3), bf16=True, processes=2)
     parameters = SHAPE.trunk + 8
     assert sizes(plan, "computing gradients") == {
         "reward model: weights": 4 * parameters,
@@ -164,7 +165,7 @@ def test_the_plan_of_a_reward_model() -> None:
         "activations": 6 * 3 * 384,
     }
     assert plan.peak == 20 * parameters + 4 * LAYER + 6 * 3 * 384
-    alone = planner.reward_plan(SHAPE, planner.Pass(6, 3), bf16=False, processes=1)
+    alone = planner.reward_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
     assert "reward model: buckets" not in sizes(alone, "computing gradients")
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 

@@ -1,6 +1,7 @@
 """The memory of PPO, worked by hand on a model of two layers."""
 
-from rlhf.planning.planner import Layout, Plan, SampleBatch, layer_bytes
+from rlhf.planning.plan import Layout, Plan, SampleBatch
+from rlhf.planning.planner import layer_bytes
 from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
 from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 

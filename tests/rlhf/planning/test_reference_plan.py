@@ -1,6 +1,6 @@
 """The memory of storing reference outputs, worked by hand on a model of two layers."""
 
-from rlhf.planning.planner import SampleBatch
+from rlhf.planning.plan import SampleBatch
 from rlhf.planning.reference_plan import reference_plan
 from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 

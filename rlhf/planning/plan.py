@@ -1,0 +1,137 @@
+"""What a plan of memory is made of: its items, what is sharded, and the table that people read."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from rlhf.parallel.settings import SHARDED, State, Strategy
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of a plan: what takes memory, how many bytes, why, and whether it can be sharded."""
+
+    what: str
+    size: float
+    why: str
+    state: State = State.ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How `--sharding` places the state of a training on the processes of its group.
+
+    Attributes:
+        strategy: which state is sharded.
+        parts: processes that one copy is sharded over.
+        offload: what is sharded is kept in main memory.
+        processes: in the group.
+    """
+
+    strategy: Strategy = "none"
+    parts: int = 1
+    offload: bool = False
+    processes: int = 1
+
+    def shards(self, state: State) -> bool:
+        """Whether each process holds only a part of it."""
+        return state in SHARDED[self.strategy]
+
+    def held(self, state: State, size: float) -> float:
+        """Bytes on each device of a state of `size` bytes."""
+        if not self.shards(state):
+            return size
+        return 0.0 if self.offload else size / self.parts
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward and backward pass reads.
+
+    Attributes:
+        tokens: in all sequences.
+        length: of the longest sequence, in tokens.
+        checkpointing: activations are recomputed in the backward pass.
+    """
+
+    tokens: int
+    length: int
+    checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """Sequences that are sampled at once.
+
+    Attributes:
+        sequences: how many.
+        prompt: tokens of the longest prompts.
+        new: tokens of the longest responses.
+    """
+
+    sequences: int
+    prompt: int
+    new: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return self.prompt + self.new
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is in memory all the time, and what each phase of a stage adds to it in its turn."""
+
+    title: str
+    resident: tuple[Item, ...]
+    phases: dict[str, tuple[Item, ...]]
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak: what is always there and the phase with the highest peak."""
+        always = sum(item.size for item in self.resident)
+        return always + max(sum(item.size for item in phase) for phase in self.phases.values())
+
+    @property
+    def text(self) -> str:
+        """The plan as a table: what, GiB, why."""
+        rows = [(item.what, _gib(item.size), item.why) for item in self.resident]
+        for phase, items in self.phases.items():
+            rows.append((f"while {phase}", "", ""))
+            rows += [(f"  {item.what}", _gib(item.size), item.why) for item in items]
+        rows.append(
+            ("peak", _gib(self.peak), "what is always there and the phase with the highest peak")
+        )
+        width = max(len(what) for what, _, _ in rows)
+        lines = [f"{what:<{width}}  {size:>7}  {why}".rstrip() for what, size, why in rows]
+        return "\n".join([self.title, f"{'':<{width}}  {'GiB':>7}", *lines])
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}" if size >= GIB / 10 else f"{size / GIB:.4f}"
+
+
+def shard_plan(plan: Plan, layout: Layout) -> Plan:
+    """A plan for one process that holds everything, with its state sharded by `layout`.
+
+    What is gathered for the moment is not in it.
+    """
+    is_split = layout.offload or layout.parts > 1
+    words = "waits in main memory" if layout.offload else f"divided by {layout.parts}"
+
+    def held(items: Iterable[Item]) -> tuple[Item, ...]:
+        return tuple(
+            replace(item, size=layout.held(item.state, item.size), why=f"{item.why}; {words}")
+            if is_split and layout.shards(item.state)
+            else item
+            for item in items
+        )
+
+    gathers = is_split and layout.shards(State.WEIGHTS)
+    return Plan(
+        plan.title + ", besides what is gathered at the time" * gathers,
+        held(plan.resident),
+        {phase: held(items) for phase, items in plan.phases.items()},
+    )
