@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from reward.settings import RewardSettings
-from rlhf.config import flag_of, with_changes
+from rlhf.config.paths import flag_of, with_changes
 from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.settings import SHARDED

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from cyclopts import Parameter, Token
 
-from rlhf.config import MAX_SEED, Precision, flag_of, flatten, part_of, require_range
+from rlhf.config import MAX_SEED, Precision, flatten, part_of, require_range
+from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import SHARDED, ClusterSettings

@@ -27,7 +27,8 @@ from rich.console import Console
 from rlhf import __version__
 from rlhf.commands.help_page import help_page
 from rlhf.commands.usage import explain, is_required
-from rlhf.config import load_settings, to_plain, to_yaml, with_new_flags
+from rlhf.config import load_settings, to_plain, to_yaml
+from rlhf.config.paths import old_names, with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.modeling.template_kwargs import as_one_token
@@ -261,7 +262,7 @@ def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: 
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            hint = did_you_mean(name, known, prefix)
+            hint = did_you_mean(name, [*known, *old_names(settings)], prefix)
             raise ConfigError(
                 f"Unknown setting {prefix}{key} in {source}",
                 f"{hint}The settings are: {', '.join(known)}.",

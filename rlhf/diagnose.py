@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlhf.config import flag_of, setting_names
+from rlhf.config.paths import flag_of, setting_names
 from rlhf.errors import InputError, InterruptedRunError, LostPeerError, RlhfError
 from rlhf.ranks import rank, world_size
 

@@ -106,13 +106,13 @@ def run_job(arguments: argparse.Namespace, inputs: Line, kind: str, **changes: A
     shutil.rmtree(out, ignore_errors=True)
     settings = {
         "steps": arguments.steps,
-        "episodes_per_step": arguments.episodes,
-        "micro_batch_size": arguments.micro_batch,
-        "epochs": arguments.epochs,
-        "learning_rate": 1e-5,
-        "critic_learning_rate": 1e-5,
-        "missing_eos_penalty": 0.0,
-        "critic_trains": "all",
+        "batch.episodes_per_step": arguments.episodes,
+        "batch.micro_batch_size": arguments.micro_batch,
+        "optim.epochs": arguments.epochs,
+        "optim.learning_rate": 1e-5,
+        "critic.learning_rate": 1e-5,
+        "rewards.missing_eos_penalty": 0.0,
+        "critic.trains": "all",
         "seed": arguments.seed,
         **changes.pop("settings", {}),
     }
@@ -237,10 +237,12 @@ def clock(work: Any) -> float:
 
 def measure_target(arguments: argparse.Namespace) -> Line:
     """Wall time to the same gold reward, with what the quickstart ships."""
-    shipped = yaml.safe_load((QUICKSTART / "ppo.yaml").read_text(encoding="utf-8"))
+    from rlhf.config import flatten
+
+    shipped = flatten(yaml.safe_load((QUICKSTART / "ppo.yaml").read_text(encoding="utf-8")))
     if arguments.quick:
         inputs = prepare(arguments)
-        shipped |= {"episodes_per_step": arguments.episodes, "micro_batch_size": 2}
+        shipped |= {"batch.episodes_per_step": arguments.episodes, "batch.micro_batch_size": 2}
     else:
         demo: Path = arguments.demo
         if not (demo / "reference" / "report.json").is_file():
@@ -250,7 +252,8 @@ def measure_target(arguments: argparse.Namespace) -> Line:
         inputs = {"reward": str(demo / "reward" / "model"), "folder": folder}
         inputs["reference"] = str(demo / "reference")
     write_prompt_ids(inputs["reference"], inputs["folder"] / "prompt_ids.json")
-    kl = shipped.pop("kl")
+    names = [name for name in shipped if name.startswith("kl.")]
+    kl = {name.removeprefix("kl."): shipped.pop(name) for name in names}
     ours = run_job(arguments, inputs, "ours", settings=shipped, kl_settings=kl)
     longer = {**shipped, "steps": arguments.peer_steps}
     theirs = run_job(arguments, inputs, "trl", settings=longer)

@@ -21,7 +21,7 @@ def train(job: Job) -> list[dict[str, float]]:
     from policies.ppo.rollout import Experience
     from policies.ppo.setting_groups import KLSettings
     from policies.ppo.settings import PPOSettings
-    from rlhf.config import with_changes
+    from rlhf.config.paths import with_changes
     from rlhf.endpoints.signals import load_signal
     from rlhf.modeling.tokens import load_tokenizer
     from rlhf.run.metrics import read_metrics
@@ -49,9 +49,8 @@ def train(job: Job) -> list[dict[str, float]]:
         kl=KLSettings(**job["kl_settings"]),
         precision="bf16" if job["bf16"] else "fp32",
     )
-    given = {**job["settings"], "save_every": job["settings"]["steps"]}
-    names = PPOSettings.OLD_NAMES
-    settings = with_changes(settings, {names.get(name, name): given[name] for name in given})
+    given = {**job["settings"], "checkpoint.every": job["settings"]["steps"]}
+    settings = with_changes(settings, given)
     stage.train_policy(settings)
     for step, row in zip(steps, read_metrics(settings.out / "metrics.jsonl"), strict=True):
         step |= {phase: row[f"seconds/{phase}"] for phase in PHASES}

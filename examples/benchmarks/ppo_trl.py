@@ -115,18 +115,18 @@ def train(job: Job) -> list[dict[str, float]]:
         )
 
     given = job["settings"]
-    episodes, micro_batch = given["episodes_per_step"], given["micro_batch_size"]
+    episodes, micro_batch = given["batch.episodes_per_step"], given["batch.micro_batch_size"]
     config = PPOConfig(
         output_dir=job["out"],
         total_episodes=given["steps"] * episodes,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=episodes // micro_batch,
         local_rollout_forward_batch_size=episodes,
-        num_ppo_epochs=given["epochs"],
+        num_ppo_epochs=given["optim.epochs"],
         response_length=job["response"],
         temperature=job["temperature"],
-        missing_eos_penalty=given["missing_eos_penalty"] or None,
-        learning_rate=given["learning_rate"],
+        missing_eos_penalty=given["rewards.missing_eos_penalty"] or None,
+        learning_rate=given["optim.learning_rate"],
         kl_coef=job["kl"],
         stop_token="eos",
         adam_beta2=0.95,

@@ -17,7 +17,8 @@ from reward.data.groups import (
     take_part,
 )
 from reward.settings import RewardSettings
-from rlhf.config import part_of, with_changes
+from rlhf.config import part_of
+from rlhf.config.paths import with_changes
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, is_reward_model, load_config

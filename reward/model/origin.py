@@ -5,7 +5,7 @@ from typing import Any
 
 from reward.scoring.scorer import member_folders
 from reward.settings import RewardSettings
-from rlhf.config import with_changes
+from rlhf.config.paths import with_changes
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.models import is_reward_model, policy_folder
 from rlhf.modeling.readers import reads_thinking

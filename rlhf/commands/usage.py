@@ -10,7 +10,8 @@ from typing import Any
 from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
 
 from rlhf.commands.help_page import FLAGS_OF_ALL
-from rlhf.config import flag_of, load_settings, old_names, setting_names
+from rlhf.config import load_settings
+from rlhf.config.paths import flag_of, old_names, setting_names
 from rlhf.errors import ConfigError, did_you_mean
 
 

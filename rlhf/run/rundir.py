@@ -26,13 +26,12 @@ from typing import Any
 
 from rlhf.config import (
     earlier_behavior,
-    read_setting,
     read_settings_file,
     require_same_settings,
     to_yaml,
-    with_new_names,
     without_secrets,
 )
+from rlhf.config.paths import read_setting, with_new_names
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings

@@ -3,7 +3,7 @@
 from typing import Any
 
 from policies.ppo import settings as ppo
-from rlhf.config import with_changes
+from rlhf.config.paths import with_changes
 
 REQUIRED = ("model", "reward", "reference", "out")
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from reward.settings import RewardSettings
-from rlhf.config import with_changes
+from rlhf.config.paths import with_changes
 
 REQUIRED = ("rankings", "model", "out")
 

@@ -6,15 +6,10 @@ from typing import Any, ClassVar, Literal
 import pytest
 import yaml
 
-from rlhf.config import (
-    load_settings,
-    part_of,
+from rlhf.config import load_settings, part_of, read_text, require_range, to_plain, to_yaml
+from rlhf.config.paths import (
     read_setting,
-    read_text,
-    require_range,
     setting_names,
-    to_plain,
-    to_yaml,
     with_changes,
     with_new_flags,
     with_new_names,

@@ -15,7 +15,8 @@ from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.settings import ReferenceSettings
 from policies.sft.settings import SFTSettings
-from rlhf.config import flatten, read_settings_file, with_changes
+from rlhf.config import flatten, read_settings_file
+from rlhf.config.paths import with_changes
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status

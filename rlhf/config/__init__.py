@@ -1,26 +1,21 @@
-"""Settings: YAML files composed left to right, range checks, and settings back to YAML.
-
-A settings class may have groups: fields that are dataclasses of settings themselves, `kl` for
-example, whose flags are `--kl.source` and so on. A setting is named by its path, `kl.source`.
-
-Settings that were renamed keep their old names, on the command line, in YAML files and in the
-config.yaml of older runs. The settings class lists them:
-
-    OLD_NAMES: ClassVar = {"learning_rate": "optim.learning_rate"}  # old path: new path
-    OLD_VALUES: ClassVar = {"advantages": {"group": "grpo"}}  # new path: {old value: new value}
-    OLD_FILE_VALUES: ClassVar = …  # the same, for values that only files may still have
-"""
+"""Settings: YAML files composed left to right, range checks, and settings back to YAML."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal
 
 import yaml
 
+from rlhf.config.paths import find_setting, with_new_names
+from rlhf.config.paths import flag_of as flag_of
+from rlhf.config.paths import old_names as old_names
+from rlhf.config.paths import read_setting as read_setting
+from rlhf.config.paths import setting_names as setting_names
+from rlhf.config.paths import with_changes as with_changes
 from rlhf.errors import ConfigError, InputError
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -38,8 +33,6 @@ EARLIER: dict[str, dict[str, Any]] = {
     "ppo": {"sampling.correction": "none"},
 }
 
-S = TypeVar("S")
-
 
 def load_settings(files: Sequence[Path], settings: type[Any] | None = None) -> dict[str, Any]:
     """Merge YAML files left to right; a later file wins key by key, nested groups included.
@@ -55,118 +48,6 @@ def load_settings(files: Sequence[Path], settings: type[Any] | None = None) -> d
     for file in files:
         merged = merge(merged, with_new_names(_load(file), settings))
     return merged
-
-
-def setting_names(settings: Any, prefix: str = "") -> Iterator[str]:
-    """The path of every setting of a settings class, those in groups with a dot."""
-    types = get_type_hints(settings)
-    for one in fields(settings):
-        name, kind = f"{prefix}{one.name}", types[one.name]
-        if is_dataclass(kind):
-            yield from setting_names(kind, f"{name}.")
-        else:
-            yield name
-
-
-def flag_of(name: str) -> str:
-    """`kl.audit_every` as it is typed: `--kl.audit-every`."""
-    return "--" + name.replace("_", "-")
-
-
-def old_names(settings: type[Any] | None) -> Mapping[str, str]:
-    """Old paths of settings and the paths that they have today."""
-    return getattr(settings, "OLD_NAMES", {})
-
-
-def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[str, Any]:
-    """The content of a settings file with today's names and values in place of old ones.
-
-    Where a file has a setting by both names, the new one counts.
-    """
-    found = _copy(content)
-    for old, new in old_names(settings).items():
-        group, name = _find(found, old.split("."))
-        if name is None or isinstance(group[name], dict):  # a group may have a setting's old name
-            continue
-        value = group.pop(name)
-        *parents, last = new.split(".")
-        target: Any = found
-        for parent in parents:
-            target = target.setdefault(parent, {}) if isinstance(target, dict) else None
-        if isinstance(target, dict):  # else it is refused as no group of settings
-            target.setdefault(last, value)
-    values = {**getattr(settings, "OLD_VALUES", {}), **getattr(settings, "OLD_FILE_VALUES", {})}
-    for path, renamed in values.items():
-        group, name = _find(found, path.split("."))
-        if name is not None and isinstance(group[name], str):
-            group[name] = renamed.get(group[name], group[name])
-    return found
-
-
-def _copy(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy whose nested groups are copies, too."""
-    return {k: _copy(v) if isinstance(v, dict) else v for k, v in values.items()}
-
-
-def _find(values: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-    """The mapping that holds the setting at `path`, and its key there; None where there is none.
-
-    A key may be written with hyphens.
-    """
-    *parents, last = path
-    for parent in parents:
-        inner = values.get(parent, values.get(parent.replace("_", "-")))
-        if not isinstance(inner, dict):
-            return values, None
-        values = inner
-    return values, next((key for key in (last, last.replace("_", "-")) if key in values), None)
-
-
-def with_new_flags(words: Sequence[str], settings: type[Any] | None) -> list[str]:
-    """A command line with today's flags and values in place of old ones."""
-    flags = {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
-    negated = {_negated(old): _negated(new) for old, new in flags.items()}
-    values = {flag_of(n): v for n, v in getattr(settings, "OLD_VALUES", {}).items()}
-    found: list[str] = []
-    expected: Mapping[str, str] = {}  # old values of the flag that came last
-    for word in words:
-        if not word.startswith("--"):
-            found.append(expected.get(word, word))
-            expected = {}
-            continue
-        flag, equals, value = word.partition("=")
-        flag = flag.replace("_", "-")
-        flag = (flags | negated).get(flag, flag if equals else word)
-        expected = values.get(flag, {})
-        found.append(f"{flag}={expected.get(value, value)}" if equals else flag)
-    return found
-
-
-def _negated(flag: str) -> str:
-    """The flag that switches `flag` off: `--no-resume`, in a group `--kl.no-resume`."""
-    group, dot, name = flag.removeprefix("--").rpartition(".")
-    return f"--{group}{dot}no-{name}"
-
-
-def read_setting(settings: Any, name: str) -> Any:
-    """The value of the setting at the path `name`."""
-    for part in name.split("."):
-        settings = getattr(settings, part)
-    return settings
-
-
-def with_changes(settings: S, changes: Mapping[str, Any]) -> S:
-    """Settings with other values, by path: `{"kl.coefficient": 0.2}`."""
-    own = {path: value for path, value in changes.items() if "." not in path}
-    for group in {path.partition(".")[0] for path in changes} - own.keys():
-        inner = {
-            path.partition(".")[2]: value
-            for path, value in changes.items()
-            if path.startswith(f"{group}.")
-        }
-        own[group] = with_changes(getattr(settings, group), inner)
-    found: S = replace(settings, **own)  # type: ignore[type-var]  # a dataclass
-    return found
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -349,7 +230,7 @@ def require_same_settings(
 
 def _recorded(values: dict[str, Any], name: str, default: Any) -> Any:
     """The value at the path `name` in nested mappings."""
-    group, key = _find(values, name.split("."))
+    group, key = find_setting(values, name.split("."))
     return default if key is None else group[key]
 
 
