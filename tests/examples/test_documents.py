@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", *(f"{p}/*.md" for p in PACKAGES))
+    for pattern in ("*.md", "examples/**/*.md", *(f"{p}/*.md" for p in PACKAGES))
     for path in REPOSITORY.glob(pattern)
     if path.name != "CHANGELOG.md"  # which speaks of what was
 )
@@ -107,7 +107,7 @@ def test_the_diagram_of_a_package_shows_its_rooms(package: str) -> None:
 
 
 def test_the_table_names_every_command() -> None:
-    page = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "examples" / "guides" / "commands.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `rlhf ([a-z-]+)", page, flags=re.MULTILINE)) == set(COMMANDS)
 
 
