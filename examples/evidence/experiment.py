@@ -29,7 +29,11 @@ from matplotlib.figure import Figure
 
 from labeling_app.db.store import Store
 from labeling_app.rankings.tiers import tiers_of_scores
+from policies.ppo.settings import PPOSettings
+from reward.settings import RewardSettings
 from rlhf.cli import main
+from rlhf.config import merge
+from rlhf.config.paths import with_new_names
 from rlhf.endpoints.signals import Signal, load_signal
 from rlhf.errors import InputError
 from rlhf.records.jsonl import new_folder, read_jsonl, write_json, write_jsonl
@@ -41,6 +45,7 @@ from rlhf.run.rundir import RunDir
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PACKAGES = ("torch", "transformers", "trl")
+SETTINGS = {"ppo": PPOSettings, "reward": RewardSettings}  # of parts whose names have changed
 SHOWN_N = (2, 4, 8, 16)  # rows of best-of-n in a table; results hold, and plots show, all
 
 Config = dict[str, Any]
@@ -109,14 +114,16 @@ def provenance() -> Config:
 
 
 def resolved(config: Config) -> Config:
-    """A configuration with the files read in that it names as `config`."""
+    """A configuration with the files read in that it names as `config`, in today's names."""
 
-    def read(part: Any) -> Any:
+    def read(name: str, part: Any) -> Any:
         if not isinstance(part, dict) or "config" not in part:
             return part
-        return {**yaml.safe_load(Path(part["config"]).read_text(encoding="utf-8")), **part}
+        file = yaml.safe_load(Path(part["config"]).read_text(encoding="utf-8"))
+        kind = SETTINGS.get(name)
+        return merge(with_new_names(file, kind), with_new_names(part, kind))
 
-    return {name: read(part) for name, part in config.items()}
+    return {name: read(name, part) for name, part in config.items()}
 
 
 def markdown(table: Table) -> str:

@@ -128,7 +128,7 @@ def test_the_readme_has_the_numbers_of_the_results(
     config = yaml.safe_load((EVIDENCE / f"{name}.yaml").read_text())
     experiment = load(monkeypatch, "experiment")
     monkeypatch.chdir(REPOSITORY)
-    assert result["config"] == experiment.resolved(config)
+    assert experiment.resolved(result["config"]) == experiment.resolved(config)
     table = experiment.markdown(load(monkeypatch, name).tabulate(result))
     assert table in readme
 

@@ -27,6 +27,7 @@ from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
+from tests.conftest import REPOSITORY
 from tests.reward.conftest import build_record, sequences_of
 from tests.reward.settings import changed, reward_settings
 
@@ -303,7 +304,7 @@ def command(rankings, tiny_model, out, *more):
 
 
 def start(words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     return subprocess.Popen(
         words,
         env=environment,

@@ -1,7 +1,6 @@
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from rlhf.parallel.settings import ClusterSettings
 from rlhf.records.jsonl import write_json
 from rlhf.run import preflight
 from rlhf.run.rundir import RunDir
-from tests.reward.settings import reward_settings
+from tests.reward.settings import changed, reward_settings
 
 DIFFER = """
 import sys
@@ -78,8 +77,8 @@ def test_a_finished_run_needs_no_room(tmp_path: Path) -> None:
 
 def test_the_best_checkpoint_is_one_more_that_is_kept(tiny_model: Path) -> None:
     settings = reward_settings(rankings=Path("r"), model=str(tiny_model), out=Path("out"))
-    kept = replace(settings, keep_checkpoints=2)
-    assert room_for(replace(settings, eval_every=5)) == room_for(kept) > room_for(settings)
+    kept = changed(settings, keep_checkpoints=2)
+    assert room_for(changed(settings, eval_every=5)) == room_for(kept) > room_for(settings)
 
 
 def test_room_by_hand() -> None:
