@@ -10,7 +10,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from policies.evaluate.sides import split_by_side
+from policies.evaluate.answer_order import split_by_side
 from policies.reference.loading import in_memory
 from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.sampling.generate import (
@@ -78,7 +78,7 @@ def sample_answers(
     samples: int,
     batch_size: int,
 ) -> Side:
-    """Load a model and let it give `samples` answers to every prompt, given as token ids."""
+    """Load a model and sample `samples` answers to every prompt, given as token ids."""
     repeated = [ids for ids in prompts for _ in range(samples)]
     model = load_causal_lm(description["path"]).to(accelerator.device)
     seed_all(sampling.seed)
@@ -104,10 +104,10 @@ def sample_rival(
     samples: int,
     batch_size: int,
 ) -> Side:
-    """Load another model, with a tokenizer of its own, and let it answer the same prompts.
+    """Load another model with its own tokenizer and sample answers to the same prompts.
 
-    Its answers are written in the policy's tokens, in which lengths compare and rewards are read;
-    the side names that tokenizer.
+    Its answers are re-encoded with the policy's tokenizer, so that lengths are comparable and the
+    reward model can score them; the returned side records that tokenizer.
     """
     tokenizer, config = tokenizer_of(description), load_config(description["path"])
     encoded = encode_prompts(tokenizer, config, prompts, sampling.max_new_tokens)
@@ -159,7 +159,7 @@ def as_records(prompts: Sequence[Prompt], sides: Sequence[Side]) -> list[RankedP
 
 
 def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, Side]:
-    """The policy's side, and the rival's, from the records of an evaluation that was stopped."""
+    """Read the policy's and the rival's answers of an interrupted evaluation."""
     rows = [
         split_by_side(record.responses, samples, has_rival=has_rival)
         for record in read_ranked_file(file)

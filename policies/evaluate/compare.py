@@ -66,7 +66,7 @@ RIVAL_SEED_STRIDE = 1  # a rival that is the policy itself must not repeat its a
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is evaluated, read and checked before anything is written."""
+    """The validated inputs of an evaluation."""
 
     settings: EvaluateSettings
     store: ReferenceStore
@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def inputs(self) -> dict[str, dict[str, str]]:
-        """Path and hash of everything that the result depends on."""
+        """Path and hash of every input."""
         store = {"path": str(self.settings.reference), "hash": self.store.content_hash}
         rival = {"against": self.rival} if self.rival else {}
         return {"policy": self.policy, "reward": self.reward, "reference": store, **rival}
@@ -172,7 +172,7 @@ def answer(
 ) -> dict[str, Side]:
     """The stored answers, the policy's, and the rival's if there is one.
 
-    They are sampled once: `file` keeps them for an evaluation that goes on.
+    They are sampled once and saved to `file`, which a resumed evaluation reads.
     """
     settings = comparison.settings
     stored = {"reference": stored_answers(comparison.groups, comparison.store)}
@@ -200,7 +200,7 @@ def score(
     sides: Mapping[str, Side],
     comparison: Comparison,
 ) -> Scores:
-    """What the reward and the gold function give every answer."""
+    """Score every answer with the reward and the gold function."""
     given = described_kwargs(comparison.policy)
     reward = load_reward([comparison.reward["path"]], accelerator, given=given)
     rows = [group[0] for group in comparison.groups]
@@ -213,7 +213,7 @@ def score(
 def judge(
     sides: Mapping[str, Side], other: str, scores: Scores, comparison: Comparison, run: RunDir
 ) -> Wins:
-    """By every judge, each prompt's fraction of comparisons that the policy won against `other`."""
+    """Per judge, each prompt's fraction of comparisons that the policy won against `other`."""
     settings = comparison.settings
     wins = {name: compare(of["policy"], of[other]) for name, of in scores.items()}
     if settings.judge_endpoint:

@@ -1,4 +1,4 @@
-"""Who judges an evaluation: a reward model, a function, another language model.
+"""The judges of an evaluation: a reward model, a function, another language model.
 
 Every judge gives each prompt the fraction of comparisons that the policy won against another side.
 Letters: P prompts, N answers of one side to each.
@@ -65,7 +65,7 @@ def score_with_signal(
 
 
 def try_judge(endpoint: Endpoint) -> None:
-    """Ask one question whose answer does not matter, before hours of sampling depend on it.
+    """Send one test request, so that a broken endpoint fails before hours of sampling.
 
     Raises:
         InputError: the endpoint refuses it or answers in another protocol.
@@ -78,7 +78,7 @@ def try_judge(endpoint: Endpoint) -> None:
 class AIJudge:
     """A judge model that is asked about the first answers of two sides, in both orders.
 
-    `log` keeps every question with its answer; what it has is not asked again.
+    `log` stores every request with its answer; logged requests are not sent again.
     """
 
     endpoint: Endpoint
@@ -105,7 +105,7 @@ class AIJudge:
         return np.array([POINTS[verdict] if verdict else np.nan for verdict in combined])
 
     def _ask(self, requests: Sequence[Messages]) -> list[str]:
-        """The judge's words to every request, in their order."""
+        """The judge's answer to every request, in the order of the requests."""
         calls = read_metrics(self.log)
         write_jsonl(self.log, calls)  # a kill may have cut the last line
         answers = {call["key"]: call["answer"] for call in calls}
@@ -116,7 +116,9 @@ class AIJudge:
         def ask(key: str, request: Messages) -> None:
             answer = complete(self.endpoint, request)
             call = {"key": key, "model": self.endpoint.model, "request": request}
-            with writing:  # at once: a question that fails or hangs must not take others with it
+            with (
+                writing
+            ):  # write at once, so that a failed or hanging request loses no other answer
                 answers[key] = answer
                 append_metrics(self.log, {**call, "answer": answer})
 

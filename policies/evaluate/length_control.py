@@ -28,7 +28,7 @@ def length_controlled_rate(
 ) -> Interval:
     """The win rate at equal length, with its percentile bootstrap interval over prompts.
 
-    σ(a), where (a, b) maximise Σ w·log p + (1 − w)·log(1 − p) − ½·(a²/1000 + b²/100)
+    σ(a), where (a, b) maximize Σ w·log p + (1 − w)·log(1 − p) − ½·(a²/1000 + b²/100)
     and p = σ(a + b·tanh(d / s)), d the difference of lengths and s its root mean square.
 
     Args:

@@ -1,6 +1,6 @@
 """The pictures of a report, as matplotlib figures that depend on nothing but their arguments.
 
-Figures are made without pyplot, so no window, no state and no display are needed. The accent colour
+Figures are made without pyplot, so no window, no state and no display are needed. The accent color
 means the new policy, grey means the original model; labels are at the data, not in a legend.
 Names that come from outside (sources, judges) are drawn as they are: no mathtext, no markup.
 """
@@ -121,7 +121,7 @@ def score_distributions(panels: Sequence[tuple[str, Sequence[float], Sequence[fl
 
 
 def reward_against_kl(panels: Sequence[KLPanel]) -> Figure:
-    """How far the new model moved and what it gained, next to best-of-n without training."""
+    """Mean score against √KL of the new model, with the best-of-n curve of the original."""
     figure = _figure(PANEL_WIDTH, 2.4 * len(panels))
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):
@@ -344,7 +344,7 @@ def _draw_curve(axes: Axes, points: Curve) -> None:
 
 
 def _quiet(axes: Axes, grid: Literal["x", "y"]) -> None:
-    """A frame that does not compete with the data."""
+    """Hide the frame and draw light grid lines."""
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0, labelsize=9, labelcolor=MUTED)

@@ -129,7 +129,7 @@ def write_content(
 
 
 def headline(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of report.json that fits on a terminal."""
+    """The main numbers of report.json, for the terminal."""
     return {name: content[name] for name in (*BRIEF, "seconds") if name in content}
 
 

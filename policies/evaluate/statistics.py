@@ -60,14 +60,14 @@ class WinRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class MeanStd:
     """Mean and standard deviation (of the population, ddof 0) of a set of scores."""
 
     mean: float
     std: float
 
     def to_json(self) -> dict[str, float]:
-        """This spread as a JSON object."""
+        """The mean and standard deviation as a JSON object."""
         return asdict(self)
 
 
@@ -81,7 +81,7 @@ def compare(
     This is the Mann-Whitney statistic U/(S·M) within a prompt (Mann and Whitney, 1947).
 
     Raises:
-        ValueError: other numbers of prompts, no responses, or a score that is not a number.
+        ValueError: the numbers of prompts differ, no responses, or a score that is not a number.
     """
     if policy_scores.shape[0] != reference_scores.shape[0]:
         raise ValueError(
@@ -102,7 +102,7 @@ def win_rate(wins: Float[ndarray, " P"]) -> float:
     """The mean of per-prompt win fractions: 1/P · Σ w_p. A half says that the two are equal.
 
     Raises:
-        ValueError: no prompts, or a share outside 0 to 1.
+        ValueError: no prompts, or a fraction outside 0 to 1.
     """
     if wins.size == 0:
         raise ValueError("no prompts: there is no win rate")
@@ -163,7 +163,7 @@ def judge_wins(wins: Float[ndarray, " P"], *, seed: int, level: float = 0.95) ->
 
     A prompt is won when the policy takes more than half of its comparisons.
     """
-    win_rate(wins)  # refuses shares outside 0 to 1
+    win_rate(wins)  # raises for fractions outside 0 to 1
     won, lost = int((wins > 0.5).sum()), int((wins < 0.5).sum())
     return WinRate(
         interval=bootstrap_interval(wins, seed=seed, level=level),
@@ -174,7 +174,7 @@ def judge_wins(wins: Float[ndarray, " P"], *, seed: int, level: float = 0.95) ->
     )
 
 
-def spread(values: Float[ndarray, " N"]) -> Spread:
+def spread(values: Float[ndarray, " N"]) -> MeanStd:
     """Mean and standard deviation of `values`.
 
     Raises:
@@ -182,7 +182,7 @@ def spread(values: Float[ndarray, " N"]) -> Spread:
     """
     if values.size == 0:
         raise ValueError("no values: there is no mean")
-    return Spread(mean=float(values.mean()), std=float(values.std()))
+    return MeanStd(mean=float(values.mean()), std=float(values.std()))
 
 
 def standard_error(values: Float[ndarray, " P"]) -> float:

@@ -79,7 +79,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
-    # machines that are unlike must not mix their precisions, be they other jobs' or a resumed run's
+    # all jobs, and a resumed run, must use one precision, whatever their hardware supports
     settings = replace(
         settings, precision=precision, resume=settings.resume or settings.shard is not None
     )
@@ -115,7 +115,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
 
 
 def heartbeat_of(run: RunDir, settings: ReferenceSettings) -> Path:
-    """Where the ranks of this job, one of those that fill a store, say how they get on."""
+    """The heartbeat of this job's ranks; several jobs may fill one store."""
     return run.heartbeat if settings.shard is None else run.heartbeat / f"job-{settings.part[0]}"
 
 
@@ -159,18 +159,18 @@ def cut_into_shards(
     return shards
 
 
-def share(
+def shards_of_rank(
     names: Sequence[str], settings: ReferenceSettings, accelerator: Accelerator
 ) -> Sequence[str]:
-    """The shards of this process: every n-th of its job's, which are every N-th of all."""
+    """The shards of this rank: every n-th (n ranks) of its job's, every N-th (N jobs) of all."""
     job, jobs = settings.part
-    if settings.tensor_parallel > 1:  # all processes work on each
+    if settings.tensor_parallel > 1:  # all ranks work on every shard
         return names[job::jobs]
     return names[job::jobs][accelerator.process_index :: accelerator.num_processes]
 
 
 def writes(accelerator: Accelerator, sharding: Sharding) -> bool:
-    """Whether this process writes what it has worked on: one does, of those that work together."""
+    """Whether this rank writes shards: under tensor parallelism only the main rank does."""
     return accelerator.is_main_process or not sharding.is_tensor_parallel
 
 
@@ -224,7 +224,7 @@ def _load_models(
 
 @dataclass(frozen=True)
 class _ShardWriter:
-    """What it takes to turn prompts into rows.
+    """Models and settings that turn prompts into rows.
 
     Where weights are sharded, all processes work in lockstep: each writes a shard at a time, all
     gather the model once to sample for it, and those that have none left only take part.
@@ -247,7 +247,7 @@ class _ShardWriter:
         )
 
     def facts(self, prompts_hash: str, reward: dict[str, str] | None) -> dict[str, Any]:
-        """What the manifest says of how the rows were made."""
+        """The manifest fields that describe how the rows were made."""
         return {
             "model": self.description,
             "prompts_hash": prompts_hash,
@@ -261,7 +261,7 @@ class _ShardWriter:
 
     def write_missing(self, shards: dict[str, Sequence[RankedPrompt]], folder: Path) -> None:
         """Write every shard of this process that is not on disk yet."""
-        mine = share(list(shards), self.settings, self.accelerator)
+        mine = shards_of_rank(list(shards), self.settings, self.accelerator)
         missing = [name for name in mine if not (folder / name).is_file()]
         if self.sharding.is_tensor_parallel:
             missing = from_main(missing)
@@ -282,7 +282,7 @@ class _ShardWriter:
                     write_shard(folder / name, rows, reward)
 
     def _take_part(self, prompt: Prompt) -> None:
-        """Be there while others write shards: this process has a part of the weights."""
+        """Take part in gathering the weights while other ranks write shards."""
         beat("waiting for others")
         self._sample([], lambda count: None)
         nothing = Sample([end_token_ids(self.tokenizer)[0]], finished=True)

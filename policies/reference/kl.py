@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 MAX_LOG_RATIO = 10.0
-MIN_TAIL = 1e-6  # probability; below it float32 knows no better
+MIN_TAIL = 1e-6  # probability; float32 rounding errors dominate below it
 
 
 def forward_kl_k3(

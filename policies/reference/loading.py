@@ -1,4 +1,4 @@
-"""Language models that are loaded for a moment, so that one at a time is in memory."""
+"""Load language models temporarily, so that only one at a time is in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from rlhf.run.rundir import RunDir
 
 @contextmanager
 def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """A model for the length of the block; its weights are freed after it."""
+    """Load a model for the duration of the block, then free its weights."""
     try:
         yield model
     finally:

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from policies.reference.build import heartbeat_of, share, writes
+from policies.reference.build import heartbeat_of, shards_of_rank, writes
 from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import (
     describe_shard,
@@ -68,9 +68,9 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
         sharding=sharding,
         given=described_kwargs(manifest["model"]),
     )
-    names = share(list(manifest["shards"]), settings, accelerator)
+    names = shards_of_rank(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}
-    # the stage is done, and stays so whatever becomes of its rewards
+    # the stage stays finished even if scoring fails
     with watching(heartbeat_of(run, settings), settings.stall_timeout, _say):
         scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
         scorer.score(run.outputs, mine)
@@ -100,7 +100,7 @@ class _Scorer:
     batch_size: int
 
     def score(self, folder: Path, shards: dict[str, dict[str, Any]]) -> None:
-        """Give this process's shards the rewards that they lack."""
+        """Score this rank's shards that have no rewards yet."""
         for name, expected in shards.items():
             require_unchanged(folder / name, expected, scored=False)
         wanted = self.reward.description["hash"]
@@ -112,7 +112,9 @@ class _Scorer:
         with progress("rewards of the reference outputs", total=total, done=total - left) as bar:
             for turn, name in enumerate(self.sharding.in_step(self.accelerator, lacking, spare)):
                 table = read_table(folder / name)
-                if turn >= len(lacking):  # others have files left, and their weights are here
+                if turn >= len(
+                    lacking
+                ):  # other ranks still have files and need this rank's weights
                     self._rewards(rows_of(table)[:1])
                     continue
                 rewards = self._rewards(rows_of(table))

@@ -3,7 +3,7 @@
 outputs/train-00000.parquet ...   one ReferenceRow a row; the M samples of a prompt lie together
 outputs/test-00000.parquet ...    the same of the test prompts
 outputs/manifest.json             model, tokenizer, sampling, counts, and the hashes of every shard
-end_tokens.json                   at what responses end, recorded before the first of them
+end_tokens.json                   end tokens of the responses, recorded before the first one
 
 A store may hold millions of rows. Opening it reads the manifest; rows come from disk when they are
 wanted, their shard is checked against its hash first, and only the last ones stay in memory.
@@ -74,7 +74,7 @@ MANIFEST_KINDS: Kinds = {
 }
 MAX_ROWS = 10**12  # of a shard
 GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows each, as shards are written
-SHARDS_CHECKED_AT_OPENING = 8  # the others are when they are first read
+SHARDS_CHECKED_AT_OPENING = 8  # the others are checked when first read
 
 
 class StoredRows(Sequence[ReferenceRow]):
@@ -245,7 +245,7 @@ def require_end_tokens(ids: Sequence[Any], place: str, vocabulary: float = math.
 
 
 def settle_end_tokens(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """At what all responses of a stage end, which it records when it opens first.
+    """The end tokens of all responses of a stage, recorded when the stage first opens.
 
     Other jobs and a resumed run go by the record. A stage with shards and no record is from a
     version that ended responses at `tokenizer.eos_token` alone.
@@ -272,7 +272,7 @@ def settle_end_tokens(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> list[i
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a store says of itself.
+    """Read and validate the manifest of a store.
 
     Raises:
         InputError: no manifest or a broken one, another format, or truncated sampling.
@@ -298,7 +298,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _checked_sampling(manifest: dict[str, Any], path: Path) -> Sampling:
-    """The sampling of a manifest whose every part is what its readers expect.
+    """Validate a manifest and return its sampling settings.
 
     Raises:
         InputError: one is not.

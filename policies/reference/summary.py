@@ -100,7 +100,7 @@ def inspect_store(out: Path) -> dict[str, Any]:
 
 
 def describe_store(found: dict[str, Any]) -> str:
-    """What `inspect_store` found, as people read it."""
+    """Format the result of `inspect_store` for the terminal."""
     prompts, sampling = found["prompts"], found["sampling"]
     lines = [
         f"{found['path']}: reference outputs of {found['model']}",

@@ -1,4 +1,4 @@
-"""Whose answers stand where in the answers.jsonl of an evaluation."""
+"""The order of the answers in an evaluation's answers.jsonl: reference, policy, rival."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from rlhf.records.schema import Response
 def split_by_side(
     responses: Sequence[Response], samples: int, *, has_rival: bool
 ) -> dict[str, Sequence[Response]]:
-    """One prompt's answers of each side, told apart by their order.
+    """Split one prompt's answers into reference, policy and rival by their order.
 
     Args:
-        responses: the reference's, of which there may be any number, the policy's, the rival's.
-        samples: answers of the policy, and of the rival.
+        responses: those of the reference (any number), then the policy's, then the rival's.
+        samples: number of answers of the policy, and of the rival.
         has_rival: whether there is one.
     """
     sampled = ("policy", "rival") if has_rival else ("policy",)
