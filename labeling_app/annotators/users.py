@@ -2,7 +2,7 @@
 
 import sqlite3
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 from labeling_app.annotators.passwords import (
@@ -120,7 +120,7 @@ class Users:
 
     def sign_in(self, name: str, password: str) -> SignIn:
         """Check a password, as slowly for a name that nobody has. `sign_in.py` counts attempts."""
-        hashed, is_disabled = password_of(self.connections, name) or (None, False)
+        hashed, is_disabled, epoch = password_of(self.connections, name) or (None, False, 0)
         is_right = check_password(password, hashed or hash_of_nobody())
         if not hashed or not is_right:
             return SignIn(problem="Name or password is wrong.")
@@ -130,7 +130,9 @@ class Users:
             # Where an import holds the file for long, the next sign-in renews it.
             with suppress(sqlite3.OperationalError):
                 renew_password(self.connections, name, hashed, hash_password(password))
-        return SignIn(user=self.get(name))
+        # Checking takes time: a password that is reset meanwhile ends this session, too.
+        user = self.get(name)
+        return SignIn(user=user and replace(user, epoch=epoch))
 
     def of_session(self, name: str, epoch: int) -> User | None:
         """The user that a session belongs to, unless disabled or signed out since."""

@@ -37,11 +37,11 @@ def change_user(connections: Connections, name: str, **columns: Any) -> bool:
         return bool(db.execute(query, [*columns.values(), name]).rowcount)
 
 
-def password_of(connections: Connections, name: str) -> tuple[str, bool] | None:
-    """The hash of a user's password, and whether the user is disabled."""
-    query = "SELECT password, disabled FROM users WHERE name = ?"
+def password_of(connections: Connections, name: str) -> tuple[str, bool, int] | None:
+    """The hash of a user's password, whether the user is disabled, and the epoch of sessions."""
+    query = "SELECT password, disabled, epoch FROM users WHERE name = ?"
     row = connections.db.execute(query, [name]).fetchone()
-    return (row[0], bool(row[1])) if row else None
+    return (row[0], bool(row[1]), row[2]) if row else None
 
 
 def renew_password(connections: Connections, name: str, old: str, new: str) -> None:

@@ -41,6 +41,8 @@ class Health:
         if monotonic() >= self._next_check and self._checking.acquire(blocking=False):
             try:
                 self._connections.damage = self._check()
+            except sqlite3.OperationalError as error:
+                return f"its file cannot be checked now ({error})"
             finally:
                 self._checking.release()
         return self._connections.damage
@@ -48,11 +50,13 @@ class Health:
     def _check(self) -> str:
         began = monotonic()
         path = self._connections.path
-        damage = find_damage(path)
-        if not damage and read_board_id(path) != self._board:
-            damage = "another database was copied over its file"
-        now = monotonic()
-        self._next_check = now + (now - began) / MAX_SHARE_OF_TIME
+        try:
+            damage = find_damage(path)
+            if not damage and read_board_id(path) != self._board:
+                damage = "another database was copied over its file"
+        finally:
+            now = monotonic()
+            self._next_check = now + (now - began) / MAX_SHARE_OF_TIME
         return f"its file is damaged ({damage})" if damage else ""
 
 

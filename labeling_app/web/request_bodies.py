@@ -46,8 +46,8 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     body = await read_body(request, max_bytes)
     try:
         value = json.loads(body)
-        # JSON may contain half a surrogate pair, which files and databases refuse.
-        json.dumps(value, ensure_ascii=False).encode()
+        # Python reads NaN, 1e999 and half a surrogate pair, which no answer or file can hold.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise BodyError(400, f"The body is not valid JSON ({error}).") from None
     if not isinstance(value, dict):

@@ -235,7 +235,7 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
     path = Path(folder) / FOLDER / BASE
     remedy = (
         f"Train it with: rlhf train-reward --adapter lora --model {base['path']} …, or leave "
-        "--share-base out."
+        "--lora.share-base out."
     )
     if not path.is_file():
         raise InputError(f"{folder} keeps no adapter to put on a shared base", remedy)
@@ -251,9 +251,9 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
         raise InputError(
             f"The adapter of {folder} was trained beside weights held {theirs}, and the shared "
             f"base holds them {ours}",
-            "Leave --four-bit-base out, or train it with --adapter qlora."
+            "Leave --lora.four-bit-base out, or train it with --adapter qlora."
             if four_bits
-            else "Add --four-bit-base, or train it with --adapter lora.",
+            else "Add --lora.four-bit-base, or train it with --adapter lora.",
         )
 
 

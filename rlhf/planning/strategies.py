@@ -57,7 +57,7 @@ SHARDINGS: dict[str, Strategy] = {
 STRATEGIES = (*SHARDINGS, "LoRA")
 BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
 WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
-ADAPTED_BY = {"reward": "--adapter lora", "ppo": "--share-base"}
+ADAPTED_BY = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
 REUSED = 10**9  # weights: DeepSpeed's stage3_max_reuse_distance, as it comes
 USABLE = 0.9
 MAX_GPUS = 4096
@@ -334,7 +334,7 @@ def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> st
                 batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
                 name = strategy
                 if strategy == "LoRA":
-                    name += f" ({ADAPTED_BY[stage]} --lora-rank {load.lora_rank})"
+                    name += f" ({ADAPTED_BY[stage]} --lora.rank {load.lora_rank})"
                 return f"{stage}: {name}{words}, up to {batch} sequences in a forward pass."
     count = 2 * gpus
     while count <= MAX_GPUS:

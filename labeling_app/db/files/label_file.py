@@ -14,6 +14,13 @@ from labeling_app.db.files.schema import APPLICATION_ID
 from rlhf.errors import InputError
 
 SHOWN_TABLES = 3
+PASSING = {  # errors that are gone when another program or descriptor is
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+}
 GONE = "its file was removed or replaced since it was opened"
 
 Identity = tuple[int, ...] | None
@@ -125,21 +132,37 @@ def find_damage(path: Path) -> str:
     """The first damage that SQLite finds in a database's file; "" where it is intact.
 
     Reads all of it, through a connection of its own: an open one has pages in its memory.
+
+    Raises:
+        sqlite3.OperationalError: it cannot be read at the moment.
     """
     try:
         with open_read_only(path) as db:
             found: str = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
+        if _is_passing(error):
+            raise
         return str(error)
     return "" if found == "ok" else " ".join(found.split())
 
 
+def _is_passing(error: sqlite3.DatabaseError) -> bool:
+    """Whether an error says nothing about the file itself: locked, or out of descriptors."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in PASSING
+
+
 def read_board_id(path: Path) -> str:
-    """The id of the database that is in the file now; "" where none can be read."""
+    """The id of the database that is in the file now; "" where there is none.
+
+    Raises:
+        sqlite3.OperationalError: it cannot be read at the moment.
+    """
     try:
         with open_read_only(path) as db:
             row = db.execute("SELECT value FROM settings WHERE name = 'board'").fetchone()
-    except sqlite3.DatabaseError:
+    except sqlite3.DatabaseError as error:
+        if _is_passing(error):
+            raise
         return ""
     return str(row[0]) if row else ""
 
@@ -154,7 +177,7 @@ class FileWatch:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.absolute()
+        self._path = path.resolve()  # SQLite keeps the log beside the file, not beside a link
         self._log = _log_of(self._path)
         self._file, self._file_log = _identity(self._path, with_size=True), _identity(self._log)
 

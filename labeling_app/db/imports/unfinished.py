@@ -108,7 +108,8 @@ def clean_up(connections: Connections) -> None:
 
 @contextmanager
 def _lock(database: Path, wait_seconds: float) -> Iterator[None]:
-    path = database.with_name(f"{database.name}-import")
+    path = database.resolve()  # one lock for all names of a file
+    path = path.with_name(f"{path.name}-import")
     try:
         with FileLock(path, timeout=wait_seconds):
             try:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rlhf.commands.wording import counted, next_command
 from rlhf.config import MAX_SEED, Precision, require_range
@@ -14,6 +14,8 @@ EXAMPLE = "rlhf prioritize --db labels.db --reward runs/first/reward"
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Which tasks come first."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {"tokens_per_batch": "micro_tokens"}
 
     db: Path
     """The label database."""
@@ -30,7 +32,7 @@ class Settings:
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
-    tokens_per_batch: int = 4096
+    micro_tokens: int = 4096
     """Tokens in one forward pass of the reward model."""
     precision: Precision = "auto"
     """Precision of the reward model: bf16 is autocast over float32 weights; auto uses it where the
@@ -42,7 +44,7 @@ class Settings:
         require_range("random_share", self.random_share, 0.2, 1)
         require_range("most", self.most, 1)
         require_range("seed", self.seed, 0, MAX_SEED)
-        require_range("tokens_per_batch", self.tokens_per_batch, 1)
+        require_range("micro_tokens", self.micro_tokens, 1)
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def run(settings: Settings) -> dict[str, Any]:
         features = load_features(
             settings.reward,
             accelerator,
-            settings.tokens_per_batch,
+            settings.micro_tokens,
             settings.chat_template_kwargs,
         )
         return prioritize(

@@ -125,3 +125,13 @@ def test_a_program_and_a_person_never_share_a_name(users, store):
     revoke_token(store, "shop")
     with pytest.raises(InputError, match="'ann' is a person who signs in"):
         make_token(store, "ann")
+
+
+def test_a_password_that_is_reset_while_it_is_checked_opens_no_session(users, monkeypatch):
+    def check_slowly(password, hashed):
+        users.reset_password("ann", "another one")
+        return True
+
+    monkeypatch.setattr("labeling_app.annotators.users.check_password", check_slowly)
+    signed_in = users.sign_in("ann", "long enough").user
+    assert users.of_session("ann", signed_in.epoch) is None

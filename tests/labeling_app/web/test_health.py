@@ -3,6 +3,7 @@
 import os
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def test_health_follows_the_file(client, full):
 
 def expire_last_check(health: Health) -> None:
     health._next_check = 0.0
+
+
+def test_a_file_that_another_program_locks_is_not_damaged(client, full):
+    path = full.connections.path
+    full.connections.close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        answer = client.get("/healthz")
+    assert answer.status_code == 503
+    assert "locked" in answer.json()["problem"]
+    assert not full.connections.damage
 
 
 def test_damage_is_found_and_ends_all_writing(full, queue):

@@ -120,13 +120,15 @@ def test_a_reward_model_on_a_base_scores_like_the_merged_one(tiny_model, tmp_pat
         require_adapters(str(tmp_path / "r"), {**base, "hash": "another"})
     with pytest.raises(InputError, match=r"as they are, and .* holds them in 4 bits") as caught:
         require_adapters(str(tmp_path / "r"), base, four_bits=True)
-    assert caught.value.remedy == "Leave --four-bit-base out, or train it with --adapter qlora."
+    assert (
+        caught.value.remedy == "Leave --lora.four-bit-base out, or train it with --adapter qlora."
+    )
     note = tmp_path / "r/adapter/base.json"
     note.write_text(note.read_text().replace('"four_bits": false', '"four_bits": true'))
     require_adapters(str(tmp_path / "r"), base, four_bits=True)
     with pytest.raises(InputError, match=r"in 4 bits, and .* holds them as they are") as caught:
         require_adapters(str(tmp_path / "r"), base)
-    assert caught.value.remedy == "Add --four-bit-base, or train it with --adapter lora."
+    assert caught.value.remedy == "Add --lora.four-bit-base, or train it with --adapter lora."
     policy = load_causal_lm(str(tiny_model)).requires_grad_(False)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     shared = load_reward_model_on(policy, str(tmp_path / "r")).eval()

@@ -141,10 +141,10 @@ def test_adapters_of_ppo_share_one_frozen_model() -> None:
 
 def test_advice_names_the_flags_of_adapters() -> None:
     assert advice("reward", SHAPE, LOAD, 1, 30 * GIB).startswith(
-        "reward: LoRA (--adapter lora --lora-rank 16), up to "
+        "reward: LoRA (--adapter lora --lora.rank 16), up to "
     )
     assert advice("ppo", SHAPE, LOAD, 1, 40 * GIB).startswith(
-        "ppo: LoRA (--share-base --lora-rank 16) with --gradient-checkpointing, up to "
+        "ppo: LoRA (--lora.share-base --lora.rank 16) with --gradient-checkpointing, up to "
     )
 
 

@@ -276,13 +276,15 @@ async function start() {
   const wanted = new URLSearchParams(location.search).get('decide');
   let first = wanted ? { op: 'decide', task_id: Number(wanted) } : { op: 'next' };
   for (let attempt = 0; ; attempt += 1) {
-    const screen = await ask(first);
+    let screen = await ask(first);
     if (screen.ok) {
       ({ board, annotator } = screen);
       const hadWaiting = readStorage('outbox');
       complain(hadWaiting ? await deliverWaiting(complain) : '');
       history.replaceState(null, '', location.pathname);
-      return show(hadWaiting ? await ask({ op: 'next' }) : screen);
+      first = { op: 'next' };
+      if (hadWaiting) screen = await ask(first);
+      if (screen.ok) return show(screen);
     }
     complain(screen.error);
     if (!screen.retry) first = { op: 'next' };

@@ -98,3 +98,14 @@ def test_many_at_once_rank_everything_exactly_once(app, store, queue, fill):
     assert sum(run_async(label_all())) == 40
     tasks = [row[0] for row in store.connections.db.execute("SELECT task_id FROM rankings")]
     assert sorted(tasks) == list(range(1, 41))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_no_answer_can_hold_are_refused(app, number):
+    with TestClient(app) as browser:
+        cookie = {"name": "ann", "password": PASSWORD}
+        browser.post("/sign-in", data=cookie, headers={"Origin": "http://testserver"})
+        body = f'{{"op": "draft", "task_id": "x", "state": {{"x": {number}}}}}'
+        answer = browser.post("/board", content=body, headers={"Origin": "http://testserver"})
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]
