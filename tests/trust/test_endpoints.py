@@ -59,7 +59,6 @@ def dripping(first: bytes, rest: bytes = b"x" * 500) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         finally:
-            ended.set()
             listener.shutdown(socket.SHUT_RDWR)
     thread.join(5)
 
@@ -108,29 +107,29 @@ def test_live_mode_gives_up_a_server_that_drips(first: bytes) -> None:
     assert time.monotonic() - began < 5
 
 
-def press_ctrl_c(ended: threading.Event, pressed: list[float]) -> None:
-    """Interrupt the main thread after half a second; again where a finalizer swallowed it."""
-    pause = 0.5
-    while not ended.wait(pause):
-        pressed.append(time.monotonic())
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        pause = 5.0
+@pytest.fixture
+def _default_sigint() -> Iterator[None]:
+    """PyTorch's agent, where an earlier test started one, leaves a handler of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.usefixtures("_default_sigint")
 def test_ctrl_c_ends_what_a_judge_is_asked(tmp_path: Path) -> None:
     responses = [Response(id=x, prompt_id=PROMPT.id, text=x, model="m") for x in "abc"]
     endpoint = judge.Endpoint(model="m", timeout_seconds=60, url="")
     with dripping(HEAD) as url, Store(tmp_path / "labels.db") as store:
         store.add_prompts([PROMPT])
         store.add_responses(responses)
-        ended, pressed = threading.Event(), list[float]()
-        threading.Thread(target=press_ctrl_c, args=(ended, pressed), daemon=True).start()
+        main = threading.main_thread().ident
+        threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             annotate_with_judge(
                 store, judge.replace(endpoint, url=url), name="j", rubric="", parallel=2
             )
-        ended.set()
-    assert time.monotonic() - pressed[-1] < 3.5
+    assert time.monotonic() - began < 4
 
 
 class Pointing(LocalServer):
