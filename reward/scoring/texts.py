@@ -21,7 +21,7 @@ from reward.data.batches import lay_out, split_packed, split_padded
 from reward.data.groups import Group
 from reward.scoring.scorer import combine_members, load_module, member_folders
 from reward.settings import Combine
-from rlhf.endpoints.retries import ask_patiently
+from rlhf.endpoints.retries import ask_with_retries
 from rlhf.endpoints.signals import load_signal
 from rlhf.endpoints.urls import open_url, read_answer
 from rlhf.errors import InputError
@@ -134,7 +134,7 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
         with open_url(request, timeout_seconds=TIMEOUT_SECONDS) as answer:
             return read_answer(answer)
 
-    content = ask_patiently(
+    content = ask_with_retries(
         ask,
         address,
         when_refused="Check the address of the reward.",
