@@ -358,8 +358,8 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         ),
         (
             ["dpo", "--model=m"],
-            "error --rankings and --out are missing\n"
-            "  Type: rlhf dpo --model=m --rankings RANKINGS --out OUT\n",
+            "error --out and --rankings are missing\n"
+            "  Type: rlhf dpo --model=m --out OUT --rankings RANKINGS\n",
         ),
         (
             ["ppo", "--config", "{model: m, reference: r}"],

@@ -52,7 +52,7 @@ def ranked(number: int, split: str, tiers: tuple[tuple[int, ...], ...]) -> Ranke
 
 @pytest.fixture(scope="module")
 def rankings(tmp_path_factory) -> Path:
-    """Training pairs of three prompts, 3, 2 and 1, and none of a tie; two pairs of a test prompt."""
+    """Three training prompts with 3, 2 and 1 pairs, a tie with none, and a test prompt with two."""
     folder = tmp_path_factory.mktemp("dpo") / "rankings"
     folder.mkdir()
     records = [
