@@ -14,6 +14,7 @@ from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import SHARDED, ClusterSettings
+from rlhf.records.thumbs import PointwiseKind
 
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
 Adapter = Literal["none", "lora", "qlora"]
@@ -134,8 +135,8 @@ class ObjectiveSettings:
             require_range(f"objective.{name}", getattr(self, name), 0)
 
     @property
-    def pointwise_weights(self) -> dict[str, float]:
-        """The weight of each kind of judgement of a single response."""
+    def pointwise_weights(self) -> dict[PointwiseKind, float]:
+        """The weight of each kind of judgment of a single response."""
         return {"thumbs": self.thumbs_weight, "all_bad": self.all_bad_weight}
 
 

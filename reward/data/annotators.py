@@ -1,38 +1,39 @@
-"""What the weights of annotators come to: whose judgements a training learns from, and how much."""
+"""What the weights of annotators come to: whose judgments a training learns from, and how much."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from reward.data.batches import total_weight
 from reward.data.groups import Group
-from reward.objective import Objective, total_weight
+from reward.settings import Loss
 
 
 def weigh_annotators(
-    objective: Objective, groups: Sequence[Group], weights: Mapping[str, float]
+    groups: Sequence[Group], loss: Loss, weights: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """For every annotator the `weight`, the number of `judgements`, and their `share` of all.
+    """For every annotator the `weight`, the number of `judgments`, and their `share` of all.
 
-    The share is Σ w_j / n_x over her judgements j, where prompt x has n_x judgements of all
+    The share is Σ w_j / n_x over her judgments j, where prompt x has n_x judgments of all
     annotators (pairs or rankings, and pointwise ones, counted apart), divided by the same sum over
     everybody's.
 
     Args:
-        objective: says what a judgement is: a pair or a ranking, or a pointwise one.
         groups: of the training.
-        weights: those that were given; who has none counts 1, and who has 0 is in no group.
+        loss: which says what a judgment is: a pair or a ranking, or a pointwise one.
+        weights: those that were given; others count 1, and who has 0 is in no group.
     """
-    judgements = Counter[str]()
+    judgments = Counter[str]()
     sums: dict[str, float] = defaultdict(float)
-    for found in (found for group in groups for found in objective.judgements(group)):
+    for found in (found for group in groups for found in group.judgments(loss)):
         for one in found:
-            judgements[one.annotator] += 1
+            judgments[one.annotator] += 1
             sums[one.annotator] += one.weight / len(found)
-    total = total_weight(objective, groups)
+    total = total_weight(groups, loss)
     return {
         name: {
             "weight": float(weights.get(name, 1.0)),
-            "judgements": judgements[name],
+            "judgements": judgments[name],
             "share": round(sums[name] / total, 4),
         }
-        for name in sorted({*judgements, *weights})
+        for name in sorted({*judgments, *weights})
     }

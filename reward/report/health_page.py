@@ -25,7 +25,7 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
     Args:
         path: where to.
         report: what report.json holds.
-        rewards: normalised rewards of the responses that fixed the scale.
+        rewards: normalized rewards of the responses that fixed the scale.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined

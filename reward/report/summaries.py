@@ -17,7 +17,7 @@ LANGUAGE_MODEL = "LANGUAGE_MODEL"  # which one, nobody has written down
 
 
 def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> str:
-    """How far to trust the model, what it learnt from, where the report is, what to type next.
+    """How far to trust the model, what it learned from, where the report is, what to type next.
 
     Args:
         settings: of the stage.
@@ -74,7 +74,7 @@ def _accuracy(accuracy: Mapping[str, Any] | None, source: str, *, has_thumbs: bo
     if accuracy is None and has_thumbs:
         return "No preference between two responses is held out: there is no accuracy on pairs."
     if accuracy is None:
-        return "Every held-out judgement is a tie: there is no accuracy to report."
+        return "Every held-out judgment is a tie: there is no accuracy to report."
     doubt = accuracy["low"] is not None and accuracy["low"] <= CHANCE
     return (
         f"The reward model orders {in_words(accuracy)} of {accuracy['pairs']} held-out pairs of "
@@ -98,7 +98,7 @@ def _thumbs(report: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _judgements(total: Mapping[str, int]) -> str:
+def _judgments(total: Mapping[str, int]) -> str:
     """What the rankings hold; of pairs alone, on how many prompts."""
     up, down = total.get("thumbs_up", 0), total.get("thumbs_down", 0)
     all_bad = total.get("responses_of_all_bad", 0)
@@ -121,6 +121,6 @@ def _rankings(counts: Mapping[str, Mapping[str, int]]) -> str:
         if name.startswith("prompts_") and number
     ]
     return (
-        f"It read {total['rankings']} rankings: {_judgements(total)}. "
+        f"It read {total['rankings']} rankings: {_judgments(total)}. "
         f"Skipped: {', '.join(skipped) or 'nothing'}."
     )
