@@ -96,7 +96,7 @@ def test_a_failed_case_leaves_its_error_and_is_measured_again(
     with pytest.raises(MemoryError):
         results.measure(arguments, "stage", {"size": "6b"}, fail)
     with arguments.results.open("a") as file:
-        file.write('{"stage": "torn')
+        file.write('{"stage": "torn", "settings": {"size": "6b"}')
     assert results.has_failed(arguments, "stage", {"size": "6b"})
     assert results.find_result(arguments, "stage", {"size": "6b"}) is None
     for value in (1, 2):  # the second call finds what the first has measured

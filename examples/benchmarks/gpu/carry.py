@@ -1,12 +1,20 @@
-"""Which packages a GPU machine that downloads nothing lacks, and how to bring them as wheels.
+"""Packages that are missing on a GPU machine without a network, and how to bring their wheels.
 
-    python -m examples.benchmarks.gpu.carry                              there: what is missing
-    python -m examples.benchmarks.gpu.carry --download FOLDER NAME ...   here: its wheels
-    python -m pip install --no-index --no-deps --target .site FOLDER/*.whl    there; then
+On the GPU machine, to see what is missing (this file needs the standard library only):
+
+    python -m examples.benchmarks.gpu.carry
+
+On a machine with a network, for Linux on x86-64:
+
+    python -m examples.benchmarks.gpu.carry --download FOLDER NAME ...
+
+On the GPU machine again:
+
+    python -m pip install --no-index --no-deps --target .site FOLDER/*.whl
     export PYTHONPATH=.site
 
-PyTorch 2.11, transformers 5.17, accelerate, peft and safetensors with what they need are taken for
-granted; this page needs the standard library only. Reward stages do without pyarrow.
+PyTorch 2.11, transformers 5.17, accelerate, peft, safetensors and what they depend on must be
+installed. Reward stages run without pyarrow, whose wheel is the largest.
 """
 
 import argparse
@@ -51,7 +59,9 @@ WHEELS = (
     Wheel("pandas", "pandas", 12, "reward_model --kind trl"),
 )
 PINNED = {"dill": "dill<0.4.2", "multiprocess": "multiprocess<0.70.20"}  # datasets wants them
-PLATFORMS = tuple(f"manylinux_2_{number}_x86_64" for number in (17, 24, 27, 28))
+PLATFORMS = tuple(
+    f"manylinux{name}_x86_64" for name in ("2014", "_2_17", "_2_24", "_2_27", "_2_28")
+)
 
 
 def list_missing() -> None:

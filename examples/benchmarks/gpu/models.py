@@ -36,6 +36,7 @@ SIZES = {
         "num_hidden_layers": 16,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
+        "head_dim": 64,  # or that of 6b stays
     },
     "tiny": {
         "hidden_size": 64,
@@ -43,6 +44,7 @@ SIZES = {
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 16,
         "vocab_size": 512,
     },
 }

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -49,9 +50,9 @@ def parse(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.
 @lru_cache
 def device() -> str:
     """The name of the first GPU, without loading torch; cpu where there is none."""
-    program = shutil.which("nvidia-smi")
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return "cpu"
+    program = shutil.which("nvidia-smi")
     if program is None:
         return "gpu" if Path("/dev/nvidia0").exists() else "cpu"
     command = [program, "--query-gpu=name", "--format=csv,noheader"]
@@ -79,8 +80,11 @@ def read_results(file: Path) -> list[Line]:
     """All lines but one that a kill cut short."""
     if not file.is_file():
         return []
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def lines_of(arguments: argparse.Namespace, stage: str, settings: Line) -> list[Line]:
