@@ -75,7 +75,7 @@ class _Names:
 
 
 def pseudonym(secret: str, name: str) -> str:
-    """A name for exports that stays the same and gives nothing away without the database."""
+    """A name for exports that stays the same and reveals nothing without the database."""
     digest = hmac.new(secret.encode(), f"pseudonym:{name}".encode(), hashlib.sha256)
     return f"person-{digest.hexdigest()[:8]}"
 
@@ -163,7 +163,7 @@ def _conversational_rows(record: RankedPrompt) -> Iterator[JsonObject]:
 
 
 def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
-    """HH-RLHF strings. They know no system turn: its text leads the first human turn."""
+    """HH-RLHF strings. They have no system turn: its text precedes the first human turn."""
     names = {"system": "Human", "user": "Human", "assistant": "Assistant"}
     text = ""
     after_system = False
