@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from rlhf.commands.models import evaluate, ppo, reference, sft, train_reward
+from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf status runs/first runs/second"
@@ -15,6 +15,7 @@ STAGES = {
     "reward": train_reward,
     "reference": reference,
     "ppo": ppo,
+    "dpo": dpo,
     "evaluate": evaluate,
 }
 
