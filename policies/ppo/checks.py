@@ -13,7 +13,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -21,9 +20,10 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policies.formulas import FORWARD_KL
+from policies.ppo.rollout import distinct_2
 from policies.ppo.setting_groups import GuardSettings
 from policies.reference.audit import score_responses
-from policies.reference.kl import FORWARD_KL
 from policies.reference.store import ReferenceRow
 from rlhf.errors import GuardError
 from rlhf.run.checkpoint import last_good
@@ -139,15 +139,6 @@ def normal_of(rows: Sequence[ReferenceRow]) -> Normal:
         distinct_2=fmean(distinct_2(row.response_ids) for row in rows),
         entropy=sum(sum(row.entropy) for row in rows) / tokens,
     )
-
-
-def distinct_2(ids: Sequence[int]) -> float:
-    """Fraction of distinct pairs of neighboring tokens in a response; 1 if it has none.
-
-    Within a response, so that neither the number of responses nor their likeness plays a part.
-    """
-    pairs = list(pairwise(ids))
-    return len(set(pairs)) / len(pairs) if pairs else 1.0
 
 
 def signs(

@@ -17,11 +17,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from policies.formulas import reverse_kl_k1, reverse_kl_k3
 from policies.ppo.batches import in_length_order
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import MAX_RELATIVE_ERROR, PPOSettings
-from policies.reference.kl import reverse_kl_k1, reverse_kl_k3
 from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceStore
 from rlhf.errors import InputError

@@ -18,11 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policies.formulas import shape_rewards
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
-from policies.rewards.shaping import shape_rewards
-from policies.rewards.sources import is_model
+from policies.rewards import is_model
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import (
     load_config,

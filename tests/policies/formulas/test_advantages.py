@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from policies.ppo.advantages import (
+from policies.formulas import (
     generalized_advantages,
     group_relative,
     leave_one_out,
