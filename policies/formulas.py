@@ -43,7 +43,7 @@ def shape_rewards(
         reference_scores: of the stored outputs of the same prompts.
         finished: False where a response ran into the length limit.
         lengths: in tokens.
-        shaping: centred, PAR or neither; the rest follows after it.
+        shaping: centered, PAR or neither; the rest follows after it.
         missing_eos_penalty: taken from responses that did not end by themselves.
         missing_eos_reward: what they earn instead, whatever their score; None leaves the penalty.
         length_penalty: taken for every token.
@@ -111,7 +111,7 @@ def generalized_advantages(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """Generalised advantage estimation (arXiv 1506.02438, eq. 16).
+    """Generalized advantage estimation (arXiv 1506.02438, eq. 16).
 
     δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γλ A_{t+1},  return_t = A_t + V_t; the value after
     the last real token is 0, for a response that was cut at the length limit too: the episode

@@ -5,8 +5,8 @@ the first update KL, approx-KL and clip fraction must be 0 and the entropy posit
 those of the arithmetic: batches of other shapes round differently.
 
 A reward model that is exploited gives rising rewards for answers that no person would like. Such
-answers can be noticed without people: they do not end, they grow, they shrink, they repeat
-themselves. Each of these signs is first a warning; when it persists, the run ends.
+answers can be detected without people: they do not end, get longer or shorter, or repeat
+themselves. Each of these signs is a warning first; when it persists, the run stops.
 """
 
 import math
@@ -75,13 +75,13 @@ def check_reference(
 def check_step(
     row: Mapping[str, float], precision: str, checkpoint: Path | None, *, single_update: bool
 ) -> None:
-    """Stop a run whose numbers cannot be right.
+    """Stop a run with numbers that cannot be right.
 
     Args:
         row: the step's metrics.
         precision: of accelerate, `no` or `bf16`.
         checkpoint: the newest one.
-        single_update: whether a step has one, before which all its metrics were measured.
+        single_update: whether a step has one optimizer step, so that all metrics precede it.
 
     Raises:
         GuardError: a metric is not finite; or, at step 1, the sampler's log-probs are not the
@@ -98,8 +98,8 @@ def check_step(
     gap, most = row["sampler_gap"], LOG_PROB_TOLERANCE[precision]
     if gap > most:
         raise GuardError(
-            f"Step 1: the sampler's log-probs of its own tokens are {gap:.4f} nats a token off "
-            f"those that training sees (at most {most} is expected)",
+            f"Step 1: the sampler's log-probs of its own tokens differ by {gap:.4f} nats per token "
+            f"from those that training computes (at most {most} is expected)",
             "Use --sampling.engine generate or --precision fp32; report this with your model's "
             "name.",
         )
@@ -184,7 +184,7 @@ def watch(
     checkpoint: Path | None,
     warn: Callable[[str], None],
 ) -> dict[str, int]:
-    """Warn of every new sign; stop when one has persisted for `patience` steps.
+    """Warn of every new sign; stop the run when one has persisted for `patience` steps.
 
     Args:
         row: the step's metrics.
@@ -199,7 +199,7 @@ def watch(
         For how many consecutive steps each sign has persisted.
 
     Raises:
-        GuardError: a sign has stayed; the message names the checkpoint.
+        GuardError: a sign has persisted; the message names the checkpoint.
     """
     found = signs(row, kl, normal, settings)
     updated = {name: counts.get(name, 0) + 1 for name in found}

@@ -121,7 +121,7 @@ def collect(
     prompts: Sequence[tuple[ReferenceRow, ...]],
     settings: PPOSettings,
 ) -> tuple[Episodes, Scores, Measured, Experience]:
-    """A rollout and what is learnt from it, as a step of the loop gets them."""
+    """A rollout and what is learned from it, as a step of the loop gets them."""
     episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
     scores = score_episodes(environment, episodes)
     measured = measure_episodes(environment, model, episodes, settings)
@@ -181,7 +181,7 @@ def total_variation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("advantages", ["gae", "rloo", "grpo"])
-def test_the_reward_of_one_byte_is_learnt(advantages: str) -> None:
+def test_the_reward_of_one_byte_is_learned(advantages: str) -> None:
     settings = changed(SETTINGS, advantages=advantages, critic_learning_rate=1e-2)
     wanted = BYTES["r"]  # one of 258: about one of the first step's 256 responses
     assert trained_policy(settings, np.eye(len(BYTES))[wanted], steps=60)[wanted] > 0.95
