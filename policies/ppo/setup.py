@@ -90,13 +90,13 @@ class Training:
     def dp_size(self) -> int:
         """Parts of a batch: a process has one, or processes that hold a model together."""
         processes: int = self.accelerator.num_processes
-        return processes // self.settings.tensor_parallel
+        return processes // self.settings.parallel.tensor_parallel
 
     @property
     def dp_rank(self) -> int:
         """Which of them is this process's."""
         number: int = self.accelerator.process_index
-        return number // self.settings.tensor_parallel
+        return number // self.settings.parallel.tensor_parallel
 
     def texts_of(self, step: int) -> Sequences | None:
         """This process's chunks of pretraining text in a step; None where there are no texts."""
@@ -188,7 +188,7 @@ def set_up(
         store=store,
         prompts=store.by_prompt("train"),
         texts=_read_texts(
-            settings, tokenizer, accelerator.num_processes // settings.tensor_parallel
+            settings, tokenizer, accelerator.num_processes // settings.parallel.tensor_parallel
         ),
         settings=settings,
         run=run,
@@ -224,11 +224,10 @@ def _build_models(
     settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, base: PreTrainedModel | None
 ) -> PolicyAndCritic:
     if base is None:
-        tensor_parallel = settings.tensor_parallel > 1
+        tensor_parallel = settings.parallel.tensor_parallel > 1
         policy = load_causal_lm(settings.model, tensor_parallel=tensor_parallel, trained=True)
-        alpha = 2 * settings.lora.rank
         if settings.lora.rank:
-            add_adapters(policy, settings.lora.rank, alpha, settings.seed)
+            add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
     else:
         policy = policy_on(base, settings)
         if settings.has_critic and settings.critic.model == "own":

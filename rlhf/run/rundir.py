@@ -233,7 +233,7 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
 @contextmanager
 def stage_status(
     run: RunDir,
-    url: str = "",
+    url: str | None = None,
     is_complete: Callable[[], bool] = lambda: True,
     *,
     alone: bool = True,
@@ -302,13 +302,16 @@ def _lock(run: RunDir) -> None:
 
 @contextmanager
 def watching_stage(
-    run: RunDir, timeout_seconds: float, url: str = "", heartbeat: Path | None = None
+    run: RunDir,
+    timeout_seconds: float | None,
+    url: str | None = None,
+    heartbeat: Path | None = None,
 ) -> Iterator[None]:
     """Watch for a stall of any rank: stage.json records it, stderr says it, the exit code is 75.
 
     Args:
         run: the stage.
-        timeout_seconds: without a sign of progress; 0 is never.
+        timeout_seconds: without a sign of progress; None is never.
         url: who is told.
         heartbeat: where the ranks' files are; of jobs that fill one stage each has its own.
     """

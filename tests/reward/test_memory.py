@@ -182,8 +182,8 @@ def test_ways_out_name_flags_that_go_together_and_fit(six_billion, changes, gib,
     settings = settings_for(six_billion, tokens_per_batch=4096, **changes)
 
     def check(settings):
-        parts = settings.shard_group or settings.processes
-        sharding = Sharding(settings.sharding, tensor_parallel=settings.tensor_parallel)
+        parts = settings.parallel.shard_group or settings.processes
+        sharding = Sharding(settings.sharding, tensor_parallel=settings.parallel.tensor_parallel)
         require_memory(settings, gib * GIB, sharding, parts)
 
     with pytest.raises(ConfigError) as caught:
