@@ -152,6 +152,7 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
 
 def _flags(changes: dict[str, Any]) -> str:
     words = (
-        flag_of(name) + ("" if value is True else f" {value}") for name, value in changes.items()
+        flag_of(name) + ("" if value is True else f" {'none' if value is None else value}")
+        for name, value in changes.items()
     )
     return " ".join(words)
