@@ -25,9 +25,9 @@ class SFTSettings:
     resume: bool = False
     """Continue an unfinished run in --out."""
     seed: int = 0
-    """Random seed; it orders the demonstrations."""
+    """Random seed of the order of demonstrations."""
     processes: int = 1
-    """Processes on this machine; under torchrun its processes are used."""
+    """Processes to start on this machine, one per GPU; under torchrun, its processes are used."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
     epochs: int = 2

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on demonstrations: trl's `SFTTrainer` inside our run folder.
 
-The loss is that of the answers' tokens alone. Nothing is packed and nothing is cut. Where there are
-test demonstrations, the held-out loss is measured before and after.
+The loss covers the tokens of answers only. Sequences are neither packed nor truncated. Where there
+are test demonstrations, the held-out loss is measured before and after.
 """
 
 import math
@@ -35,12 +35,14 @@ from rlhf.records.schema import Message, Prompt
 from rlhf.run.metrics import Bar, append_metrics, forget_metrics_after, progress
 from rlhf.run.rundir import RunDir, open_stage, stage_status
 
-TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is half
+TRAINER_STATE = (
+    "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is incomplete
+)
 KEPT = ("loss", "grad_norm", "learning_rate")
 
 
 def fine_tune(settings: SFTSettings) -> dict[str, Any]:
-    """Run the whole stage and return its report; the report of a finished one is only read.
+    """Run the stage and return its report; of a finished one, read the report.
 
     Raises:
         InputError: the demonstrations, the model or --out cannot be used.
@@ -99,7 +101,7 @@ def _arguments(settings: SFTSettings) -> SFTConfig:
         save_steps=settings.save_every,
         save_total_limit=settings.keep_checkpoints,
         logging_steps=1,
-        logging_nan_inf_filter=False,  # it would tell of another step's loss in its place
+        logging_nan_inf_filter=False,  # it would replace a NaN by the mean loss
         report_to="none",
         disable_tqdm=True,
     )
@@ -117,7 +119,7 @@ def _arguments(settings: SFTSettings) -> SFTConfig:
 def _build_trainer(
     settings: SFTSettings, arguments: SFTConfig, rows: Rows, tokenizer: PreTrainedTokenizerBase
 ) -> SFTTrainer:
-    kwargs = template_kwargs(tokenizer)  # trl wants them in every row
+    kwargs = template_kwargs(tokenizer)  # trl reads them from each row
     data = {
         split: Dataset.from_list(
             [{**row, TEMPLATE_KWARGS: kwargs} if kwargs else row for row in of]
@@ -190,14 +192,14 @@ class _Reporter(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """One optimizer step was taken."""
+        """Called after each optimizer step."""
         if not logs or "loss" not in logs:
             return
         row = {name: float(logs[name]) for name in KEPT if name in logs}
         if not math.isfinite(row["loss"]):
             raise GuardError(
                 f"The loss is not a number at step {state.global_step}",
-                "Start again in another --out with a smaller --learning-rate or --precision fp32.",
+                "Start a new --out with a lower --learning-rate or with --precision fp32.",
             )
         append_metrics(self.run.metrics_file, {"step": state.global_step, **row})
         self.bar.advance()

@@ -173,8 +173,7 @@ class RunDir:
     @property
     def inputs(self) -> Inputs:
         """`path` and `hash` of what the stage was given, as stage.json holds them."""
-        inputs: Inputs = self.read_stage().get("inputs", {})
-        return inputs
+        return dict(self.read_stage().get("inputs", {}))
 
     def read_report(self) -> dict[str, Any]:
         """The content of report.json: what a finished stage found.
@@ -220,10 +219,9 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
             )
         _require_same(run, stage, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)
-    is_alone = getattr(settings, "shard", None) is None  # jobs of --shard fill one stage together
-    if is_alone and not run.is_done:
-        _lock(run)
     if not run.is_done:
+        if getattr(settings, "shard", None) is None:  # jobs of --shard fill one stage together
+            _lock(run)
         config = to_yaml(without_secrets(settings))
         write_text_atomically(run.config_file, lambda stream: stream.write(config))
         _write_stage(run, stage, "running", inputs, seed=getattr(settings, "seed", None))

@@ -106,7 +106,7 @@ def test_divided_weights_need_less_on_each_device(six_billion):
     plan = plan_memory(settings, read_shape(str(six_billion)))
     activations = plan.phases["computing gradients"][-1].size
     held = plan.peak - activations
-    for whole in ("none", "ddp"):
+    for whole in ("auto", "ddp"):
         assert shard_plan(plan, Layout(whole, 4)).peak == plan.peak
     for strategy in ("fsdp", "zero3"):
         found = shard_plan(plan, Layout(strategy, 4)).peak
