@@ -70,7 +70,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         report = {
             **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
-            "annotators": weigh_annotators(data.train, settings.loss, settings.annotator_weights),
+            "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
             "started_from": describe_origin(inputs["model"]),
             "members": {
                 folder.name: {"seed": seed, **{name: report[name] for name in TOLD}}

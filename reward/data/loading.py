@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from reward.data.annotators import AnnotatorWeights, choose_weights
 from reward.data.groups import (
     Encoder,
     Group,
@@ -43,6 +44,7 @@ class Data:
     reference: list[Group]
     held_out_source: str
     counts: dict[str, dict[str, int]]
+    annotators: AnnotatorWeights
 
 
 def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
@@ -66,15 +68,16 @@ def read_data(
 
     Raises:
         InputError: no judged pair to train on or to measure with, scores that are no targets, or
-        what `build_groups` refuses.
+        what `choose_weights` and `build_groups` refuse.
     """
     records = read_ranked(settings.rankings)
     _refuse_unknown_names(settings, records)
+    annotators = choose_weights(settings.annotator_weights, records)
     encoder = Encoder.create(
         tokenizer,
         min(settings.data.max_length, read_context(settings.model)),
         truncate=settings.data.too_long == "truncate",
-        weights=settings.annotator_weights,
+        weights=annotators.weights,
         pointwise=PointwiseRules(
             settings.objective.pointwise_weights, settings.data.thumbs_down_flags
         ),
@@ -110,7 +113,7 @@ def read_data(
     if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
         train, validation = standardize_scores(train, validation)
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
-    return Data(train, validation, held_out, reference, source, counts)
+    return Data(train, validation, held_out, reference, source, counts, annotators)
 
 
 def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, str]) -> list[Group]:
@@ -273,7 +276,8 @@ def _refuse_unknown_names(settings: RewardSettings, records: list[RankedPrompt])
             f"Responses are flagged as: {', '.join(sorted(flags)) or 'nothing'}.",
         )
     known = {ranking.annotator for ranking in rankings}
-    unknown = sorted(set(settings.annotator_weights) - known)
+    named = settings.annotator_weights
+    unknown = sorted(set(named) - known) if named != "auto" else []
     if unknown:
         raise ConfigError(
             f"--annotator-weights names {', '.join(unknown)}, who ranked nothing here",

@@ -114,7 +114,7 @@ def describe_run(
         "best": best and {"step": best.step, "loss": best.loss, "prompts": len(data.validation)},
         "normalisation": asdict(scale),
         "counts": data.counts,
-        "annotators": weigh_annotators(data.train, settings.loss, settings.annotator_weights),
+        "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from reward.report.annotators import describe_annotators
 from reward.settings import RewardSettings
 from rlhf.records.schema import RankedPrompt, Sampling
 from rlhf.run.intervals import in_words
@@ -35,6 +36,7 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
         lines.append(_rankings(report["counts"]))
     else:
         lines.append(f"An ensemble of {len(report['members'])}, whose reports are in {run.path}.")
+    lines += describe_annotators(report.get("annotators", {}))
     if run.report_html.is_file():
         lines.append(f"Report: {run.report_html}")
     behind = report.get("started_from", {"language_model": {"path": settings.model}})

@@ -286,6 +286,10 @@ def test_annotators_whose_names_have_dots_can_be_weighed(tmp_path, capsys, by):
     assert yaml.safe_load(capsys.readouterr().out)["annotator_weights"] == weights
     assert main([*start, "--annotator-weights", "0.5"]) == 2
     assert "--annotator-weights is '0.5'" in capsys.readouterr().err
+    file.write_text("annotator_weights: auto\n")
+    for given in (["--annotator-weights", "auto"], ["--config", str(file)]):
+        assert main([*start, *given]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["annotator_weights"] == "auto"
 
 
 def test_learning_rate_rises_then_falls_to_0():

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from reward.data.annotators import weigh_annotators
+from reward.data.annotators import AnnotatorWeights, weigh_annotators
 from reward.data.batches import to_judgments, total_weight
 from reward.data.groups import Group, Pair, TieredRanking
 from reward.losses import Objective, sum_of_losses
@@ -151,11 +151,11 @@ def test_shares_by_hand():
         return Group(str(prompt), (5,), ((6,), (7,), (8,)), pairs, ranks)
 
     groups = [named(1, ann=1.0, bob=0.5), named(2, bob=0.5)]
-    found = weigh_annotators(groups, "bradley_terry", {"bob": 0.5, "eve": 0.0})
+    found = weigh_annotators(groups, "bradley_terry", AnnotatorWeights({"bob": 0.5, "eve": 0.0}))
     assert found == {
         "ann": {"weight": 1.0, "judgements": 3, "share": 0.4},
         "bob": {"weight": 0.5, "judgements": 6, "share": 0.6},
         "eve": {"weight": 0.0, "judgements": 0, "share": 0.0},
     }
-    whole = weigh_annotators(groups, "plackett_luce", {"bob": 0.5})
+    whole = weigh_annotators(groups, "plackett_luce", AnnotatorWeights({"bob": 0.5}))
     assert whole["bob"] == {"weight": 0.5, "judgements": 2, "share": 0.6}

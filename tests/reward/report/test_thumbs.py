@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from reward.data.annotators import weigh_annotators
+from reward.data.annotators import AnnotatorWeights, weigh_annotators
 from reward.data.batches import to_judgments, to_pointwise_tensors, total_weight
 from reward.data.groups import Group, Pair, Pointwise, TieredRanking
 from reward.ensemble import train_ensemble
@@ -84,7 +84,7 @@ def test_a_pass_without_any_pair_by_hand():
 
 def test_the_shares_of_annotators_count_thumbs():
     # x: 1 pair, ½ of the three of b, 1 pair; y: 3 of the three of b, 1 thumb; of 2 + 3½/3 + 1
-    found = weigh_annotators(GROUPS, "bradley_terry", {"x": 1.0})
+    found = weigh_annotators(GROUPS, "bradley_terry", AnnotatorWeights({"x": 1.0}))
     assert [found[name]["judgements"] for name in "xy"] == [3, 3]
     assert found["x"]["share"] == pytest.approx((2 + 0.5 / 3) / (3 + 3.5 / 3), abs=1e-4)
 
