@@ -161,10 +161,13 @@ def test_a_llama_of_the_same_size_is_planned_too(tmp_path):
 def flags_of(way):
     """The settings that a way out names."""
     words = re.findall(r"--([a-z.-]+)(?: (\w+))?", way.partition(":")[0])
-    return {
-        name.replace("-", "_"): (int(value) if value.isdigit() else value) if value else True
-        for name, value in words
-    }
+    return {name.replace("-", "_"): value_of(word) for name, word in words}
+
+
+def value_of(word):
+    if word.isdigit():
+        return int(word)
+    return {"": True, "none": None}.get(word, word)
 
 
 @pytest.mark.parametrize(
