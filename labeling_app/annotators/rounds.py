@@ -75,7 +75,7 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
     if row is None:
         raise InputError(
             f"There is no ranking {ranking_id} in {store.connections.path}",
-            "The ids stand in an export: rlhf export --db DB --out DIR",
+            "The ids are in an export: rlhf export --db DB --out DIR",
         )
     numbers = {content["policy"]["hash"]: number for number, content in rounds(store).items()}
     tiers = json.loads(row["tiers"])

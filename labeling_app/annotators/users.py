@@ -114,9 +114,7 @@ class Users:
 
     def _change(self, name: str, **columns: Any) -> None:
         if not change_user(self.connections, name, **columns):
-            raise InputError(
-                f"There is no user {name!r}", "See who there is: rlhf users list --db DB"
-            )
+            raise InputError(f"There is no user {name!r}", "See all users: rlhf users list --db DB")
 
     def sign_in(self, name: str, password: str) -> SignIn:
         """Check a password, as slowly for a name that nobody has. `sign_in.py` counts attempts."""

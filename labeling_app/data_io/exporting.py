@@ -137,9 +137,9 @@ def _nothing_in(format: Format) -> tuple[str, str]:
         problem = "Nobody has edited an answer, so there are no demonstrations"
         return problem, "Ask and edit some first: rlhf label --db DB --model MODEL"
     if format == "kto":
-        problem = "The rankings hold ties only and there are no thumbs: kto would have no rows"
+        problem = "All rankings are ties, and there are no thumbs: format kto would have no rows"
     else:
-        problem = f"The rankings hold ties only, or thumbs: format {format} would have no rows"
+        problem = f"All rankings are ties or thumbs: format {format} would have no rows"
     return problem, "Export with --format ranked, which keeps everything, or rank more."
 
 

@@ -136,8 +136,8 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
         if not is_left_out:
             raise BadLineError(
                 problem,
-                f"{error.remedy} Nothing of the file was stored; --on-error skip leaves bad lines "
-                "out.",
+                f"{error.remedy} Nothing of the file was stored. To leave out bad lines, add "
+                "--on-error skip.",
             ) from None
         report.bad_lines += 1
         if len(report.first_bad) < SHOWN_ERRORS:
@@ -149,8 +149,8 @@ def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Re
         raise InputError(
             f"{path}: {report.bad_lines} of {report.lines} lines hold nothing to judge, the first: "
             f"{report.first_bad[0]}",
-            f"Fewer than 1 in {FEW} would be left out. Nothing of the file was stored; "
-            "--on-error skip leaves bad lines out.",
+            f"They are left out only if they are fewer than 1 in {FEW}. Nothing of the file was "
+            "stored. To leave out all bad lines, add --on-error skip.",
         )
     if not num_good:
         reason = "no good line" if report.bad_lines else "no line"

@@ -256,7 +256,8 @@ def _built_parts(path: Path, part: Part) -> dict[str, Any]:
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in BUILDERS:
         raise InputError(
-            f"{path} holds files of kind {kind}", "Known are JSON Lines, CSV, Parquet and Arrow."
+            f"{path} holds files of kind {kind}",
+            "rlhf import reads JSON Lines, CSV, Parquet and Arrow.",
         )
     if kind == "csv":  # NA and None are text
         builder = load_dataset_builder(str(path), part.config_name or None, na_filter=False)
@@ -279,7 +280,7 @@ def _chosen(parts: dict[str, Any], path: Path, part: Part) -> dict[str, Any]:
     unknown = next((name for name in parts if name and name not in SPLIT_NAMES), None)
     if unknown is not None:
         raise InputError(
-            f"{path} has a split {unknown!r}; only train and test say what they are for",
-            f"Import it by itself: --data-split {unknown} with --split train or --split test.",
+            f"{path} has a split {unknown!r}, which is neither train nor test",
+            f"Say what it is for: --data-split {unknown} with --split train or --split test.",
         )
     return parts

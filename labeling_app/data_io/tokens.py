@@ -40,7 +40,9 @@ def revoke_token(store: Store, name: str) -> None:
         InputError: no program of that name has a token.
     """
     if not delete_token(store.connections, name):
-        raise InputError(f"No program {name!r} has a token", "See who has: rlhf users list --db DB")
+        raise InputError(
+            f"No program {name!r} has a token", "See which have: rlhf users list --db DB"
+        )
 
 
 def programs(store: Store) -> list[str]:

@@ -34,7 +34,7 @@ def pick(ids: Sequence[str], choice: int | str) -> tuple[Tiers, tuple[str, ...]]
         return (tuple(ids),), (ALL_BAD,) if choice == ALL_BAD else ()
     if isinstance(choice, bool) or not isinstance(choice, int) or not 0 <= choice < len(ids):
         raise InputError(
-            f"{choice!r} is no choice among {len(ids)} responses",
+            f"{choice!r} is not a choice among {len(ids)} responses",
             f"Give a position from 0 to {len(ids) - 1}, or {TIE!r}, or {ALL_BAD!r}.",
         )
     rest = tuple(ids[:choice]) + tuple(ids[choice + 1 :])

@@ -53,12 +53,9 @@ class Candidate:
 def sample_candidates(
     settings: RoundSettings,
 ) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
-    """Let the policy answer every training prompt of the store.
+    """Let the policy answer the store's training prompts; candidates, and the inputs' hashes.
 
     Prompts whose responses all have the same text are left out.
-
-    Returns:
-        The candidates, and path and hash of each input.
 
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.

@@ -36,7 +36,7 @@ def set_another_below(connections: Connections, share: float) -> None:
         if share and default_overlap(db) < 2:
             raise InputError(
                 f"--another-below is {share:g}, but one person ranks each task",
-                "Let two compare: --overlap 2",
+                "Let two people rank each task: --overlap 2",
             )
         write_setting(db, "another_below", share)
         for task_id in finished_without_extra(db):

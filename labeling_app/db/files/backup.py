@@ -37,13 +37,11 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
         partial.unlink(missing_ok=True)
         raise InputError(
             f"The copy could not be written to {out} ({error})",
-            f"See whether {out.parent} has room: df -h {out.parent}",
+            f"Check that {out.parent} has room: df -h {out.parent}",
         ) from None
     if problems != ["ok"]:
         partial.unlink()
-        raise InputError(
-            f"{db} is damaged ({problems[0]})", "Go back to an earlier backup of yours."
-        )
+        raise InputError(f"{db} is damaged ({problems[0]})", "Use an earlier backup.")
     _move_durably(partial, out)
     return counts
 

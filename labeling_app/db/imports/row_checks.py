@@ -82,7 +82,8 @@ def require_usable(db: Database, response: Response, import_id: int) -> None:
     query = f"SELECT 1 FROM prompts WHERE id = ? AND ({SHOWN} OR import_id = ?)"
     if not db.execute(query, [response.prompt_id, import_id]).fetchone():
         raise InputError(
-            f"Response {response.id} answers prompt {response.prompt_id}, which is not there",
+            f"Response {response.id} answers prompt {response.prompt_id}, which is not in the "
+            "database",
             "Add the prompt first.",
         )
 

@@ -133,7 +133,7 @@ def _lock(database: Path, wait_seconds: float) -> Iterator[None]:
                 path.unlink(missing_ok=True)  # a waiting process notices and creates a new one
     except Timeout:
         raise InterruptedRunError(
-            f"Another import into {database} is under way", "Wait for its end, then run it again."
+            f"Another import into {database} is running", "Wait until it ends, then run this again."
         ) from None
 
 
