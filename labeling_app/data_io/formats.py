@@ -286,7 +286,7 @@ def _hh_turns(text: str) -> tuple[Message, ...]:
 
 
 def _split_common_start(chosen: str, rejected: str) -> tuple[tuple[Message, ...], tuple[str, str]]:
-    """An implicit prompt is what both texts begin with, as trl's `extract_prompt` has it."""
+    """The implicit prompt: what both texts begin with, as in trl's `extract_prompt`."""
     length = 0
     while length < min(len(chosen), len(rejected)) and chosen[length] == rejected[length]:
         length += 1

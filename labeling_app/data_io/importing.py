@@ -25,7 +25,7 @@ from rlhf.records.jsonl import BadLineError, parse_line
 
 OnError = Literal["few", "skip", "stop"]
 SHOWN_ERRORS = 5
-FEW = 100  # one bad line in so many is no longer few
+FEW = 100  # fewer than one bad line in this many are few
 Placed = tuple[str, Entry]
 
 
@@ -51,9 +51,9 @@ class Report:
 
 
 def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, part: Part) -> Report:
-    """Bring what a file holds into a database; what is there already stays as it is.
+    """Import a file into a database; rows that exist already stay as they are.
 
-    A file that cannot be read from its first lines on leaves no new database behind.
+    If its first lines cannot be read, no new database is created.
 
     Args:
         path: a JSON Lines, Parquet or CSV file, a folder, or a name of the hub.
@@ -66,7 +66,7 @@ def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, par
     Raises:
         BadLineError: a bad line, unless it is left out.
         InputError: a file that cannot be read, or one without a single good line.
-        InterruptedRunError: another import is under way, or the disk is full.
+        InterruptedRunError: another import is running, or the disk is full.
     """
     report = Report()
     named = defaults if defaults.source else replace(defaults, source=_source_name(path))

@@ -198,7 +198,7 @@ def _num_characters(value: Any) -> int:
 def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
     """Turn the errors of libraries that read a file into one that names the file and the place.
 
-    They check little of what they read, so that a broken file ends in errors of many types.
+    They check little of what they read, so a broken file can raise errors of many types.
     """
     import pyarrow as pa
     from datasets.exceptions import DatasetsError
@@ -235,7 +235,7 @@ def _saved_parts(folder: Path) -> dict[str, Any]:
     loaded = load_from_disk(str(folder))
     parts = loaded if isinstance(loaded, DatasetDict) else {"": loaded}
     for rows in parts.values():
-        rows.data.validate(full=True)  # or broken offsets would be followed out of the memory
+        rows.data.validate(full=True)  # broken offsets would lead outside of the data
     return dict(parts)
 
 
@@ -268,7 +268,7 @@ def _built_parts(path: Path, part: Part) -> dict[str, Any]:
 
 
 def _chosen(parts: dict[str, Any], path: Path, part: Part) -> dict[str, Any]:
-    """The part that was asked for, or all where their names say what they are for."""
+    """The part that was asked for; by default all, if they are called train and test."""
     if part.data_split:
         if part.data_split not in parts:
             names = ", ".join(name for name in parts if name)

@@ -15,7 +15,7 @@ from rlhf.errors import InputError
 
 
 def make_token(store: Store, name: str) -> str:
-    """A new token for a program; one it had before is worth nothing from now on.
+    """A new token for a program; its earlier token becomes invalid.
 
     Raises:
         InputError: the name is a person's, a judge's or a signal's, or cannot be a name.
@@ -34,7 +34,7 @@ def make_token(store: Store, name: str) -> str:
 
 
 def revoke_token(store: Store, name: str) -> None:
-    """Shut a program out; its feedback stays.
+    """Withdraw a program's token; its feedback stays.
 
     Raises:
         InputError: no program of that name has a token.

@@ -29,7 +29,7 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
         make_private(partial)
         with open_read_only(db) as source, closing(sqlite3.connect(partial)) as copy:
             source.backup(copy)
-            # One file to carry away: no -wal and -shm beside it.
+            # A single file, without -wal and -shm beside it.
             copy.execute("PRAGMA journal_mode = DELETE")
             problems = [row[0] for row in copy.execute("PRAGMA integrity_check")]
             counts: dict[str, int] = dict(copy.execute("SELECT name, value FROM totals"))

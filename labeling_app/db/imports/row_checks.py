@@ -69,7 +69,7 @@ def require_same_ranking(db: Database, ranking: Ranking) -> None:
 
 
 def require_usable(db: Database, response: Response, import_id: int) -> None:
-    """Check that a response says something, to a prompt that is there.
+    """Check that a response is not empty, and that its prompt is in the database.
 
     Raises:
         InputError: it does not.
