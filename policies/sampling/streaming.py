@@ -1,4 +1,4 @@
-"""A local model whose answers are shown token by token, sampled as in `generate.py`."""
+"""A local model that answers while people watch: sampling as in `generate.py`, token by token."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from rlhf.parallel.distributed import start
 from rlhf.records.schema import Prompt, Response, Sampling
 
 # One question at a time on this machine's accelerator, whatever the number of models.
-_accelerator_lock = threading.Lock()
+_one_at_a_time = threading.Lock()
 
 
 class LocalModel:
@@ -33,7 +33,7 @@ class LocalModel:
 
     Args:
         name: model folder or hub name.
-        sampling: its seed is not used; `answer` takes one.
+        sampling: its seed is not used: every question brings its own.
         given: --chat-template-kwargs.
 
     Raises:
@@ -56,7 +56,7 @@ class LocalModel:
             prompt: the conversation so far.
             ids: the ids that the responses get.
             seed: of this sampling.
-            on_text: called with an index into `ids` and the text so far; returns whether to go on.
+            on_text: called with a place in `ids` and its text so far; returns whether to go on.
 
         Raises:
             InputError: the conversation is too long, or the chat template refuses it.
@@ -68,7 +68,7 @@ class LocalModel:
         except InputError as error:
             raise InputError(error.problem, "Shorten it, or begin a new conversation.") from None
         streamer = TokenStreamer(self, encoded, on_text, len(ids))
-        with _accelerator_lock:
+        with _one_at_a_time:
             self._generate(seed, streamer)
         return [self._response(prompt, ids[row], row, seed, streamer) for row in range(len(ids))]
 
@@ -90,7 +90,7 @@ class LocalModel:
     def _response(
         self, prompt: Prompt, id: str, row: int, seed: int, streamer: "TokenStreamer"
     ) -> Response:
-        """One answer. A stopped one has no token ids: the model did not end it."""
+        """One answer. A stopped one gets no token ids: it is not a sample of the model."""
         sample = streamer.sample(row)
         response = as_response(
             prompt,
@@ -105,7 +105,7 @@ class LocalModel:
 
 
 class TokenStreamer(BaseStreamer):
-    """Reports the text of every row at each new token; a row stops when `on_text` says so."""
+    """Passes the text of every row on at every new token, and stops the rows that need no more."""
 
     def __init__(
         self, model: LocalModel, prompt: list[int], on_text: Callable[[int, str], bool], rows: int
@@ -127,7 +127,7 @@ class TokenStreamer(BaseStreamer):
             if sample.finished or self.stopped[row]:
                 continue
             self.tokens[row].append(token)
-            # An incomplete character is not shown: the rest of its bytes are in the next token.
+            # Half a character is not shown: its other bytes are in the next token.
             text = decode_response(self.tokenizer, self.tokens[row], self.prompt)
             self.stopped[row] = not self.on_text(row, text.rstrip("\ufffd"))
 
@@ -140,7 +140,7 @@ class TokenStreamer(BaseStreamer):
 
 
 class _Stop(StoppingCriteria):
-    """Ends the rows that were stopped."""
+    """Ends the rows that need not go on."""
 
     def __init__(self, streamer: TokenStreamer) -> None:
         self.streamer = streamer

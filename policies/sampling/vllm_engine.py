@@ -1,6 +1,6 @@
-"""vLLM as the sampler of rollouts, in the trainer's process, with its own copy of the weights.
+"""vLLM as the sampler of rollouts, in the trainer's process: it holds a copy of the weights.
 
-Before every batch the copy gets the policy's current weights, with adapters merged.
+Before every batch it gets the policy's current weights, with adapters merged.
 """
 
 import os
@@ -20,15 +20,15 @@ from rlhf.planning.ppo_plan import vllm_cache_bytes
 from rlhf.run.checkpoint import random_states, set_random_states
 
 MAX_SEED = 2**31
-VLLM_VARIABLES = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer places the threads
+USUAL = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer sets the threads
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-# vLLM keeps its process groups in global variables, and shutting an engine down destroys torch's
-# groups, too. So there is one engine at a time, and the last one ends with the process.
-_ENGINES: list[Any] = []
+# vLLM keeps its groups of processes in global variables, and an engine that is shut down takes
+# torch's with it. So there is one at a time, and the last one just ends with the process.
+_engines: list[Any] = []
 
 
 @final
@@ -39,7 +39,7 @@ class VLLM:
         model: folder or hub name of the model that the policy starts from.
         accelerator: device, precision and processes; each process has an engine.
         longest: tokens of the longest prompt and response together.
-        requests: maximum number of responses sampled at once.
+        requests: the most responses sampled at the same time.
 
     Raises:
         InputError: vLLM does not start with this model.
@@ -47,18 +47,18 @@ class VLLM:
 
     def __init__(self, model: str, accelerator: Accelerator, longest: int, requests: int) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, with the weights
-        for name, value in VLLM_VARIABLES.items():
+        for name, value in USUAL.items():
             os.environ.setdefault(name, value)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about packages that vLLM uses
+            warnings.simplefilter("ignore")  # of packages that vLLM uses
             from vllm import LLM, SamplingParams
 
         dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         alone = accelerator.num_processes == 1
         cache = vllm_cache_bytes(read_shape(model), requests, longest, dtype.itemsize)
-        while _ENGINES:
-            _ENGINES.pop().llm_engine.engine_core.shutdown()
-        with _keeping_state(), _as_input_error(model):
+        while _engines:
+            _engines.pop().llm_engine.engine_core.shutdown()
+        with _keeping_random_state(), _refusing(model):
             self.llm = LLM(
                 model=model,
                 trust_remote_code=False,
@@ -75,7 +75,7 @@ class VLLM:
                 enforce_eager=accelerator.device.type == "cpu",  # else with CUDA graphs
                 disable_log_stats=True,
             )
-            _ENGINES.append(self.llm)
+            _engines.append(self.llm)
             self.llm.llm_engine.engine_core._finalizer.atexit = False
             trial = SamplingParams(max_tokens=1, detokenize=False)
             self.llm.generate({"prompt_token_ids": [0]}, trial, use_tqdm=False)
@@ -88,19 +88,19 @@ class VLLM:
         config: GenerationConfig,
         requests: int,
     ) -> list[tuple[list[int], list[float]]]:
-        """Token ids of a response to each prompt, and their log-probs according to vLLM.
+        """Token ids of a response to each prompt, and what vLLM says is their log-probability.
 
         Every response has a random seed of its own, drawn from torch's generator.
         """
         seeds = torch.randint(MAX_SEED, (len(prompts),)).tolist()
         weights = merged_weights(model, model.state_dict())
-        requested = [{"prompt_token_ids": ids} for ids in prompts]
-        with _keeping_state():
+        inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        with _keeping_random_state():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
-            assert self.llm.reset_prefix_cache()  # its keys and values are the old weights'
+            assert self.llm.reset_prefix_cache()  # keys and values of the weights before
             how = [_sampling(config, seed) for seed in seeds]
-            found = self.llm.generate(requested, how, use_tqdm=False)
-        return [_ids_and_log_probs(one.outputs[0]) for one in found]
+            found = self.llm.generate(inputs, how, use_tqdm=False)
+        return [_tokens_and_log_probs(one.outputs[0]) for one in found]
 
 
 def _sampling(config: GenerationConfig, seed: int) -> Any:
@@ -112,22 +112,22 @@ def _sampling(config: GenerationConfig, seed: int) -> Any:
         top_k=config.top_k,
         max_tokens=config.max_new_tokens,
         stop_token_ids=config.eos_token_id,
-        ignore_eos=True,  # vLLM would read one from the model's folder; stop_token_ids has them all
+        ignore_eos=True,  # those that vLLM reads from the model; the line above has all
         seed=seed,
         logprobs=0,  # of the chosen token alone
         detokenize=False,
     )
 
 
-def _ids_and_log_probs(output: Any) -> tuple[list[int], list[float]]:
+def _tokens_and_log_probs(output: Any) -> tuple[list[int], list[float]]:
     ids = list(output.token_ids)
     chosen = zip(ids, output.logprobs, strict=True)
     return ids, [float(known[token].logprob) for token, known in chosen]
 
 
 @contextmanager
-def _keeping_state() -> Iterator[None]:
-    """Restore the random states and the number of threads afterwards."""
+def _keeping_random_state() -> Iterator[None]:
+    """Restore the state of the random generators and the number of threads afterwards."""
     states, threads = random_states(), torch.get_num_threads()
     try:
         yield
@@ -138,13 +138,13 @@ def _keeping_state() -> Iterator[None]:
 
 
 @contextmanager
-def _as_input_error(model: str) -> Iterator[None]:
+def _refusing(model: str) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, torch.distributed.DistError):
-        raise  # `rlhf.diagnose` has remedies for them
+        raise  # they have remedies of their own
     except (ValueError, NotImplementedError, RuntimeError) as error:
-        # an error of pydantic begins with the number of errors, not with the first one
+        # vLLM's settings are pydantic's, whose own text counts errors first
         reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error) or repr(error)
         raise InputError(
             f"vLLM does not start with {model} ({reason.strip().splitlines()[0]})",

@@ -1,5 +1,6 @@
 """Help pages: settings by group, the required and the most used ones first, an example last."""
 
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
@@ -67,9 +68,11 @@ def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
 
 
 def _shown(entry: HelpEntry) -> HelpEntry:
-    """Without a default that says nothing, and without a `--no-…` that changes nothing."""
+    """Without a default that says nothing or is Python, and a `--no-…` that changes nothing."""
     if entry.default in NO_DEFAULTS:
-        entry = entry.copy(default=None, negative_names=())
+        return entry.copy(default=None, negative_names=())
+    if entry.default is not None and entry.default.startswith("("):
+        entry = entry.copy(default=" ".join(map(str, literal_eval(entry.default))))
     if entry.default == "True" or (entry.default is None and not entry.required):
         return entry
     return entry.copy(negative_names=())

@@ -395,7 +395,6 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
     if not is_main_process():
         return
-    content = run.read_stage()
-    content.pop("error", None)
+    content = {name: one for name, one in run.read_stage().items() if name != "error"}
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})
