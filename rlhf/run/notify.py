@@ -11,11 +11,11 @@ from rlhf.endpoints.urls import open_url
 TIMEOUT_SECONDS = 10
 
 
-def notify(url: str, run: str, status: str, details: str = "") -> None:
+def notify(url: str | None, run: str, status: str, details: str = "") -> None:
     """Post `text`, `run` and `status`; if the URL does not answer, only print a warning.
 
     Args:
-        url: address; empty: send nothing.
+        url: address; None: send nothing.
         run: the folder of the stage.
         status: done, failed, interrupted or stalled.
         details: the message of an error.

@@ -24,12 +24,12 @@ FIRST_STEP = 2  # the first one warms caches and allocators
 
 
 @contextmanager
-def profiling(accelerator: Accelerator, steps: int, folder: Path) -> Iterator[None]:
+def profiling(accelerator: Accelerator, steps: int | None, folder: Path) -> Iterator[None]:
     """Profile some steps of the loop inside, starting with its second step.
 
     Args:
         accelerator: knows rank and device.
-        steps: how many; 0 profiles nothing.
+        steps: how many; None: profile nothing.
         folder: for the files, written when the steps are done or the block ends.
     """
     if not steps:
