@@ -1,40 +1,66 @@
-"""Results of several runs of the quickstart, as `results.json` and as the README's table.
+"""Results of several runs of the quickstart, as `results.json` and as the README's tables.
 
     python examples/quickstart/collect.py runs/seed-0 runs/seed-1 runs/seed-2
 
-A test holds the README to `results.json`.
+A test holds the README to `results.json`, and to `tries.json`: the settings that were tried on
+validation.jsonl.
 """
 
 import json
 import sys
+from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from rlhf.records.ranked import read_ranked_file
+
 RESULTS = Path(__file__).with_name("results.json")
-HEAD = (
-    "| seed | pair accuracy of the reward model | win rate by the signal | win rate by the reward "
-    "model | reverse KL, nats | length, tokens | answers that end |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
-)
+TRIES = Path(__file__).with_name("tries.json")
+SHOWN = 10  # held-out prompts on the page, the first of the file
+STEPS = ("generate", "train-reward", "reference", "ppo", "evaluate")
 
 
 def collect(run: Path) -> dict[str, Any]:
-    """What the README says about one run: accuracy, win rates, KL, length and time."""
-    reward, ppo, evaluate = (
-        json.loads((run / stage / "report.json").read_text())
-        for stage in ("reward", "ppo", "evaluate")
+    """What the README says about one run: accuracy, win rates, KL, endings, samples and time."""
+    reward, evaluate = (
+        json.loads((run / stage / "report.json").read_text()) for stage in ("reward", "evaluate")
     )
     stages = [json.loads(file.read_text()) for file in sorted(run.glob("*/stage.json"))]
     return {
         "seed": evaluate["seed"],
         "accuracy": reward["accuracy"],
-        "win_rate": evaluate["win_rate"],
-        "kl": evaluate["kl"],
-        "length": evaluate["length"],
-        "eos_rate": evaluate["eos_rate"],
-        "critic_fit": ppo["critic_fit"],
+        "held_out": count_pairs(run / "rankings" / "test.jsonl"),
+        **{name: evaluate[name] for name in ("win_rate", "kl", "length", "eos_rate", "gold")},
+        "distinct": evaluate["distinct"],
+        "samples": [
+            {"prompt": one["turns"][-1]["content"], **one["answers"]}
+            for one in evaluate["samples"][:SHOWN]
+        ],
+        "seconds": count_seconds(run / "seconds"),
         "versions": stages[0]["versions"],
     }
+
+
+def count_pairs(rankings: Path) -> dict[str, int]:
+    """How many pairs of answers the rankings of a file judge, and how many of them are ties."""
+    pairs = ties = 0
+    for record in read_ranked_file(rankings):
+        for ranking in record.rankings:
+            place = {one: tier for tier, ids in enumerate(ranking.tiers) for one in ids}
+            found = list(combinations(place.values(), 2))
+            pairs += len(found)
+            ties += sum(first == second for first, second in found)
+    return {"pairs": pairs, "ties": ties}
+
+
+def count_seconds(file: Path) -> dict[str, int]:
+    """Seconds of every command of run.sh, those of a resumed run added up."""
+    seconds: Counter[str] = Counter()
+    for line in file.read_text().splitlines():
+        name, _, number = line.partition(" ")
+        seconds[name] += int(number)
+    return dict(seconds)
 
 
 def percent(share: float) -> str:
@@ -44,22 +70,93 @@ def percent(share: float) -> str:
 
 def interval(found: dict[str, Any]) -> str:
     """A share with its 95 % interval, in per cent."""
-    return f"{percent(found['value'])} ({percent(found['low'])} to {percent(found['high'])})"
+    return f"{percent(found['value'])} ({100 * found['low']:.0f}–{percent(found['high'])})"
+
+
+def change(found: dict[str, float], form: str = "{:.0f}") -> str:
+    """What the original model has, and what the policy has."""
+    return f"{form.format(found['reference'])} → {form.format(found['policy'])}"
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The README's table."""
+    """The README's table of results: a row for every seed."""
+    header = (
+        "seed",
+        "gold win rate",
+        "at equal length",
+        "reverse KL, nats",
+        "answers that end",
+        "length, tokens",
+        "mean VADER score",
+        "accuracy of the reward model",
+    )
+    return markdown(
+        header,
+        [
+            (
+                str(one["seed"]),
+                interval(one["win_rate"]["gold"]),
+                interval(one["win_rate"]["gold"]["length_controlled"]),
+                f"{one['kl']['reverse']['nats']:.1f}",
+                change({side: 100 * share for side, share in one["eos_rate"].items()}) + " %",
+                change(one["length"]),
+                change({side: of["mean"] for side, of in one["gold"].items()}, "{:.2f}"),
+                interval(one["accuracy"]),
+            )
+            for one in results
+        ],
+    )
+
+
+def samples(result: dict[str, Any]) -> str:
+    """The README's samples: the first held-out prompts, before and after."""
     rows = [
-        f"| {one['seed']} | {interval(one['accuracy'])} | {interval(one['win_rate']['gold'])} "
-        f"| {interval(one['win_rate']['reward'])} | {one['kl']['reverse']['nats']:.1f} "
-        f"| {one['length']['reference']:.0f} → {one['length']['policy']:.0f} "
-        f"| {percent(one['eos_rate']['reference'])} → {percent(one['eos_rate']['policy'])} |"
+        tuple(" ".join(one[side].split()) for side in ("prompt", "reference", "policy"))
+        for one in result["samples"]
+    ]
+    suffix = " Answer in one short sentence."
+    return markdown(
+        ("question", "before", "after"),
+        [(prompt.removesuffix(suffix), before, after) for prompt, before, after in rows],
+    )
+
+
+def minutes(results: list[dict[str, Any]]) -> str:
+    """The README's table of minutes: a row for every seed."""
+    rows = [
+        (
+            str(one["seed"]),
+            *(f"{one['seconds'][name] / 60:.1f}" for name in STEPS),
+            f"{sum(one['seconds'].values()) / 60:.1f}",
+        )
         for one in results
     ]
-    return "\n".join([HEAD, *rows])
+    return markdown(("seed", *STEPS, "all"), rows)
+
+
+def tried(tries: list[dict[str, Any]]) -> str:
+    """The README's table of the settings that were tried on the validation prompts."""
+    rows = [
+        (
+            one["settings"],
+            percent(one["gold"]),
+            percent(one["at_equal_length"]),
+            f"{one['nats']:.1f}",
+            change({side: 100 * share for side, share in one["eos_rate"].items()}) + " %",
+        )
+        for one in tries
+    ]
+    header = ("settings", "gold win rate", "at equal length", "reverse KL", "answers that end")
+    return markdown(header, rows)
+
+
+def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 if __name__ == "__main__":
     collected = [collect(Path(name)) for name in sys.argv[1:]]
-    RESULTS.write_text(json.dumps(collected, indent=2) + "\n")
-    print(table(collected))
+    RESULTS.write_text(json.dumps(collected, indent=2, ensure_ascii=False) + "\n")
+    print(table(collected), samples(collected[0]), minutes(collected), sep="\n\n")
