@@ -11,9 +11,9 @@ made from it, and AdamW with the same β and ε. Each run is a process of its ow
              gold reward: ours with examples/evidence/primed/ppo.yaml, trl's with the same batch,
              epochs, learning rate and penalty, its own defaults for the rest, and more steps, so
              that it has more than four times our time. A run that never gets there counts with all
-             its time, and the ratio is a lower bound. The loop must have run before:
-             RUN=runs/primed SETTINGS=examples/evidence/primed \\
-             PROMPTS=examples/evidence/primed/prompts.jsonl bash examples/quickstart/run.sh
+             its time, and the ratio is a lower bound. First run examples/quickstart/run.sh with
+             RUN=runs/primed, SETTINGS=examples/evidence/primed, PROMPTS=$SETTINGS/prompts.jsonl,
+             TIE=0.4 and STEPS=16
 
     python examples/benchmarks/ppo.py [speed|target] [--quick] [--json]
 
@@ -249,7 +249,9 @@ def measure_target(arguments: argparse.Namespace) -> Line:
     else:
         demo: Path = arguments.demo
         if not (demo / "reference" / "report.json").is_file():
-            raise SystemExit(f"There is no reference store in {demo}; the top of this file says how.")
+            raise SystemExit(
+                f"There is no reference store in {demo}; the top of this file says how."
+            )
         folder = arguments.work / "target"
         folder.mkdir(parents=True, exist_ok=True)
         inputs = {"reward": str(demo / "reward" / "model"), "folder": folder}

@@ -9,11 +9,8 @@ validation.jsonl.
 import json
 import sys
 from collections import Counter
-from itertools import combinations
 from pathlib import Path
 from typing import Any
-
-from rlhf.records.ranked import read_ranked_file
 
 RESULTS = Path(__file__).with_name("results.json")
 TRIES = Path(__file__).with_name("tries.json")
@@ -30,7 +27,7 @@ def collect(run: Path) -> dict[str, Any]:
     return {
         "seed": evaluate["seed"],
         "accuracy": reward["accuracy"],
-        "held_out": count_pairs(run / "rankings" / "test.jsonl"),
+        "counts": reward["counts"],
         **{name: evaluate[name] for name in ("win_rate", "kl", "length", "eos_rate", "gold")},
         "distinct": evaluate["distinct"],
         "samples": [
@@ -40,18 +37,6 @@ def collect(run: Path) -> dict[str, Any]:
         "seconds": count_seconds(run / "seconds"),
         "versions": stages[0]["versions"],
     }
-
-
-def count_pairs(rankings: Path) -> dict[str, int]:
-    """How many pairs of answers the rankings of a file judge, and how many of them are ties."""
-    pairs = ties = 0
-    for record in read_ranked_file(rankings):
-        for ranking in record.rankings:
-            place = {one: tier for tier, ids in enumerate(ranking.tiers) for one in ids}
-            found = list(combinations(place.values(), 2))
-            pairs += len(found)
-            ties += sum(first == second for first, second in found)
-    return {"pairs": pairs, "ties": ties}
 
 
 def count_seconds(file: Path) -> dict[str, int]:

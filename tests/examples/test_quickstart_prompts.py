@@ -63,9 +63,7 @@ def test_each_prompt_is_one_short_question_that_asks_for_one_sentence(prompts, v
 
 def test_no_prompt_is_nearly_one_of_another_split(prompts, validation) -> None:
     splits = [[p for p in prompts if p.split == split] for split in ("train", "test")]
-    words = {
-        p.id: set(re.findall(r"\w+", question(p).lower())) for p in prompts + validation
-    }
+    words = {p.id: set(re.findall(r"\w+", question(p).lower())) for p in prompts + validation}
     for one, other in combinations([*splits, validation], 2):
         for first, second in product(one, other):
             ours, theirs = words[first.id], words[second.id]
