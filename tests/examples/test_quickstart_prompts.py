@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.endpoints.signals import Signal, load_signal
 from rlhf.records.jsonl import read_jsonl
-from rlhf.records.schema import Prompt
+from rlhf.records.schema import Message, Prompt
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "examples" / "quickstart"
@@ -23,7 +23,10 @@ def score(monkeypatch) -> Signal:
 
 
 def read(name: str) -> list[Prompt]:
-    return [Prompt.from_json(row) for row in read_jsonl(QUICKSTART / name)]
+    return [
+        Prompt.create((Message(role="user", content=row["prompt"]),), row["split"], row["source"])
+        for row in read_jsonl(QUICKSTART / name)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +57,7 @@ def test_counts_and_sources_of_the_three_splits(prompts, validation) -> None:
 
 def test_each_prompt_is_one_short_question_that_asks_for_one_sentence(prompts, validation) -> None:
     for prompt in prompts + validation:
-        [message] = prompt.messages
-        assert message.role == "user"
-        assert message.content.endswith(ENDING)
+        assert prompt.messages[-1].content.endswith(ENDING)
         assert 5 <= len(question(prompt).split()) <= 20, question(prompt)
     assert len({prompt.id for prompt in prompts + validation}) == len(prompts) + len(validation)
 
