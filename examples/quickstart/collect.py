@@ -7,19 +7,21 @@ validation.jsonl.
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 RESULTS = Path(__file__).with_name("results.json")
 TRIES = Path(__file__).with_name("tries.json")
 SHOWN = 10  # held-out prompts on the page, the first of the file
-STEPS = ("generate", "train-reward", "reference", "ppo", "evaluate")
 
 
 def collect(run: Path) -> dict[str, Any]:
-    """What the README says about one run: accuracy, win rates, KL, endings, samples and time."""
+    """What the README says about one run: accuracy, win rates, KL, endings and samples."""
     reward, evaluate = (
         json.loads((run / stage / "report.json").read_text()) for stage in ("reward", "evaluate")
     )
@@ -29,23 +31,33 @@ def collect(run: Path) -> dict[str, Any]:
         "accuracy": reward["accuracy"],
         "counts": reward["counts"],
         **{name: evaluate[name] for name in ("win_rate", "kl", "length", "eos_rate", "gold")},
-        "distinct": evaluate["distinct"],
+        "tied": count_ties(evaluate["scores"]["gold"], len(evaluate["samples"])),
+        "commonest": {
+            side: commonest([one["answers"][side] for one in evaluate["samples"]])
+            for side in ("reference", "policy")
+        },
         "samples": [
             {"prompt": one["turns"][-1]["content"], **one["answers"]}
             for one in evaluate["samples"][:SHOWN]
         ],
-        "seconds": count_seconds(run / "seconds"),
         "versions": stages[0]["versions"],
     }
 
 
-def count_seconds(file: Path) -> dict[str, int]:
-    """Seconds of every command of run.sh, those of a resumed run added up."""
-    seconds: Counter[str] = Counter()
-    for line in file.read_text().splitlines():
-        name, _, number = line.partition(" ")
-        seconds[name] += int(number)
-    return dict(seconds)
+def count_ties(scores: dict[str, list[float]], prompts: int) -> float:
+    """The share of comparisons, every new answer with every original one, that score the same."""
+    ours, theirs = (np.reshape(scores[side], (prompts, -1)) for side in ("policy", "reference"))
+    return float((ours[:, :, None] == theirs[:, None, :]).mean())
+
+
+def commonest(answers: list[str]) -> dict[str, Any]:
+    """The four words in a row that most answers have, and the share of answers that have them."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for answer in answers:
+        words = re.findall(r"[\w'’]+", answer.lower())
+        seen.update({tuple(words[start : start + 4]) for start in range(len(words) - 3)})
+    [(phrase, count)] = seen.most_common(1)
+    return {"words": " ".join(phrase), "share": count / len(answers)}
 
 
 def percent(share: float) -> str:
@@ -73,6 +85,7 @@ def table(results: list[dict[str, Any]]) -> str:
         "answers that end",
         "length, tokens",
         "mean VADER score",
+        "commonest four words",
         "accuracy of the reward model",
     )
     return markdown(
@@ -86,6 +99,7 @@ def table(results: list[dict[str, Any]]) -> str:
                 change({side: 100 * share for side, share in one["eos_rate"].items()}) + " %",
                 change(one["length"]),
                 change({side: of["mean"] for side, of in one["gold"].items()}, "{:.2f}"),
+                change({side: 100 * of["share"] for side, of in one["commonest"].items()}) + " %",
                 interval(one["accuracy"]),
             )
             for one in results
@@ -104,19 +118,6 @@ def samples(result: dict[str, Any]) -> str:
         ("question", "before", "after"),
         [(prompt.removesuffix(suffix), before, after) for prompt, before, after in rows],
     )
-
-
-def minutes(results: list[dict[str, Any]]) -> str:
-    """The README's table of minutes: a row for every seed."""
-    rows = [
-        (
-            str(one["seed"]),
-            *(f"{one['seconds'][name] / 60:.1f}" for name in STEPS),
-            f"{sum(one['seconds'].values()) / 60:.1f}",
-        )
-        for one in results
-    ]
-    return markdown(("seed", *STEPS, "all"), rows)
 
 
 def tried(tries: list[dict[str, Any]]) -> str:
@@ -144,4 +145,4 @@ def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 if __name__ == "__main__":
     collected = [collect(Path(name)) for name in sys.argv[1:]]
     RESULTS.write_text(json.dumps(collected, indent=2, ensure_ascii=False) + "\n")
-    print(table(collected), samples(collected[0]), minutes(collected), sep="\n\n")
+    print(table(collected), samples(collected[0]), sep="\n\n")
