@@ -15,15 +15,14 @@ import torch
 from accelerate import Accelerator
 
 from reward.data.annotators import weigh_annotators
-from reward.data.groups import Group
 from reward.data.loading import Data, describe_inputs, read_data
 from reward.model.origin import describe_origin, reference_fingerprint, resolve_model
 from reward.model.save import plain_accuracy
-from reward.objective import Objective
 from reward.report.accuracy import pair_accuracy
 from reward.report.thumbs import Threshold, combine_thresholds, pointwise_accuracy
 from reward.scoring.scorer import combine_members, load_scorer
 from reward.settings import Combine, RewardSettings
+from reward.step import rows_of
 from reward.train import train_reward
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.tokens import pad_right
@@ -71,9 +70,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         report = {
             **measured,
             "held_out": {"prompts": len(data.held_out), "from": data.held_out_source},
-            "annotators": weigh_annotators(
-                Objective.of(settings), data.train, settings.annotator_weights
-            ),
+            "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
             "started_from": describe_origin(inputs["model"]),
             "members": {
                 folder.name: {"seed": seed, **{name: report[name] for name in TOLD}}
@@ -120,10 +117,7 @@ def _measure(
     each = torch.cat(
         [load_scorer(str(one), accelerator, sharding=sharding).each(batch) for one in folders]
     )
-    rows = {
-        how: _by_group(data.held_out, combine_members(each, how).tolist())
-        for how in get_args(Combine)
-    }
+    rows = {how: rows_of(data.held_out, combine_members(each, how)) for how in get_args(Combine)}
     found = {how: pair_accuracy(data.held_out, rows[how]) for how in rows}
     thumbs = threshold and pointwise_accuracy(data.held_out, rows["mean"], threshold)
     return ({"accuracy_on_thumbs": thumbs} if threshold else {}) | {
@@ -131,11 +125,3 @@ def _measure(
         "accuracy_of_the_worst_case": plain_accuracy(found["worst"]),
         "disagreement": float(each.std(dim=0).mean()),
     }
-
-
-def _by_group(groups: list[Group], rewards: list[float]) -> list[list[float]]:
-    rows = []
-    for group in groups:
-        rows.append(rewards[: len(group.responses)])
-        rewards = rewards[len(group.responses) :]
-    return rows

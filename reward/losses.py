@@ -1,14 +1,129 @@
-"""Losses over the rewards of one prompt's responses.
+"""What a step minimizes: the losses of the judgments of some prompts, added up to one number.
 
-Differs from InstructGPT (arXiv 2203.02155): ties count as half a win each way, and every judgement
-may carry a margin and a weight. Letters, over all prompts of a batch: P pairs, M rankings of up to
-K responses, T judgements of single responses (thumbs), J judgements of any kind.
+Differs from InstructGPT (arXiv 2203.02155): ties count as half a win each way, and every judgment
+may carry a margin and a weight. Letters, over the prompts of one forward pass: N responses,
+P pairs, M rankings of up to K responses, T judgments of single responses (thumbs), J judgments of
+any kind.
 """
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which loss, the margin per step of strength, and the weight of the centering penalty."""
+
+    loss: Literal["bradley_terry", "plackett_luce", "regression"] = "bradley_terry"
+    margin: float = 0.0
+    centering: float = 0.0
+
+
+@dataclass(frozen=True)
+class PairTensors:
+    """Pairs of compared responses. Here and below responses and prompts are given by number."""
+
+    first: Int[Tensor, " P"]
+    second: Int[Tensor, " P"]
+    outcome: Float[Tensor, " P"]
+    strength: Float[Tensor, " P"]
+    weight: Float[Tensor, " P"]
+    prompt: Int[Tensor, " P"]
+
+
+@dataclass(frozen=True)
+class RankingTensors:
+    """Whole rankings. `tier` is 0 for the best, −1 for padding; `score` is NaN where not given."""
+
+    response: Int[Tensor, "M K"]
+    tier: Int[Tensor, "M K"]
+    score: Float[Tensor, "M K"]
+    weight: Float[Tensor, " M"]
+    prompt: Int[Tensor, " M"]
+
+
+@dataclass(frozen=True)
+class PointwiseTensors:
+    """Judgments of single responses. `sign` is 1 for good and −1 for bad."""
+
+    response: Int[Tensor, " T"]
+    sign: Float[Tensor, " T"]
+    weight: Float[Tensor, " T"]
+    prompt: Int[Tensor, " T"]
+
+
+@dataclass(frozen=True)
+class Judgments:
+    """What is said of the responses of one forward pass; None for a kind that does not occur.
+
+    `rankings` are only there for the losses that read whole rankings.
+    """
+
+    pairs: PairTensors | None = None
+    rankings: RankingTensors | None = None
+    pointwise: PointwiseTensors | None = None
+
+
+def sum_of_losses(
+    objective: Objective,
+    judgments: Judgments,
+    rewards: Float[Tensor, " N"],
+    thresholds: Float[Tensor, " T"] | None = None,
+) -> Float[Tensor, ""]:
+    """Add up the losses of all prompts; a step minimizes the sum over `total_weight` of the batch.
+
+    Comparisons (pairs or rankings) and pointwise judgments are averaged separately within a prompt:
+    each of the two counts once for a prompt, times its weights.
+
+    Args:
+        objective: which loss.
+        judgments: of the prompts of this forward pass.
+        rewards: of their responses, in order.
+        thresholds: b of the pointwise judgments, in order; not needed where there are none.
+    """
+    parts = []
+    if judgments.pairs is not None:
+        parts.append(_sum_of_comparisons(objective, judgments.pairs, judgments.rankings, rewards))
+    if judgments.pointwise is not None:
+        assert thresholds is not None
+        said = judgments.pointwise
+        losses = pointwise(rewards[said.response], said.sign, thresholds.to(rewards.device))
+        parts.append(sum_of_prompt_means(losses, said.weight, said.prompt))
+    if not parts:
+        return rewards.sum()  # of nothing: 0, from which the backward pass can still start
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _sum_of_comparisons(
+    objective: Objective,
+    pairs: PairTensors,
+    rankings: RankingTensors | None,
+    rewards: Float[Tensor, " N"],
+) -> Float[Tensor, ""]:
+    first, second = rewards[pairs.first], rewards[pairs.second]
+    if rankings is None:
+        losses = bradley_terry(first, second, pairs.outcome, pairs.strength * objective.margin)
+        total = sum_of_prompt_means(losses, pairs.weight, pairs.prompt)
+    else:
+        chosen = rewards[rankings.response]
+        if objective.loss == "plackett_luce":
+            losses = plackett_luce(chosen, rankings.tier)
+        else:
+            ranks = rank_targets(rankings.tier)
+            targets = torch.where(rankings.score.isnan(), ranks, rankings.score)
+            losses = regression(chosen, targets, rankings.tier >= 0)
+        total = sum_of_prompt_means(losses, rankings.weight, rankings.prompt)
+    if objective.centering:
+        squares = (first + second).square()
+        total = total + objective.centering * sum_of_prompt_means(
+            squares, pairs.weight, pairs.prompt
+        )
+    return total
 
 
 def bradley_terry(
@@ -17,7 +132,7 @@ def bradley_terry(
     outcome: Float[Tensor, " P"],
     margin: Float[Tensor, " P"],
 ) -> Float[Tensor, " P"]:
-    """Negative log-likelihood of each judgement under Bradley and Terry (1952).
+    """Negative log-likelihood of each judgment under Bradley and Terry (1952).
 
     −t·log σ(d − m) − (1 − t)·log σ(−d − m) with d = first − second; a tie (t = ½, m = 0) is half a
     win each way.
@@ -37,14 +152,14 @@ def bradley_terry(
 def pointwise(
     rewards: Float[Tensor, " T"], sign: Float[Tensor, " T"], threshold: Float[Tensor, " T"]
 ) -> Float[Tensor, " T"]:
-    """Negative log-likelihood of judgements of single responses: −log σ(±(r − b)).
+    """Negative log-likelihood of judgments of single responses: −log σ(±(r − b)).
 
     Bradley and Terry's model of a pair, with b in the place of the other response's reward.
 
     Args:
         rewards: r, the reward of the response.
         sign: 1 where it was called good, −1 where bad.
-        threshold: b of the judgement's source, at which good and bad are equally likely.
+        threshold: b of the judgment's source, at which good and bad are equally likely.
     """
     return -logsigmoid(sign * (rewards - threshold))
 
@@ -105,17 +220,17 @@ def regression(
 def sum_of_prompt_means(
     losses: Float[Tensor, " J"], weights: Float[Tensor, " J"], prompt: Int[Tensor, " J"]
 ) -> Float[Tensor, ""]:
-    """Add up, over prompts, the mean of its judgements' weighted losses.
+    """Add up, over prompts, the mean of its judgments' weighted losses.
 
-    Σ_x (Σ_j w_j·l_j) / n_x, j over the n_x judgements of prompt x: with weights of 1 a prompt
-    counts once, however many judgements it has. Divide by Σ_x (Σ_j w_j) / n_x of the whole batch,
+    Σ_x (Σ_j w_j·l_j) / n_x, j over the n_x judgments of prompt x: with weights of 1 a prompt
+    counts once, however many judgments it has. Divide by Σ_x (Σ_j w_j) / n_x of the whole batch,
     over all forward passes and processes, which is then the number of prompts: arXiv 2203.02155,
-    equation 1. Weights do not cancel where all judgements of a prompt have the same one.
+    equation 1. Weights do not cancel where all judgments of a prompt have the same one.
 
     Args:
-        losses: loss of each judgement.
-        weights: weight of each judgement.
-        prompt: number of the prompt that each judgement belongs to.
+        losses: loss of each judgment.
+        weights: weight of each judgment.
+        prompt: number of the prompt that each judgment belongs to.
     """
     counts = weights.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, torch.ones_like(weights))
     return (losses * weights / counts[prompt]).sum()

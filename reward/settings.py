@@ -14,6 +14,7 @@ from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import SHARDED, ClusterSettings
+from rlhf.records.thumbs import PointwiseKind
 
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
 Adapter = Literal["none", "lora", "qlora"]
@@ -27,13 +28,15 @@ def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     return tuple(int(word) for token in tokens if token.value for word in token.value.split(","))
 
 
-def _read_weights(kind: Any, tokens: Any) -> dict[str, float]:
-    """Numbers by name, each after a flag of its own, or all as one JSON object.
+def _read_weights(kind: Any, tokens: Any) -> dict[str, float] | Literal["auto"]:
+    """Numbers by name, each after a flag of its own, or all as one JSON object; or `auto`.
 
     A name may have dots, at which the command line takes it apart.
     """
     if isinstance(tokens, dict):
         words = {name: given[0].value for name, given in flatten(tokens).items()}
+    elif tokens[0].value == "auto":
+        return "auto"
     else:
         words = _read_object(tokens[0].value)
     return {name: _read_weight(name, word) for name, word in words.items()}
@@ -46,7 +49,7 @@ def _read_object(word: str) -> dict[str, Any]:
             return value
     raise ConfigError(
         f"--annotator-weights is {word!r}",
-        "Name the annotator: --annotator-weights.NAME 0.5.",
+        "Name the annotator, --annotator-weights.NAME 0.5, or use --annotator-weights auto.",
     )
 
 
@@ -134,8 +137,8 @@ class ObjectiveSettings:
             require_range(f"objective.{name}", getattr(self, name), 0)
 
     @property
-    def pointwise_weights(self) -> dict[str, float]:
-        """The weight of each kind of judgement of a single response."""
+    def pointwise_weights(self) -> dict[PointwiseKind, float]:
+        """The weight of each kind of judgment of a single response."""
         return {"thumbs": self.thumbs_weight, "all_bad": self.all_bad_weight}
 
 
@@ -249,11 +252,11 @@ class RewardSettings(ClusterSettings):
     """The adapters."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Saved states."""
-    annotator_weights: Annotated[dict[str, float], Parameter(converter=_read_weights)] = field(
-        default_factory=dict
-    )
+    annotator_weights: Annotated[
+        dict[str, float] | Literal["auto"], Parameter(converter=_read_weights)
+    ] = field(default_factory=dict)
     """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
-    0.5; others count 1, and 0 leaves one out."""
+    0.5; others count 1, and 0 leaves one out. auto: estimate all from how well annotators agree."""
     head: Literal["random", "fitted"] = "random"
     """How a fresh head starts: at random, or fitted to the rankings on frozen features."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
@@ -277,8 +280,9 @@ class RewardSettings(ClusterSettings):
         require_range("seed", self.seed, 0, MAX_SEED)
         for seed in self.seeds:
             require_range("seeds", seed, 0, MAX_SEED)
-        for name, weight in self.annotator_weights.items():
-            require_range(f"annotator_weights.{name}", weight, 0)
+        if self.annotator_weights != "auto":
+            for name, weight in self.annotator_weights.items():
+                require_range(f"annotator_weights.{name}", weight, 0)
         _require_choice("loss", self.loss, Loss)
         _require_choice("adapter", self.adapter, Adapter)
         _require_choice("ddp_comm_hook", self.ddp_comm_hook, CommunicationHook)

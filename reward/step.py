@@ -1,6 +1,6 @@
-"""One optimizer step on a global batch, and scoring of many groups; both over all processes."""
+"""One optimizer step on a batch, and scoring many groups: both spread over all processes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reward.data.batches import lay_out, plan_step
+from reward.data.batches import lay_out, plan_step, to_judgments, total_weight
 from reward.data.groups import Group
 from reward.data.thresholds import Thresholds
-from reward.objective import Objective, sum_of_losses, total_weight
-from reward.report.accuracy import add_counts, count_right, count_right_thumbs
+from reward.losses import Objective, sum_of_losses
+from reward.report.accuracy import Counts, count_judgments
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import accumulating, backward, clip_gradients
 from rlhf.run.metrics import progress
@@ -29,7 +29,12 @@ Value = TypeVar("Value")
 class TrainState:
     """A prepared module with its optimizer and the numbers that every step needs.
 
-    `bias` is what a reward model that the training goes on from adds to its head's outputs.
+    Attributes:
+        tokens_per_batch: tokens in one forward pass.
+        shared: a prompt is encoded once for all its responses.
+        tensor_parallel: processes that hold one model together.
+        bias: that a reward model adds to its head's output, where training starts from one.
+        thresholds: of the thumbs.
     """
 
     accelerator: Accelerator
@@ -45,125 +50,107 @@ class TrainState:
 
     @property
     def dp_size(self) -> int:
-        """Parts of a batch: a process has one, or processes that hold a model together."""
+        """Parts of a batch: one for each process, or for each tensor-parallel group."""
         processes: int = self.accelerator.num_processes
         return processes // self.tensor_parallel
 
 
-def take_step(trainee: TrainState, groups: Sequence[Group], rate: float) -> dict[str, float]:
-    """One optimizer step on a global batch; every process calls it with the same groups.
+def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[str, float]:
+    """One optimizer step; every process calls it with the same groups.
 
     Args:
-        trainee: what is trained.
-        groups: the prompts of the whole batch; this process takes its share.
+        state: what is trained.
+        groups: the prompts of the whole batch; this process reads its part of them.
         rate: the learning rate of this step.
+
+    Returns:
+        The mean loss, the accuracies and the gradient norm, over the whole batch.
     """
-    accelerator, module = trainee.accelerator, trainee.module
-    passes = my_passes(trainee, groups)
-    weight = total_weight(trainee.objective, groups)
-    level = follow_thumbs(trainee, groups)
+    accelerator, module, objective = state.accelerator, state.module, state.objective
+    passes = my_passes(state, groups)
+    weight = total_weight(groups, objective.loss)
+    level = follow_thumbs(state, groups)
     totals = torch.zeros(5, dtype=torch.float64)  # loss, right and all pairs, right and all thumbs
     module.train()
     for number, part in enumerate(passes):
         last = number == len(passes) - 1
         with accumulating(accelerator, module, last=last):
-            rewards = forward(trainee, part)
-            said = trainee.thresholds.of(part, level)
-            loss = sum_of_losses(trainee.objective, part, rewards, said)
+            rewards = forward(state, part)
+            judgments = to_judgments(part, objective.loss, rewards.device)
+            thresholds = state.thresholds.of(part, level)
+            loss = sum_of_losses(objective, judgments, rewards, thresholds)
             # Gradients are averaged over processes: divide by the whole batch's weight / processes.
-            backward(accelerator, module, loss * (trainee.dp_size / weight))
-        totals += _tally(part, rewards, said, loss)
+            backward(accelerator, module, loss * (state.dp_size / weight))
+        counts = count_judgments(part, rows_of(part, rewards), thresholds.tolist())
+        totals += torch.tensor([loss.item(), *counts], dtype=torch.float64)
     beat("stepping")
-    for parameters in trainee.optimizer.param_groups:
+    for parameters in state.optimizer.param_groups:
         parameters["lr"] = rate
     norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)
-    trainee.optimizer.step()
-    trainee.optimizer.zero_grad()
-    summed = global_sum(accelerator, totals) / trainee.tensor_parallel
-    loss_sum, *counts = summed.tolist()
-    return {"loss": loss_sum / weight, **name_accuracies(*counts), "grad_norm": norm}
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    summed = global_sum(accelerator, totals) / state.tensor_parallel
+    loss_sum, *sums = summed.tolist()
+    return {"loss": loss_sum / weight, **Counts(*sums).accuracies(), "grad_norm": norm}
 
 
-def follow_thumbs(trainee: TrainState, groups: Sequence[Group]) -> float:
-    """Score a batch that has thumbs, for `Thresholds.follow`; its level, which is 0 without any."""
+def follow_thumbs(state: TrainState, groups: Sequence[Group]) -> float:
+    """Score a batch that has thumbs, for `Thresholds.follow`; its mean reward, 0 without thumbs."""
     if not any(group.pointwise for group in groups):
         return 0.0
-    return trainee.thresholds.follow(groups, _score(trainee, groups))
+    return state.thresholds.follow(groups, _score(state, groups))
 
 
-def fit_thresholds(trainee: TrainState, groups: Sequence[Group]) -> float:
-    """Fit the thresholds of thumbs to the rewards as they are now; their level, 0 without any."""
-    if not trainee.thresholds.sources:
+def fit_thresholds(state: TrainState, groups: Sequence[Group]) -> float:
+    """Fit the thresholds of thumbs to the present rewards; their mean, 0 without thumbs."""
+    if not state.thresholds.sources:
         return 0.0
-    return trainee.thresholds.fit(groups, lambda sample: score_groups(trainee, sample))
+    return state.thresholds.fit(groups, lambda sample: score_groups(state, sample))
 
 
-def name_accuracies(
-    right: float, pairs: float, right_thumbs: float, thumbs: float
-) -> dict[str, float]:
-    """Accuracy on pairs, and on pointwise judgements, of those that there are.
-
-    A step of ties alone has 0, as no other step tells.
-    """
-    found = {"accuracy": right / max(pairs, 1)} if pairs or not thumbs else {}
-    return found | ({"thumbs_accuracy": right_thumbs / thumbs} if thumbs else {})
-
-
-def score_groups(trainee: TrainState, groups: Sequence[Group]) -> list[list[float]]:
+def score_groups(state: TrainState, groups: Sequence[Group]) -> list[list[float]]:
     """Rewards of all responses of all groups, on every process; prompt ids must differ."""
-    with progress("scoring", len(my_passes(trainee, groups))) as bar:
-        return _score(trainee, groups, bar.advance)
+    with progress("scoring", len(my_passes(state, groups))) as bar:
+        return _score(state, groups, bar.advance)
 
 
 def _score(
-    trainee: TrainState, groups: Sequence[Group], after_pass: Callable[[], None] = beat
+    state: TrainState, groups: Sequence[Group], after_pass: Callable[[], None] = beat
 ) -> list[list[float]]:
     found: list[tuple[str, list[float]]] = []
-    trainee.module.eval()
+    state.module.eval()
     with torch.no_grad():
-        for part in my_passes(trainee, groups):
-            rewards = forward(trainee, part)
-            found += zip([group.prompt_id for group in part], _split(part, rewards), strict=True)
+        for part in my_passes(state, groups):
+            rewards = forward(state, part)
+            found += zip([group.prompt_id for group in part], rows_of(part, rewards), strict=True)
             after_pass()
-    return gather_by_prompt(trainee.accelerator, found, groups)
+    return gather_by_prompt(state.accelerator, found, groups)
 
 
 def gather_by_prompt(
     accelerator: Accelerator, found: list[tuple[str, Value]], groups: Sequence[Group]
 ) -> list[Value]:
-    """What all processes found out by prompt id, in the order of groups, on every process."""
+    """The results of all processes, by prompt id, put in the order of `groups`."""
     if accelerator.num_processes > 1:
         found = gather_object(found)
     by_prompt = dict(found)
     return [by_prompt[group.prompt_id] for group in groups]
 
 
-def my_passes(trainee: TrainState, groups: Sequence[Group]) -> list[list[Group]]:
-    """The forward passes of this process: which groups meet in each."""
-    plans = plan_step(groups, trainee.dp_size, trainee.tokens_per_batch, shared=trainee.shared)
-    return plans[trainee.accelerator.process_index // trainee.tensor_parallel]
+def my_passes(state: TrainState, groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups of each forward pass of this process."""
+    plans = plan_step(groups, state.dp_size, state.tokens_per_batch, shared=state.shared)
+    return plans[state.accelerator.process_index // state.tensor_parallel]
 
 
-def forward(trainee: TrainState, groups: Sequence[Group]) -> Tensor:
+def forward(state: TrainState, groups: Sequence[Group]) -> Tensor:
     """Rewards of all responses of some groups, in order."""
-    inputs = lay_out(groups, trainee.pad_id, shared=trainee.shared)
-    rewards: Tensor = trainee.module(inputs.to(trainee.accelerator.device))
-    return rewards + trainee.bias
+    inputs = lay_out(groups, state.pad_id, shared=state.shared)
+    rewards: Tensor = state.module(inputs.to(state.accelerator.device))
+    return rewards + state.bias
 
 
-def _tally(
-    groups: Sequence[Group], rewards: Tensor, thresholds: Float[Tensor, " T"], loss: Tensor
-) -> Float[Tensor, "5"]:
-    """Loss, and of pairs and of thumbs how many are right and how many there are."""
-    rows = list(_split(groups, rewards))
-    pairs = add_counts(count_right(*one) for one in zip(groups, rows, strict=True))
-    thumbs = count_right_thumbs(groups, rows, thresholds.tolist())
-    return torch.tensor([loss.item(), *pairs, *thumbs], dtype=torch.float64)
-
-
-def _split(groups: Sequence[Group], rewards: Tensor) -> Iterator[list[float]]:
-    """The rewards of each group, in order."""
-    values: list[float] = rewards.detach().tolist()
-    for group in groups:
-        yield values[: len(group.responses)]
-        values = values[len(group.responses) :]
+def rows_of(groups: Sequence[Group], rewards: Float[Tensor, " N"]) -> list[list[float]]:
+    """The rewards of each group's responses."""
+    sizes = [len(group.responses) for group in groups]
+    return [row.tolist() for row in rewards.detach().split(sizes)]

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 from reward.data.batches import epoch_order
 from reward.data.loading import Data, describe_inputs, held_out_as_before, read_data
 from reward.data.thresholds import Thresholds
+from reward.losses import Objective
 from reward.memory import device_bytes, require_memory, room_for
 from reward.model.head import fit_head
 from reward.model.module import RewardModule
 from reward.model.origin import reference_fingerprint, resolve_model
 from reward.model.save import describe_run, measure_scale, plain_accuracy, save_result, write_report
-from reward.objective import Objective
 from reward.report.accuracy import Accuracy, pair_accuracy
 from reward.report.baseline import base_log_probs
 from reward.report.evaluation import Best, compare, evaluate
@@ -114,21 +114,19 @@ def train_reward(
             return _read_done(run)
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
-        trainee = _build_trainee(settings, accelerator, sharding, pad_id, data)
-        findings = _train(settings, run, trainee, data)
-        held_out = score_groups(trainee, data.held_out)
-        scale, reference = measure_scale(trainee, data, held_out)
-        level = fit_thresholds(trainee, data.train)
-        save_result(trainee, run, tokenizer, scale)
+        state = _build_state(settings, accelerator, sharding, pad_id, data)
+        findings = _train(settings, run, state, data)
+        held_out = score_groups(state, data.held_out)
+        scale, reference = measure_scale(state, data, held_out)
+        level = fit_thresholds(state, data.train)
+        save_result(state, run, tokenizer, scale)
         report = {
             "accuracy": plain_accuracy(pair_accuracy(data.held_out, held_out)),
             "accuracy_before_training": plain_accuracy(findings.before),
             "likelier_wins": plain_accuracy(likelier_wins),
             **describe_run(settings, data, run, scale, findings.best),
-            **describe_thumbs(
-                settings, data, trainee.thresholds, level, held_out, scale, trainee.bias
-            ),
-            "shared_prompt": trainee.shared,
+            **describe_thumbs(settings, data, state.thresholds, level, held_out, scale, state.bias),
+            "shared_prompt": state.shared,
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
         }
@@ -163,7 +161,7 @@ def _ask_base_model(
     return pair_accuracy(compared, likelier)
 
 
-def _build_trainee(
+def _build_state(
     settings: RewardSettings,
     accelerator: Accelerator,
     sharding: Sharding,
@@ -189,7 +187,7 @@ def _build_trainee(
         optimizer=stepper,
         pad_id=pad_id,
         tokens_per_batch=settings.batch.micro_tokens,
-        objective=Objective.of(settings),
+        objective=Objective(settings.loss, settings.objective.margin, settings.objective.centering),
         shared=settings.batch.share_prompt and obstacle is None,
         tensor_parallel=sharding.tensor_parallel,
         bias=float(getattr(classifier.config, "reward_bias", 0.0)),
@@ -214,14 +212,14 @@ def _load_classifier(
     return classifier
 
 
-def _train(settings: RewardSettings, run: RunDir, trainee: TrainState, data: Data) -> Findings:
+def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data) -> Findings:
     """Take every step, from the newest checkpoint on; leaves the best weights in place."""
     per_epoch = -(-len(data.train) // settings.batch.prompts)
     total = per_epoch * settings.optim.epochs
     warmup = max(1, round(settings.optim.warmup_fraction * total))
-    done, findings = _begin(settings, run, trainee, data)
+    done, findings = _begin(settings, run, state, data)
     best = findings.best
-    saver = Saver.of(settings, trainee.accelerator, run.checkpoints)
+    saver = Saver.of(settings, state.accelerator, run.checkpoints)
     with progress("training the reward model", total, done) as bar, saver.listening():
         for step in range(done, total):
             if best and best.is_stale(settings.evaluation.patience):
@@ -232,45 +230,45 @@ def _train(settings: RewardSettings, run: RunDir, trainee: TrainState, data: Dat
             order = epoch_order(len(data.train), settings.seed, epoch)
             chosen = order[place * settings.batch.prompts :][: settings.batch.prompts]
             rate = settings.optim.learning_rate * anneal(step, total, warmup)
-            row = take_step(trainee, [data.train[number] for number in chosen], rate)
+            row = take_step(state, [data.train[number] for number in chosen], rate)
             _stop_if_broken(row, step + 1, run)
             seconds = round(time.monotonic() - began, 3)
             row = {"step": step + 1, "epoch": epoch + 1, **row, "learning_rate": rate}
             if _is_due(settings.evaluation.every, step + 1, total):
-                row |= evaluate(trainee, data.validation)
+                row |= evaluate(state, data.validation)
                 best = compare(best, step + 1, row["validation_loss"])
                 if best.step == step + 1:
-                    save_checkpoint(trainee.accelerator, run.best_checkpoint, step + 1, {}, 1)
+                    save_checkpoint(state.accelerator, run.best_checkpoint, step + 1, {}, 1)
             append_metrics(run.metrics_file, {**row, "seconds": seconds})
-            trainee.accelerator.log(row, step=step + 1)
+            state.accelerator.log(row, step=step + 1)
             bar.advance()
             accuracy = row.get("accuracy", row.get("thumbs_accuracy", 0.0))
             bar.show(f"loss {row['loss']:.3f}, accuracy {accuracy:.2f}")
-            learned = replace(findings, best=best, thresholds=trainee.thresholds.state())
+            learned = replace(findings, best=best, thresholds=state.thresholds.state())
             saver.after_step(step + 1, asdict(learned))
     if best:
-        load_checkpoint(trainee.accelerator, run.best_checkpoint)
+        load_checkpoint(state.accelerator, run.best_checkpoint)
     return replace(findings, best=best)
 
 
 def _begin(
-    settings: RewardSettings, run: RunDir, trainee: TrainState, data: Data
+    settings: RewardSettings, run: RunDir, state: TrainState, data: Data
 ) -> tuple[int, Findings]:
     """Where to start: after the newest checkpoint, or with the accuracy and the head of step 0."""
-    saved = load_checkpoint(trainee.accelerator, run.checkpoints)
+    saved = load_checkpoint(state.accelerator, run.checkpoints)
     done = int(saved["step"]) if saved else 0
     forget_metrics_after(run.metrics_file, done)
     if saved:
         findings = Findings.from_json(saved)
-        trainee.thresholds.restore(findings.thresholds)
+        state.thresholds.restore(findings.thresholds)
         return done, findings
     if settings.head == "fitted":
-        fit_head(trainee, data.train)
-    fit_thresholds(trainee, data.train)
+        fit_head(state, data.train)
+    fit_thresholds(state, data.train)
     if not settings.optim.epochs:  # accuracy is measured at the end, of the same weights
         return 0, Findings(None)
     held_out = held_out_as_before(settings, data, run.inputs["model"])
-    return 0, Findings(pair_accuracy(held_out, score_groups(trainee, held_out)))
+    return 0, Findings(pair_accuracy(held_out, score_groups(state, held_out)))
 
 
 def _is_due(every: int, step: int, total: int) -> bool:

@@ -60,8 +60,8 @@ def wrap(model: Any, kind: str, tokens: int) -> "TrainState":
     """A model with all that our trainer wants."""
     from torch.optim import AdamW
 
+    from reward.losses import Objective
     from reward.model.module import RewardModule
-    from reward.objective import Objective
     from reward.step import TrainState
     from rlhf.modeling.attention.shared_prefix import share_prompts
     from rlhf.parallel.distributed import start
@@ -83,54 +83,54 @@ def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namesp
     from reward.step import take_step
 
     kind = arguments.kind
-    trainee = wrap(load_model(arguments), kind, arguments.tokens)
+    state = wrap(load_model(arguments), kind, arguments.tokens)
     groups = build_groups(lines, arguments, apart=kind == "pairs")
-    loss = first_loss(trainee, build_groups(lines[:LOSS_PROMPTS], arguments, apart=kind == "pairs"))
+    loss = first_loss(state, build_groups(lines[:LOSS_PROMPTS], arguments, apart=kind == "pairs"))
     per_step = round(PROMPTS_PER_STEP * len(groups) / len(lines))
     order = epoch_order(len(groups), arguments.seed, 0)
     began = time.perf_counter()
     for first in range(0, len(groups), per_step):
         chosen = [groups[number] for number in order[first : first + per_step]]
-        take_step(trainee, chosen, arguments.learning_rate)
+        take_step(state, chosen, arguments.learning_rate)
     seconds = time.perf_counter() - began
-    real, total = count_tokens(trainee, groups)
+    real, total = count_tokens(state, groups)
     found = {"loss": loss, "seconds": seconds, "real_tokens": real / total, "tokens": total}
-    return found | judge(trainee, held_out, arguments)
+    return found | judge(state, held_out, arguments)
 
 
-def first_loss(trainee: "TrainState", groups: "list[Group]") -> float:
+def first_loss(state: "TrainState", groups: "list[Group]") -> float:
     """The mean loss over pairs before training; gradients are computed and thrown away."""
     from torch.nn.functional import logsigmoid
 
-    from reward.objective import to_pair_tensors
+    from reward.data.batches import to_pair_tensors
     from reward.step import forward, my_passes
 
     total, number = 0.0, 0
-    trainee.module.train()
-    for part in my_passes(trainee, groups):
-        rewards = forward(trainee, part)
+    state.module.train()
+    for part in my_passes(state, groups):
+        rewards = forward(state, part)
         pairs = to_pair_tensors(part, rewards.device)
         loss = -logsigmoid(rewards[pairs.first] - rewards[pairs.second]).sum()
         loss.backward()
         total, number = total + loss.item(), number + len(pairs.first)
-    trainee.optimizer.zero_grad()
+    state.optimizer.zero_grad()
     return total / number
 
 
-def count_tokens(trainee: "TrainState", groups: "list[Group]") -> tuple[int, int]:
+def count_tokens(state: "TrainState", groups: "list[Group]") -> tuple[int, int]:
     """Tokens that are not padding, and all that the forward passes of an epoch see."""
     from reward.data.batches import lay_out, num_tokens
     from reward.step import my_passes
 
     real = total = 0
     for first in range(0, len(groups), PROMPTS_PER_STEP):
-        for part in my_passes(trainee, groups[first : first + PROMPTS_PER_STEP]):
-            real += sum(num_tokens(group, shared=trainee.shared) for group in part)
-            total += lay_out(part, trainee.pad_id, shared=trainee.shared).ids.numel()
+        for part in my_passes(state, groups[first : first + PROMPTS_PER_STEP]):
+            real += sum(num_tokens(group, shared=state.shared) for group in part)
+            total += lay_out(part, state.pad_id, shared=state.shared).ids.numel()
     return real, total
 
 
-def judge(trainee: "TrainState", held_out: list[Line], arguments: argparse.Namespace) -> Line:
+def judge(state: "TrainState", held_out: list[Line], arguments: argparse.Namespace) -> Line:
     """Of each held-out prompt's pairs, how many are ordered as judged, and how many there are."""
     from reward.report.accuracy import count_right
     from reward.step import score_groups
@@ -138,7 +138,7 @@ def judge(trainee: "TrainState", held_out: list[Line], arguments: argparse.Names
     if not held_out:
         return {}
     groups = build_groups(held_out, arguments, apart=False)
-    rows = score_groups(trainee, groups)
+    rows = score_groups(state, groups)
     return {"right": [count_right(group, row) for group, row in zip(groups, rows, strict=True)]}
 
 

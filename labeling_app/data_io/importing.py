@@ -97,7 +97,7 @@ def _store(
             _store_entry(store, db, current.id, place, entry, report)
             num_stored += 1
 
-    write_in_chunks(store.connections, entries, store_one)
+    write_in_chunks(store.connections, entries, store_one, import_id=current.id)
     return num_stored
 
 

@@ -29,7 +29,7 @@ from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
 
 BOARD_FILES = Path(__file__).parent / "pages" / "board"
-SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "board.js")
+SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "drafts.js", "board.js")
 PAGE_CSS = """
 footer { display: none !important; }
 :root { --body-background-fill: #f6f6f3; }

@@ -5,6 +5,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from rlhf.records.jsonl import MAX_DEPTH, is_deep
+
 
 class BodyError(Exception):
     """A request body that cannot be used.
@@ -41,7 +43,7 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
-        BodyError: too large, incomplete, not a JSON object, or not valid Unicode.
+        BodyError: too large, incomplete, not a JSON object, nested too deep, or not valid Unicode.
     """
     body = await read_body(request, max_bytes)
     try:
@@ -52,6 +54,9 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
         raise BodyError(400, f"The body is not valid JSON ({error}).") from None
     if not isinstance(value, dict):
         raise BodyError(400, f"The body is a JSON {type(value).__name__}, not an object.")
+    # Python can read deeper values here than it can write later, further down the stack.
+    if is_deep(value):
+        raise BodyError(400, f"The body is nested more than {MAX_DEPTH} deep.")
     return value
 
 

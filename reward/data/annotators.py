@@ -1,38 +1,72 @@
-"""What the weights of annotators come to: whose judgements a training learns from, and how much."""
+"""The weights of annotators: where they come from, and whose judgments a training learns from."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
+from reward.data.batches import total_weight
 from reward.data.groups import Group
-from reward.objective import Objective, total_weight
+from reward.data.reliability import Reliability, collect_votes, estimate_reliability, weights_of
+from reward.settings import Loss
+from rlhf.records.schema import RankedPrompt
+
+
+@dataclass(frozen=True)
+class AnnotatorWeights:
+    """How much each annotator counts, 1 unless given, and the reliability it follows from."""
+
+    weights: Mapping[str, float]
+    reliability: Mapping[str, Reliability] = field(default_factory=dict)
+
+
+def choose_weights(
+    given: Mapping[str, float] | Literal["auto"], records: Sequence[RankedPrompt]
+) -> AnnotatorWeights:
+    """The weights that were given; `auto` estimates them from all train prompts of the export.
+
+    Raises:
+        InputError: no two annotators judged the same responses, or none is better than chance.
+    """
+    if given != "auto":
+        return AnnotatorWeights(given)
+    names = {ranking.annotator for record in records for ranking in record.rankings}
+    votes = collect_votes(record for record in records if record.prompt.split == "train")
+    reliability = estimate_reliability(votes, names)
+    return AnnotatorWeights(weights_of(reliability), reliability)
 
 
 def weigh_annotators(
-    objective: Objective, groups: Sequence[Group], weights: Mapping[str, float]
-) -> dict[str, dict[str, float]]:
-    """For every annotator the `weight`, the number of `judgements`, and their `share` of all.
+    groups: Sequence[Group], loss: Loss, chosen: AnnotatorWeights
+) -> dict[str, dict[str, Any]]:
+    """For every annotator the `weight`, the number of `judgments`, and their `share` of all.
 
-    The share is Σ w_j / n_x over her judgements j, where prompt x has n_x judgements of all
+    With estimated weights also the `reliability`.
+
+    The share is Σ w_j / n_x over her judgments j, where prompt x has n_x judgments of all
     annotators (pairs or rankings, and pointwise ones, counted apart), divided by the same sum over
     everybody's.
 
     Args:
-        objective: says what a judgement is: a pair or a ranking, or a pointwise one.
         groups: of the training.
-        weights: those that were given; who has none counts 1, and who has 0 is in no group.
+        loss: which says what a judgment is: a pair or a ranking, or a pointwise one.
+        chosen: the weights; who has 0 is in no group.
     """
-    judgements = Counter[str]()
+    judgments = Counter[str]()
     sums: dict[str, float] = defaultdict(float)
-    for found in (found for group in groups for found in objective.judgements(group)):
+    for found in (found for group in groups for found in group.judgments(loss)):
         for one in found:
-            judgements[one.annotator] += 1
+            judgments[one.annotator] += 1
             sums[one.annotator] += one.weight / len(found)
-    total = total_weight(objective, groups)
-    return {
+    total = total_weight(groups, loss)
+    rows: dict[str, dict[str, Any]] = {
         name: {
-            "weight": float(weights.get(name, 1.0)),
-            "judgements": judgements[name],
+            "weight": float(chosen.weights.get(name, 1.0)),
+            "judgements": judgments[name],
             "share": round(sums[name] / total, 4),
         }
-        for name in sorted({*judgements, *weights})
+        for name in sorted({*judgments, *chosen.weights})
     }
+    for name, reliability in chosen.reliability.items():
+        rows[name]["reliability"] = asdict(reliability)
+    return rows

@@ -1,16 +1,24 @@
-"""Which prompts meet in which optimizer step, on which process, in which forward pass.
+"""From groups to batches: which prompts share an optimizer step and a forward pass, as tensors.
 
-All of it is a pure function of lengths, seed and step, so every process knows the whole plan
-without talking, and a resumed run sees the same batches.
+All of it is a pure function of the groups, the seed and the step: every process computes the whole
+plan without communication, and a resumed run sees the same batches.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from reward.data.groups import Group
+from reward.data.groups import Group, Pair, Pointwise, TieredRanking
+from reward.losses import Judgments, PairTensors, PointwiseTensors, RankingTensors
+from reward.settings import Loss
 from rlhf.modeling.attention.layout import Inputs, last_tokens, pack
 from rlhf.modeling.tokens import pad_right
+
+Judgment = TypeVar("Judgment", Pair, TieredRanking, Pointwise)
 
 
 def epoch_order(num_groups: int, seed: int, epoch: int) -> list[int]:
@@ -26,25 +34,28 @@ def num_tokens(group: Group, *, shared: bool) -> int:
     return prompts * len(group.prompt) + sum(map(len, group.responses))
 
 
-def deal(groups: Sequence[Group], hands: int, *, shared: bool) -> list[list[Group]]:
-    """Share groups among `hands`, longest first, so that all have about as many tokens."""
-    shares: list[list[Group]] = [[] for _ in range(hands)]
-    work = [0] * hands
+def balance(groups: Sequence[Group], number: int, *, shared: bool) -> list[list[Group]]:
+    """Divide groups into `number` parts of about as many tokens, assigning the longest first."""
+    parts: list[list[Group]] = [[] for _ in range(number)]
+    totals = [0] * number
     costs = {group.prompt_id: num_tokens(group, shared=shared) for group in groups}
     for group in sorted(groups, key=lambda one: costs[one.prompt_id], reverse=True):
-        least = work.index(min(work))
-        shares[least].append(group)
-        work[least] += costs[group.prompt_id]
-    return shares
+        least = totals.index(min(totals))
+        parts[least].append(group)
+        totals[least] += costs[group.prompt_id]
+    return parts
 
 
 def split_packed(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
-    """Cut groups into even packed rows of at most `tokens` tokens; a longer group goes alone."""
+    """Split groups into even packed rows of at most `tokens` tokens; a longer group gets its own.
+
+    A packed row has each prompt once, followed by all its responses.
+    """
     if not groups:
         return []
     total = sum(num_tokens(group, shared=True) for group in groups)
     for rows in range(-(-total // tokens), len(groups)):
-        parts = deal(groups, rows, shared=True)
+        parts = balance(groups, rows, shared=True)
         if all(_fits(part, tokens) for part in parts):
             return parts
     return [[group] for group in groups]
@@ -55,9 +66,9 @@ def _fits(part: Sequence[Group], tokens: int) -> bool:
 
 
 def split_padded(groups: Sequence[Group], tokens: int) -> list[list[Group]]:
-    """Cut groups into padded batches of at most `tokens` tokens; a larger group is a batch alone.
+    """Split groups into padded batches of at most `tokens` tokens; a larger group gets its own.
 
-    Padding counts; the longest groups come first, so that neighbours are alike in length.
+    Padding counts. Groups are sorted by length, so that those of a batch are about as long.
     """
     parts: list[list[Group]] = []
     width = rows = 0
@@ -75,17 +86,20 @@ def plan_step(
 ) -> list[list[list[Group]]]:
     """The forward passes of one optimizer step for every process.
 
-    All processes make the same number of passes, empty ones if need be: sharded models gather
-    weights together.
+    All processes make the same number of passes, empty ones if need be: to gather the weights of a
+    sharded model, all must take part.
     """
     split = split_packed if shared else split_padded
-    plans = [split(share, tokens) for share in deal(groups, processes, shared=shared)]
+    plans = [split(part, tokens) for part in balance(groups, processes, shared=shared)]
     busiest = max(len(plan) for plan in plans)
     return [plan + [[] for _ in range(busiest - len(plan))] for plan in plans]
 
 
 def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:
-    """Groups as a packed row or as padded rows of prompt + response; a padding token for none."""
+    """Groups as one packed row, or as padded rows of prompt + response.
+
+    No groups give a single padding token.
+    """
     if shared:
         return pack([(group.prompt, group.responses) for group in groups], pad_id)
     sequences = [group.prompt + response for group in groups for response in group.responses]
@@ -93,3 +107,85 @@ def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:
         return Inputs(torch.full((1, 1), pad_id), torch.zeros(0, dtype=torch.long))
     batch = pad_right(sequences, pad_id)
     return Inputs(batch.ids, last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1]))
+
+
+def total_weight(groups: Sequence[Group], loss: Loss) -> float:
+    """What `sum_of_losses` of a whole batch is divided by: Σ_x (Σ_j w_j) / n_x.
+
+    That is the number of prompts where all weights are 1; a prompt with comparisons and pointwise
+    judgments counts twice. Every process knows the whole batch, so all agree on it.
+    """
+    judged = (found for group in groups for found in group.judgments(loss))
+    return math.fsum(math.fsum(one.weight for one in found) / len(found) for found in judged)
+
+
+def to_judgments(groups: Sequence[Group], loss: Loss, device: torch.device) -> Judgments:
+    """All judgments of some groups as tensors, responses numbered as `lay_out` places them."""
+    compared = any(group.pairs for group in groups)
+    ranked = compared and loss != "bradley_terry"
+    said = any(group.pointwise for group in groups)
+    return Judgments(
+        to_pair_tensors(groups, device) if compared else None,
+        to_ranking_tensors(groups, device) if ranked else None,
+        to_pointwise_tensors(groups, device) if said else None,
+    )
+
+
+def to_pair_tensors(groups: Sequence[Group], device: torch.device) -> PairTensors:
+    """The pairs of all groups."""
+    found = list(_numbered((group, group.pairs) for group in groups))
+
+    def tensor(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return PairTensors(
+        first=tensor([base + pair.first for _, base, pair in found], torch.long),
+        second=tensor([base + pair.second for _, base, pair in found], torch.long),
+        outcome=tensor([pair.outcome for _, _, pair in found], torch.float32),
+        strength=tensor([pair.strength for _, _, pair in found], torch.float32),
+        weight=tensor([pair.weight for _, _, pair in found], torch.float32),
+        prompt=tensor([number for number, _, _ in found], torch.long),
+    )
+
+
+def to_ranking_tensors(groups: Sequence[Group], device: torch.device) -> RankingTensors:
+    """The rankings of all groups."""
+    found = list(_numbered((group, group.rankings) for group in groups))
+    tiers = [
+        [(base + number, tier) for tier, ids in enumerate(ranking.tiers) for number in ids]
+        for _, base, ranking in found
+    ]
+    table = pad_sequence([torch.tensor(row) for row in tiers], batch_first=True, padding_value=-1)
+    scores = [
+        torch.tensor(ranking.scores or [math.nan] * len(row), dtype=torch.float32)
+        for (_, _, ranking), row in zip(found, tiers, strict=True)
+    ]
+    return RankingTensors(
+        response=table[..., 0].clamp(min=0).to(device),
+        tier=table[..., 1].to(device),
+        score=pad_sequence(scores, batch_first=True, padding_value=math.nan).to(device),
+        weight=torch.tensor([ranking.weight for _, _, ranking in found], device=device),
+        prompt=torch.tensor([number for number, _, _ in found], device=device),
+    )
+
+
+def to_pointwise_tensors(groups: Sequence[Group], device: torch.device) -> PointwiseTensors:
+    """The pointwise judgments of all groups."""
+    found = list(_numbered((group, group.pointwise) for group in groups))
+    signs = [1.0 if one.is_good else -1.0 for _, _, one in found]
+    return PointwiseTensors(
+        response=torch.tensor([base + one.response for _, base, one in found], device=device),
+        sign=torch.tensor(signs, device=device),
+        weight=torch.tensor([one.weight for _, _, one in found], device=device),
+        prompt=torch.tensor([number for number, _, _ in found], device=device),
+    )
+
+
+def _numbered(
+    judged: Iterator[tuple[Group, tuple[Judgment, ...]]],
+) -> Iterator[tuple[int, int, Judgment]]:
+    """Number of the group, number of its first response over all groups, and each judgment."""
+    start = 0
+    for number, (group, judgments) in enumerate(judged):
+        yield from ((number, start, judgment) for judgment in judgments)
+        start += len(group.responses)

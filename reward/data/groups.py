@@ -1,7 +1,7 @@
-"""From ranked prompts to groups: a prompt, its judged responses as token ids, the judgements.
+"""From ranked prompts to groups: a prompt, its judged responses as token ids, the judgments.
 
 Every ranking of every annotator counts, as pairs, and so do thumbs and "all bad", as pointwise
-judgements; responses that nobody judged are not encoded.
+judgments; responses that nobody judged are not encoded.
 """
 
 from collections import Counter
@@ -9,17 +9,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from reward.settings import Loss
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import opens_thinking
 from rlhf.modeling.tokens import encode_prompt, encode_response, tokenizer_fingerprint
 from rlhf.records.fingerprints import text_hash
 from rlhf.records.schema import Prompt, RankedPrompt, Ranking, Response
-from rlhf.records.thumbs import PointwiseKind, pointwise_judgements
-
-SMALLEST_SPREAD = 1e-12  # of the largest score; less is rounding
+from rlhf.records.thumbs import PointwiseKind, pointwise_judgments
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,11 @@ class Group:
     rankings: tuple[TieredRanking, ...] = ()
     pointwise: tuple[Pointwise, ...] = ()
 
+    def judgments(self, loss: Loss) -> list[Sequence[Pair | TieredRanking | Pointwise]]:
+        """What a loss averages over, separately: pairs or rankings, and pointwise judgments."""
+        compared = self.pairs if loss == "bradley_terry" else self.rankings
+        return [found for found in (compared, self.pointwise) if found]
+
     @property
     def longest(self) -> int:
         """Tokens of the prompt with its longest response."""
@@ -86,7 +89,7 @@ class Group:
 
 @dataclass(frozen=True)
 class PointwiseRules:
-    """How much each kind of pointwise judgement counts, 1 unless given, and which flags are one."""
+    """How much each kind of pointwise judgment counts, 1 unless given, and which flags are one."""
 
     weights: Mapping[PointwiseKind, float] = field(default_factory=dict)
     down_flags: Collection[str] = ()
@@ -146,7 +149,7 @@ def rank_pairs(ranking: Ranking, position: dict[str, int], weight: float = 1.0) 
     """Every pair of a ranking: across tiers the better one first, within a tier as ties.
 
     Args:
-        ranking: one judgement, of some or all responses.
+        ranking: one judgment, of some or all responses.
         position: for each response id its number in the group.
         weight: how much the annotator counts.
     """
@@ -165,7 +168,7 @@ def rank_pairs(ranking: Ranking, position: dict[str, int], weight: float = 1.0) 
 def build_groups(
     records: Sequence[RankedPrompt], encoder: Encoder
 ) -> tuple[list[Group], dict[str, int]]:
-    """Groups of all prompts with a judgement that trains, and counts of what came and fell out.
+    """Groups of all prompts with a judgment that trains, and counts of what came and fell out.
 
     Raises:
         InputError: an id occurs twice, or prompts are too long and may not be truncated.
@@ -199,11 +202,11 @@ def build_groups(
     return groups, dict(counts)
 
 
-def _name(judgement: Pointwise) -> str:
-    """What a pointwise judgement is counted as."""
-    if judgement.kind == "all_bad":
+def _name(judgment: Pointwise) -> str:
+    """What a pointwise judgment is counted as."""
+    if judgment.kind == "all_bad":
         return "responses_of_all_bad"
-    return "thumbs_up" if judgement.is_good else "thumbs_down"
+    return "thumbs_up" if judgment.is_good else "thumbs_down"
 
 
 def build_reference_groups(
@@ -233,63 +236,11 @@ def build_reference_groups(
     return [group for group in groups if group.longest <= encoder.max_length]
 
 
-def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
-    """Split groups into training and held-out ones by a hash of the prompt id.
-
-    Groups with pairs and those of thumbs alone are each split, so that both can be measured; the
-    only prompt of its kind is trained on. Prompts that read the same under several ids stay
-    together, so that none is on both sides.
-    """
-    kinds = [[group for group in groups if bool(group.pairs) == has] for has in (True, False)]
-    prompts = {
-        group.prompt
-        for kind in kinds
-        if len({group.prompt for group in kind}) > 1
-        for group in take_part(kind, num_held_out(len(kind), fraction))
-    }
-    held_out = [group for group in groups if group.prompt in prompts]
-    return [group for group in groups if group.prompt not in prompts], held_out
-
-
-def num_held_out(number: int, fraction: float) -> int:
-    """How many of so many prompts are held out: at least one."""
-    return max(1, round(number * fraction))
-
-
 def take_part(groups: Sequence[Group], number: int) -> list[Group]:
     """So many groups, chosen by a hash of the prompt id: fewer are always among more."""
     order = sorted(groups, key=lambda group: text_hash(group.prompt_id))
     ids = {group.prompt_id for group in order[:number]}
     return [group for group in groups if group.prompt_id in ids]
-
-
-def standardise_scores(
-    train: Sequence[Group], others: Sequence[Group]
-) -> tuple[list[Group], list[Group]]:
-    """Both with scores that have mean 0 and standard deviation 1 over the rankings of `train`.
-
-    s → (s − mean) / deviation, where every score of every ranking counts once.
-
-    Raises:
-        InputError: the scores of `train` are all the same.
-    """
-    found = [score for group in train for r in group.rankings for score in r.scores]
-    scores = np.array(found, dtype=np.float64)
-    mean, deviation = float(scores.mean()), float(scores.std())
-    if not deviation > SMALLEST_SPREAD * np.abs(scores).max():
-        raise InputError(
-            f"The {len(scores)} scores of the training rankings are all {mean:g}",
-            "Give scores that differ, or use a loss that only wants an order: "
-            "--loss bradley_terry.",
-        )
-    return _rescale(train, mean, deviation), _rescale(others, mean, deviation)
-
-
-def _rescale(groups: Sequence[Group], mean: float, deviation: float) -> list[Group]:
-    def ranking(one: TieredRanking) -> TieredRanking:
-        return replace(one, scores=tuple((score - mean) / deviation for score in one.scores))
-
-    return [replace(group, rankings=tuple(map(ranking, group.rankings))) for group in groups]
 
 
 def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
@@ -301,7 +252,7 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
     rules = encoder.pointwise
     flagged = [
         (one, encoder.weight(one.ranking) * rules.weights.get(one.kind, 1.0))
-        for one in pointwise_judgements(record.rankings, rules.down_flags)
+        for one in pointwise_judgments(record.rankings, rules.down_flags)
     ]
     flagged = [(one, weight) for one, weight in flagged if weight > 0]
     judged = {name for ranking in rankings for tier in ranking.tiers for name in tier}

@@ -1,19 +1,20 @@
 """From an export folder to what a run trains on, is measured on, and takes its scale from."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from reward.data.annotators import AnnotatorWeights, choose_weights
 from reward.data.groups import (
     Encoder,
     Group,
     PointwiseRules,
+    TieredRanking,
     build_groups,
     build_reference_groups,
-    hold_out,
-    num_held_out,
-    standardise_scores,
     take_part,
 )
 from reward.settings import RewardSettings
@@ -27,6 +28,7 @@ from rlhf.records.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records.schema import RankedPrompt
 
 MAX_REFERENCE_OUTPUTS = 512
+SMALLEST_SPREAD = 1e-12  # of the largest score; less is rounding
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Data:
     reference: list[Group]
     held_out_source: str
     counts: dict[str, dict[str, int]]
+    annotators: AnnotatorWeights
 
 
 def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
@@ -61,25 +64,22 @@ def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
 def read_data(
     settings: RewardSettings, tokenizer: PreTrainedTokenizerBase, model_fingerprint: str
 ) -> Data:
-    """Read, encode and split the rankings; for a regression, standardise their scores.
+    """Read, encode and split the rankings; for a regression, standardize their scores.
 
     Raises:
         InputError: no judged pair to train on or to measure with, scores that are no targets, or
-        what `build_groups` refuses.
+        what `choose_weights` and `build_groups` refuse.
     """
     records = read_ranked(settings.rankings)
     _refuse_unknown_names(settings, records)
+    annotators = choose_weights(settings.annotator_weights, records)
     encoder = Encoder.create(
         tokenizer,
         min(settings.data.max_length, read_context(settings.model)),
         truncate=settings.data.too_long == "truncate",
-        weights=settings.annotator_weights,
+        weights=annotators.weights,
         pointwise=PointwiseRules(
-            {
-                "thumbs": settings.objective.thumbs_weight,
-                "all_bad": settings.objective.all_bad_weight,
-            },
-            settings.data.thumbs_down_flags,
+            settings.objective.pointwise_weights, settings.data.thumbs_down_flags
         ),
         reads_thinking=bool(settings.data.reads_thinking),
     )
@@ -103,7 +103,7 @@ def read_data(
     if wanted < len(train):
         counts["train"]["prompts_beyond_limit"] = len(train) - wanted
     train, validation = _take_train(settings, train, wanted)
-    _require_judgements(settings, len(records), train, held_out)
+    _require_judgments(settings, len(records), train, held_out)
     if settings.evaluation.every and not validation:
         raise InputError(
             f"--evaluation.every {settings.evaluation.every} sets train prompts aside, and the "
@@ -111,9 +111,9 @@ def read_data(
             "Leave --evaluation.every out, or judge responses of more prompts.",
         )
     if settings.loss == "regression" and _have_scores(settings, records, [*train, *validation]):
-        train, validation = standardise_scores(train, validation)
+        train, validation = standardize_scores(train, validation)
     reference = build_reference_groups(records, encoder, model_fingerprint, MAX_REFERENCE_OUTPUTS)
-    return Data(train, validation, held_out, reference, source, counts)
+    return Data(train, validation, held_out, reference, source, counts, annotators)
 
 
 def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, str]) -> list[Group]:
@@ -159,13 +159,65 @@ def _take_train(
     return take_part(train, wanted - aside), take_part(validation, aside)
 
 
+def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
+    """Split groups into training and held-out ones by a hash of the prompt id.
+
+    Groups with pairs and those of thumbs alone are each split, so that both can be measured; the
+    only prompt of its kind is trained on. Prompts that read the same under several ids stay
+    together, so that none is on both sides.
+    """
+    kinds = [[group for group in groups if bool(group.pairs) == has] for has in (True, False)]
+    prompts = {
+        group.prompt
+        for kind in kinds
+        if len({group.prompt for group in kind}) > 1
+        for group in take_part(kind, num_held_out(len(kind), fraction))
+    }
+    held_out = [group for group in groups if group.prompt in prompts]
+    return [group for group in groups if group.prompt not in prompts], held_out
+
+
+def num_held_out(number: int, fraction: float) -> int:
+    """How many of so many prompts are held out: at least one."""
+    return max(1, round(number * fraction))
+
+
+def standardize_scores(
+    train: Sequence[Group], others: Sequence[Group]
+) -> tuple[list[Group], list[Group]]:
+    """Both with scores that have mean 0 and standard deviation 1 over the rankings of `train`.
+
+    s → (s − mean) / deviation, where every score of every ranking counts once.
+
+    Raises:
+        InputError: the scores of `train` are all the same.
+    """
+    found = [score for group in train for r in group.rankings for score in r.scores]
+    scores = np.array(found, dtype=np.float64)
+    mean, deviation = float(scores.mean()), float(scores.std())
+    if not deviation > SMALLEST_SPREAD * np.abs(scores).max():
+        raise InputError(
+            f"The {len(scores)} scores of the training rankings are all {mean:g}",
+            "Give scores that differ, or use a loss that only wants an order: "
+            "--loss bradley_terry.",
+        )
+    return _rescale(train, mean, deviation), _rescale(others, mean, deviation)
+
+
+def _rescale(groups: Sequence[Group], mean: float, deviation: float) -> list[Group]:
+    def ranking(one: TieredRanking) -> TieredRanking:
+        return replace(one, scores=tuple((score - mean) / deviation for score in one.scores))
+
+    return [replace(group, rankings=tuple(map(ranking, group.rankings))) for group in groups]
+
+
 def _can_measure(held_out: list[Group], train: list[Group]) -> bool:
     """Whether something is held out, and pairs where there are pairs to train on."""
     compared = any(group.pairs for group in held_out)
     return compared or (bool(held_out) and not any(group.pairs for group in train))
 
 
-def _require_judgements(
+def _require_judgments(
     settings: RewardSettings, prompts: int, train: list[Group], held_out: list[Group]
 ) -> None:
     if not train or not held_out:
@@ -184,13 +236,13 @@ def _require_judgements(
     if len(said) == 1:
         raise InputError(
             f"All thumbs on the {len(train)} train prompts of {settings.rankings} are "
-            f"{'up' if said.pop() else 'down'}, and no judgement is a preference",
+            f"{'up' if said.pop() else 'down'}, and no judgment is a preference",
             "Add thumbs of the other kind or rankings: what is said of every response teaches "
             "nothing.",
         )
     if not said:
         raise InputError(
-            f"All judgements of the {len(train)} train prompts of {settings.rankings} are ties",
+            f"All judgments of the {len(train)} train prompts of {settings.rankings} are ties",
             "Ask for preferences: a reward model learns nothing from ties alone.",
         )
 
@@ -224,7 +276,8 @@ def _refuse_unknown_names(settings: RewardSettings, records: list[RankedPrompt])
             f"Responses are flagged as: {', '.join(sorted(flags)) or 'nothing'}.",
         )
     known = {ranking.annotator for ranking in rankings}
-    unknown = sorted(set(settings.annotator_weights) - known)
+    named = settings.annotator_weights
+    unknown = sorted(set(named) - known) if named != "auto" else []
     if unknown:
         raise ConfigError(
             f"--annotator-weights names {', '.join(unknown)}, who ranked nothing here",

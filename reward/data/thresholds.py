@@ -21,7 +21,7 @@ each source beside the network, the same in every process.
 
 It is no parameter of the optimizer: at the learning rates of the weights, about 1e-5, it would not
 move, a rate of its own would have to be chosen, and every sharding and adapter would have to carry
-it. Minimising over b within each batch would be wrong: a batch of one thumb, or of ups alone, would
+it. Minimizing over b within each batch would be wrong: a batch of one thumb, or of ups alone, would
 have no gradient.
 """
 
@@ -50,10 +50,10 @@ Score = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
 
 @final
 class Thresholds:
-    """b of every source; without pointwise judgements there is no source.
+    """b of every source; without pointwise judgments there is no source.
 
     Args:
-        train: groups to train on, whose judgements decide who is a source alone.
+        train: groups to train on, whose judgments decide who is a source alone.
         others: groups that are only measured.
     """
 
@@ -77,7 +77,7 @@ class Thresholds:
         return source in self._fitted
 
     def numbers(self, groups: Sequence[Group]) -> Int[Tensor, " T"]:
-        """The number of the source of every pointwise judgement of some groups, in order."""
+        """The number of the source of every pointwise judgment of some groups, in order."""
         names = [self.source(one.annotator) for group in groups for one in group.pointwise]
         return torch.tensor([self._places[name] for name in names], dtype=torch.long)
 
@@ -86,7 +86,7 @@ class Thresholds:
         return {source: level + offset for source, offset in self._offsets.items()}
 
     def of(self, groups: Sequence[Group], level: float) -> Float[Tensor, " T"]:
-        """The b of every pointwise judgement of some groups, in order, given the mean reward."""
+        """The b of every pointwise judgment of some groups, in order, given the mean reward."""
         values = torch.tensor(list(self.values(level).values()), dtype=torch.float32)
         return values[self.numbers(groups)]
 
@@ -131,7 +131,7 @@ class Thresholds:
         return level
 
     def state(self) -> dict[str, list[float]]:
-        """Each offset and how many judgements it has seen, for a checkpoint."""
+        """Each offset and how many judgments it has seen, for a checkpoint."""
         return {source: [self._offsets[source], self._seen[source]] for source in self.sources}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
@@ -153,7 +153,7 @@ class Thresholds:
     def _judged(
         self, source: str, groups: Sequence[Group], rewards: Sequence[Sequence[float]]
     ) -> tuple[ndarray, ndarray, ndarray]:
-        """Reward, verdict and weight of every judgement by a source."""
+        """Reward, verdict and weight of every judgment by a source."""
         told: list[tuple[float, Pointwise]] = [
             (values[one.response], one)
             for group, values in zip(groups, rewards, strict=True)

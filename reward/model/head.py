@@ -9,15 +9,15 @@ and fine-tuning starts from there: linear probing, then fine-tuning (Kumar et al
 from collections.abc import Sequence
 
 import torch
-from accelerate.utils import gather_object
 from jaxtyping import Float
 from torch import Tensor
 
+from reward.data.batches import to_judgments, total_weight
 from reward.data.groups import Group
 from reward.data.thresholds import Thresholds
+from reward.losses import Objective, sum_of_losses
 from reward.model.module import RewardModule
-from reward.objective import Objective, sum_of_losses, total_weight
-from reward.step import TrainState, forward, my_passes
+from reward.step import TrainState, forward, gather_by_prompt, my_passes
 from rlhf.modeling.models import reward_head
 from rlhf.parallel.sharding import assign, reshard, unwrap
 from rlhf.run.metrics import progress
@@ -27,11 +27,11 @@ WEIGHT_PENALTY = 1e-3
 MAX_ITERATIONS = 200
 
 
-def fit_head(trainee: TrainState, groups: Sequence[Group]) -> None:
+def fit_head(state: TrainState, groups: Sequence[Group]) -> None:
     """Replace the head's weight by the one that fits the rankings best on frozen features.
 
     Args:
-        trainee: its module's head is changed, on all processes alike.
+        state: its module's head is changed, on all processes alike.
         groups: training groups; the first ones, up to MAX_RESPONSES responses, are used.
     """
     chosen: list[Group] = []
@@ -39,14 +39,14 @@ def fit_head(trainee: TrainState, groups: Sequence[Group]) -> None:
         if sum(len(one.responses) for one in chosen) + len(group.responses) > MAX_RESPONSES:
             break
         chosen.append(group)
-    features = _features(trainee, chosen)
-    weight = minimise(features, chosen, trainee.objective, WEIGHT_PENALTY, trainee.thresholds)
-    module: RewardModule = unwrap(trainee.module)
+    features = _features(state, chosen)
+    weight = fit_weight(features, chosen, state.objective, WEIGHT_PENALTY, state.thresholds)
+    module: RewardModule = unwrap(state.module)
     reshard(module)
     assign(reward_head(module.classifier).weight, weight)
 
 
-def minimise(
+def fit_weight(
     features: Float[Tensor, "N d"],
     groups: Sequence[Group],
     objective: Objective,
@@ -56,11 +56,12 @@ def minimise(
     """argmin_w mean loss over groups, by weight, of the rewards `features @ w`, + penalty · |w|².
 
     Convex for every objective, so L-BFGS from 0 finds it; in float64, the same on every process.
-    Where there are thumbs it minimises over the offsets of their thresholds at the same time, with
+    Where there are thumbs it minimizes over the offsets of their thresholds at the same time, with
     the same penalty; they are not kept, since `Thresholds.fit` finds them exactly.
     """
     inputs = features.double()
-    total = total_weight(objective, groups)
+    judgments = to_judgments(groups, objective.loss, inputs.device)
+    total = total_weight(groups, objective.loss)
     weight = torch.zeros(inputs.shape[1], dtype=torch.float64, requires_grad=True)
     sources = thresholds or Thresholds()
     offsets = torch.zeros(len(sources.sources), dtype=torch.float64, requires_grad=True)
@@ -73,7 +74,7 @@ def minimise(
         optimizer.zero_grad()
         rewards = inputs @ weight
         said = rewards.mean() + (fitted * offsets)[numbers]
-        value = sum_of_losses(objective, groups, rewards, said) / total
+        value = sum_of_losses(objective, judgments, rewards, said) / total
         value = value + penalty * (weight.square().sum() + offsets.square().sum())
         value.backward()
         return float(value.detach())
@@ -82,9 +83,9 @@ def minimise(
     return weight.detach().float()
 
 
-def _features(trainee: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
+def _features(state: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
     """What the head reads of every response of every group, in order."""
-    module: RewardModule = unwrap(trainee.module)
+    module: RewardModule = unwrap(state.module)
     read: list[Tensor] = []
 
     def remember(_: torch.nn.Module, inputs: tuple[Tensor]) -> None:
@@ -92,17 +93,14 @@ def _features(trainee: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N 
 
     found: list[tuple[str, Tensor]] = []
     handle = reward_head(module.classifier).register_forward_pre_hook(remember)
-    trainee.module.eval()
-    passes = my_passes(trainee, groups)
+    state.module.eval()
+    passes = my_passes(state, groups)
     with progress("fitting the head", len(passes)) as bar, torch.no_grad():
         for part in passes:
-            forward(trainee, part)
+            forward(state, part)
             sizes = [len(group.responses) for group in part]
             parts = read.pop().split(sizes)
             found += zip([group.prompt_id for group in part], parts, strict=True)
             bar.advance()
     handle.remove()
-    if trainee.accelerator.num_processes > 1:
-        found = gather_object(found)
-    by_prompt = dict(found)
-    return torch.cat([by_prompt[group.prompt_id] for group in groups])
+    return torch.cat(gather_by_prompt(state.accelerator, found, groups))

@@ -11,7 +11,6 @@ from reward.data.annotators import weigh_annotators
 from reward.data.loading import Data
 from reward.model.normalize import Scale, fit_scale, fold_into_head
 from reward.model.origin import describe_origin
-from reward.objective import Objective
 from reward.report.accuracy import Accuracy
 from reward.report.evaluation import Best
 from reward.report.health import Verdict, measure_health, worst
@@ -34,25 +33,25 @@ MIN_REFERENCE_OUTPUTS = 32  # they tell a standard deviation to an eighth, one t
 
 
 def measure_scale(
-    trainee: TrainState, data: Data, held_out: list[list[float]]
+    state: TrainState, data: Data, held_out: list[list[float]]
 ) -> tuple[Scale, list[float]]:
-    """The scale, and the normalised rewards of the responses that fixed it.
+    """The scale, and the normalized rewards of the responses that fixed it.
 
     Those are reference outputs where the dataset has MIN_REFERENCE_OUTPUTS, else held-out ones.
     """
     outputs = sum(len(group.responses) for group in data.reference)
     if outputs >= MIN_REFERENCE_OUTPUTS:
-        source, rows = REFERENCE_OUTPUTS, score_groups(trainee, data.reference)
+        source, rows = REFERENCE_OUTPUTS, score_groups(state, data.reference)
     else:
         too_few = f" (too few reference outputs: {outputs})" if outputs else ""
         source, rows = HELD_OUT + too_few, held_out
-    said = [value - trainee.bias for row in rows for value in row]
+    said = [value - state.bias for row in rows for value in row]
     scale = fit_scale(said, source)
     return scale, [value * scale.gain + scale.bias for value in said]
 
 
 def save_result(
-    trainee: TrainState, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale
+    state: TrainState, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale
 ) -> None:
     """Save a plain Hugging Face folder, the gain in its head and the bias in its config.
 
@@ -61,11 +60,11 @@ def save_result(
     Raises:
         GuardError: what was saved does not load again as it was, head included.
     """
-    accelerator = trainee.accelerator
-    state = full_state(accelerator, trainee.module)
+    accelerator = state.accelerator
+    weights = full_state(accelerator, state.module)
     if accelerator.is_main_process:
-        classifier = unwrap(trainee.module).classifier
-        plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in state.items()}
+        classifier = unwrap(state.module).classifier
+        plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in weights.items()}
         folded = fold_into_head(merged_weights(classifier, plain), scale.gain)
         save_model(empty_reward_model(classifier.config, scale.bias), tokenizer, run.model, folded)
         require_same_weights(run.model, folded)
@@ -115,9 +114,7 @@ def describe_run(
         "best": best and {"step": best.step, "loss": best.loss, "prompts": len(data.validation)},
         "normalisation": asdict(scale),
         "counts": data.counts,
-        "annotators": weigh_annotators(
-            Objective.of(settings), data.train, settings.annotator_weights
-        ),
+        "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),
     }
 

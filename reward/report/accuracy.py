@@ -1,11 +1,12 @@
-"""How often the reward model agrees with the judgements, and how sure that number is.
+"""How often the reward model agrees with the judgments, and how sure that number is.
 
-Tied judgements say nothing about who should win and are left out; equal rewards count as half
+Tied judgments say nothing about who should win and are left out; equal rewards count as half
 right.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -15,6 +16,24 @@ from reward.data.groups import Group
 from rlhf.run.intervals import MIN_PROMPTS
 
 RESAMPLES = 2000
+
+
+class Counts(NamedTuple):
+    """Of pairs and of thumbs, how many the rewards get right and how many there are."""
+
+    right_pairs: float
+    pairs: float
+    right_thumbs: float
+    thumbs: float
+
+    def accuracies(self) -> dict[str, float]:
+        """The share of pairs and of thumbs that are right; a batch of ties alone has accuracy 0."""
+        found = {}
+        if self.pairs or not self.thumbs:
+            found["accuracy"] = self.right_pairs / max(self.pairs, 1)
+        if self.thumbs:
+            found["thumbs_accuracy"] = self.right_thumbs / self.thumbs
+        return found
 
 
 @dataclass(frozen=True)
@@ -46,31 +65,28 @@ def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
     return right, group.num_preferences
 
 
-def count_right_thumbs(
+def count_judgments(
     groups: Sequence[Group], rewards: Sequence[Sequence[float]], thresholds: Iterable[float]
-) -> tuple[float, int]:
-    """Of some groups' pointwise judgements, how many rewards are on the right side of b.
+) -> Counts:
+    """Count the pairs that are ordered as judged and the thumbs on the right side of b.
 
     Args:
         groups: prompts.
         rewards: of their responses.
-        thresholds: b of their pointwise judgements, in order.
+        thresholds: b of their pointwise judgments, in order.
     """
-    said = ((one, row) for g, row in zip(groups, rewards, strict=True) for one in g.pointwise)
-    return add_counts(
-        (how_right((row[one.response] - b) * (1 if one.is_good else -1)), 1)
-        for (one, row), b in zip(said, thresholds, strict=True)
-    )
-
-
-def add_counts(counts: Iterable[tuple[float, int]]) -> tuple[float, int]:
-    """How many are right, and how many there are, over several groups."""
-    table = list(counts)
-    return sum(right for right, _ in table), sum(number for _, number in table)
+    both = list(zip(groups, rewards, strict=True))
+    said = [(one, row[one.response]) for group, row in both for one in group.pointwise]
+    thumbs = [
+        how_right((reward - b) * (1 if one.is_good else -1))
+        for (one, reward), b in zip(said, thresholds, strict=True)
+    ]
+    right, pairs = zip(*(count_right(*one) for one in both), strict=True) if both else ((), ())
+    return Counts(sum(right), sum(pairs), sum(thumbs), len(thumbs))
 
 
 def pair_accuracy(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> Accuracy | None:
-    """Accuracy over all pairs of some groups; None when every judgement is a tie."""
+    """Accuracy over all pairs of some groups; None when every judgment is a tie."""
     pairs = zip(groups, rewards, strict=True)
     return accuracy_of_counts(count_right(group, values) for group, values in pairs)
 

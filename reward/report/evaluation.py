@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from reward.data.batches import to_judgments, total_weight
 from reward.data.groups import Group
-from reward.objective import sum_of_losses, total_weight
-from reward.report.accuracy import add_counts, count_right, count_right_thumbs
-from reward.step import TrainState, name_accuracies, score_groups
+from reward.losses import sum_of_losses
+from reward.report.accuracy import count_judgments
+from reward.step import TrainState, score_groups
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,16 @@ def compare(best: Best | None, step: int, loss: float) -> Best:
     return replace(best, since=best.since + 1)
 
 
-def evaluate(trainee: TrainState, groups: Sequence[Group]) -> dict[str, float]:
+def evaluate(state: TrainState, groups: Sequence[Group]) -> dict[str, float]:
     """Loss, as in training, and accuracy of some groups, on every process."""
-    rewards = score_groups(trainee, groups)
+    rewards = score_groups(state, groups)
     flat = torch.tensor([value for row in rewards for value in row])
-    objective, thresholds = trainee.objective, trainee.thresholds
-    said = thresholds.of(groups, float(flat.mean()))
-    total = sum_of_losses(objective, groups, flat, said)
-    loss = float(total) / total_weight(objective, groups)
-    pairs = add_counts(count_right(group, row) for group, row in zip(groups, rewards, strict=True))
-    thumbs = count_right_thumbs(groups, rewards, said.tolist())
-    named = name_accuracies(*pairs, *thumbs)
-    return {"validation_loss": loss} | {f"validation_{name}": named[name] for name in named}
+    objective = state.objective
+    thresholds = state.thresholds.of(groups, float(flat.mean()))
+    judgments = to_judgments(groups, objective.loss, flat.device)
+    total = sum_of_losses(objective, judgments, flat, thresholds)
+    loss = float(total) / total_weight(groups, objective.loss)
+    accuracies = count_judgments(groups, rewards, thresholds.tolist()).accuracies()
+    return {"validation_loss": loss} | {
+        f"validation_{name}": accuracies[name] for name in accuracies
+    }

@@ -1,4 +1,4 @@
-"""Where a reward model is right and where it is not: numbers over held-out judgements.
+"""Where a reward model is right and where it is not: numbers over held-out judgments.
 
 Accuracy by annotator, agreement, strength, length and prompt; calibration; what length alone would
 reach; what people reach against each other; and the disagreements worth reading.

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from reward.report.annotators import describe_annotators
 from rlhf.records.jsonl import write_text_atomically
 
 ACCENT, GREY = "#2563eb", "#94a3b8"
@@ -25,7 +26,7 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
     Args:
         path: where to.
         report: what report.json holds.
-        rewards: normalised rewards of the responses that fixed the scale.
+        rewards: normalized rewards of the responses that fixed the scale.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
@@ -34,6 +35,7 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
         report=report,
         health=report["health"],
         worst=report["worst"],
+        annotators=list(describe_annotators(report["annotators"])),
         reliability=_data_uri(draw_reliability(report["health"]["calibration"]["bins"])),
         histogram=_data_uri(draw_histogram(rewards)),
     )

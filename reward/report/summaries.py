@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from reward.report.annotators import describe_annotators
 from reward.settings import RewardSettings
 from rlhf.records.schema import RankedPrompt, Sampling
 from rlhf.run.intervals import in_words
@@ -17,7 +18,7 @@ LANGUAGE_MODEL = "LANGUAGE_MODEL"  # which one, nobody has written down
 
 
 def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> str:
-    """How far to trust the model, what it learnt from, where the report is, what to type next.
+    """How far to trust the model, what it learned from, where the report is, what to type next.
 
     Args:
         settings: of the stage.
@@ -35,6 +36,7 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
         lines.append(_rankings(report["counts"]))
     else:
         lines.append(f"An ensemble of {len(report['members'])}, whose reports are in {run.path}.")
+    lines += describe_annotators(report.get("annotators", {}))
     if run.report_html.is_file():
         lines.append(f"Report: {run.report_html}")
     behind = report.get("started_from", {"language_model": {"path": settings.model}})
@@ -74,7 +76,7 @@ def _accuracy(accuracy: Mapping[str, Any] | None, source: str, *, has_thumbs: bo
     if accuracy is None and has_thumbs:
         return "No preference between two responses is held out: there is no accuracy on pairs."
     if accuracy is None:
-        return "Every held-out judgement is a tie: there is no accuracy to report."
+        return "Every held-out judgment is a tie: there is no accuracy to report."
     doubt = accuracy["low"] is not None and accuracy["low"] <= CHANCE
     return (
         f"The reward model orders {in_words(accuracy)} of {accuracy['pairs']} held-out pairs of "
@@ -98,7 +100,7 @@ def _thumbs(report: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _judgements(total: Mapping[str, int]) -> str:
+def _judgments(total: Mapping[str, int]) -> str:
     """What the rankings hold; of pairs alone, on how many prompts."""
     up, down = total.get("thumbs_up", 0), total.get("thumbs_down", 0)
     all_bad = total.get("responses_of_all_bad", 0)
@@ -121,6 +123,6 @@ def _rankings(counts: Mapping[str, Mapping[str, int]]) -> str:
         if name.startswith("prompts_") and number
     ]
     return (
-        f"It read {total['rankings']} rankings: {_judgements(total)}. "
+        f"It read {total['rankings']} rankings: {_judgments(total)}. "
         f"Skipped: {', '.join(skipped) or 'nothing'}."
     )

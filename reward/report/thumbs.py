@@ -1,6 +1,6 @@
 """How the reward model does on thumbs and "all bad", beside the pairs: counts, weights, accuracy.
 
-A pointwise judgement is right where the reward stands on its side of b, the threshold of its source
+A pointwise judgment is right where the reward stands on its side of b, the threshold of its source
 (`reward.data.thresholds`).
 """
 
@@ -30,7 +30,7 @@ def describe_thumbs(
     scale: Scale,
     bias: float,
 ) -> dict[str, Any]:
-    """`judgements` by kind and `thresholds` by source, as report.json has them; {} without thumbs.
+    """`judgments` by kind and `thresholds` by source, as report.json has them; {} without thumbs.
 
     Args:
         settings: of the stage, for the weights.
@@ -47,8 +47,8 @@ def describe_thumbs(
 
     values = thresholds.values(level)
 
-    def b(judgement: Pointwise) -> float:
-        return values[thresholds.source(judgement.annotator)]
+    def b(judgment: Pointwise) -> float:
+        return values[thresholds.source(judgment.annotator)]
 
     def row(chosen: Chosen) -> dict[str, Any]:
         return {
@@ -63,13 +63,9 @@ def describe_thumbs(
         "held_out": {"all": sum(len(group.pairs) for group in data.held_out)},
         "accuracy": plain_accuracy(pair_accuracy(data.held_out, rewards)),
     }
-    weights = {
-        "thumbs": settings.objective.thumbs_weight,
-        "all_bad": settings.objective.all_bad_weight,
-    }
     kinds = {
         kind: {"weight": weight, **row(_by(lambda one: one.kind, kind))}
-        for kind, weight in weights.items()
+        for kind, weight in settings.objective.pointwise_weights.items()
     }
     sources = {
         source or OTHER_SOURCES: {
@@ -87,7 +83,7 @@ def _by(name: Callable[[Pointwise], str], wanted: str) -> Chosen:
 
 
 def count(groups: Sequence[Group], chosen: Chosen) -> dict[str, int]:
-    """How many pointwise judgements, and how many of them say good."""
+    """How many pointwise judgments, and how many of them say good."""
     found = [one.is_good for group in groups for one in group.pointwise if chosen(one)]
     return {"all": len(found), "good": sum(found)}
 
@@ -98,7 +94,7 @@ def pointwise_accuracy(
     threshold: Threshold,
     chosen: Chosen = lambda one: True,
 ) -> dict[str, Any] | None:
-    """Share of pointwise judgements on the right side of their threshold; None without any.
+    """Share of pointwise judgments on the right side of their threshold; None without any.
 
     `commoner` is what always giving the commoner answer would reach. The interval comes from
     resampling prompts, as that of `pair_accuracy`.

@@ -48,7 +48,7 @@ PEFT_PREFIX = "base_model.model."
 
 
 def four_bits(precision: torch.dtype, flag: str, instead: str) -> BitsAndBytesConfig:
-    """How the frozen weights of QLoRA are held: 4-bit NormalFloat, its scales quantised too.
+    """How the frozen weights of QLoRA are held: 4-bit NormalFloat, its scales quantized too.
 
     Args:
         precision: what they are multiplied in.

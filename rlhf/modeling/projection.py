@@ -1,14 +1,15 @@
-"""The output projection, summed and kept in float32 where the layers below multiply in bf16.
+"""The output projection in float32, where the layers below multiply in bf16.
 
 A bf16 logit between 16 and 32 is a multiple of 1/8, so two readings of one response differ by more
-than a PPO step changes. The factors stay bf16 — rounding them costs no more than each layer before
-did — but products are added up in float32 and logits are not rounded again.
+than a PPO step changes. Here sums and logits are float32. The factors are the model's own float32
+values on CPUs, except that CPUs that multiply bf16 may round them to it; on CUDA they are bf16,
+which costs no more than the rounding in every layer before.
 
 Letters: N positions, d hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-WEIGHT_ROWS = 8192  # tokens whose float32 weights stand in memory at one time, without CUDA
+WEIGHT_ROWS = 8192  # vocabulary entries whose 16-bit weights are cast to float32 at one time
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
     """Within this context `model` returns float32 logits.
 
     Changes nothing where the projection runs in float32 already, and for output modules that are
-    not plain linear layers, such as 4-bit ones. Without gradients the weights are cast once.
+    not plain linear layers, such as 4-bit ones. On CUDA weights are cast once without gradients.
     """
     found = model.get_output_embeddings()  # type: ignore[operator]
     if type(found) is not nn.Linear:
@@ -41,10 +42,12 @@ def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
             unchanged: Tensor = plain(hidden)
             return unchanged
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = held[0] if held else output.weight.to(dtype)
-            if not held and not torch.is_grad_enabled():
-                held.append(weight if weight.is_cuda else weight.float())
-            logits = _project(hidden.to(dtype), weight)
+            weight = held[0] if held else output.weight
+            if hidden.is_cuda:
+                hidden, weight = hidden.to(dtype), weight.to(dtype)
+                if not held and not torch.is_grad_enabled():
+                    held.append(weight)
+            logits = _project(hidden, weight)
             return logits if output.bias is None else logits + output.bias.float()
 
     output.forward = project
@@ -72,7 +75,7 @@ def _project(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Projection(torch.autograd.Function):
-    """z = h Wᵀ with float32 sums; the gradient is multiplied in the precision of the factors."""
+    """z = h Wᵀ in float32; with 16-bit weights, gradients are multiplied in 16 bits."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -84,24 +87,25 @@ class _Projection(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden, weight = ctx.saved_tensors
         gradient = gradients[0].to(weight.dtype)
-        for_hidden = gradient @ weight if ctx.needs_input_grad[0] else None
-        if not ctx.needs_input_grad[1]:
-            return for_hidden, None
-        return for_hidden, gradient.flatten(0, -2).T @ hidden.flatten(0, -2)
+        with _bf16_allowed():
+            for_hidden = gradient @ weight if ctx.needs_input_grad[0] else None
+            if not ctx.needs_input_grad[1]:
+                return for_hidden, None
+            factors = hidden.to(weight.dtype).flatten(0, -2)
+            return for_hidden, gradient.flatten(0, -2).T @ factors
 
 
 def float32_product(
     hidden: Float[Tensor, "N d"], weight: Float[Tensor, "V d"]
 ) -> Float[Tensor, "N V"]:
-    """The product h Wᵀ of 16-bit factors, in float32; exact but for the order of the sums.
-
-    Without CUDA the weights may be float32 already, with values that 16 bits hold.
-    """
+    """The product h Wᵀ in float32, of factors of 16 bits (on CUDA) or of 16 or 32 bits."""
     if hidden.is_cuda:
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    result = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
     wide = hidden.float()
-    with _bf16_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
+    with _bf16_allowed():
+        if weight.dtype == torch.float32:
+            return wide @ weight.T
+        result = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
         for first in range(0, len(weight), WEIGHT_ROWS):
             part = weight[first : first + WEIGHT_ROWS]
             torch.mm(wide, part.float().T, out=result[:, first : first + len(part)])
@@ -109,8 +113,8 @@ def float32_product(
 
 
 @contextmanager
-def _bf16_factors() -> Iterator[None]:
-    """Let a CPU that multiplies bf16 do so for float32 tensors: of bf16 values it loses nothing."""
+def _bf16_allowed() -> Iterator[None]:
+    """Let a CPU that multiplies bf16 round float32 factors to it; sums stay float32."""
     backends: Any = torch.backends.mkldnn
     matmul = backends.matmul
     before = matmul.fp32_precision

@@ -132,7 +132,7 @@ def layer_bytes(shape: Shape, length: int, *, bf16: bool, padded: bool) -> float
     manner of Korthikanti et al. (arXiv 2205.05198, equation 1: 34·d + 5·heads·T, there for 16-bit
     residuals, dropout and attention scores that are kept). With bf16, in brackets with float32:
 
-        two RMS norms         16·d          input and normalised value of each, float32
+        two RMS norms         16·d          input and normalized value of each, float32
         copies to project     10·d (8·d)    bf16: one each for q, k, v, gate, up (8·d without gate);
                                             float32: one for attention, one for the MLP
         attention             2·(2q + 2k)   query, key, value, output; (4·…); k = q when padded,
@@ -288,7 +288,7 @@ def reward_plan(
 
 
 def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
-    """The frozen trunk; packed, a weight takes 4 bits and its part of twice quantised scales."""
+    """The frozen trunk; packed, a weight takes 4 bits and its part of twice quantized scales."""
     size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
     if adapter == "lora":
         held = size * shape.trunk

@@ -56,7 +56,7 @@ def parse_line(text: str, place: str) -> JsonObject:
         ) from None
     except RecursionError:
         _refuse_deep(place)
-    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
+    if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
         _refuse_deep(place)
     if not isinstance(value, dict):
         raise BadLineError(
@@ -68,11 +68,13 @@ def parse_line(text: str, place: str) -> JsonObject:
     return value
 
 
-def _is_deep(value: Any) -> bool:
-    """Whether objects and lists stand in each other more than `MAX_DEPTH` deep."""
+def is_deep(value: Any) -> bool:
+    """Whether objects and lists are nested more than `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for one in level for child in _children(one)]
+        if not level:
+            return False
     return any(isinstance(one, dict | list) for one in level)
 
 

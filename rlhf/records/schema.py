@@ -262,7 +262,7 @@ class Response:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """One annotator's judgement of the responses to one prompt.
+    """One annotator's judgment of the responses to one prompt.
 
     `tiers` holds response ids, best first; the responses of one tier are tied; responses left out
     were not judged. `strengths[i]` (1 slight, 2 clear, 3 large) says how far tier i stands above

@@ -1,4 +1,4 @@
-"""Pointwise judgements: what the flags of a ranking say about single responses.
+"""Pointwise judgments: what the flags of a ranking say about single responses.
 
 | flag | says |
 | --- | --- |
@@ -20,7 +20,7 @@ LABELS = {"thumbs-up": True, "thumbs-down": False}
 
 
 @dataclass(frozen=True)
-class PointwiseJudgement:
+class PointwiseJudgment:
     """One response that the flags of a ranking call good or bad."""
 
     ranking: Ranking
@@ -29,10 +29,10 @@ class PointwiseJudgement:
     kind: PointwiseKind
 
 
-def pointwise_judgements(
+def pointwise_judgments(
     rankings: Sequence[Ranking], down_flags: Collection[str] = ()
-) -> Iterator[PointwiseJudgement]:
-    """Every pointwise judgement of one prompt.
+) -> Iterator[PointwiseJudgment]:
+    """Every pointwise judgment of one prompt.
 
     About a response that an annotator gave a thumb, the thumb replaces that annotator's "all bad".
 
@@ -44,12 +44,12 @@ def pointwise_judgements(
     for ranking in rankings:
         for response_id, is_good in find_thumbs(ranking, down_flags):
             thumbed.add((ranking.annotator, response_id))
-            yield PointwiseJudgement(ranking, response_id, is_good, "thumbs")
+            yield PointwiseJudgment(ranking, response_id, is_good, "thumbs")
     for ranking in rankings:
         if ALL_BAD in ranking.flags:
             for response_id in (one for tier in ranking.tiers for one in tier):
                 if (ranking.annotator, response_id) not in thumbed:
-                    yield PointwiseJudgement(ranking, response_id, False, "all_bad")
+                    yield PointwiseJudgment(ranking, response_id, False, "all_bad")
 
 
 def find_thumbs(ranking: Ranking, down_flags: Collection[str] = ()) -> list[tuple[str, bool]]:

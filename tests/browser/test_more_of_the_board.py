@@ -57,6 +57,46 @@ def test_rubric_history_and_long_responses(serve, open_page, tmp_path):
     assert len(rows[0]["rubric"]) == 16
 
 
+@pytest.mark.parametrize("operation", ["undo", "open"])
+def test_a_task_is_opened_again_after_its_draft_and_without_a_submission(
+    serve, open_page, operation
+):
+    operations: list[str] = []
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        operations.append(route.request.post_data_json["op"])
+        if operations[-1] == operation:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page = open_page(serve(LINES).url, lambda page: page.route("**/board", hold))
+    wait_for(page, "question 0")
+    submit_as_shown(page)
+    wait_for(page, "question 1")
+    if operation == "open":
+        page.keyboard.press("h")
+        page.wait_for_selector(".rb-history[open]")
+    operations.clear()
+    page.locator("[data-act=down]").first.evaluate("button => button.click()")
+    if operation == "open":
+        page.click(".rb-past button")
+    else:
+        page.keyboard.press("u")
+    while not held:
+        page.wait_for_timeout(10)
+    page.keyboard.press("Control+Enter")
+    page.keyboard.press("u")
+    page.wait_for_timeout(1000)  # a draft is sent after 800 ms
+    assert operations == ["draft", operation]
+    held[0].continue_()
+    wait_for(page, "question 0")
+    page.reload()
+    wait_for(page, "question 0")
+    assert operations == ["draft", operation, "next"]
+
+
 def test_a_text_that_is_cut_can_be_opened_at_any_width_and_unranked(serve, open_page):
     app = serve([{"prompt": "question 0", "responses": ["word " * 120, "line\n\n" * 60]}])
     page = open_page(app.url, viewport={"width": 1000, "height": 800})

@@ -12,7 +12,7 @@ from reward.memory import plan_memory
 from rlhf.cli import main
 from rlhf.planning.plan import GIB, Layout, shard_plan
 from rlhf.planning.planner import read_shape
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")

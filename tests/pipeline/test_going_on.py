@@ -17,7 +17,7 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY
 from tests.reward.conftest import build_record
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 KINDS: dict[str, dict[str, Any]] = {
     "fsdp": {"sharding": "fsdp"},
@@ -34,7 +34,7 @@ PROGRAM = """
 import json
 import sys
 from pathlib import Path
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 from reward.train import train_reward
 
 rankings, model, out = map(Path, sys.argv[1:4])

@@ -18,8 +18,8 @@ from rlhf.records.jsonl import read_jsonl, write_jsonl
 from rlhf.run.rundir import watching_stage
 from rlhf.run.watchdog import read_hearts
 from tests.reward.conftest import build_record, sequences_of
-from tests.reward.settings import changed, reward_settings
 from tests.servers.listener import Listener
+from tests.settings import changed, reward_settings
 
 RECORDS = [build_record(n, "test") for n in range(0, 32, 4)]
 

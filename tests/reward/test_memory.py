@@ -18,7 +18,7 @@ from rlhf.errors import ConfigError
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import GIB, Layout, shard_plan
 from rlhf.planning.planner import read_shape
-from tests.reward.settings import changed, reward_settings
+from tests.settings import changed, reward_settings
 
 
 def settings_for(model, **changes):

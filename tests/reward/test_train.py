@@ -29,7 +29,7 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.conftest import REPOSITORY
 from tests.reward.conftest import build_record, sequences_of
-from tests.reward.settings import changed, reward_settings
+from tests.settings import changed, reward_settings
 
 SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
 
@@ -89,7 +89,7 @@ def test_held_out_rewards_have_mean_0_and_std_1_after_reload(trained):
     torch.testing.assert_close(logits + plain.config.reward_bias, rewards, atol=1e-5, rtol=0)
 
 
-def test_rewards_are_normalised_on_reference_outputs_where_there_are_enough(tiny_model, tmp_path):
+def test_rewards_are_normalized_on_reference_outputs_where_there_are_enough(tiny_model, tmp_path):
     fingerprint = model_fingerprint(str(tiny_model))
     records = []
     for number in range(32):
@@ -228,7 +228,7 @@ def test_held_out_rankings_that_are_all_tied_have_no_accuracy(tiny_model, tmp_pa
     write_ranked(tmp_path / "data", [build_record(n) for n in range(3, 8)] + tied, {})
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert report["accuracy"] is None
-    assert "Every held-out judgement is a tie" in (tmp_path / "out/report.html").read_text()
+    assert "Every held-out judgment is a tie" in (tmp_path / "out/report.html").read_text()
 
 
 def test_too_few_rankings_leave_nothing_behind(tiny_model, tmp_path):
@@ -286,6 +286,10 @@ def test_annotators_whose_names_have_dots_can_be_weighed(tmp_path, capsys, by):
     assert yaml.safe_load(capsys.readouterr().out)["annotator_weights"] == weights
     assert main([*start, "--annotator-weights", "0.5"]) == 2
     assert "--annotator-weights is '0.5'" in capsys.readouterr().err
+    file.write_text("annotator_weights: auto\n")
+    for given in (["--annotator-weights", "auto"], ["--config", str(file)]):
+        assert main([*start, *given]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["annotator_weights"] == "auto"
 
 
 def test_learning_rate_rises_then_falls_to_0():
@@ -352,7 +356,7 @@ def test_a_divided_model_keeps_its_fitted_head_and_its_best_weights(rankings, ti
 HOOKS_SCRIPT = """
 import sys
 from pathlib import Path
-from tests.reward.settings import changed, reward_settings
+from tests.settings import changed, reward_settings
 from reward.train import train_reward
 
 rankings, model, out = map(Path, sys.argv[1:])

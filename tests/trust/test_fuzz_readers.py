@@ -58,8 +58,8 @@ tokens-per-batch: 4096
 
 
 @COUNTS
-def test_settings_files(tmp_path: Path, count: int) -> None:
-    file = tmp_path / "settings.yaml"
+def test_settings_files(in_memory: Path, count: int) -> None:
+    file = in_memory / "settings.yaml"
 
     def check(content: bytes) -> None:
         file.write_bytes(content)
@@ -71,9 +71,9 @@ def test_settings_files(tmp_path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", [20, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_settings_files_through_the_command_line(
-    tmp_path: Path, count: int, capfd: pytest.CaptureFixture[str]
+    in_memory: Path, count: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "settings.yaml"
+    file = in_memory / "settings.yaml"
     whole = b"model: m\nreward: [r]\nreference: s\nout: o\nkl:\n  coefficient: 0.5\nsteps: 3\n"
 
     def check(content: bytes) -> None:
@@ -105,10 +105,10 @@ HEART = {"rank": 0, "host": "h", "pid": 1, "beats": 3, "phase": "p", "step": 1, 
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(in_memory: Path) -> RunDir:
     """A PPO stage that says it is done."""
     inputs = {"model": {"path": "m", "hash": "h"}, "reward": {"path": "r", "hash": "h"}}
-    run = open_stage(tmp_path / "run" / "ppo", "ppo", Stage(Path("out")), inputs, resume=False)
+    run = open_stage(in_memory / "run" / "ppo", "ppo", Stage(Path("out")), inputs, resume=False)
     with stage_status(run):
         run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in METRICS))
     write_json(run.report_json, REPORT)
@@ -168,14 +168,14 @@ def test_heartbeats(run: RunDir, count: int) -> None:
 
 
 @PART
-def test_manifests_of_exports(tmp_path: Path, count: int) -> None:
+def test_manifests_of_exports(in_memory: Path, count: int) -> None:
     record = RankedPrompt(prompt=PROMPT, responses=(RESPONSE,), rankings=())
-    manifest = write_ranked(tmp_path, [record], {"checked": True})
+    manifest = write_ranked(in_memory, [record], {"checked": True})
 
     def check(content: bytes) -> None:
-        (tmp_path / "manifest.json").write_bytes(content)
-        problem = refusal(lambda: read_ranked(tmp_path))
-        assert problem is None or str(tmp_path) in problem
+        (in_memory / "manifest.json").write_bytes(content)
+        problem = refusal(lambda: read_ranked(in_memory))
+        assert problem is None or str(in_memory) in problem
 
     run_cases(check, mutated(manifest), count)
 
@@ -195,10 +195,10 @@ STORE = {
 
 
 @PART
-def test_manifests_of_stores(tmp_path: Path, count: int) -> None:
+def test_manifests_of_stores(in_memory: Path, count: int) -> None:
     def read() -> None:
-        manifest = read_store_manifest(tmp_path)
-        store = ReferenceStore(tmp_path, manifest, manifest["model"]["path"])
+        manifest = read_store_manifest(in_memory)
+        store = ReferenceStore(in_memory, manifest, manifest["model"]["path"])
         assert store.content_hash
         assert len(store.rows) >= len(store.by_prompt("train"))
         assert store.sampling.is_untruncated
@@ -206,24 +206,24 @@ def test_manifests_of_stores(tmp_path: Path, count: int) -> None:
         assert all(one >= 0 for one in manifest.get("end_token_ids", [0]))
 
     def check(content: bytes) -> None:
-        (tmp_path / "manifest.json").write_bytes(content)
+        (in_memory / "manifest.json").write_bytes(content)
         problem = refusal(read)
-        assert problem is None or str(tmp_path) in problem
+        assert problem is None or str(in_memory) in problem
 
     run_cases(check, mutated(STORE), count)
 
 
 @PART
-def test_names_of_the_latest_checkpoint(tmp_path: Path, count: int) -> None:
+def test_names_of_the_latest_checkpoint(in_memory: Path, count: int) -> None:
     def check(content: bytes) -> None:
-        (tmp_path / "latest").write_bytes(content)
-        problem = refusal(lambda: newest_checkpoint(tmp_path))
+        (in_memory / "latest").write_bytes(content)
+        problem = refusal(lambda: newest_checkpoint(in_memory))
         if problem is not None:
             assert "latest names no checkpoint" in problem
             return
-        found = newest_checkpoint(tmp_path)
+        found = newest_checkpoint(in_memory)
         assert found is not None
-        assert found.parent == tmp_path
+        assert found.parent == in_memory
 
     run_cases(check, spliced(b"step-000100"), count)
 

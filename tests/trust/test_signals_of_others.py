@@ -22,14 +22,15 @@ def _fresh_accelerator() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh_accelerator")
+@pytest.mark.parametrize("named", ["signal:evil:score", "http://127.0.0.1:9"])
 def test_chat_runs_no_signal_that_stage_json_names(
     tiny_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    named: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    named = "signal:evil:score"
     (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     (tmp_path / named).mkdir(parents=True)  # a reward model that exists is shown
     shutil.copytree(tiny_model, tmp_path / "ppo" / "policy")

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from labeling_app.db.connection import SHOWN
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking, content_id
 
@@ -43,20 +44,23 @@ def unless_stored(
 def is_stored(db: Database, ranking: Ranking) -> bool:
     """Whether this very ranking of a program, whose ids are its own, is stored.
 
+    A row of an unfinished import does not count: it may be rolled back.
+
     Raises:
         InputError: another one is, under its id.
     """
     row = _row(db, ranking.id)
-    if row is not None:
-        _require_same(row, ranking, None, ())
-    return row is not None
+    if row is None:
+        return False
+    _require_same(row, ranking, None, ())
+    return bool(row["is_shown"])
 
 
 def _row(db: Database, ranking_id: str) -> dict[str, Any] | None:
     names = ("annotator", "shown", "prompt_id", "task_id", "tiers", "strengths", "flags", "note")
-    query = f"SELECT {', '.join(names)} FROM rankings WHERE id = ?"
+    query = f"SELECT {', '.join(names)}, {SHOWN} FROM rankings WHERE id = ?"
     row = db.execute(query, [ranking_id]).fetchone()
-    return dict(zip(names, row, strict=True)) if row else None
+    return dict(zip((*names, "is_shown"), row, strict=True)) if row else None
 
 
 def _require_same(

@@ -12,6 +12,7 @@ somebody else adds too becomes theirs (`make_visible`), and rolling back leaves 
 
 import json
 import sqlite3
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -63,23 +64,28 @@ def importing(connections: Connections, source: str) -> Iterator[Import]:
         source: the file's name, kept with the import.
 
     Raises:
-        InterruptedRunError: another import does not end within a minute, or the disk is full.
+        InterruptedRunError: another import does not end within a minute, the disk is full, or
+            another program has rolled this import back.
     """
-    with _lock(connections.path, WAIT_SECONDS), _naming_full_disk(source):
-        clean_up(connections)
-        current = Import(id=_begin(connections, source))
-        try:
-            yield current
-        except BaseException:
-            with suppress(sqlite3.OperationalError):  # a full disk; the next import tries again
-                roll_back(connections, current.id)
-            raise
-        _finish(connections, current.id)
-        current.checks = make_deferred_tasks(connections)
+    with _lock(connections.path, WAIT_SECONDS):
+        with _naming_full_disk(f"for {source}", "nothing of it is shown"):
+            clean_up(connections)
+            current = Import(id=_begin(connections, source))
+            try:
+                yield current
+            except BaseException:
+                with suppress(sqlite3.OperationalError):  # a full disk; the next import tries again
+                    roll_back(connections, current.id)
+                raise
+            _finish(connections, current.id)
+        with _naming_full_disk(
+            f"for the tasks of {source}", "its prompts, responses and rankings are stored"
+        ):
+            current.checks = make_deferred_tasks(connections)
 
 
 @contextmanager
-def _naming_full_disk(source: str) -> Iterator[None]:
+def _naming_full_disk(purpose: str, outcome: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -87,7 +93,7 @@ def _naming_full_disk(source: str) -> Iterator[None]:
         if code not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise
         raise InterruptedRunError(
-            f"The database has no room for {source} ({error}); nothing of it is shown",
+            f"The database has no room {purpose} ({error}); {outcome}",
             "Free some space, then run the same command again.",
         ) from None
 
@@ -99,11 +105,20 @@ def recover(connections: Connections) -> None:
 
 
 def clean_up(connections: Connections) -> None:
-    """Roll unfinished imports back, and make the missing tasks of finished ones."""
+    """Roll unfinished imports back, and make the missing tasks of finished ones.
+
+    Gold and training items that cannot be made are reported on stderr, because the import that
+    would have reported them was interrupted.
+    """
     query = "SELECT id FROM imports WHERE finished_at IS NULL"
     for (import_id,) in connections.db.execute(query).fetchall():
         roll_back(connections, import_id)
-    make_deferred_tasks(connections)
+    refused = make_deferred_tasks(connections).refused
+    if refused:
+        sys.stderr.write(
+            "An interrupted import was completed. Gold or training items that were not made: "
+            f"{len(refused)}, the first: {refused[0]}\n"
+        )
 
 
 @contextmanager
@@ -132,8 +147,23 @@ def _begin(connections: Connections, source: str) -> int:
 def _finish(connections: Connections, import_id: int) -> None:
     """Show the rows of an import from now on."""
     with connections.write() as db:
+        _require_unfinished(db, import_id)
         db.execute("UPDATE imports SET finished_at = ? WHERE id = ?", [time.time(), import_id])
         db.execute("DELETE FROM import_annotators")
+
+
+def _require_unfinished(db: Database, import_id: int) -> None:
+    """Check that nobody has rolled an import back, or its further rows would be shown at once.
+
+    Raises:
+        InterruptedRunError: another program has, as it can where locks of files do not work.
+    """
+    query = "SELECT 1 FROM imports WHERE id = ? AND finished_at IS NULL"
+    if not db.execute(query, [import_id]).fetchone():
+        raise InterruptedRunError(
+            "Another program has rolled this import back; nothing of the file is stored",
+            "Run the same command again, on the machine that serves the board.",
+        )
 
 
 def roll_back(connections: Connections, import_id: int) -> None:
@@ -147,11 +177,15 @@ def roll_back(connections: Connections, import_id: int) -> None:
     finally:
         db.execute("PRAGMA foreign_keys = ON")
     with connections.write() as db:
+        # Whoever stores this import may have added rows meanwhile; from now on it cannot.
+        for table in (*TABLES, "import_tasks"):
+            db.execute(f"DELETE FROM {table} WHERE import_id > 0 AND import_id = ?", [import_id])
+        if not db.execute("DELETE FROM imports WHERE id = ?", [import_id]).rowcount:
+            return  # rolled back before; the annotators are those of another import
         for (name,) in db.execute("SELECT name FROM import_annotators").fetchall():
             with suppress(sqlite3.IntegrityError), db.atomic():  # somebody stands by that name now
                 db.execute("DELETE FROM annotators WHERE name = ?", [name])
         db.execute("DELETE FROM import_annotators")
-        db.execute("DELETE FROM imports WHERE id = ?", [import_id])
 
 
 def _delete(connections: Connections, table: str, import_id: int) -> None:
@@ -191,19 +225,33 @@ def defer_check(db: Database, import_id: int, check: Check) -> None:
 
 
 def make_deferred_tasks(connections: Connections) -> Checks:
-    """Make the recorded tasks, in the order of the lines they come from."""
-    checks = Checks()
+    """Make the recorded tasks, in the order of the lines they come from.
+
+    Checks that cannot be made stay recorded until the end: if this program is killed before it
+    reports them, the next one finds them again.
+    """
+    made = 0
+    refused: dict[int, str] = {}
+
+    def forget(db: Database, seq: int) -> None:
+        db.execute("DELETE FROM import_tasks WHERE seq = ?", [seq])
 
     def make(db: Database, row: tuple[int, str, str | None]) -> None:
+        nonlocal made
         seq, prompt_id, content = row
         if content is None:
             queue_tasks(db, [prompt_id])
         else:
-            _make_check(connections, content, checks)
-        db.execute("DELETE FROM import_tasks WHERE seq = ?", [seq])
+            try:
+                made += _make_check(connections, content)
+            except InputError as error:
+                refused[seq] = error.problem
+                return
+        forget(db, seq)
 
     write_in_chunks(connections, _deferred(connections), make)
-    return checks
+    write_in_chunks(connections, refused, forget)
+    return Checks(made=made, refused=list(refused.values()))
 
 
 def _deferred(connections: Connections) -> Iterator[tuple[int, str, str | None]]:
@@ -215,30 +263,50 @@ def _deferred(connections: Connections) -> Iterator[tuple[int, str, str | None]]
         last = rows[-1][0]
 
 
-def _make_check(connections: Connections, content: str, checks: Checks) -> None:
+def _make_check(connections: Connections, content: str) -> bool:
+    """Make a recorded check; False where the same one exists.
+
+    Raises:
+        InputError: it cannot be made; the message begins with the line it comes from.
+    """
     stored = json.loads(content)
     place = stored.pop("place")
     stored["answer"] = Ranking.from_json(stored["answer"])
     try:
-        checks.made += make_check(connections, **stored)
+        return make_check(connections, **stored)
     except InputError as error:
-        checks.refused.append(f"{place}: {error.problem}")
+        raise InputError(f"{place}: {error.problem}", error.remedy) from None
 
 
 # ------------------------------------------------------------------------------ small transactions
 
 
 def write_in_chunks(
-    connections: Connections, items: Iterable[Item], write: Callable[[Database, Item], None]
+    connections: Connections,
+    items: Iterable[Item],
+    write: Callable[[Database, Item], None],
+    *,
+    import_id: int = 0,
 ) -> None:
     """Write every item, in transactions so short that people on the board do not notice them.
 
     Items are read ahead, outside of the transactions: they may come from a file or a network.
+
+    Args:
+        connections: the database.
+        items: what to write.
+        write: writes one of them.
+        import_id: the import whose rows they are, if any.
+
+    Raises:
+        InterruptedRunError: another program has rolled that import back.
     """
     remaining = iter(items)
     while waiting := deque(islice(remaining, READ_AHEAD)):
         while waiting:
             with _short_write(connections) as db:
+                if import_id:
+                    _require_unfinished(db, import_id)
                 give_up = time.monotonic() + CHUNK_SECONDS
                 while waiting and time.monotonic() < give_up:
                     write(db, waiting.popleft())

@@ -9,10 +9,14 @@ from starlette.testclient import TestClient
 from labeling_app.annotators.users import Users
 from labeling_app.data_io.exporting import export
 from labeling_app.data_io.tokens import make_token
+from labeling_app.db.imports.unfinished import importing
 from labeling_app.web.access.middleware import AuthMiddleware
 from labeling_app.web.feedback_route import add_feedback_route
 from rlhf.cli import main
+from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
+from rlhf.records.schema import Message, Prompt, Ranking, content_id
+from tests.labeling_app.conftest import build_responses
 
 THUMB = {"id": "f-1", "prompt": "Hi?", "response": "Hello!", "thumbs": "up"}
 PICK = {"id": "f-2", "prompt": "Hi?", "responses": ["Hello!", "Go away."], "pick": 0}
@@ -89,6 +93,28 @@ def test_other_feedback_under_a_used_id_is_refused_and_not_dropped(send, store):
     assert (store.counts()["rankings"], store.counts()["prompts"]) == (1, 1)
 
 
+def test_feedback_that_an_unfinished_import_holds_too_is_stored_if_the_import_fails(send, store):
+    prompt = Prompt.create((Message(role="user", content="Hi?"),), "train", "feedback")
+    [response] = build_responses(prompt, ["Hello!"], model="unknown")
+    ranking = Ranking(
+        id=content_id("feedback", "shop", "f-1"), prompt_id=prompt.id, annotator="shop",
+        kind="human", tiers=((response.id,),), flags=("thumbs-up",),
+    )  # fmt: skip
+
+    def import_and_fail() -> None:
+        with importing(store.connections, "in.jsonl") as current:
+            store.add_prompts([prompt], import_id=current.id)
+            store.add_responses([response], import_id=current.id)
+            store.add_rankings([ranking], import_id=current.id)
+            assert [send(THUMB).status_code for _ in range(2)] == [201, 200]
+            raise InputError("a bad line", "Fix it.")
+
+    with pytest.raises(InputError, match="a bad line"):
+        import_and_fail()
+    assert send(THUMB).status_code == 200
+    assert store.counts()["rankings"] == 1
+
+
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
@@ -111,6 +137,7 @@ def test_other_feedback_under_a_used_id_is_refused_and_not_dropped(send, store):
         (b"{", "not valid JSON"),
         (b'{"id": "\\ud800"}', "not valid JSON"),
         (b"[" * 100_000, "not valid JSON"),
+        (b'{"id": ' + b"[" * 64 + b"]" * 64 + b"}", "nested more than 64 deep"),
     ],
 )
 def test_what_is_wrong_is_said(send, store, payload, words):

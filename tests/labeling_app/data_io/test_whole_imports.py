@@ -12,12 +12,12 @@ import pytest
 
 from labeling_app.data_io.exporting import export
 from labeling_app.db.imports import unfinished
-from labeling_app.db.imports.unfinished import importing, recover
+from labeling_app.db.imports.unfinished import importing, recover, roll_back
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
 from rlhf.cli import main
-from rlhf.errors import InputError
+from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
 from tests.labeling_app.conftest import build_prompt, build_responses
 from tests.labeling_app.data_io.test_bad_lines import exported
@@ -236,12 +236,16 @@ def start_import(path: Path, db: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def kill_when(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> None:
+def wait_until(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> None:
     give_up = time.monotonic() + 120
     while not is_time():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < give_up
         time.sleep(0.001)
+
+
+def kill_when(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> None:
+    wait_until(process, is_time)
     process.kill()
     process.communicate()
 
@@ -257,6 +261,76 @@ def test_a_killed_import_is_never_seen_and_then_done_again(store, tmp_path, caps
     require_whole(store, 5)
     run_json(capsys, "import", path, "--db", store.connections.path)
     require_whole(store, 1_003)
+
+
+def test_an_import_that_another_program_rolls_back_stores_nothing(store, tmp_path):
+    path = write(tmp_path / "in.jsonl", lines(1_000))
+    process = start_import(path, store.connections.path)
+    wait_until(process, lambda: stored(store)["prompts"] > 100)
+    roll_back(store.connections, 1)  # where locks of files do not work
+    said = process.communicate()[1]
+    assert process.returncode == 75, said
+    assert "Another program has rolled this import back" in said
+    assert stored(store) == dict.fromkeys(TABLES, 0)
+
+
+def test_an_import_that_was_rolled_back_at_its_end_says_so(store):
+    def add_and_roll_back() -> None:
+        with importing(store.connections, "in.jsonl") as current:
+            add(store, "a", current.id)
+            roll_back(store.connections, current.id)
+
+    with pytest.raises(InterruptedRunError, match="rolled this import back"):
+        add_and_roll_back()
+    assert stored(store) == dict.fromkeys(TABLES, 0)
+
+
+@pytest.fixture
+def full_disk_before_tasks(store) -> int:
+    """An import of 300 prompts for whose tasks there is no room, and a check that cannot be made.
+
+    Gives how large the file was allowed to be before.
+    """
+    seen = add(store, "seen", 0)
+    TaskQueue(store).add_annotator("ann")
+    TaskQueue(store).next_task("ann")
+    responses = [response.id for response in store.responses(seen)]
+    answer = Ranking(
+        id="g", prompt_id=seen, annotator="eve", kind="human", tiers=((responses[0],),)
+    )
+    check = unfinished.Check(
+        place="in.jsonl:7", answer=answer, responses=responses, purpose="gold", explanation=""
+    )
+    db = store.connections.db
+    [most] = db.execute("PRAGMA max_page_count").fetchone()
+    problem = r"no room for the tasks of in\.jsonl .*; its prompts, responses and rankings are"
+
+    def add_and_fill_up() -> None:
+        with importing(store.connections, "in.jsonl") as current:
+            unfinished.defer_check(db, current.id, check)
+            for number in range(300):
+                add(store, str(number), current.id)
+            db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
+
+    with pytest.raises(InterruptedRunError, match=problem):
+        add_and_fill_up()
+    return most
+
+
+def test_a_disk_that_is_full_when_only_tasks_are_missing(store, full_disk_before_tasks, capfd):
+    assert store.counts()["prompts"] == 301
+    assert store.counts()["tasks"] < 301
+    store.connections.db.execute(f"PRAGMA max_page_count = {full_disk_before_tasks}")
+    recover(store.connections)
+    assert stored(store)["tasks"] == 301
+    assert stored(store)["import_tasks"] == 0
+    # The import that was interrupted has reported nothing.
+    assert capfd.readouterr().err == (
+        "An interrupted import was completed. Gold or training items that were not made: 1, the "
+        "first: in.jsonl:7: no gold task was made: somebody has seen this prompt\n"
+    )
+    recover(store.connections)
+    assert capfd.readouterr().err == ""
 
 
 def test_an_import_killed_when_only_tasks_are_missing_gets_them_later(store, tmp_path):

@@ -29,8 +29,8 @@ from policies.reference.store import ReferenceRow
 from policies.sampling.generate import sample_responses
 from reward.data.groups import Group, Pair, Pointwise
 from reward.data.thresholds import OTHERS, Thresholds
+from reward.losses import Objective
 from reward.model.module import RewardModule
-from reward.objective import Objective
 from reward.scoring.scorer import load_scorer
 from reward.step import TrainState, fit_thresholds, take_step
 from rlhf.modeling.log_probs import Sequences
@@ -43,7 +43,7 @@ from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.schema import Message, Prompt, Sampling
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
-from tests.policies.ppo_settings import changed, ppo_settings
+from tests.settings import changed, ppo_settings
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
 WEIGHTS = [1.0, 0.1, 0.5, 2.0]  # of the prompts' annotators
@@ -238,7 +238,7 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
     sharding = read_sharding(strategy)
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
     model, stepper = prepare(accelerator, module, optimizer, sharding)
-    trainee = TrainState(accelerator, model, stepper, 0, 16, Objective(), shared=False)
+    state = TrainState(accelerator, model, stepper, 0, 16, Objective(), shared=False)
     responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
     groups = [
         Group(str(number), tuple(prompt), responses, (Pair(0, 1, 1.0, 1, "a", weight),))
@@ -247,10 +247,10 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
     # of two processes one has no thumbs
     thumbs = (Pointwise(0, True, "b", "thumbs"), Pointwise(1, False, "b", "thumbs", 0.5))
     groups[-1] = replace(groups[-1], pairs=(), pointwise=thumbs)
-    trainee = replace(trainee, thresholds=Thresholds(groups))
-    fit_thresholds(trainee, groups)
+    state = replace(state, thresholds=Thresholds(groups))
+    fit_thresholds(state, groups)
     rows = [
-        take_step(trainee, groups, RATE) | {"b": trainee.thresholds.state()[OTHERS][0]}
+        take_step(state, groups, RATE) | {"b": state.thresholds.state()[OTHERS][0]}
         for _ in range(STEPS)
     ]
     return {"rows": rows}

@@ -25,7 +25,7 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, read_json, run_process, write_prompts
 from tests.reward.conftest import build_record, thumbed
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 PARTS = """
 import json

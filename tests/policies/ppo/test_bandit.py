@@ -43,7 +43,7 @@ from policies.sampling.generate import Sampler
 from rlhf.modeling.tokens import TokenBatch
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Message, Prompt, Sampling
-from tests.policies.ppo_settings import changed, ppo_settings
+from tests.settings import changed, ppo_settings
 
 PAD, EOS = 0, 1
 WORDS = {"<pad>": PAD, "<eos>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdef")}}

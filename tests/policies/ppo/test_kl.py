@@ -7,7 +7,7 @@ from policies.ppo.kl import adjust
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from rlhf.errors import ConfigError
-from tests.policies.ppo_settings import changed
+from tests.settings import changed
 
 
 def test_the_controller_moves_by_at_most_a_fifth_of_the_horizons_share() -> None:

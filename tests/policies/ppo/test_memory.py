@@ -11,8 +11,8 @@ from policies.ppo.memory import plan_memory, room_for
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from rlhf.planning.planner import read_shape
-from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, build_ensemble
+from tests.settings import changed
 
 LARGE = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
 

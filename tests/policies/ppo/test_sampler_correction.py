@@ -23,8 +23,8 @@ from rlhf.records.schema import Sampling
 from tests.policies.ppo.test_bandit import PROMPT, WORDS, build_models, collect, stored_rows
 from tests.policies.ppo.test_bandit import SETTINGS as BANDIT
 from tests.policies.ppo.test_update import SETTINGS, build_experience, build_model, build_rows
-from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, metrics_of
+from tests.settings import changed
 
 FINISHED = torch.tensor([True, True, False, True])
 KEPT = torch.tensor([0, 1, 3])  # the rows that end by themselves

@@ -22,8 +22,8 @@ from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import SHORT
 from tests.pipeline.signals import count_vowels
 from tests.pipeline.test_resume import kill_when
-from tests.policies.ppo_settings import ppo_settings
 from tests.policies.training import TrainingInputs, metrics_of, read_report
+from tests.settings import ppo_settings
 
 
 def test_the_fit_of_the_critic_is_reported(

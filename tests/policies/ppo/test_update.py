@@ -20,7 +20,7 @@ from rlhf.parallel.distributed import start
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding
 from rlhf.records.schema import Message, Prompt
-from tests.policies.ppo_settings import changed, ppo_settings
+from tests.settings import changed, ppo_settings
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
 RESPONSES = [[20, 21, 22, 2], [23, 2], [24, 25, 26], [27, 28, 29, 30, 31, 2]]

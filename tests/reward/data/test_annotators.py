@@ -9,10 +9,11 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from reward.data.annotators import weigh_annotators
+from reward.data.annotators import AnnotatorWeights, weigh_annotators
+from reward.data.batches import to_judgments, total_weight
 from reward.data.groups import Group, Pair, TieredRanking
+from reward.losses import Objective, sum_of_losses
 from reward.model.module import RewardModule
-from reward.objective import Objective, sum_of_losses, total_weight
 from reward.settings import RewardSettings
 from reward.step import TrainState, take_step
 from reward.train import train_reward
@@ -22,7 +23,7 @@ from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 LOSSES = ["bradley_terry", "plackett_luce", "regression"]
 RESPONSES = ((20, 21, 22, 2), (23, 24, 2))
@@ -48,8 +49,8 @@ def gradient(
     before = [value.detach().clone() for value in module.parameters()]
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     accelerator = Accelerator(cpu=True, mixed_precision="no")
-    trainee = TrainState(accelerator, module, optimizer, 0, tokens, objective, shared=False)
-    norm = take_step(trainee, groups, 1.0)["grad_norm"]
+    state = TrainState(accelerator, module, optimizer, 0, tokens, objective, shared=False)
+    norm = take_step(state, groups, 1.0)["grad_norm"]
     moved = [(old - new).flatten() for old, new in zip(before, module.parameters(), strict=True)]
     return torch.cat(moved).detach() * max(1.0, norm)  # gradients are clipped to a norm of 1
 
@@ -73,12 +74,13 @@ def test_weights_count_beside_each_other_alone(tiny_model):
     torch.testing.assert_close(tenth, one, atol=2e-5, rtol=1e-4)
 
 
-def test_a_judgement_counts_its_weight_whoever_else_judged_the_prompt():
+def test_a_judgment_counts_its_weight_whoever_else_judged_the_prompt():
     # each of two annotators has half of a prompt: the second's quarter of a half is an eighth
     groups = [judged(30, 1.0, 0.25), judged(31, 1.0)]
     rewards = torch.tensor([0.0, 1.0, 2.0, 0.0], requires_grad=True)
-    sum_of_losses(Objective(), groups, rewards).backward()
-    assert total_weight(Objective(), groups) == 0.625 + 1
+    judgments = to_judgments(groups, "bradley_terry", rewards.device)
+    sum_of_losses(Objective(), judgments, rewards).backward()
+    assert total_weight(groups, "bradley_terry") == 0.625 + 1
     lost, won = 0.7310585786300049, 0.11920292202211755  # σ(1), σ(−2)
     assert rewards.grad.tolist() == pytest.approx([-0.625 * lost, 0.625 * lost, -won, won])
 
@@ -149,11 +151,11 @@ def test_shares_by_hand():
         return Group(str(prompt), (5,), ((6,), (7,), (8,)), pairs, ranks)
 
     groups = [named(1, ann=1.0, bob=0.5), named(2, bob=0.5)]
-    found = weigh_annotators(Objective(), groups, {"bob": 0.5, "eve": 0.0})
+    found = weigh_annotators(groups, "bradley_terry", AnnotatorWeights({"bob": 0.5, "eve": 0.0}))
     assert found == {
         "ann": {"weight": 1.0, "judgements": 3, "share": 0.4},
         "bob": {"weight": 0.5, "judgements": 6, "share": 0.6},
         "eve": {"weight": 0.0, "judgements": 0, "share": 0.0},
     }
-    whole = weigh_annotators(Objective("plackett_luce"), groups, {"bob": 0.5})
+    whole = weigh_annotators(groups, "plackett_luce", AnnotatorWeights({"bob": 0.5}))
     assert whole["bob"] == {"weight": 0.5, "judgements": 2, "share": 0.6}

@@ -10,7 +10,7 @@ from rlhf.cli import main
 from rlhf.records.fingerprints import folder_hash
 from rlhf.records.ranked import write_ranked
 from tests.reward.conftest import build_record
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 TIED = ((0, 1, 2, 3),)
 
@@ -95,7 +95,7 @@ def test_duplicate_ids(tiny_model, tmp_path, capsys):
 def test_only_ties(tiny_model, tmp_path, capsys):
     found = [build_record(n, "test" if n < 4 else "train", tiers=TIED) for n in range(12)]
     message = refused(export(tmp_path, found), tiny_model, tmp_path, capsys)
-    assert "All judgements of the 8 train prompts" in message
+    assert "All judgments of the 8 train prompts" in message
 
 
 def test_a_prompt_beyond_the_context(tiny_model, tmp_path, capsys):

@@ -1,7 +1,7 @@
 import pytest
 
 from reward.data.batches import (
-    deal,
+    balance,
     epoch_order,
     lay_out,
     num_tokens,
@@ -70,7 +70,7 @@ def test_packed_rows_of_unequal_groups_never_exceed_the_budget():
 @pytest.mark.parametrize("shared", [True, False])
 def test_dealing_balances_work_and_loses_nothing(shared):
     groups = [sized(str(n), 10 * n, 5) for n in range(1, 9)]
-    shares = deal(groups, 2, shared=shared)
+    shares = balance(groups, 2, shared=shared)
     loads = [sum(num_tokens(g, shared=shared) for g in share) for share in shares]
     assert sorted(g.prompt_id for share in shares for g in share) == list("12345678")
     assert max(loads) / min(loads) < 1.1

@@ -10,10 +10,9 @@ from reward.data.groups import (
     TieredRanking,
     build_groups,
     build_reference_groups,
-    hold_out,
     rank_pairs,
-    standardise_scores,
 )
+from reward.data.loading import hold_out, standardize_scores
 from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.schema import Message, Prompt, Ranking, Sampling
@@ -115,7 +114,7 @@ def scores_of(groups):
 def test_standard_scores_by_hand():
     # mean 40 / 8 = 5; squares 16 1 4 9 0 1 0 1: deviation √(32 / 8) = 2
     train = [scored((9, 4), (7, 2)), scored((5, 4)), scored((5, 4))]
-    got, others = standardise_scores(train, [scored((13, 1))])
+    got, others = standardize_scores(train, [scored((13, 1))])
     assert scores_of(got) == [(2, -0.5), (1, -1.5), (0, -0.5), (0, -0.5)]
     assert scores_of(others) == [(4, -2)]  # on the scale of the others
     assert [replace(one, rankings=()) for one in got] == [replace(g, rankings=()) for g in train]
@@ -123,7 +122,7 @@ def test_standard_scores_by_hand():
 
 def test_standard_scores_against_numpy():
     table = -np.sort(-np.random.default_rng(0).normal(1e9, 2, size=(50, 2)))
-    got, _ = standardise_scores([scored(*map(tuple, table.tolist()))], [])
+    got, _ = standardize_scores([scored(*map(tuple, table.tolist()))], [])
     expected = (table - table.mean()) / np.sqrt(((table - table.mean()) ** 2).mean())
     np.testing.assert_allclose(scores_of(got), expected, atol=1e-6)
 
@@ -131,10 +130,10 @@ def test_standard_scores_against_numpy():
 @pytest.mark.parametrize("same", [0.0, 0.1, 7.0])
 def test_scores_that_are_all_the_same_are_refused(same):
     with pytest.raises(InputError, match=f"The 6 scores of the training rankings are all {same:g}"):
-        standardise_scores([scored((same, same))] * 3, [scored((2, 1))])
+        standardize_scores([scored((same, same))] * 3, [scored((2, 1))])
 
 
-def test_intransitive_judgements_train_as_pairs(encoder):
+def test_intransitive_judgments_train_as_pairs(encoder):
     record = build_record(1)
     ids = [response.id for response in record.responses]
     circle = [(0, 1), (1, 2), (2, 0)]

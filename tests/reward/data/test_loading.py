@@ -8,7 +8,7 @@ from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import write_ranked
 from tests.reward.conftest import build_record
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 
 def read(folder, tiny_model, **changes):

@@ -1,16 +1,16 @@
-"""Thumbs, flags and "all bad" of an export as pointwise judgements of groups."""
+"""Thumbs, flags and "all bad" of an export as pointwise judgments of groups."""
 
 from dataclasses import replace
 
 import pytest
 
-from reward.data.groups import Encoder, Pair, Pointwise, PointwiseRules, build_groups, hold_out
-from reward.data.loading import read_data
+from reward.data.groups import Encoder, Pair, Pointwise, PointwiseRules, build_groups
+from reward.data.loading import hold_out, read_data
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import write_ranked
 from tests.reward.conftest import build_record, thumbed
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def read(folder, tiny_model, **changes):
     return read_data(settings, load_tokenizer(str(tiny_model)), "me")
 
 
-def test_a_thumb_is_a_judgement_of_its_response_and_nothing_else_is_encoded(tokenizer):
+def test_a_thumb_is_a_judgment_of_its_response_and_nothing_else_is_encoded(tokenizer):
     [group], counts = build(tokenizer, [thumbed(1, {2: "thumbs-down"})])
     assert (group.pairs, group.rankings, len(group.responses)) == ((), (), 1)
     assert group.pointwise == (Pointwise(0, False, "ann", "thumbs"),)
@@ -46,7 +46,7 @@ def test_thumbs_stand_beside_the_pairs_of_a_ranking(tokenizer):
     assert (counts["pairs"], counts["thumbs_up"]) == (1, 1)
 
 
-def test_all_bad_is_as_many_judgements_as_it_has_responses_and_keeps_its_tiers(tokenizer):
+def test_all_bad_is_as_many_judgments_as_it_has_responses_and_keeps_its_tiers(tokenizer):
     record = build_record(1, tiers=((3, 0),))
     record = replace(record, rankings=(replace(record.rankings[0], flags=("all-bad",)),))
     [group], counts = build(tokenizer, [record])

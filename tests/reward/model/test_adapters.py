@@ -16,7 +16,7 @@ from rlhf.modeling.models import describe_model
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record, sequences_of
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 
 def settings_for(rankings, model, out, **changes):

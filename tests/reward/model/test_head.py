@@ -5,8 +5,8 @@ import torch
 from scipy.optimize import minimize
 
 from reward.data.groups import Group, Pair
-from reward.model.head import minimise
-from reward.objective import Objective
+from reward.losses import Objective
+from reward.model.head import fit_weight
 
 
 def build_groups() -> list[Group]:
@@ -20,7 +20,7 @@ def build_groups() -> list[Group]:
     ]
 
 
-def test_the_fitted_head_minimises_the_penalised_loss() -> None:
+def test_the_fitted_head_minimizes_the_penalised_loss() -> None:
     features = np.random.default_rng(0).normal(size=(6, 4))
     penalty = 0.05
 
@@ -35,5 +35,5 @@ def test_the_fitted_head_minimises_the_penalised_loss() -> None:
         return float((p + q) / 2 + penalty * weight @ weight)
 
     expected = minimize(loss, np.zeros(4), tol=1e-12).x
-    weight = minimise(torch.tensor(features), build_groups(), Objective(), penalty)
+    weight = fit_weight(torch.tensor(features), build_groups(), Objective(), penalty)
     np.testing.assert_allclose(weight.numpy(), expected, atol=1e-4)

@@ -5,9 +5,9 @@ from torch import nn
 
 from reward.data.groups import Group
 from reward.data.loading import Data
+from reward.losses import Objective
 from reward.model.normalize import fit_scale, fold_into_head
 from reward.model.save import measure_scale
-from reward.objective import Objective
 from reward.step import TrainState
 from rlhf.errors import GuardError
 
@@ -52,15 +52,15 @@ def test_few_reference_outputs_set_no_scale(outputs, fitted_on):
 
     accelerator = Accelerator(mixed_precision="no")
     unused = torch.optim.SGD([torch.zeros(1)])
-    trainee = TrainState(accelerator, LastToken(), unused, 0, 2048, Objective(), shared=False)
+    state = TrainState(accelerator, LastToken(), unused, 0, 2048, Objective(), shared=False)
     # rewards 0 and 1 in turn: mean 1/2, deviation 1/2
     reference = [Group(str(number), (5,), ((number % 2,),)) for number in range(outputs)]
     data = Data([], [], [], reference, "test prompts", {})
-    scale, normalised = measure_scale(trainee, data, [[1.0, 3.0]])  # mean 2, deviation 1
+    scale, normalized = measure_scale(state, data, [[1.0, 3.0]])  # mean 2, deviation 1
     assert scale.fitted_on == fitted_on
     if outputs < 32:
         assert (scale.gain, scale.bias, scale.responses) == (1.0, -2.0, 2)
-        assert normalised == [-1.0, 1.0]
+        assert normalized == [-1.0, 1.0]
     else:
         assert (scale.gain, scale.bias, scale.responses) == (2.0, -1.0, 32)
-        assert normalised == [-1.0, 1.0] * 16
+        assert normalized == [-1.0, 1.0] * 16

@@ -28,7 +28,7 @@ from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import BAD, GOOD, build_record, sequences_of
-from tests.reward.settings import changed, reward_settings
+from tests.settings import changed, reward_settings
 
 HELD_OUT = [build_record(n, "test") for n in range(0, 32, 4)]
 STILL = 1e-12  # a learning rate that changes no weight

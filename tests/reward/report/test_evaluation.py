@@ -11,7 +11,7 @@ from rlhf.modeling.models import load_reward_model
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from tests.reward.conftest import build_record
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 
 def settings_for(rankings, model, out, **changes):
@@ -53,7 +53,8 @@ def test_the_held_out_prompts_measure_and_do_not_choose(rankings, tiny_model, tm
 @pytest.fixture
 def contradicting(tmp_path):
     """Train prompts that teach one order and, for those set aside for evaluation, its reverse."""
-    from reward.data.groups import Group, hold_out
+    from reward.data.groups import Group
+    from reward.data.loading import hold_out
 
     records = [build_record(n) for n in range(20)]
     groups = [Group(record.prompt.id, (n,), ()) for n, record in enumerate(records)]

@@ -55,9 +55,9 @@ def test_a_page_of_few_prompts_claims_no_interval(tmp_path):
     assert "95 % interval 50" not in page
 
 
-def test_a_page_without_judgements_or_disagreements_still_reads(tmp_path):
+def test_a_page_without_judgments_or_disagreements_still_reads(tmp_path):
     empty = report([], [], []) | {"accuracy": None}
     write_page(tmp_path / "r.html", empty, [0.0, 1.0])
     page = (tmp_path / "r.html").read_text()
-    assert "Every held-out judgement is a tie" in page
+    assert "Every held-out judgment is a tie" in page
     assert "There is none" in page

@@ -5,7 +5,7 @@ import pytest
 from reward.report.summaries import describe_training
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Response, Sampling
-from tests.reward.settings import reward_settings
+from tests.settings import reward_settings
 
 ACCURACY = {"value": 0.8201, "low": 0.751, "high": 0.88, "pairs": 189, "prompts": 64}
 COUNTS = {
@@ -50,7 +50,7 @@ def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
         (
             {"accuracy": None, "health": {"longer_wins": {}}},
             0,
-            "Every held-out judgement is a tie: there is no accuracy to report.",
+            "Every held-out judgment is a tie: there is no accuracy to report.",
         ),
         (
             {"counts": {"train": {"rankings": 2, "prompts": 2, "pairs": 3}}},

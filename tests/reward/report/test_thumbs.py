@@ -11,10 +11,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from reward.data.annotators import weigh_annotators
+from reward.data.annotators import AnnotatorWeights, weigh_annotators
+from reward.data.batches import to_judgments, to_pointwise_tensors, total_weight
 from reward.data.groups import Group, Pair, Pointwise, TieredRanking
 from reward.ensemble import train_ensemble
-from reward.objective import Objective, sum_of_losses, to_pointwise_tensors, total_weight
+from reward.losses import Objective, sum_of_losses
 from reward.report.summaries import describe_training
 from reward.report.thumbs import OTHER_SOURCES
 from reward.scoring.scorer import load_scorer
@@ -26,7 +27,7 @@ from rlhf.run.checkpoint import newest_checkpoint
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record, sequences_of, thumbed
-from tests.reward.settings import changed, reward_settings
+from tests.settings import changed, reward_settings
 
 PAIR = Group(
     "a", (1,), ((2,), (3,)), (Pair(1, 0, 1.0, 0, "x"),), (TieredRanking(((1,), (0,)), "x"),)
@@ -51,7 +52,12 @@ def log_sigmoid(x):
     return -math.log(1 + math.exp(-x))
 
 
-def test_pointwise_judgements_number_responses_over_all_groups():
+def loss_of(loss, groups, rewards, b):
+    judgments = to_judgments(groups, loss, rewards.device)
+    return sum_of_losses(Objective(loss), judgments, rewards, b)
+
+
+def test_pointwise_judgments_number_responses_over_all_groups():
     said = to_pointwise_tensors(GROUPS, torch.device("cpu"))
     assert said.response.tolist() == [2, 2, 3, 4]
     assert said.sign.tolist() == [1, -1, 1, -1]
@@ -65,20 +71,20 @@ def test_the_loss_by_hand(loss):
     thumbs = -0.5 * log_sigmoid(1) - 2 * log_sigmoid(-1.5) - log_sigmoid(-1.5)
     pairs = -2 * log_sigmoid(1)  # a and c, each won by 1
     expected = pairs + thumbs / 3 - log_sigmoid(-1.5)
-    got = sum_of_losses(Objective(loss), GROUPS, REWARDS, B)
+    got = loss_of(loss, GROUPS, REWARDS, B)
     assert got.item() == pytest.approx(expected)
-    assert total_weight(Objective(loss), GROUPS) == 1 + 3.5 / 3 + (1 + 1)
+    assert total_weight(GROUPS, loss) == 1 + 3.5 / 3 + (1 + 1)
 
 
 def test_a_pass_without_any_pair_by_hand():
-    got = sum_of_losses(Objective("regression"), [THUMBS], REWARDS[2:4], B[:3])
+    got = loss_of("regression", [THUMBS], REWARDS[2:4], B[:3])
     expected = (-0.5 * log_sigmoid(1) - 3 * log_sigmoid(-1.5)) / 3
     assert got.item() == pytest.approx(expected)
 
 
 def test_the_shares_of_annotators_count_thumbs():
     # x: 1 pair, ½ of the three of b, 1 pair; y: 3 of the three of b, 1 thumb; of 2 + 3½/3 + 1
-    found = weigh_annotators(Objective(), GROUPS, {"x": 1.0})
+    found = weigh_annotators(GROUPS, "bradley_terry", AnnotatorWeights({"x": 1.0}))
     assert [found[name]["judgements"] for name in "xy"] == [3, 3]
     assert found["x"]["share"] == pytest.approx((2 + 0.5 / 3) / (3 + 3.5 / 3), abs=1e-4)
 
@@ -215,7 +221,7 @@ def test_the_page_and_the_last_sentence_tell_of_thumbs(trained):
     settings, report = trained
     full = RunDir(settings.out).read_report()
     page = RunDir(settings.out).report_html.read_text()
-    assert "Kinds of judgements" in page
+    assert "Kinds of judgments" in page
     assert "all others" in page
     words = describe_training(settings, full)
     thumbs = report["judgements"]["thumbs"]["accuracy"]

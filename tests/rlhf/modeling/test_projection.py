@@ -32,28 +32,42 @@ def read_head_input(model: Any) -> tuple[Tensor, Tensor]:
     return logits, seen[0]
 
 
+def exact(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().double().numpy()
+
+
 def rounded(tensor: Tensor) -> np.ndarray:
     return tensor.detach().bfloat16().double().numpy()
 
 
+def expected_log_probs(hidden: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    z = hidden @ weight.T
+    assert np.abs(z).max() > 16
+    normalizer = np.log(np.exp(z).sum(axis=2, keepdims=True))
+    ids = SEQUENCES.responses.ids.numpy()[:, :, None]
+    return np.take_along_axis(z - normalizer, ids, axis=2)[:, :, 0]
+
+
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
 def test_bf16_logits_are_not_rounded(tiny_model: Path, held: torch.dtype) -> None:
-    """Under autocast, and of weights that are held in bf16: log-probs by NumPy in float64."""
+    """Under autocast, and of weights that are held in bf16: log-probs by NumPy in float64.
+
+    A CPU that multiplies bf16 may round the factors, another multiplies them as they are.
+    """
     model = loud_model(tiny_model, held)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=held == torch.float32):
         logits, hidden = read_head_input(model)
-        log_probs = log_probs_of(logits, SEQUENCES.responses, 1.0)
-    z = rounded(hidden) @ rounded(model.lm_head.weight).T
+        log_probs = log_probs_of(logits, SEQUENCES.responses, 1.0).numpy()
     assert logits.dtype == torch.float32
-    assert np.abs(z).max() > 16
-    normalizer = np.log(np.exp(z).sum(axis=2, keepdims=True))
-    expected = np.take_along_axis(
-        z - normalizer, SEQUENCES.responses.ids.numpy()[:, :, None], axis=2
-    )[:, :, 0]
-    np.testing.assert_allclose(log_probs.numpy(), expected, atol=1e-4)
+    weight = model.lm_head.weight
+    errors = [
+        np.abs(log_probs - expected_log_probs(read(hidden), read(weight))).max()
+        for read in (exact, rounded)
+    ]
+    assert min(errors) < 1e-4
 
 
-def test_gradients_are_those_of_the_rounded_factors(tiny_model: Path) -> None:
+def test_gradients_are_those_of_the_logits(tiny_model: Path) -> None:
     model = loud_model(tiny_model)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter is model.lm_head.weight)
@@ -65,7 +79,7 @@ def test_gradients_are_those_of_the_rounded_factors(tiny_model: Path) -> None:
     slopes = np.eye(z.shape[2])[SEQUENCES.responses.ids.numpy()] - p
     expected = np.einsum("brv,brd->vd", slopes, rounded(hidden))
     gradient = model.lm_head.weight.grad.double().numpy()
-    # slopes, products and sums are bf16, as autocast has them: 8 bits
+    # factors may be bf16: 8 bits
     np.testing.assert_allclose(gradient, expected, atol=0.01 * np.abs(expected).max())
 
 
@@ -76,12 +90,16 @@ def test_hidden_states_get_their_gradient() -> None:
     hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with float32_logits(model), torch.autocast("cpu", torch.bfloat16):
         logits = model.lm_head(hidden)
-    weight, bias = rounded(model.lm_head.weight), model.lm_head.bias.detach().double().numpy()
-    expected = rounded(hidden) @ weight.T + bias
-    np.testing.assert_allclose(logits.detach().numpy(), expected, atol=1e-5)
+    bias = exact(model.lm_head.bias)
+    errors = [
+        np.abs(read(hidden) @ read(model.lm_head.weight).T + bias - exact(logits)).max()
+        for read in (exact, rounded)
+    ]
+    assert min(errors) < 1e-5
     logits.sum().backward()
     assert hidden.grad is not None
-    np.testing.assert_allclose(hidden.grad[0, 0].numpy(), weight.sum(axis=0), atol=0.02)
+    expected = exact(model.lm_head.weight).sum(axis=0)
+    np.testing.assert_allclose(hidden.grad[0, 0].numpy(), expected, atol=0.02)
     np.testing.assert_allclose(model.lm_head.bias.grad.numpy(), [6.0] * 50)
 
 
@@ -91,6 +109,22 @@ def test_float32_stays_as_it_is_and_the_model_too(tiny_model: Path) -> None:
     with float32_logits(model), float32_logits(model):
         assert torch.equal(model.lm_head(torch.ones(1, 2, model.config.hidden_size)), plain)
     assert "forward" not in vars(model.lm_head)
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("states", [torch.float32, torch.bfloat16])
+def test_gradients_have_the_types_of_their_tensors(
+    weights: torch.dtype, states: torch.dtype
+) -> None:
+    model: Any = nn.Module()
+    model.lm_head = nn.Linear(8, 50, bias=False).to(weights)
+    model.get_output_embeddings = lambda: model.lm_head
+    hidden = torch.ones(2, 3, 8, dtype=states, requires_grad=True)
+    with float32_logits(model), torch.autocast("cpu", torch.bfloat16):
+        model.lm_head(hidden).sum().backward()
+    assert hidden.grad is not None
+    assert (hidden.grad.dtype, model.lm_head.weight.grad.dtype) == (states, weights)
+    torch.testing.assert_close(model.lm_head.weight.grad.float(), torch.full((50, 8), 6.0))
 
 
 def test_a_large_vocabulary_goes_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

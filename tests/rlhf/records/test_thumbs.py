@@ -1,7 +1,7 @@
 """What flags say about single responses."""
 
 from rlhf.records.schema import Ranking
-from rlhf.records.thumbs import find_thumbs, pointwise_judgements
+from rlhf.records.thumbs import find_thumbs, pointwise_judgments
 
 
 def ranking(tiers, *flags, annotator="ann") -> Ranking:
@@ -12,7 +12,7 @@ def ranking(tiers, *flags, annotator="ann") -> Ranking:
 
 
 def said(*rankings, down_flags=()):
-    found = pointwise_judgements(rankings, down_flags)
+    found = pointwise_judgments(rankings, down_flags)
     return [(one.ranking.annotator, one.response_id, one.is_good, one.kind) for one in found]
 
 

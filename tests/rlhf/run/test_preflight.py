@@ -15,7 +15,7 @@ from rlhf.parallel.settings import ClusterSettings
 from rlhf.records.jsonl import write_json
 from rlhf.run import preflight
 from rlhf.run.rundir import RunDir
-from tests.reward.settings import changed, reward_settings
+from tests.settings import changed, reward_settings
 
 DIFFER = """
 import sys

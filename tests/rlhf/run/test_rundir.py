@@ -20,8 +20,7 @@ from rlhf.config.paths import with_changes
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir, open_stage, require_done, stage_status
-from tests.policies.ppo_settings import changed, ppo_settings
-from tests.reward.settings import reward_settings
+from tests.settings import changed, ppo_settings, reward_settings
 
 INPUTS = {"model": {"path": "m", "hash": "abc"}}
 
@@ -399,7 +398,7 @@ def test_jobs_that_fill_one_stage_all_open_it(tmp_path: Path) -> None:
 OPENING = """
 import pathlib, sys, time
 from rlhf.run.rundir import open_stage
-from tests.policies.ppo_settings import changed, ppo_settings
+from tests.settings import changed, ppo_settings
 from tests.rlhf.run.test_rundir import INPUTS, Settings
 out, *shard = sys.argv[1:]
 settings = Settings(out=pathlib.Path(out), shard=shard[0] if shard else None)

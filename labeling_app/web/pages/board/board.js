@@ -2,7 +2,7 @@
 
 const ROUTE = '/board';
 const find = selector => element.querySelector(selector);
-let task = null, isDecision = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, isAsked = false, draftTimer = 0;
+let task = null, isDecision = false, rubric = '', ranking = newRanking(0), items = [], shownAt = 0, busy = false, isAsked = false;
 const durations = [];
 
 const say = message => { find('.rb-live').textContent = message; };
@@ -16,6 +16,7 @@ function complain(message) {
 // ------------------------------------------------------------------ showing
 
 function show(screen) {
+  cancelDraft(); // what was changed while waiting for this screen is kept in this browser
   ({ board, annotator } = screen);
   task = screen.task;
   find('.rb-who').textContent = annotator;
@@ -115,18 +116,6 @@ function changed(card, message) {
 const spentMs = () => Math.round(performance.now() - shownAt);
 const draftState = () => ({ ...toState(ranking), touched: ranking.touched, at: Date.now(), spent_ms: spentMs() });
 
-function keepDraft() {
-  askToConfirm(false);
-  const { id } = task, state = draftState();
-  writeStorage(`draft:${id}`, state);
-  saved('Saving the draft …');
-  clearTimeout(draftTimer);
-  draftTimer = setTimeout(async () => {
-    const answer = await ask({ op: 'draft', task_id: id, state });
-    if (task && task.id === id) saved(answer.ok ? 'Draft saved' : 'Draft kept in this browser');
-  }, 800);
-}
-
 const placeText = card => `${letterOf(card)} is at place ${indexOf(ranking, card) + 1} of ${ranking.order.length}`;
 
 function moveTo(card, index) {
@@ -200,27 +189,31 @@ function toggleAllBad() {
 
 // ------------------------------------------------------------------ sending
 
-async function send(payload) {
-  // Busy until the next task is shown, so that a second Ctrl+Enter does not submit twice.
-  if (!task || busy) return;
+// Busy until the next task is shown, so that a second Ctrl+Enter does not submit twice.
+async function whileBusy(work) {
+  if (busy) return;
   busy = true;
   element.firstElementChild.classList.add('rb-busy');
-  clearTimeout(draftTimer);
-  const { id } = task;
   try {
-    const answer = await deliver({ id: newId(), task_id: id, note: ranking.note, ...payload }, complain);
-    if (!answer.ok) return complain(answer.error);
-    complain('');
-    writeStorage(`draft:${id}`, null);
-    if (isDecision) return location.assign('/dashboard#differ');
-    durations.push(spentMs());
-    show(answer);
-    say(payload.op === 'submit' ? 'Saved' : 'Skipped');
-    if (answer.feedback) showFeedback(answer.feedback);
+    await work();
   } finally {
     busy = false;
     element.firstElementChild.classList.remove('rb-busy');
   }
+}
+
+async function send(payload) {
+  cancelDraft();
+  const { id } = task;
+  const answer = await deliver({ id: newId(), task_id: id, note: ranking.note, ...payload }, complain);
+  if (!answer.ok) return complain(answer.error);
+  complain('');
+  writeStorage(`draft:${id}`, null);
+  if (isDecision) return location.assign('/dashboard#differ');
+  durations.push(spentMs());
+  show(answer);
+  say(payload.op === 'submit' ? 'Saved' : 'Skipped');
+  if (answer.feedback) showFeedback(answer.feedback);
 }
 
 // Only training tasks give feedback; the letters are those of the task just submitted.
@@ -244,17 +237,26 @@ function submit() {
   if (!task || busy) return undefined;
   if (!ranking.order.length) return complain('Rank at least one response, or skip the task.');
   if (!ranking.touched && !ranking.allBad && !isAsked) return askToConfirm(true);
-  return send({ op: 'submit', ...toState(ranking), rubric, duration_ms: spentMs() });
+  return whileBusy(() => send({ op: 'submit', ...toState(ranking), rubric, duration_ms: spentMs() }));
 }
 
-async function undo() {
-  if (busy) return;
-  const answer = await ask({ op: 'undo' });
+function skip(reason) {
+  find('.rb-skip').close();
+  return task && whileBusy(() => send({ op: 'skip', reason, state: draftState() }));
+}
+
+// Open a finished task again. The draft of this one is saved before: the server shows what was changed last.
+async function reopen(payload, message) {
+  find('.rb-history').close();
+  await saveDraft();
+  const answer = await ask(payload);
   if (!answer.ok) return complain(answer.error);
   complain('');
   show(answer);
-  say('The last task is open again');
+  say(message);
 }
+
+const undo = () => whileBusy(() => reopen({ op: 'undo' }, 'The last task is open again'));
 
 async function showHistory() {
   const answer = await ask({ op: 'history' });
@@ -263,14 +265,7 @@ async function showHistory() {
   find('.rb-history').showModal();
 }
 
-async function openPast(taskId) {
-  find('.rb-history').close();
-  const answer = await ask({ op: 'open', task_id: taskId });
-  if (!answer.ok) return complain(answer.error);
-  complain('');
-  show(answer);
-  say('The task is open again');
-}
+const openPast = taskId => whileBusy(() => reopen({ op: 'open', task_id: taskId }, 'The task is open again'));
 
 async function start() {
   const wanted = new URLSearchParams(location.search).get('decide');
@@ -304,7 +299,7 @@ const actions = {
   'history': showHistory,
   'open': target => openPast(target.dataset.task),
   'close': target => target.closest('dialog').close(),
-  'reason': target => { find('.rb-skip').close(); send({ op: 'skip', reason: target.dataset.value, state: draftState() }); },
+  'reason': target => skip(target.dataset.value),
   'all-bad': () => toggleAllBad(),
   'up': target => moveTo(cardOf(target), indexOf(ranking, cardOf(target)) - 1),
   'down': target => moveTo(cardOf(target), indexOf(ranking, cardOf(target)) + 1),

@@ -45,6 +45,18 @@ def test_a_screen_says_what_its_reader_may(app, fill):
     assert answer["error"] == "Only leads can decide disputed tasks."
 
 
+@pytest.mark.parametrize("depth", [70, 400, 900])
+def test_a_draft_that_is_nested_too_deep_is_refused(app, fill, depth):
+    fill(1, 2)
+    client = client_of(app, "ann")
+    task = client.post("/board", json={"op": "next"}).json()["task"]["id"]
+    state = "[" * depth + "]" * depth
+    draft = f'{{"op": "draft", "task_id": "{task}", "state": {{"note": {state}}}}}'
+    answer = client.post("/board", content=draft)
+    assert (answer.status_code, answer.json()["ok"]) == (400, False)
+    assert client.post("/board", json={"op": "next"}).json()["ok"]
+
+
 def test_the_page_of_one_person_does_nothing_under_the_name_of_another(app, store, queue, fill):
     fill(1, 3)
     set_overlap(store.connections, 2)

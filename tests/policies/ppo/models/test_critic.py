@@ -22,8 +22,8 @@ from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Message, Prompt
-from tests.policies.ppo_settings import changed
 from tests.policies.training import TrainingInputs, metrics_of, read_report
+from tests.settings import changed
 
 SETTINGS = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=Path("out"))
 

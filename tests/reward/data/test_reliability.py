@@ -1,0 +1,205 @@
+"""Reliability of annotators: EM against hand and oracle, weights, and a training by them."""
+
+import json
+from dataclasses import replace
+from math import log
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from reward.data.reliability import (
+    Reliability,
+    Vote,
+    collect_votes,
+    estimate_reliability,
+    run_em,
+    weights_of,
+)
+from reward.report.summaries import describe_training
+from reward.train import train_reward
+from rlhf.cli import main
+from rlhf.errors import InputError
+from rlhf.records.fingerprints import file_hash
+from rlhf.records.ranked import write_ranked
+from tests.reward.conftest import build_record
+from tests.settings import reward_settings
+
+BASE = 0.9
+ACCURACY = {  # two careless ones toss a coin in 40 % of their judgments, eve turns them round
+    "ann": BASE,
+    "bob": BASE,
+    "cat": 0.6 * BASE + 0.4 / 2,
+    "dan": 0.6 * BASE + 0.4 / 2,
+    "eve": 1 - BASE,
+}
+
+
+def simulate(num_items: int, judges: int, seed: int) -> list[Vote]:
+    """Votes of as many of the five on every item, and those of zoe, whom nobody can check."""
+    random = np.random.default_rng(seed)
+    names = list(ACCURACY)
+    votes = []
+    for number in range(num_items):
+        truth = bool(random.integers(2))
+        for who in random.choice(names, judges, replace=False):
+            is_right = random.random() < ACCURACY[who]
+            votes.append(Vote((str(number), "x", "y"), str(who), truth == is_right))
+        votes.append(Vote((str(number), "x", "z"), "zoe", truth))
+    return votes
+
+
+def arrays(votes: list[Vote], names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    items = sorted({vote.item for vote in votes})
+    return (
+        np.array([items.index(vote.item) for vote in votes]),
+        np.array([names.index(vote.annotator) for vote in votes]),
+        np.array([1.0 if vote.first_wins else -1.0 for vote in votes]),
+    )
+
+
+def test_two_steps_of_em_by_hand():
+    # item 0: a and b say first, c second; item 1: all say first. p = 2/3 and 1, so that a and b
+    # have (1 + 5/3) / 4 = 2/3 and c (1 + 4/3) / 4 = 7/12. Then the odds of item 0 are
+    # 2 · 2 · 5/7 = 20/7, p = 20/27, and of item 1 they are 2 · 2 · 7/5 = 28/5, p = 28/33.
+    item, annotator = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])
+    sign = np.array([1.0, 1.0, -1.0, 1.0, 1.0, 1.0])
+    assert run_em(item, annotator, sign, 1) == pytest.approx([2 / 3, 2 / 3, 7 / 12])
+    both, last = (1 + 20 / 27 + 28 / 33) / 4, (1 + 7 / 27 + 28 / 33) / 4
+    assert run_em(item, annotator, sign, 2) == pytest.approx([both, both, last])
+
+
+def test_em_ends_where_the_posterior_density_is_highest():
+    votes = [vote for vote in simulate(60, 3, seed=1) if vote.annotator != "zoe"]
+    item, annotator, sign = arrays(votes, list(ACCURACY))
+
+    def minus_log_posterior(logits: np.ndarray) -> float:
+        accuracy = 1 / (1 + np.exp(-logits))
+        total = np.log(accuracy * (1 - accuracy)).sum()  # Beta(2, 2)
+        for number in range(60):
+            mine = item == number
+            a = accuracy[annotator[mine]]
+            either = [np.prod(np.where(sign[mine] == truth, a, 1 - a)) for truth in (1, -1)]
+            total += np.log(sum(either) / 2)
+        return -total
+
+    found = run_em(item, annotator, sign)
+    start = np.log(found / (1 - found)) + np.array([0.3, -0.3, 0.2, -0.2, 0.1])
+    best = minimize(minus_log_posterior, start, method="L-BFGS-B").x
+    assert found == pytest.approx(1 / (1 + np.exp(-best)), abs=1e-3)
+
+
+def test_five_annotators_are_recovered_and_the_adversary_is_left_out():
+    found = estimate_reliability(simulate(400, 3, seed=0), [*ACCURACY, "zoe"])
+    for name, accuracy in ACCURACY.items():
+        assert found[name].value == pytest.approx(accuracy, abs=0.07), name
+        assert found[name].low < found[name].value < found[name].high
+    assert sum(found[name].shared for name in ACCURACY) == 1200
+    mean = np.mean([found[name].value for name in ACCURACY])
+    assert found["zoe"] == Reliability(pytest.approx(mean), None, None, 0)
+    weights = weights_of(found)
+    assert weights["eve"] == 0
+    assert max(weights.values()) == 1
+    assert all(0.2 < weights[name] < 0.7 for name in ("cat", "dan"))
+    assert all(weights[name] > 0.8 for name in ("ann", "bob"))
+
+
+def test_two_annotators_share_what_they_agree_on():
+    # a² + (1 − a)² = .82 of equal votes: a = (1 + √(2 · .82 − 1)) / 2 = .9
+    votes = [
+        Vote((str(number), "x", "y"), who, who == "ann" or number < 8200)
+        for number in range(10_000)
+        for who in ("ann", "bob")
+    ]
+    found = estimate_reliability(votes, ["ann", "bob"])
+    assert [one.value for one in found.values()] == pytest.approx([0.9, 0.9], abs=1e-3)
+
+
+def test_weights_are_log_odds_over_the_largest():
+    given = {"a": Reliability(0.9, 0, 1, 5), "b": Reliability(0.75, 0, 1, 5)}
+    assert weights_of(given) == {"a": 1.0, "b": pytest.approx(log(3) / log(9))}
+    with pytest.raises(InputError, match="no annotator is right more often than a coin"):
+        weights_of({"a": Reliability(0.5, 0, 1, 5), "b": Reliability(0.2, 0, 1, 5)})
+
+
+def test_votes_are_preferences_across_tiers_and_the_last_of_one_annotator_counts():
+    record = build_record(1, tiers=((1,), (0, 2)))
+    later = replace(record.rankings[0], tiers=tuple(reversed(record.rankings[0].tiers[:2])))
+    votes = collect_votes([replace(record, rankings=(record.rankings[0], later))])
+    names = [response.id for response in record.responses]
+    # 0 and 2 are tied: no vote; the second ranking turns both preferences round
+    assert votes == [
+        Vote((record.prompt.id, names[0], names[1]), "ann", True),
+        Vote((record.prompt.id, names[1], names[2]), "ann", False),
+    ]
+
+
+# ---- a training ----
+
+
+def judged(number: int, split: str = "train") -> object:
+    """ann and bob like the sun, eve the rain; ann and zoe alone judge some prompts."""
+    record = build_record(number, split, tiers=((0, 1), (2, 3)))
+    [given] = record.rankings
+    said = {"ann": given.tiers, "bob": given.tiers, "eve": given.tiers[::-1]}
+    if number % 6 == 1:
+        said = {"zoe": given.tiers}
+    rankings = (
+        replace(given, id=f"{given.id}-{who}", annotator=who, tiers=tiers)
+        for who, tiers in said.items()
+    )
+    return replace(record, rankings=tuple(rankings))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rankings")
+    write_ranked(path, [judged(n, "test" if n % 4 == 0 else "train") for n in range(24)], {})
+    return path
+
+
+def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_path, capsys):
+    out = tmp_path / "auto"
+    words = ["train-reward", "--rankings", str(folder), "--model", str(tiny_model)]
+    words += ["--out", str(out), "--precision", "fp32", "--batch.prompts", "4"]
+    assert main([*words, "--annotator-weights", "auto"]) == 0
+    told = capsys.readouterr().out
+    report = json.loads((out / "report.json").read_text())["annotators"]
+    # of 14 shared train prompts each, with 4 preferences
+    assert [report[name]["reliability"]["shared"] for name in report] == [56, 56, 56, 0]
+    values = [report[name]["reliability"]["value"] for name in report]
+    assert values[:3] == pytest.approx([57 / 58, 57 / 58, 1 / 58], abs=1e-3)
+    assert values[3] == pytest.approx(sum(values[:3]) / 3)
+    weights = {name: row["weight"] for name, row in report.items()}
+    assert weights["ann"] == weights["bob"] == 1
+    assert weights["eve"] == 0 < weights["zoe"] < 1
+    assert (
+        "Not proven better than chance: eve (right in 2 % of 56 shared judgments, weight 0)."
+        in told
+    )
+    assert "Nobody else judged the same responses as zoe" in told
+    page = (out / "report.html").read_text()
+    assert "Not proven better than chance: eve" in page
+    assert "<td>66 % (the mean)</td><td>0</td>" in page
+    settings = reward_settings(
+        rankings=folder, model=str(tiny_model), out=tmp_path / "numbers", precision="fp32",
+        prompts_per_batch=4, annotator_weights=weights,
+    )  # fmt: skip
+    by_hand = train_reward(settings)
+    files = [tmp_path / name / "model/model.safetensors" for name in ("auto", "numbers")]
+    assert file_hash(files[0]) == file_hash(files[1])
+    assert {name: row["share"] for name, row in report.items()} == {
+        name: row["share"] for name, row in by_hand["annotators"].items()
+    }
+    told = describe_training(settings, json.loads((settings.out / "report.json").read_text()))
+    assert "Not proven" not in told
+
+
+def test_without_shared_judgments_there_is_nothing_to_estimate_from(rankings, tiny_model, tmp_path):
+    settings = reward_settings(
+        rankings=rankings, model=str(tiny_model), out=tmp_path / "out", precision="fp32",
+        annotator_weights="auto",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="no two of them judged the same two responses"):
+        train_reward(settings)
+    assert not settings.out.exists()
