@@ -107,6 +107,25 @@ def table(results: list[dict[str, Any]]) -> str:
     )
 
 
+def missed(results: list[dict[str, Any]]) -> str:
+    """Which seeds miss what was asked of all, as a list for the README."""
+    lines = []
+    for one in results:
+        gold, ends = one["win_rate"]["gold"], one["eos_rate"]
+        fall, nats = ends["reference"] - ends["policy"], one["kl"]["reverse"]["nats"]
+        misses = [
+            (gold["value"] < 0.75, f"wins {100 * gold['value']:.1f} %, under 75 %"),
+            (
+                gold["length_controlled"]["value"] < 0.7,
+                f"wins {100 * gold['length_controlled']['value']:.1f} % at equal length, under 70 %",
+            ),
+            (nats > 12, f"moved {nats:.1f} nats, over 12"),
+            (fall > 0.05, f"the share of answers that end fell by {100 * fall:.0f} points, over 5"),
+        ]
+        lines += [f"* Seed {one['seed']}: {words}." for is_missed, words in misses if is_missed]
+    return "\n".join(lines)
+
+
 def samples(result: dict[str, Any]) -> str:
     """The README's samples: the first held-out prompts, before and after."""
     rows = [
