@@ -7,7 +7,7 @@ from policies.ppo.batches import pieces_per_step
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import open_store
-from policies.rewards.sources import reward_models
+from policies.rewards import reward_models
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
 from rlhf.planning.plan import GIB, Layout, Plan, SampleBatch

@@ -24,7 +24,8 @@ class OptimSettings:
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm, those of policy and critic separately."""
     target_kl: float = 0.2
-    """End a step's updates early when ½ mean (Δ log-prob)² exceeds this."""
+    """End the updates of a step early when the policy has moved this far from the one that sampled:
+    ½ mean (Δ log-prob)². For the distance from the original model see --kl.target."""
 
     def __post_init__(self) -> None:
         require_range("optim.epochs", self.epochs, 1)
@@ -242,11 +243,12 @@ class KLSettings:
     most likely tokens (`rlhf reference --store-top-k`); `token_reverse`: the reverse KL of each
     next token."""
     coefficient: float = 0.1
-    """Weight of the KL: of its mean over stored tokens (`reference`), or of each sampled token's
-    (`resident`, `adapter`)."""
+    """Weight of the KL. The unit depends on --kl.source: with `reference` it weighs a loss in nats
+    per stored token; with `resident` and `adapter` it weighs nats taken from each sampled token's
+    reward, where 0.02 to 0.05 is usual."""
     target: float | None = None
-    """Adaptive KL: adjust the coefficient to hold the KL at this many nats per token; fixed
-    coefficient when not given."""
+    """Adaptive KL: adjust the coefficient to hold the KL to the original model at this many nats
+    per token; fixed coefficient when not given."""
     horizon: int = 10_000
     """Adaptive KL: responses per coefficient change of at most 20 %."""
     audit_every: int = 0
@@ -287,8 +289,8 @@ class GuardSettings:
     """Warn when responses are this many times longer or shorter than the stored outputs while the
     reward is above theirs."""
     eos_drop: float = 0.5
-    """Warn when the fraction of responses with an end token falls by this much while the reward is
-    above the stored outputs'."""
+    """Warn when the fraction of responses with an end token lies this far below the stored outputs'
+    (0.5: 40 % where they have 90 %) while the reward is above theirs."""
     min_distinct: float = 0.5
     """Warn when the fraction of distinct token pairs in a response falls below this fraction of
     the stored outputs' while the reward is above theirs."""

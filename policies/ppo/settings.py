@@ -222,7 +222,7 @@ class PPOSettings(ClusterSettings):
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """The settings that `policies.rewards.shaping.shape_rewards` takes."""
+        """The settings that `policies.formulas.shape_rewards` takes."""
         rewards = self.rewards
         return {
             "shaping": rewards.shaping,

@@ -22,7 +22,7 @@ from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import ReferenceRow, TopTokens, shard_name, write_shard
 from policies.reference.store import settle_end_tokens
 from policies.reference.summary import write_manifest
-from policies.rewards.sources import Reward, describe_rewards, load_reward
+from policies.rewards import Reward, describe_rewards, load_reward
 from policies.sampling.generate import Sample, cut, encode_prompts, sample_responses
 from rlhf.config import Precision
 from rlhf.errors import InputError

@@ -27,7 +27,7 @@ from policies.reference.shards import (
     write_table,
 )
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
-from policies.rewards.sources import Reward, describe_rewards, is_model, load_reward
+from policies.rewards import Reward, describe_rewards, is_model, load_reward
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.readers import described_kwargs, tokenizer_of

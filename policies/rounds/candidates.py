@@ -16,7 +16,7 @@ from policies.evaluate.answers import sample_answers, stored_answers
 from policies.evaluate.judges import score_with_reward
 from policies.reference.audit import score_responses
 from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
-from policies.rewards.sources import describe_rewards, load_reward
+from policies.rewards import describe_rewards, load_reward
 from policies.rounds.settings import RoundSettings
 from rlhf.errors import InputError
 from rlhf.modeling.models import (

@@ -1,5 +1,6 @@
 """Help pages: settings by group, the required and the most used ones first, an example last."""
 
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
@@ -12,6 +13,7 @@ from rlhf.parallel.settings import ClusterSettings
 FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
 ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
 FIRST = "Settings"
+NO_DEFAULTS = ("False", "()", "{}", '""')
 CLUSTER = "Processes and clusters"
 LAST = "Every command"
 
@@ -47,7 +49,7 @@ def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]
     """A panel of settings as several, each with those of one group."""
     found: dict[str, list[HelpEntry]] = {name: [] for name in (FIRST, *purposes, CLUSTER, LAST)}
     for entry in panel.entries:
-        found[_group_of(entry, purposes)].append(_without_negation(entry))
+        found[_group_of(entry, purposes)].append(_shown(entry))
     for name, entries in found.items():
         if entries:
             # Python's sort keeps the order of the dataclass within both halves.
@@ -64,8 +66,12 @@ def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
     return prefix if prefix in groups else FIRST
 
 
-def _without_negation(entry: HelpEntry) -> HelpEntry:
-    """`--no-…` is shown only where it changes something."""
+def _shown(entry: HelpEntry) -> HelpEntry:
+    """Without a default that says nothing or is Python, and a `--no-…` that changes nothing."""
+    if entry.default in NO_DEFAULTS:
+        return entry.copy(default=None, negative_names=())
+    if entry.default is not None and entry.default.startswith("("):
+        entry = entry.copy(default=" ".join(map(str, literal_eval(entry.default))))
     if entry.default == "True" or (entry.default is None and not entry.required):
         return entry
     return entry.copy(negative_names=())

@@ -36,7 +36,7 @@ class GroupSettings:
     """How a stage is spread over processes."""
 
     processes: int = 1
-    """Processes to start on this machine; under torchrun, its processes are used."""
+    """Processes to start on this machine, one per GPU; under torchrun, its processes are used."""
     sharding: Strategy = "none"
     """How model state is sharded over processes: ddp (replicated), zero1 (optimizer), zero2 (+
     gradients), zero3 or fsdp (+ weights). none: as `accelerate launch` was configured, else ddp."""

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from policies.ppo.settings import PPOSettings
-from policies.rewards.sources import is_model
+from policies.rewards import is_model
 from reward.scoring.scorer import member_folders
 from rlhf.modeling.adapters import (
     add_adapters,

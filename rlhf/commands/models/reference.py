@@ -38,7 +38,7 @@ def memory_plan(settings: Settings) -> str:
     """The memory of each process, with prompts of an assumed length."""
     if settings.model is None:
         return "No language model is loaded for outputs that are already stored."
-    from policies.rewards.sources import is_model
+    from policies.rewards import is_model
     from rlhf.modeling.models import model_folder
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.plan import SampleBatch
