@@ -112,13 +112,11 @@ def missed(results: list[dict[str, Any]]) -> str:
     lines = []
     for one in results:
         gold, ends = one["win_rate"]["gold"], one["eos_rate"]
+        even = gold["length_controlled"]["value"]
         fall, nats = ends["reference"] - ends["policy"], one["kl"]["reverse"]["nats"]
         misses = [
             (gold["value"] < 0.75, f"wins {100 * gold['value']:.1f} %, under 75 %"),
-            (
-                gold["length_controlled"]["value"] < 0.7,
-                f"wins {100 * gold['length_controlled']['value']:.1f} % at equal length, under 70 %",
-            ),
+            (even < 0.7, f"wins {100 * even:.1f} % at equal length, under 70 %"),
             (nats > 12, f"moved {nats:.1f} nats, over 12"),
             (fall > 0.05, f"the share of answers that end fell by {100 * fall:.0f} points, over 5"),
         ]
