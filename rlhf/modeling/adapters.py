@@ -1,6 +1,6 @@
-"""Small trained matrices beside frozen weights: LoRA (arXiv 2106.09685), QLoRA (arXiv 2305.14314).
+"""LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices on frozen weights.
 
-Adapters sit on every linear layer of the trunk; a head is trained whole. A checkpoint holds only
+Every linear layer of the trunk has adapters; a head is trained whole. A checkpoint holds only
 what is trained, and a saved model has the adapters merged in: a plain one again. A reward model
 keeps them beside its weights too, in peft's form, for whoever has the frozen weights anyway:
 
@@ -78,13 +78,13 @@ def four_bits(precision: torch.dtype, flag: str, instead: str) -> BitsAndBytesCo
 
 
 def add_adapters(model: PreTrainedModel, rank: int, alpha: int, seed: int) -> None:
-    """Freeze a model but for a classifier's head, and put adapters on its linear layers.
+    """Freeze a model except a classifier's head, and put adapters on its linear layers.
 
     Args:
         model: a language model or a classifier, changed in place.
         rank: inner size of every adapter.
-        alpha: an adapter's product counts alpha / rank.
-        seed: of the adapters' first halves, so that all processes start alike; the second are 0.
+        alpha: an adapter's output is scaled by alpha / rank.
+        seed: of the A matrices, so that all processes start equal; the B matrices are 0.
     """
     is_classifier = model.get_output_embeddings() is None
     _inject(lora_config(rank, alpha, "SEQ_CLS" if is_classifier else "CAUSAL_LM"), model, seed)
@@ -102,7 +102,7 @@ def lora_config(rank: int, alpha: int, kind: str = "CAUSAL_LM") -> LoraConfig:
 
 
 def _inject(config: LoraConfig, model: PreTrainedModel, seed: int) -> None:
-    # a process seeds the device that it works on; to fork all would wake every GPU
+    # fork only this process's device: forking all would initialize every GPU
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
@@ -114,7 +114,7 @@ def _inject(config: LoraConfig, model: PreTrainedModel, seed: int) -> None:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Inside, the model answers as it did before `add_adapters`."""
+    """Inside, the model computes without its adapters, as before `add_adapters`."""
     layers = [part for part in model.modules() if isinstance(part, LoraLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -128,12 +128,12 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 def merged_weights(
     model: nn.Module, state: Mapping[str, Tensor], device: str | None = None
 ) -> dict[str, Tensor]:
-    """A model's state without adapters, W + alpha/rank · B·A in their place, in float32.
+    """A model's state with the adapters merged: W + alpha/rank · B·A, in float32.
 
     Args:
-        model: says where adapters are; one without any gives its state back.
+        model: with the adapters; without any, the state is returned as it is.
         state: all weights by name, gathered from all processes.
-        device: where each goes when it is merged; they stay where they are when not given.
+        device: where merged weights go; by default they stay where they are.
     """
     merged = {
         name.replace(".base_layer.", "."): value.to(device).float()
@@ -267,7 +267,7 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
 
 
 def adapter_rank(folder: str) -> int | None:
-    """The rank of the adapters that a reward model keeps; None where it keeps none."""
+    """The rank of the adapters saved with a reward model; None without adapters."""
     path = Path(folder) / FOLDER / CONFIG
     return int(read_document(path, {"r": int})["r"]) if path.is_file() else None
 

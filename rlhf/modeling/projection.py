@@ -32,7 +32,7 @@ def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
     if type(found) is not nn.Linear:
         yield
         return
-    output: Any = found  # mypy lets nobody assign to a method
+    output: Any = found  # mypy forbids assigning to a method
     plain, before = output.forward, vars(output).get("forward")
     held: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""What a plan of memory is made of: its items, what is sharded, and the table that people read."""
+"""A memory plan: its items, how they are sharded, and its table."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Item:
-    """One line of a plan: what takes memory, how many bytes, why, and whether it can be sharded."""
+    """One line of a plan: what takes memory, how many bytes, why, and which state it is."""
 
     what: str
     size: float
@@ -25,7 +25,7 @@ class Layout:
     Attributes:
         strategy: which state is sharded.
         parts: processes that one copy is sharded over.
-        offload: what is sharded is kept in main memory.
+        offload: sharded state is kept in main memory.
         processes: in the group.
     """
 
@@ -47,7 +47,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward and backward pass reads.
+    """The size of one forward and backward pass.
 
     Attributes:
         tokens: in all sequences.
@@ -82,7 +82,7 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is in memory all the time, and what each phase of a stage adds to it in its turn."""
+    """Memory that is used all the time, and what each phase of a stage adds."""
 
     title: str
     resident: tuple[Item, ...]
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """Bytes at the peak: what is always there and the phase with the highest peak."""
+        """Bytes at the peak: resident items and the phase with the highest peak."""
         always = sum(item.size for item in self.resident)
         return always + max(sum(item.size for item in phase) for phase in self.phases.values())
 
@@ -114,10 +114,7 @@ def _gib(size: float) -> str:
 
 
 def shard_plan(plan: Plan, layout: Layout) -> Plan:
-    """A plan for one process that holds everything, with its state sharded by `layout`.
-
-    What is gathered for the moment is not in it.
-    """
+    """Shard a plan for one process that holds everything; gathered state is not counted."""
     is_split = layout.offload or layout.parts > 1
     words = "waits in main memory" if layout.offload else f"divided by {layout.parts}"
 

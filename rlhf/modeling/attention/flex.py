@@ -22,7 +22,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from rlhf.modeling.attention.layout import Layout, Stretch
 from rlhf.ranks import is_main_process
 
-BLOCK = 128  # below it the kernel is another one, and there is nothing to pass over
+BLOCK = 128  # shorter rows use another kernel, which has no blocks to skip
 TRIAL = (Stretch(150, (40, 30)), Stretch(5, (7, 1)))
 TOLERANCE = 0.02  # relative; bf16 rounds to 0.4 %
 
@@ -37,7 +37,7 @@ def flex_prefix_attention(
     layout: Layout,
     scale: float,
 ) -> Float[Tensor, "1 T H D"]:
-    """Attention in which everybody sees their prompt and themselves, up to their own place."""
+    """Causal attention in which each response sees its own prompt and itself."""
     mask = block_mask(layout, query.device)
     # Under autocast only projections give the lower precision; rotation brings back float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -64,7 +64,7 @@ def visible(layout: Layout, device: torch.device) -> Mask:
 
 
 def number_tokens(layout: Layout) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
-    """For every token the number of its stretch, and of its response there: 0 in the prompt."""
+    """For every token the number of its stretch, and of its response in it (0: the prompt)."""
     pieces = [
         (number, part, length)
         for number, stretch in enumerate(layout)
@@ -75,7 +75,7 @@ def number_tokens(layout: Layout) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]
 
 
 def is_usable(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether FlexAttention takes these heads: rows of some length, on a GPU where it is right."""
+    """Whether FlexAttention is used for these heads: on a GPU, for long rows, if it is correct."""
     if query.device.type != "cuda" or query.shape[2] <= BLOCK:
         return False
     return _find_obstacle(query.shape[1], *key.shape[1::2], value.dtype, query.device) is None
@@ -85,7 +85,7 @@ def is_usable(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _find_obstacle(
     heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Try it once, and say what is wrong, if anything."""
+    """Try it once; returns what is wrong, if anything."""
     try:
         difference = try_flex(heads, groups, size, dtype, device)
     except (RuntimeError, ValueError, TypeError, ImportError) as error:
@@ -101,7 +101,7 @@ def _find_obstacle(
 
 
 def try_flex(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """How far a small random row and its gradients are from plain attention, at worst, relative."""
+    """Largest relative error of a small random row and its gradients against plain attention."""
     generator = torch.Generator().manual_seed(0)
     tokens = len(number_tokens(TRIAL)[0])
     query, key, value, weight = (

@@ -28,7 +28,7 @@ Layout = tuple[Stretch, ...]
 class Inputs:
     """Token ids and where each response ends, counting tokens over the rows laid end to end.
 
-    Either right-padded rows, one a response, or one packed row with its positions and layout.
+    Either right-padded rows, one per response, or one packed row with its positions and layout.
     """
 
     ids: Int[Tensor, "B T"]
@@ -38,7 +38,7 @@ class Inputs:
 
     @property
     def named(self) -> dict[str, Any]:
-        """What a model is fed."""
+        """The arguments of the model."""
         packed = {"position_ids": self.positions, "layout": self.layout} if self.layout else {}
         return {"input_ids": self.ids, "use_cache": False, **packed}
 
@@ -72,19 +72,19 @@ def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> 
 
 
 def common_beginning(rows: Sequence[Sequence[int]]) -> int:
-    """How many first tokens all rows have in common; every row keeps one of its own."""
+    """The length of the common beginning of all rows; each row keeps at least one own token."""
     columns = zip(*rows, strict=False)
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
     return min(common, min(map(len, rows)) - 1)
 
 
 def states(model: PreTrainedModel, inputs: Inputs) -> Float[Tensor, "T d"]:
-    """What the layers below the head give for every token, rows laid end to end."""
+    """The trunk's output for every token, rows laid end to end."""
     trunk: nn.Module = model.base_model
     found: Tensor = trunk(**inputs.named).last_hidden_state.flatten(0, 1)
     return found
 
 
 def last_tokens(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, " B"]:
-    """Where each right-padded row ends."""
+    """The place of the last token of each right-padded row."""
     return torch.arange(len(lengths), device=lengths.device) * width + lengths - 1

@@ -20,7 +20,7 @@ LONGEST = 256  # keys; the backward pass needs all scores, which in long rows wo
 
 
 def use_products(model: PreTrainedModel) -> None:
-    """Let a model attend in products, not by the fused kernel, where there is no GPU."""
+    """Switch a model to matrix products instead of the fused kernel, on CPUs."""
     if model.config._attn_implementation == "sdpa" and not torch.cuda.is_available():
         ALL_ATTENTION_FUNCTIONS.register(PRODUCTS, product_attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(PRODUCTS, sdpa_mask)

@@ -28,7 +28,7 @@ PADDING_AT_MOST = 1.2  # scores with padding, relative to those without
 class Block:
     """Stretches that are attended together, as places in the row; -1 stands for padding.
 
-    Padding takes what the row's first token holds: nobody sees it and nobody reads what it gets.
+    Padding holds the row's first token: no token attends to it, and its output is not read.
     """
 
     prompts: Int[Tensor, "B P"]
@@ -40,7 +40,7 @@ class Block:
 
     @cached_property
     def hidden(self) -> Bool[Tensor, "N Q M"]:
-        """What responses do not see: their own future, and padding before their prompt."""
+        """What responses may not see: their own future, and padding before their prompt."""
         own = future(self.own.shape[1], self.own.device)
         padding = self.shared < 0
         if not padding.any():
@@ -51,7 +51,7 @@ class Block:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How to attend a row, and where each of its tokens lies in what the blocks give."""
+    """The blocks of a row, and the place of each of its tokens in their joined outputs."""
 
     blocks: tuple[Block, ...]
     order: Int[Tensor, " T"]
@@ -64,7 +64,7 @@ def prefix_attention(
     layout: Layout,
     scale: float,
 ) -> Float[Tensor, "T H D"]:
-    """Attention in which everybody sees their prompt and themselves, up to their own place."""
+    """Causal attention in which each response sees its own prompt and itself."""
     plan = make_plan(layout, query.device)
     found: list[Tensor] = []
     for block in plan.blocks:
@@ -101,7 +101,7 @@ def _rows(x: Float[Tensor, "T H D"], places: Int[Tensor, "..."]) -> Float[Tensor
 
 @lru_cache(maxsize=2)
 def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
-    """Which stretches of a row go together; the same for every layer, forward and backward."""
+    """The blocks of a row, which are the same for every layer, forward and backward."""
     starts = [0, *accumulate(one.prompt + sum(one.responses) for one in layout)]
     blocks, order, done = [], torch.empty(starts[-1], dtype=torch.long), 0
     for numbers in alike(layout):
@@ -119,7 +119,7 @@ def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
 
 
 def alike(layout: Layout) -> list[list[int]]:
-    """Numbers of the stretches that go together, in all."""
+    """Groups of stretches that are attended together, by number."""
     found: list[list[int]] = []
     for number in sorted(range(len(layout)), key=lambda n: (layout[n].prompt, _longest(layout[n]))):
         if found and _is_cheap([layout[n] for n in (*found[-1], number)]):
