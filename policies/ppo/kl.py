@@ -123,7 +123,7 @@ def audit(
     """
     source = "adapter" if settings.holds_reference else "resident"
     score = reference_policy(
-        source, store, accelerator, tensor_parallel=settings.tensor_parallel > 1
+        source, store, accelerator, tensor_parallel=settings.parallel.tensor_parallel > 1
     )
     assert score is not None
     size = settings.batch.micro_batch_size

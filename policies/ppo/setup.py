@@ -133,7 +133,7 @@ def set_up(
     gathered_model = GatheredModel(plain, accelerator.device, sharding)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
     dp_rank, dp_size = (
-        number // settings.tensor_parallel
+        number // settings.parallel.tensor_parallel
         for number in (accelerator.process_index, accelerator.num_processes)
     )
     return Training(
@@ -213,11 +213,10 @@ def _build_models(
     settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, base: PreTrainedModel | None
 ) -> PolicyAndCritic:
     if base is None:
-        tensor_parallel = settings.tensor_parallel > 1
+        tensor_parallel = settings.parallel.tensor_parallel > 1
         policy = load_causal_lm(settings.model, tensor_parallel=tensor_parallel, trained=True)
-        alpha = 2 * settings.lora.rank
         if settings.lora.rank:
-            add_adapters(policy, settings.lora.rank, alpha, settings.seed)
+            add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
     else:
         policy = policy_on(base, settings)
         if settings.has_critic and settings.critic.model == "own":

@@ -111,7 +111,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     accelerator = start(settings.precision, settings.seed)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
-    require_even_split(settings, accelerator.num_processes // settings.tensor_parallel)
+    require_even_split(settings, accelerator.num_processes // settings.parallel.tensor_parallel)
     with training_stage(accelerator, "ppo", settings, inputs, room_for(settings)) as run:
         if run.is_done:
             return run.read_report()
@@ -161,7 +161,7 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
         accelerator,
         run.checkpoints,
         every_steps=settings.checkpoint.every,
-        every_minutes=settings.save_minutes,
+        every_minutes=settings.checkpoint.every_minutes,
         keep=settings.checkpoint.keep,
     )
     some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
@@ -316,7 +316,7 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
 def finish(training: Training, state: LoopState) -> None:
     """Save the policy, audit it and write the report."""
     accelerator, run = training.accelerator, training.run
-    is_tensor_parallel = training.settings.tensor_parallel > 1
+    is_tensor_parallel = training.settings.parallel.tensor_parallel > 1
     with training.gathered_model.gathered(training.model) as model:
         whole = full_state(accelerator, model.policy) if is_tensor_parallel else None
         if accelerator.is_main_process:
@@ -364,7 +364,7 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         samples,
         training.tokenizer,
         training.store,
-        tensor_parallel=settings.tensor_parallel > 1,
+        tensor_parallel=settings.parallel.tensor_parallel > 1,
     )
     history = read_metrics(training.run.metrics_file)
     return {

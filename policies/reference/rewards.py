@@ -71,7 +71,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     names = shards_of_rank(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}
     # the stage stays finished even if scoring fails
-    with watching(heartbeat_of(run, settings), settings.stall_timeout, _say):
+    with watching(heartbeat_of(run, settings), settings.parallel.stall_timeout, _say):
         scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
         scorer.score(run.outputs, mine)
         accelerator.wait_for_everyone()

@@ -12,6 +12,7 @@ from rlhf.parallel.settings import ClusterSettings
 
 FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
 ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
+PARALLEL = "parallel"  # the group that is shown among ON_CLUSTERS
 FIRST = "Settings"
 NO_DEFAULTS = ("False", "()", "{}", '""')
 CLUSTER = "Processes and clusters"
@@ -41,7 +42,7 @@ def _groups(settings: type[Any]) -> Iterator[tuple[str, str]]:
     types = get_type_hints(settings)
     for setting in fields(settings):
         group = types[setting.name]
-        if is_dataclass(group):
+        if is_dataclass(group) and setting.name != PARALLEL:
             yield setting.name.replace("_", "-"), (group.__doc__ or "").partition("\n\n")[0]
 
 
@@ -58,11 +59,11 @@ def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]
 
 
 def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
-    if not ON_CLUSTERS.isdisjoint(entry.names):
+    prefix = entry.names[0].removeprefix("--").partition(".")[0]
+    if prefix == PARALLEL or not ON_CLUSTERS.isdisjoint(entry.names):
         return CLUSTER
     if not {*FLAGS_OF_ALL, "--version"}.isdisjoint(entry.names):
         return LAST
-    prefix = entry.names[0].removeprefix("--").partition(".")[0]
     return prefix if prefix in groups else FIRST
 
 

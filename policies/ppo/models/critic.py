@@ -103,7 +103,7 @@ def new_critic(
         width = load_config(settings.model).get_text_config().hidden_size
         return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
     models = [name for name in settings.reward if is_model(name)]
-    tensor_parallel = settings.tensor_parallel > 1
+    tensor_parallel = settings.parallel.tensor_parallel > 1
     if models:
         folder = model_folder(models[0], "reward", "model")
         critic = load_reward_model(folder, tensor_parallel=tensor_parallel)
@@ -144,7 +144,7 @@ def fit_critic(
     """
     prompts = prompts[:MAX_ROWS]
     targets = warmup_targets(prompts, reference_rewards, settings)
-    parts = settings.tensor_parallel
+    parts = settings.parallel.tensor_parallel
     fitted, held_out = _moments(accelerator, model, prompts, targets, pad_id, parts)
     head = reward_head(model.critic)
     before = torch.cat([head.weight.detach()[0], model.value_bias[None]]).double()
