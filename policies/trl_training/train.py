@@ -36,7 +36,7 @@ from rlhf.run.watchdog import beat
 
 TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is half
 KEPT = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"}
-OLD_NAME = "`is_gradient_checkpointing` is deprecated"  # by which trl asks transformers
+OLD_NAME = "`(is_)?gradient_checkpointing"  # by which trl asks transformers
 NEVER = 0.0  # seconds: a run that stalls is not ended, `rlhf status` shows where it is
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
