@@ -266,6 +266,9 @@ class RewardSettings(ClusterSettings):
     """Seed of a fresh head and of the order of prompts."""
     seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
     """Train an ensemble, one model for each of these, such as 0,1,2."""
+    learning_curve: bool = False
+    """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
+    twice the labels would give; takes about twice the time."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32); weights stay
     float32."""
@@ -296,6 +299,12 @@ class RewardSettings(ClusterSettings):
             raise ConfigError(
                 f"--seeds {','.join(map(str, self.seeds))} does not name different models",
                 "Give two or more different seeds, such as 0,1,2, or one --seed.",
+            )
+        if self.seeds and self.learning_curve:
+            raise ConfigError(
+                "--learning-curve measures one model of each size, not an ensemble of "
+                f"{len(self.seeds)}",
+                "Leave --learning-curve or --seeds out.",
             )
         if self.objective.margin and self.loss != "bradley_terry":
             raise ConfigError(
