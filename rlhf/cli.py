@@ -144,10 +144,15 @@ def _run(tokens: list[str]) -> int:
 
 def _without_old_command(tokens: list[str]) -> list[str]:
     """`rlhf annotate --prioritise`, which is a command of its own now, under its new name."""
-    if tokens[:1] != ["annotate"] or "--prioritise" not in tokens:
+    flag = "--prioritise"
+    given = [word for word in tokens if word.partition("=")[0] == flag]
+    if tokens[:1] != ["annotate"] or not given:
         return tokens
-    errors.print("rlhf annotate --prioritise is now: rlhf prioritize")
-    return ["prioritize", *(word for word in tokens[1:] if word != "--prioritise")]
+    rest = [word for word in tokens[1:] if word not in given]
+    if given[-1].lower() in (f"{flag}=false", f"{flag}=0", f"{flag}=no"):
+        return ["annotate", *rest]
+    errors.print(f"rlhf annotate {flag} is now: rlhf prioritize")
+    return ["prioritize", *rest]
 
 
 def _how_to_go_on(tokens: list[str]) -> str:
@@ -261,6 +266,12 @@ def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: 
     types = get_type_hints(settings)
     for key, value in values.items():
         name = str(key).replace("-", "_")
+        if name in getattr(settings, "COMMANDS_NOW", {}):
+            command = settings.COMMANDS_NOW[name]
+            raise ConfigError(
+                f"{key} in {source} is a command of its own now: rlhf {command}",
+                f"Delete the line and type: rlhf {command} --config {source}",
+            )
         if name not in known:
             hint = did_you_mean(name, [*known, *old_names(settings)], prefix)
             raise ConfigError(

@@ -46,7 +46,6 @@ MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 SPEED_KINDS = ("trl", "pairs", "groups", "prompts", "packed")
 ACCURACY_KINDS = ("trl", "packed")
 REPEATS = (1, 2, 4)
-PROMPTS_PER_STEP = 4
 LARGEST_LOSS_DIFFERENCE = 0.02  # bf16
 SEEDS = (0, 1, 2)
 RESAMPLES = 2000
@@ -71,7 +70,8 @@ def wrap(model: Any, kind: str, tokens: int) -> "TrainState":
     shared = kind in ("prompts", "packed")
     if shared and (obstacle := share_prompts(module.classifier)):
         raise SystemExit(f"prompts cannot be shared: {obstacle}")
-    optimizer = AdamW(module.parameters(), lr=0.0, weight_decay=0.0, fused=True)
+    trained = [one for one in module.parameters() if one.requires_grad]
+    optimizer = AdamW(trained, lr=0.0, weight_decay=0.0, fused=True)
     prepared, optimizer = accelerator.prepare(module, optimizer)
     budget = 1 if kind == "prompts" else tokens
     return TrainState(accelerator, prepared, optimizer, 0, budget, Objective(), shared)
@@ -86,14 +86,14 @@ def run_ours(lines: list[Line], held_out: list[Line], arguments: argparse.Namesp
     state = wrap(load_model(arguments), kind, arguments.tokens)
     groups = build_groups(lines, arguments, apart=kind == "pairs")
     loss = first_loss(state, build_groups(lines[:LOSS_PROMPTS], arguments, apart=kind == "pairs"))
-    per_step = round(PROMPTS_PER_STEP * len(groups) / len(lines))
+    per_step = round(arguments.prompts_per_step * len(groups) / len(lines))
     order = epoch_order(len(groups), arguments.seed, 0)
     began = time.perf_counter()
     for first in range(0, len(groups), per_step):
         chosen = [groups[number] for number in order[first : first + per_step]]
         take_step(state, chosen, arguments.learning_rate)
     seconds = time.perf_counter() - began
-    real, total = count_tokens(state, groups)
+    real, total = count_tokens(state, groups, arguments.prompts_per_step)
     found = {"loss": loss, "seconds": seconds, "real_tokens": real / total, "tokens": total}
     return found | judge(state, held_out, arguments)
 
@@ -117,14 +117,14 @@ def first_loss(state: "TrainState", groups: "list[Group]") -> float:
     return total / number
 
 
-def count_tokens(state: "TrainState", groups: "list[Group]") -> tuple[int, int]:
+def count_tokens(state: "TrainState", groups: "list[Group]", per_step: int) -> tuple[int, int]:
     """Tokens that are not padding, and all that the forward passes of an epoch see."""
     from reward.data.batches import lay_out, num_tokens
     from reward.step import my_passes
 
     real = total = 0
-    for first in range(0, len(groups), PROMPTS_PER_STEP):
-        for part in my_passes(state, groups[first : first + PROMPTS_PER_STEP]):
+    for first in range(0, len(groups), per_step):
+        for part in my_passes(state, groups[first : first + per_step]):
             real += sum(num_tokens(group, shared=state.shared) for group in part)
             total += lay_out(part, state.pad_id, shared=state.shared).ids.numel()
     return real, total
@@ -157,7 +157,7 @@ def run_trl(lines: list[Line], held_out: list[Line], arguments: argparse.Namespa
         for g in groups
     ]
     per_pass = pairs_per_pass(build_groups(lines, arguments, apart=False), arguments.tokens)
-    pairs_per_step = PROMPTS_PER_STEP * len(groups) / len(lines)
+    pairs_per_step = arguments.prompts_per_step * len(groups) / len(lines)
     first_pairs = len(build_groups(lines[:LOSS_PROMPTS], arguments, apart=True))
     with tempfile.TemporaryDirectory() as folder:
         config = RewardConfig(
@@ -199,7 +199,7 @@ def mean_loss_of_trl(trainer: Any, pairs: int) -> float:
     total, number = 0.0, 0
     trainer.model.train()
     for batch in trainer.get_eval_dataloader(trainer.train_dataset.select(range(pairs))):
-        with trainer.compute_loss_context_manager():
+        with trainer.accelerator.autocast(), trainer.compute_loss_context_manager():
             loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
         loss.backward()
         size = len(batch["input_ids"]) // 2
@@ -209,10 +209,17 @@ def mean_loss_of_trl(trainer: Any, pairs: int) -> float:
 
 
 def load_model(arguments: argparse.Namespace) -> Any:
-    """The same model with the same head for everybody."""
+    """The same model with the same head, and adapters if any, for everybody."""
+    import torch
+
+    from rlhf.modeling.adapters import add_adapters
     from rlhf.modeling.models import new_reward_model
 
-    model = new_reward_model(arguments.model, 0, arguments.seed)
+    rank = arguments.lora_rank
+    dtype = torch.bfloat16 if rank else torch.float32
+    model = new_reward_model(arguments.model, 0, arguments.seed, dtype)
+    if rank:
+        add_adapters(model, rank, 2 * rank, arguments.seed)
     if arguments.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model
@@ -241,7 +248,7 @@ def measure(arguments: argparse.Namespace, **changes: Any) -> Line:
     """Run one kind in a fresh process."""
     settings = {**vars(arguments), **changes}
     names = ("kind", "model", "data", "prompts", "held_out", "repeat", "seed", "tokens")
-    names += ("prompt_tokens", "response_tokens", "learning_rate")
+    names += ("prompt_tokens", "response_tokens", "learning_rate", "lora_rank", "prompts_per_step")
     given = [(name, settings[name]) for name in names if settings[name] is not None]
     flags = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
     flags += ["--gradient-checkpointing"] if arguments.gradient_checkpointing else []
@@ -349,9 +356,11 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(SPEED_KINDS), help="the runs of `speed`")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--gradient-checkpointing", action="store_true", help="of both")
+    parser.add_argument("--lora-rank", type=int, default=0, help="train adapters; 0: all weights")
     parser.add_argument("--data", help="judgements; random words when not given")
     parser.add_argument("--prompts", type=int, default=16, help="to train on")
     parser.add_argument("--held-out", type=int, default=64, help="to measure accuracy on")
+    parser.add_argument("--prompts-per-step", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=10_000, help="cut prompts there")
     parser.add_argument("--response-tokens", type=int, default=10_000, help="cut responses there")
     parser.add_argument("--tokens", type=int, default=2048, help="in one forward pass of ours")

@@ -20,7 +20,7 @@ Pair = tuple[Prompt, Response, Response]
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
-    """What one person said of a pair: the share of the second response, 1, ½ (a tie) or 0."""
+    """One person's vote on a pair: 1 for the second response, ½ for a tie, 0 for the first."""
 
     prompt_id: str
     annotator: str
@@ -64,9 +64,9 @@ def are_queued(store: Store, pairs: Iterable[Pair]) -> bool:
 
 
 def read_votes(store: Store, pairs: Iterable[Pair]) -> list[Vote]:
-    """What people said of these pairs; a ranking that leaves one response out is no vote.
+    """People's votes on these pairs; rankings that leave one response out are not votes.
 
-    Nor is a lead's decision, made with the votes in view.
+    Leads' decisions are left out: a lead sees the votes before deciding.
     """
     votes = []
     for pair in pairs:

@@ -38,7 +38,7 @@ def check_password(password: str, stored: str) -> bool:
     cost, salt, digest = _parse(stored)
     found = _scrypt(password, salt, cost)
     if cost == FIRST_COST and COST.n > cost.n:
-        # The rest of the usual time, or a quick answer would tell that somebody has this name.
+        # Spend the rest of the usual time: a quick answer would reveal that the name exists.
         _scrypt(password, salt, cost._replace(p=COST.n // cost.n - 1))
     return hmac.compare_digest(found, digest)
 

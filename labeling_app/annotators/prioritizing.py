@@ -48,7 +48,7 @@ def prioritize(
         by: what makes a task worth ranking.
         random_share: at least this share of the first n tasks is drawn at random, for every n.
         most: how many open tasks to look at, drawn at random if there are more.
-        seed: of what is drawn.
+        seed: random seed.
 
     Raises:
         InputError: no task is open.
@@ -109,7 +109,7 @@ def _read(
 
 
 class _Known:
-    """What is known of the head's weights: first their spread at the start, then every pair."""
+    """The covariance of the head's weights: at the start, then after every ranked pair."""
 
     def __init__(self) -> None:
         self.precision: Array = np.zeros((0, 0))
@@ -141,7 +141,7 @@ def _batches(records: Iterator[RankedPrompt]) -> Iterator[list[RankedPrompt]]:
 
 
 def _ranked_pairs(record: RankedPrompt, place: dict[str, int]) -> list[list[int]]:
-    """Every pair that a person or a judge has put in some order, ties included, once."""
+    """Every pair that a person or a judge has ranked, ties included; each pair once."""
     pairs: set[tuple[int, int]] = set()
     for ranking in record.rankings:
         ids = sorted(place[i] for tier in ranking.tiers for i in tier)
@@ -155,6 +155,6 @@ def _score(tasks: list[_Task], covariance: Array, by: Method) -> dict[int, float
         return {task.id: pair_entropy(task.rewards) for task in tasks}
     if by == "fisher":
         rows = [information(task.rewards, task.features) for task in tasks]
-        # Picks come in the order of their choice, and gains only shrink along it.
+        # Gains can only shrink from one pick to the next.
         return {tasks[place].id: found for place, found in choose_one_by_one(rows, covariance)}
     return {t.id: largest_plausible_gap(t.rewards, t.features, covariance) for t in tasks}

@@ -24,10 +24,10 @@ def queue_round(
     chosen: Sequence[Chosen],
     settings: dict[str, Any],
 ) -> dict[str, int]:
-    """Queue the chosen prompts, before all that waits, and note which policy this round sampled.
+    """Queue the chosen prompts before all other tasks, and record this round's policy.
 
-    Running again with the same policy adds to its round only what is new; what is kept of the round
-    stays as it was.
+    Running it again with the same policy adds only new prompts; what is stored of the round stays
+    as it is.
 
     Args:
         store: the database.
@@ -61,7 +61,7 @@ def queue_round(
 
 
 def rounds(store: Store) -> dict[int, dict[str, Any]]:
-    """By number, what each round sampled and with what: as `queue_round` was told."""
+    """Every round by number: the inputs and settings that `queue_round` was given."""
     return all_rounds(store.connections)
 
 
@@ -75,7 +75,7 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
     if row is None:
         raise InputError(
             f"There is no ranking {ranking_id} in {store.connections.path}",
-            "The ids stand in an export: rlhf export --db DB --out DIR",
+            "The ids are in an export: rlhf export --db DB --out DIR",
         )
     numbers = {content["policy"]["hash"]: number for number, content in rounds(store).items()}
     tiers = json.loads(row["tiers"])

@@ -89,7 +89,7 @@ class Users:
         return [_user(row) for row in all_users(self.connections)]
 
     def set_disabled(self, name: str, *, disabled: bool) -> None:
-        """Shut somebody out and sign them out everywhere, or let them in again.
+        """Disable a user and sign them out everywhere, or enable them again.
 
         Raises:
             InputError: no such user.
@@ -105,7 +105,7 @@ class Users:
         self._change(name, password=_hashed(password))
 
     def end_sessions(self, name: str) -> None:
-        """Sign somebody out everywhere: no cookie given so far is worth anything from now on.
+        """Sign somebody out everywhere: all cookies given so far become invalid.
 
         Raises:
             InputError: no such user.
@@ -114,9 +114,7 @@ class Users:
 
     def _change(self, name: str, **columns: Any) -> None:
         if not change_user(self.connections, name, **columns):
-            raise InputError(
-                f"There is no user {name!r}", "See who there is: rlhf users list --db DB"
-            )
+            raise InputError(f"There is no user {name!r}", "See all users: rlhf users list --db DB")
 
     def sign_in(self, name: str, password: str) -> SignIn:
         """Check a password, as slowly for a name that nobody has. `sign_in.py` counts attempts."""
@@ -127,10 +125,10 @@ class Users:
         if is_disabled:
             return SignIn(problem="This account is disabled. Ask your lead.")
         if is_outdated(hashed):
-            # Where an import holds the file for long, the next sign-in renews it.
+            # If an import is writing for long, the next sign-in renews it.
             with suppress(sqlite3.OperationalError):
                 renew_password(self.connections, name, hashed, hash_password(password))
-        # Checking takes time: a password that is reset meanwhile ends this session, too.
+        # Checking takes time: if the password is reset meanwhile, this session ends, too.
         user = self.get(name)
         return SignIn(user=user and replace(user, epoch=epoch))
 

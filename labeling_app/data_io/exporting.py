@@ -75,7 +75,7 @@ class _Names:
 
 
 def pseudonym(secret: str, name: str) -> str:
-    """A name for exports that stays the same and gives nothing away without the database."""
+    """A name for exports that stays the same and reveals nothing without the database."""
     digest = hmac.new(secret.encode(), f"pseudonym:{name}".encode(), hashlib.sha256)
     return f"person-{digest.hexdigest()[:8]}"
 
@@ -137,9 +137,9 @@ def _nothing_in(format: Format) -> tuple[str, str]:
         problem = "Nobody has edited an answer, so there are no demonstrations"
         return problem, "Ask and edit some first: rlhf label --db DB --model MODEL"
     if format == "kto":
-        problem = "The rankings hold ties only and there are no thumbs: kto would have no rows"
+        problem = "All rankings are ties, and there are no thumbs: format kto would have no rows"
     else:
-        problem = f"The rankings hold ties only, or thumbs: format {format} would have no rows"
+        problem = f"All rankings are ties or thumbs: format {format} would have no rows"
     return problem, "Export with --format ranked, which keeps everything, or rank more."
 
 
@@ -184,7 +184,7 @@ def _conversational_rows(record: RankedPrompt) -> Iterator[JsonObject]:
 
 
 def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
-    """HH-RLHF strings. They know no system turn: its text leads the first human turn."""
+    """HH-RLHF strings. They have no system turn: its text precedes the first human turn."""
     names = {"system": "Human", "user": "Human", "assistant": "Assistant"}
     text = ""
     after_system = False

@@ -24,7 +24,7 @@ def require_bounded(value: JsonObject) -> None:
     """
     if len(value) > MAX_FIELDS:
         raise InputError(
-            f"A line of {len(value):,} fields", f"Give the {MAX_FIELDS} that matter, or fewer."
+            f"The line has {len(value):,} fields", f"Keep at most {MAX_FIELDS} of them."
         )
     for name, found in value.items():
         if isinstance(found, list | dict) and len(found) > MAX_VALUES:

@@ -140,9 +140,9 @@ def _check(
     num_ranked = sum(len(tier) for ranking in rankings for tier in ranking.tiers)
     if purpose not in ("gold", "training") or num_ranked < 2 or len(rankings) != 1:
         raise InputError(
-            f"A line with purpose {purpose!r} whose tiers name {num_ranked} of {len(responses)} "
-            "responses is no check",
-            'Give "purpose": "gold" or "training", responses, and "tiers" of two or more of them.',
+            f"purpose is {purpose!r}, and tiers name {num_ranked} of {len(responses)} responses",
+            'A check has "purpose": "gold" or "training", and an order of two or more responses as '
+            '"tiers".',
         )
     known: CheckPurpose = purpose
     return known
@@ -272,7 +272,7 @@ def _same_start(
 ) -> tuple[tuple[Message, ...], tuple[str, str]]:
     if chosen[:-1] != rejected[:-1] or not chosen[:-1] or len(chosen) != len(rejected):
         raise UnusableContentError(
-            "chosen and rejected are not two answers to one conversation",
+            "chosen and rejected do not answer the same conversation",
             "They must have the same turns except for the last one.",
         )
     return chosen[:-1], (chosen[-1].content, rejected[-1].content)
@@ -286,7 +286,7 @@ def _hh_turns(text: str) -> tuple[Message, ...]:
 
 
 def _split_common_start(chosen: str, rejected: str) -> tuple[tuple[Message, ...], tuple[str, str]]:
-    """An implicit prompt is what both texts begin with, as trl's `extract_prompt` has it."""
+    """The implicit prompt: what both texts begin with, as in trl's `extract_prompt`."""
     length = 0
     while length < min(len(chosen), len(rejected)) and chosen[length] == rejected[length]:
         length += 1

@@ -25,7 +25,7 @@ from rlhf.records.jsonl import BadLineError, parse_line
 
 OnError = Literal["few", "skip", "stop"]
 SHOWN_ERRORS = 5
-FEW = 100  # one bad line in so many is no longer few
+FEW = 100  # fewer than one bad line in this many are few
 Placed = tuple[str, Entry]
 
 
@@ -51,9 +51,9 @@ class Report:
 
 
 def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, part: Part) -> Report:
-    """Bring what a file holds into a database; what is there already stays as it is.
+    """Import a file into a database; rows that exist already stay as they are.
 
-    A file that cannot be read from its first lines on leaves no new database behind.
+    If its first lines cannot be read, no new database is created.
 
     Args:
         path: a JSON Lines, Parquet or CSV file, a folder, or a name of the hub.
@@ -66,7 +66,7 @@ def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, par
     Raises:
         BadLineError: a bad line, unless it is left out.
         InputError: a file that cannot be read, or one without a single good line.
-        InterruptedRunError: another import is under way, or the disk is full.
+        InterruptedRunError: another import is running, or the disk is full.
     """
     report = Report()
     named = defaults if defaults.source else replace(defaults, source=_source_name(path))
@@ -136,8 +136,8 @@ def _named(place: str, on_error: OnError, report: Report) -> Iterator[None]:
         if not is_left_out:
             raise BadLineError(
                 problem,
-                f"{error.remedy} Nothing of the file was stored; --on-error skip leaves bad lines "
-                "out.",
+                f"{error.remedy} Nothing of the file was stored. To leave out bad lines, add "
+                "--on-error skip.",
             ) from None
         report.bad_lines += 1
         if len(report.first_bad) < SHOWN_ERRORS:
@@ -149,8 +149,8 @@ def _require_good_lines(path: Path, num_good: int, on_error: OnError, report: Re
         raise InputError(
             f"{path}: {report.bad_lines} of {report.lines} lines hold nothing to judge, the first: "
             f"{report.first_bad[0]}",
-            f"Fewer than 1 in {FEW} would be left out. Nothing of the file was stored; "
-            "--on-error skip leaves bad lines out.",
+            f"They are left out only if they are fewer than 1 in {FEW}. Nothing of the file was "
+            "stored. To leave out all bad lines, add --on-error skip.",
         )
     if not num_good:
         reason = "no good line" if report.bad_lines else "no line"

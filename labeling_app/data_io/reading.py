@@ -198,7 +198,7 @@ def _num_characters(value: Any) -> int:
 def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
     """Turn the errors of libraries that read a file into one that names the file and the place.
 
-    They check little of what they read, so that a broken file ends in errors of many types.
+    They check little of what they read, so a broken file can raise errors of many types.
     """
     import pyarrow as pa
     from datasets.exceptions import DatasetsError
@@ -235,7 +235,7 @@ def _saved_parts(folder: Path) -> dict[str, Any]:
     loaded = load_from_disk(str(folder))
     parts = loaded if isinstance(loaded, DatasetDict) else {"": loaded}
     for rows in parts.values():
-        rows.data.validate(full=True)  # or broken offsets would be followed out of the memory
+        rows.data.validate(full=True)  # broken offsets would lead outside of the data
     return dict(parts)
 
 
@@ -256,7 +256,8 @@ def _built_parts(path: Path, part: Part) -> dict[str, Any]:
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in BUILDERS:
         raise InputError(
-            f"{path} holds files of kind {kind}", "Known are JSON Lines, CSV, Parquet and Arrow."
+            f"{path} holds files of kind {kind}",
+            "rlhf import reads JSON Lines, CSV, Parquet and Arrow.",
         )
     if kind == "csv":  # NA and None are text
         builder = load_dataset_builder(str(path), part.config_name or None, na_filter=False)
@@ -267,7 +268,7 @@ def _built_parts(path: Path, part: Part) -> dict[str, Any]:
 
 
 def _chosen(parts: dict[str, Any], path: Path, part: Part) -> dict[str, Any]:
-    """The part that was asked for, or all where their names say what they are for."""
+    """The part that was asked for; by default all, if they are called train and test."""
     if part.data_split:
         if part.data_split not in parts:
             names = ", ".join(name for name in parts if name)
@@ -279,7 +280,7 @@ def _chosen(parts: dict[str, Any], path: Path, part: Part) -> dict[str, Any]:
     unknown = next((name for name in parts if name and name not in SPLIT_NAMES), None)
     if unknown is not None:
         raise InputError(
-            f"{path} has a split {unknown!r}; only train and test say what they are for",
-            f"Import it by itself: --data-split {unknown} with --split train or --split test.",
+            f"{path} has a split {unknown!r}, which is neither train nor test",
+            f"Say what it is for: --data-split {unknown} with --split train or --split test.",
         )
     return parts

@@ -15,7 +15,7 @@ from rlhf.errors import InputError
 
 
 def make_token(store: Store, name: str) -> str:
-    """A new token for a program; one it had before is worth nothing from now on.
+    """A new token for a program; its earlier token becomes invalid.
 
     Raises:
         InputError: the name is a person's, a judge's or a signal's, or cannot be a name.
@@ -34,13 +34,15 @@ def make_token(store: Store, name: str) -> str:
 
 
 def revoke_token(store: Store, name: str) -> None:
-    """Shut a program out; its feedback stays.
+    """Withdraw a program's token; its feedback stays.
 
     Raises:
         InputError: no program of that name has a token.
     """
     if not delete_token(store.connections, name):
-        raise InputError(f"No program {name!r} has a token", "See who has: rlhf users list --db DB")
+        raise InputError(
+            f"No program {name!r} has a token", "See which have: rlhf users list --db DB"
+        )
 
 
 def programs(store: Store) -> list[str]:

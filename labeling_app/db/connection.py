@@ -73,7 +73,7 @@ class Connections:
             if busy := diagnose(error):
                 raise busy from None
             raise unusable_database(path, error) from None
-        # Kept open: SQLite removes its log with the last connection, which the watch would notice.
+        # Kept open: SQLite removes its log with the last connection, which the watch would report.
         self._first = self.db
         self._watch = FileWatch(self._file)
 
@@ -185,7 +185,7 @@ class Connections:
 
 
 def _choose_wal(db: Database) -> None:
-    """Keep the journal beside the file; SQLite does not wait here where two open a new one."""
+    """Use write-ahead logging; SQLite does not wait here if two programs open a new file."""
     give_up = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:

@@ -237,7 +237,7 @@ class TaskQueue:
             _, shown = given_task(db, task_id, annotator)
             old = ranking_in_task(db, task_id, annotator)
             old = old or ranking_in_task(db, task_id, annotator, live=0)
-            # Work that was begun again and left keeps its own draft.
+            # A task that was reopened and left keeps its draft.
             stands = state_of(db, task_id, annotator) == "done"
             if old and (stands or read_draft(db, task_id, annotator) is None):
                 write_draft(db, task_id, annotator, ranking_as_draft(old, shown))
@@ -284,7 +284,7 @@ def _to_ranking(
     again = "Reload the page and rank it again."
     if not fits or len(submission.strengths) not in (0, len(submission.tiers) - 1):
         raise InputError(f"The ranking does not fit its {len(shown)} responses", again)
-    # Before a `Ranking` says so, in ids that hash the names of models.
+    # A `Ranking` would refuse this, too, but name response ids, which hash the models' names.
     if len(set(positions)) < len(positions) or not all(submission.tiers):
         raise InputError("A response is in two tiers, or a tier is empty", again)
     named = tuple(f"{flag}@{shown[position]}" for position, flag in submission.response_flags)

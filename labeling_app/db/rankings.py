@@ -88,7 +88,7 @@ def retire(db: Database, ranking_ids: Iterable[str]) -> None:
 
 
 def retire_outside_tasks(db: Database, prompt_id: str, annotator: str) -> None:
-    """Retire what an annotator has said of a prompt other than in a task of the board."""
+    """Retire an annotator's rankings of a prompt that belong to no task of the board."""
     db.execute(
         "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ?"
         f" AND live = 1 AND task_id IS NULL AND {SHOWN}",
@@ -99,7 +99,7 @@ def retire_outside_tasks(db: Database, prompt_id: str, annotator: str) -> None:
 def retire_all_but(
     db: Database, prompt_id: str, annotator: str, ranking_ids: Iterable[str]
 ) -> None:
-    """Let these stand of what an annotator has said of a prompt, retired ones too."""
+    """Make these, retired or not, an annotator's only live rankings of a prompt."""
     db.execute(
         "UPDATE rankings SET live = 0 WHERE prompt_id = ? AND annotator = ? AND live = 1"
         f" AND {SHOWN}",

@@ -208,7 +208,7 @@ class Store:
     ) -> Iterator[RankedPrompt]:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
-        Answers to checks and votes on pairs of an evaluation are none: what tests must not train.
+        Answers to checks and votes on pairs of an evaluation are left out: they are for testing.
         Where a lead has settled a task, the lead's ranking, flagged `adjudicated`, stands instead
         of those it settles, unless particular annotators are asked for.
 
@@ -241,7 +241,7 @@ class Store:
         return dict(self.connections.db.execute(query).fetchall())
 
     def add_rubric(self, text: str) -> str:
-        """Keep a rubric and return its version, which follows from its text."""
+        """Store a rubric and return its version, a hash of its text."""
         version = text_hash(text)
         with self.connections.write() as db:
             values = [version, text, time.time()]

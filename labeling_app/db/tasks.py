@@ -1,7 +1,7 @@
-"""A task's life: one prompt and the responses to rank together, from its making to its last change.
+"""Tasks: one prompt and the responses to rank together.
 
 Every row of `tasks` is made and changed here. `tasks.open` is how many more people a task wants,
-`round_id` the round that chose it, and `reason` an explanation for people, which nothing reads.
+`round_id` the round that chose it, and `reason` an explanation for people, which no code reads.
 """
 
 import json
@@ -16,7 +16,7 @@ from labeling_app.db.connection import SHOWN, Connections, dump, read_setting
 Purpose = Literal["rank", "compare", "gold", "repeat", "training"]
 CheckPurpose = Literal["gold", "training"]
 KNOWN_ANSWER = "purpose IN ('gold', 'training')"
-# Open to everybody and chosen by nobody: what may be put in another order.
+# Tasks that may be reordered: open to everybody, and not chosen by a round.
 TO_PRIORITIZE = "open > 0 AND only_for IS NULL AND purpose = 'rank' AND round_id IS NULL"
 EVERYBODY = 1_000_000
 
@@ -135,17 +135,17 @@ def decision_task(db: Database, task_id: int, lead: str) -> int | None:
 
 
 def change_open(db: Database, task_id: int, by: int) -> None:
-    """Want that many more people for a task, fewer where negative."""
+    """Change how many more people a task wants."""
     db.execute("UPDATE tasks SET open = open + ? WHERE id = ?", [by, task_id])
 
 
 def want_one_more(db: Database, task_id: int) -> None:
-    """Want one person on top of the overlap, which happens once in a task's life."""
+    """Ask for one person beyond the overlap, at most once per task."""
     db.execute("UPDATE tasks SET extra = 1, open = open + 1 WHERE id = ?", [task_id])
 
 
 def change_overlap(db: Database, overlap: int) -> None:
-    """Let that many people rank each ordinary task that there is."""
+    """Set how many people rank each ordinary task that exists."""
     db.execute(
         "UPDATE tasks SET open = open + :n - overlap, overlap = :n"
         " WHERE overlap <> :n AND purpose = 'rank' AND only_for IS NULL",
@@ -154,7 +154,7 @@ def change_overlap(db: Database, overlap: int) -> None:
 
 
 def finished_without_extra(db: Database) -> list[int]:
-    """Tasks of several people that want nobody any more, and never wanted one more."""
+    """Finished tasks of several people for which no extra person was asked."""
     query = "SELECT id FROM tasks WHERE overlap > 1 AND open = 0 AND extra = 0"
     return [row[0] for row in db.execute(query).fetchall()]
 
@@ -178,7 +178,7 @@ def set_priorities(connections: Connections, order: Sequence[tuple[int, str]]) -
 
 
 def waiting_tasks(db: Database) -> list[int]:
-    """Everything that wants people, in the order of the queue."""
+    """The tasks that still want people, in the order of the queue."""
     query = "SELECT id FROM tasks WHERE open > 0 ORDER BY priority DESC, id"
     return [row[0] for row in db.execute(query)]
 

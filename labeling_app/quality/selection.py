@@ -82,8 +82,8 @@ def choose_one_by_one(
 ) -> list[tuple[int, float]]:
     """(task, gain) in the order in which each adds most to those before; after `most`, as it is.
 
-    A gain can only shrink as more is known, so a task that still leads with its gain counted anew
-    is the best of all.
+    A gain can only shrink as more is known, so a task whose recomputed gain is still the largest is
+    the best of all.
     """
     heap = [(-gain(rows, covariance), task) for task, rows in enumerate(tasks)]
     heapify(heap)

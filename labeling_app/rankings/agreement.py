@@ -1,9 +1,10 @@
 """Agreement between rankings, position bias and length bias: pure functions of tiers.
 
-A ranking is `tiers`: lists of response ids, best first; one list, one tie. A pair of responses
-counts only where both rankings hold both. Agreement on a pair: the same verdict 1, a tie against a
-preference 1/2, opposite preferences 0. Published anchors for plain pairs: 72.6 % between labelers
-and 77.3 % with researchers (InstructGPT, arXiv 2203.02155), 63 % (HH, arXiv 2204.05862).
+A ranking is `tiers`: lists of response ids, best first; the responses in one list tie. A pair of
+responses counts only where both rankings contain both. Agreement on a pair is 1 for the same
+verdict, 1/2 for a tie against a preference, 0 for opposite preferences. Published figures for
+pairs: 72.6 % between labelers and 77.3 % with researchers (InstructGPT, arXiv 2203.02155), 63 %
+(HH, arXiv 2204.05862).
 """
 
 from collections.abc import Sequence

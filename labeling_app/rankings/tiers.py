@@ -1,4 +1,4 @@
-"""Scores and judged pairs as tiers: positions of responses, best first; one tier, one tie."""
+"""Scores and judged pairs as tiers: positions of responses, best first; those in one tier tie."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ def judgments_of_pairs(pairs: Any, num_responses: int) -> list[Tiers]:
     """Pair judgments [i, j, "first" | "second" | "tie"] as rankings.
 
     When they cover every pair and fit one order, ties included, that order is the one ranking.
-    Otherwise each pair stays a ranking of its own two responses: people are intransitive, and no
-    order would say what they said. So it is where one pair got two different answers.
+    Otherwise each pair stays a ranking of its own two responses: judgments can be intransitive, and
+    then no order expresses them. The same holds if one pair got two different answers.
 
     Raises:
         InputError: a pair is malformed.

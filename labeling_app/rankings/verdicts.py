@@ -34,7 +34,7 @@ def pick(ids: Sequence[str], choice: int | str) -> tuple[Tiers, tuple[str, ...]]
         return (tuple(ids),), (ALL_BAD,) if choice == ALL_BAD else ()
     if isinstance(choice, bool) or not isinstance(choice, int) or not 0 <= choice < len(ids):
         raise InputError(
-            f"{choice!r} is no choice among {len(ids)} responses",
+            f"{choice!r} is not a choice among {len(ids)} responses",
             f"Give a position from 0 to {len(ids) - 1}, or {TIE!r}, or {ALL_BAD!r}.",
         )
     rest = tuple(ids[:choice]) + tuple(ids[choice + 1 :])
@@ -52,9 +52,9 @@ def subject(ranking: Ranking) -> tuple[str, frozenset[str]]:
 def labels(rankings: Sequence[Ranking]) -> Iterator[tuple[str, bool]]:
     """Which responses are good and which bad, as KTO wants it: (response id, good).
 
-    A thumb is such a label. A ranking calls its best tier good and its worst bad, all bad if it
-    says so, and the middle nothing; about a response that the same annotator gave a thumb, the
-    thumb speaks alone. An edit is good; that the original could be better does not make it bad.
+    A thumb is such a label. In a ranking the best tier is good and the worst bad (all tiers, if it
+    is flagged all-bad), and those between have no label. If the same annotator gave a response a
+    thumb, only the thumb counts. An edited text is good; its original is not therefore bad.
     """
     thumbed = {(r.annotator, i) for r in rankings for i, _ in find_thumbs(r)}
     for ranking in rankings:

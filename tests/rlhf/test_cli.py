@@ -160,14 +160,28 @@ def test_help_shows_settings_by_group_and_an_example_last(probe, capsys) -> None
     assert shown.split("Example:")[1].strip() == "rlhf probe --model m"
 
 
-def test_the_old_way_to_order_the_queue_names_the_new_one(capsys) -> None:
+@pytest.mark.parametrize("flag", ["--prioritise", "--prioritise=true", "--prioritise=True"])
+def test_the_old_way_to_order_the_queue_names_the_new_one(flag, capsys) -> None:
     words = ["--db", "d", "--reward", "r", "--dry-run"]
     assert cli.main(["prioritize", *words]) == 0
     wanted = capsys.readouterr().out
-    assert cli.main(["annotate", "--prioritise", *words]) == 0
+    assert cli.main(["annotate", flag, *words]) == 0
     shown = capsys.readouterr()
     assert shown.out == wanted
     assert shown.err == "rlhf annotate --prioritise is now: rlhf prioritize\n"
+
+
+def test_the_old_way_to_order_the_queue_switched_off_or_in_a_file(tmp_path, capsys) -> None:
+    words = ["--db", "d", "--annotator", "signal:a:b", "--dry-run"]
+    assert cli.main(["annotate", "--prioritise=false", *words]) == 0
+    file = tmp_path / "old.yaml"
+    file.write_text("db: d\nprioritise: true\nreward: r\n")
+    capsys.readouterr()
+    assert cli.main(["annotate", "--annotator", "judge", "--config", str(file)]) == 2
+    assert " ".join(capsys.readouterr().err.split()) == (
+        f"error prioritise in {file} is a command of its own now: rlhf prioritize "
+        f"Delete the line and type: rlhf prioritize --config {file}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ LINES = {
     ),
     "100,000 fields": (
         {"prompt": "a", **dict.fromkeys(map(str, range(100_000)))},
-        "A line of 100,001 fields",
+        "The line has 100,001 fields",
     ),
     "a million responses": (
         {"prompt": "a", "responses": ["b"] * 1_000_000},
@@ -84,7 +84,7 @@ LINES = {
     ),
     "a purpose that is a list": (
         {"prompt": "a", "responses": ["b", "c"], "tiers": [[0], [1]], "purpose": ["gold"]},
-        "A line with purpose ['gold']",
+        "purpose is ['gold']",
     ),
 }
 

@@ -2,7 +2,7 @@
 
 Training tasks come first, the others at random; on the board they look like all other tasks. Their
 rankings are compared with the known answer and never exported. Only leads see the scores, and
-nobody is locked out by them.
+nobody is excluded because of them.
 """
 
 import json

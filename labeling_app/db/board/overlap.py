@@ -1,4 +1,4 @@
-"""How many people rank a task: the same for all tasks, and one more where those asked differ."""
+"""How many people rank a task: the same for all tasks, and one more if those asked disagree."""
 
 import json
 from itertools import combinations
@@ -25,7 +25,7 @@ def set_overlap(connections: Connections, overlap: int) -> None:
 
 
 def set_another_below(connections: Connections, share: float) -> None:
-    """Ask one more person wherever those asked agree on less than this share of pairs.
+    """Ask one more person about tasks whose annotators agree on less than this share of pairs.
 
     Tasks that are finished already are looked at too. 0 asks nobody from now on.
 
@@ -36,7 +36,7 @@ def set_another_below(connections: Connections, share: float) -> None:
         if share and default_overlap(db) < 2:
             raise InputError(
                 f"--another-below is {share:g}, but one person ranks each task",
-                "Let two compare: --overlap 2",
+                "Let two people rank each task: --overlap 2",
             )
         write_setting(db, "another_below", share)
         for task_id in finished_without_extra(db):
@@ -44,7 +44,7 @@ def set_another_below(connections: Connections, share: float) -> None:
 
 
 def ask_another(db: Database, task_id: int) -> None:
-    """Want one more person, once, for a task that all asked have ranked and differ on."""
+    """Ask one more person, once, if all who were asked have ranked a task and disagree."""
     wanted = float(read_setting(db, "another_below") or 0)
     if not wanted:
         return

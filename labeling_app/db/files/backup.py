@@ -29,7 +29,7 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
         make_private(partial)
         with open_read_only(db) as source, closing(sqlite3.connect(partial)) as copy:
             source.backup(copy)
-            # One file to carry away: no -wal and -shm beside it.
+            # A single file, without -wal and -shm beside it.
             copy.execute("PRAGMA journal_mode = DELETE")
             problems = [row[0] for row in copy.execute("PRAGMA integrity_check")]
             counts: dict[str, int] = dict(copy.execute("SELECT name, value FROM totals"))
@@ -37,13 +37,11 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
         partial.unlink(missing_ok=True)
         raise InputError(
             f"The copy could not be written to {out} ({error})",
-            f"See whether {out.parent} has room: df -h {out.parent}",
+            f"Check that {out.parent} has room: df -h {out.parent}",
         ) from None
     if problems != ["ok"]:
         partial.unlink()
-        raise InputError(
-            f"{db} is damaged ({problems[0]})", "Go back to an earlier backup of yours."
-        )
+        raise InputError(f"{db} is damaged ({problems[0]})", "Use an earlier backup.")
     _move_durably(partial, out)
     return counts
 

@@ -210,13 +210,13 @@ LIVE = (
 
 
 DRAFTS = (
-    # Without it the look for one's own lapsed draft reads every assignment ever made.
+    # Without it, looking for one's own expired draft reads every assignment.
     "CREATE INDEX drafts_of_annotator ON drafts (annotator, updated_at)",
 )
 
 
 DONE = (
-    # Holds all that counting one's own work needs; every screen shows that number.
+    # Covers the count of one's own work, which every screen shows.
     "CREATE INDEX rankings_done ON rankings (annotator, live, task_id)",
 )
 
@@ -293,7 +293,7 @@ TICKETS = (
         ticket TEXT NOT NULL,
         PRIMARY KEY (task_id, annotator)) WITHOUT ROWID""",
     "CREATE UNIQUE INDEX tickets_of_annotator ON tickets (annotator, ticket)",
-    # Pages that are open, and what waits in them, know these tasks by their numbers.
+    # Open pages, and work that they have not sent yet, refer to these tasks by number.
     "INSERT INTO tickets SELECT task_id, annotator, task_id FROM assignments",
     f"PRAGMA application_id = {APPLICATION_ID}",
 )
@@ -306,7 +306,7 @@ ROUNDS = (
         id INTEGER PRIMARY KEY,
         policy TEXT NOT NULL UNIQUE,
         content TEXT NOT NULL)""",
-    # Rounds stood among the settings, and their tasks were known by the reason that people read.
+    # Rounds were kept in `settings`, and their tasks were recognized by the reason shown.
     f"""INSERT INTO rounds SELECT {_ROUND_OF_SETTING}, json_extract(value, '$.policy.hash'), value
         FROM settings WHERE name GLOB 'round [0-9]*'""",
     "DELETE FROM settings WHERE name GLOB 'round [0-9]*'",

@@ -69,7 +69,7 @@ def require_same_ranking(db: Database, ranking: Ranking) -> None:
 
 
 def require_usable(db: Database, response: Response, import_id: int) -> None:
-    """Check that a response says something, to a prompt that is there.
+    """Check that a response is not empty, and that its prompt is in the database.
 
     Raises:
         InputError: it does not.
@@ -82,7 +82,8 @@ def require_usable(db: Database, response: Response, import_id: int) -> None:
     query = f"SELECT 1 FROM prompts WHERE id = ? AND ({SHOWN} OR import_id = ?)"
     if not db.execute(query, [response.prompt_id, import_id]).fetchone():
         raise InputError(
-            f"Response {response.id} answers prompt {response.prompt_id}, which is not there",
+            f"Response {response.id} answers prompt {response.prompt_id}, which is not in the "
+            "database",
             "Add the prompt first.",
         )
 

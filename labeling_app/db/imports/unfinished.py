@@ -133,7 +133,7 @@ def _lock(database: Path, wait_seconds: float) -> Iterator[None]:
                 path.unlink(missing_ok=True)  # a waiting process notices and creates a new one
     except Timeout:
         raise InterruptedRunError(
-            f"Another import into {database} is under way", "Wait for its end, then run it again."
+            f"Another import into {database} is running", "Wait until it ends, then run this again."
         ) from None
 
 
@@ -183,7 +183,7 @@ def roll_back(connections: Connections, import_id: int) -> None:
         if not db.execute("DELETE FROM imports WHERE id = ?", [import_id]).rowcount:
             return  # rolled back before; the annotators are those of another import
         for (name,) in db.execute("SELECT name FROM import_annotators").fetchall():
-            with suppress(sqlite3.IntegrityError), db.atomic():  # somebody stands by that name now
+            with suppress(sqlite3.IntegrityError), db.atomic():  # somebody uses that name now
                 db.execute("DELETE FROM annotators WHERE name = ?", [name])
         db.execute("DELETE FROM import_annotators")
 

@@ -249,10 +249,10 @@ class Live:
             question.over = True
 
     def _responses(self, question: RunningQuestion) -> list[Response]:
-        """Ask all models at once; chance decides which is shown where."""
+        """Ask all models at once; their answers are shown in random order."""
         models = random.sample(self.models, len(self.models))
         count = len(question.ids)
-        # With more places than models, chance also decides who gets the extra ones.
+        # With more places than models, the extra ones are assigned at random.
         places = random.sample(range(count), count)
 
         def ask_model(number: int) -> list[tuple[int, Response]]:

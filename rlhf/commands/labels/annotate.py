@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted, next_command
@@ -20,18 +20,21 @@ OF_JUDGES = ("endpoint", "model", "rubric", "parallel")
 class Settings:
     """Who ranks, and when two responses tie."""
 
+    COMMANDS_NOW: ClassVar[dict[str, str]] = {"prioritise": "prioritize"}
+
     db: Path
     """The label database."""
     annotator: str
     """A function `signal:package.module:function`, called with prompt and response; or `judge`, a
     model behind --endpoint."""
     tie_within: float = 0.0
-    """Signals: responses tie if their scores differ by at most this."""
+    """Signal: responses tie if their scores differ by at most this."""
     endpoint: str = ""
     """Judge: address of an OpenAI-compatible server, ending in /v1; its key in RLHF_JUDGE_API_KEY
     if it needs one."""
     model: str = ""
-    """Judge: the model to ask; its rankings are stored under judge:MODEL, kind ai."""
+    """Judge: name of the model; its rankings are stored under the annotator judge:MODEL, of kind
+    ai."""
     rubric: Path | None = None
     """Judge: a text file with the criteria to judge by."""
     parallel: int = 4
@@ -57,7 +60,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Rank by a function or a judge model; the rankings are marked as such, never as a person's."""
+    """Rank responses with a function or a judge model, whose rankings are marked as such."""
     from labeling_app.annotators.judges import annotate_with_judge
     from labeling_app.annotators.signals import annotate_with_signal
     from labeling_app.db.store import Store

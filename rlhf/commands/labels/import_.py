@@ -26,21 +26,24 @@ class Settings:
     db: Path
     """The label database; created when it does not exist."""
     split: Literal["train", "test"] = "train"
-    """Split of prompts whose lines name none."""
+    """Split to store prompts under if the file does not say: its lines have no "split" field, and
+    it is not the train or test part of a data set. To choose what to read, use --data-split."""
     source: str = ""
-    """Source of prompts whose lines name none; default: the file's name."""
+    """Source to store for prompts whose lines have no "source" field; default: the file's name."""
     annotator: str = ""
-    """Annotator of judgments whose lines name none; default: imported."""
+    """Annotator to store for judgments whose lines name none; default: imported."""
     kind: Literal["human", "ai", "signal"] | None = None
     """Kind of that annotator; default: human, for UltraFeedback ai."""
     on_error: Literal["few", "skip", "stop"] = "few"
-    """What a bad line does. `few`: lines with nothing to judge (e.g. an empty response) are left
-    out while they are fewer than 1 in 100; any other bad line stops. `skip`: all bad lines are left
-    out and counted. `stop`: the first one stops. A file that stops stores nothing."""
+    """What to do about bad lines. `few`: leave out lines with nothing to judge (an empty response,
+    for example) if they are fewer than 1 in 100, and stop at any other bad line. `skip`: leave out
+    and count all bad lines. `stop`: stop at the first. When an import stops, nothing of that file
+    is stored."""
     data_split: str = ""
-    """Split of a data set to read; default: all, if they are train and test."""
+    """Part of a data set to read, by its name there; default: all parts, if they are called train
+    and test. To say whether its prompts are for training or testing, add --split."""
     config_name: str = ""
-    """Configuration of a data set to read; default: its own default."""
+    """Configuration (subset) of a data set to read; default: the data set's default."""
     streaming: bool = False
     """Read a data set from the hub without keeping a copy on disk."""
 

@@ -36,26 +36,28 @@ class Settings:
     annotator: str | None = None
     """Your name while the database has no users; default: your login name."""
     overlap: int | None = None
-    """How many people rank each task; stored in the database, where it starts as 1."""
+    """How many people rank each task. With 2 or more, the dashboard shows how much they agree and
+    on which tasks they do not. Stored in the database; 1 in a new one."""
     another_below: float | None = None
-    """Ask one more person where people agree on less than this share of a task's pairs; stored in
-    the database."""
+    """With --overlap of 2 or more: ask one more person to rank a task if people agree on less than
+    this share of its pairs. Stored in the database."""
     rubric: Path | None = None
     """A Markdown file with the criteria; shown beside the task, its version stored with each
     ranking."""
     flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
     """Flags that people can put on a response."""
     gold_every: int = 20
-    """Mix in a gold item every so many tasks, if there are any; 0: never."""
+    """Mix in a gold item about once in this many tasks, if there are gold items; 0: never."""
     repeat_every: int = 0
-    """Show people a task of their own again every so many tasks; 0: never."""
+    """Show people one of their earlier tasks again about once in this many tasks; 0: never."""
     model: tuple[str, ...] = ()
-    """Live mode: models that people ask: folders or hub names; with --endpoint, names it serves."""
+    """Live mode: the models that answer, by folder or hub name; with --endpoint, by the names that
+    it serves."""
     endpoint: str = ""
     """Live mode: address of an OpenAI-compatible server, ending in /v1; its key, if it needs one,
     in RLHF_LIVE_API_KEY."""
     live_responses: int = 2
-    """Live mode: answers shown side by side, 2 to 4, divided evenly among the models."""
+    """Live mode: answers shown side by side, 2 to 4, spread evenly over the models."""
     temperature: float = 1.0
     """Live mode: sampling temperature."""
     top_p: float = 1.0

@@ -20,15 +20,17 @@ class Settings:
     db: Path
     """The label database."""
     reward: str
-    """A trained reward model; tasks it would learn most from come first."""
+    """A trained reward model: the --out of `rlhf train-reward`, or a model folder."""
     by: Literal["fisher", "entropy", "delta-ucb"] = "fisher"
-    """What puts a task first. `fisher`: its pairs tell most about the reward model's head, given
-    what was ranked before (arXiv 2502.04354). `entropy`: the reward model is unsure of its pairs.
-    `delta-ucb`: its largest reward gap that is still plausible (arXiv 2603.09692)."""
+    """How tasks are scored. `fisher`: how much their pairs would tell about the head of the reward
+    model, given what was ranked before (arXiv 2502.04354). `entropy`: how uncertain the reward
+    model is about their pairs. `delta-ucb`: their largest plausible reward gap (arXiv
+    2603.09692)."""
     random_share: float = 0.2
-    """Share of the queue drawn at random, at least 0.2, to find what the reward model misses."""
+    """Share of the tasks that is drawn at random, at least 0.2: a reward model does not know what
+    it has not seen."""
     most: int = 10_000
-    """Open tasks to score; the others come after them."""
+    """Maximum number of open tasks to score; the others come after them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
@@ -38,7 +40,7 @@ class Settings:
     """Precision of the reward model: bf16 is autocast over float32 weights; auto uses it where the
     hardware supports it."""
     seed: int = 0
-    """Random seed of what is drawn at random."""
+    """Random seed of the tasks that are drawn at random."""
 
     def __post_init__(self) -> None:
         require_range("random_share", self.random_share, 0.2, 1)
@@ -48,7 +50,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Order the open tasks: first what a reward model would learn most from."""
+    """Put the open tasks first from which a reward model would learn most."""
     from labeling_app.annotators.prioritizing import prioritize
     from labeling_app.db.store import Store
     from reward.scoring.texts import load_features

@@ -29,9 +29,10 @@ class Settings:
     db: Path
     """The label database."""
     role: Literal["annotator", "lead", "admin"] = "annotator"
-    """add: `annotator` ranks; `lead` also sees the dashboard; `admin` may do everything."""
+    """add: an `annotator` ranks; a `lead` also sees the dashboard and decides disputed tasks; an
+    `admin` can do the same as a lead."""
     password_stdin: bool = False
-    """add, reset: read the password from standard input; default: make one and show it once."""
+    """add, reset: read the password from standard input; default: generate one and show it once."""
 
     def __post_init__(self) -> None:
         if self.action != "list" and not self.name:

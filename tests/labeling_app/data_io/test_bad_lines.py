@@ -99,7 +99,7 @@ BAD_LINES = {
     ),
     "two conversations": (
         {"chosen": [ASK, *GOOD], "rejected": [{"role": "user", "content": "Oh?"}, *BAD]},
-        "not two answers to one conversation",
+        "do not answer the same conversation",
     ),
 }
 
@@ -125,7 +125,7 @@ UNFIT = {
     "empty response": (exported("b", response={"text": " "}), " is empty"),
     "response to another prompt": (
         exported("b", response={"prompt_id": "p9"}),
-        "answers prompt p9, which is not there",
+        "answers prompt p9, which is not in the database",
     ),
     "ranking of another prompt": (
         exported("b", prompt_id="p9"),

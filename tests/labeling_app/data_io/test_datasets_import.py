@@ -67,7 +67,7 @@ def test_the_name_of_a_known_split_says_what_it_is_for(folder, tmp_path, capsys)
 REFUSED = {
     "a split of unknown purpose": (
         ["--config-name", "harmless"],
-        "has a split 'test_prefs'; only train and test say what they are for",
+        "has a split 'test_prefs', which is neither train nor test",
     ),
     "no such split": (["--data-split", "dev"], "has no split 'dev' Its splits are: train, test."),
     "no such configuration": (

@@ -152,7 +152,7 @@ def test_refusals_name_the_command_that_comes_first(store, make_prompt, make_res
     tie = (tuple(response.id for response in responses),)
     ranking = Ranking(id="r", prompt_id=prompt.id, annotator="ann", kind="human", tiers=tie)
     store.add_rankings([ranking])
-    assert "ties only" in refusal()
+    assert "All rankings are ties" in refusal()
     assert "is by signal, bob" in refusal(kinds=["signal"], annotators=["bob"])
     assert "There are: ann (human)" in refusal(kinds=["signal"])
 

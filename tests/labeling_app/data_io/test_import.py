@@ -241,7 +241,7 @@ def test_a_split_whose_purpose_is_unknown_is_not_taken_for_training(tmp_path, ca
     db = tmp_path / "new.db"
     assert main(["import", str(tmp_path / "parts"), "--db", str(db)]) == 2
     errors = " ".join(capsys.readouterr().err.split())
-    assert "parts has a split 'test_prefs'; only train and test say what they are for" in errors
+    assert "parts has a split 'test_prefs', which is neither train nor test" in errors
     assert "--split train or --split test" in errors
     assert not db.exists()
 

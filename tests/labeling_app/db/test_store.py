@@ -219,7 +219,7 @@ def test_refusals_say_what_is_wrong(store, tmp_path, make_prompt):
     empty = Response(id="e", prompt_id=prompt.id, text=" \n", model="m")
     with pytest.raises(InputError, match=r"Response e .* is empty"):
         store.add_responses([empty])
-    with pytest.raises(InputError, match="which is not there"):
+    with pytest.raises(InputError, match="which is not in the database"):
         store.add_responses([Response(id="a", prompt_id=prompt.id, text="x", model="m")])
     store.add_prompts([prompt])
     with pytest.raises(InputError, match=r"names responses its prompt does not have: \['zz'\]"):

@@ -101,13 +101,13 @@ def test_a_check_without_an_answer_is_a_bad_line(tmp_path, capsys):
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"prompt": "a", "responses": ["b", "c"], "purpose": "gold"}))
     assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
-    assert "is no check" in capsys.readouterr().err
+    assert "purpose is 'gold', and tiers name 0 of 2 responses" in capsys.readouterr().err
     for responses in (["b"], ["b", "c"]):
         alone = {"prompt": "a", "responses": responses, "tiers": [[0]], "purpose": "gold"}
         path.write_text(json.dumps(alone))
         assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
         words = " ".join(capsys.readouterr().err.split())
-        assert f"whose tiers name 1 of {len(responses)} responses is no check" in words
+        assert f"purpose is 'gold', and tiers name 1 of {len(responses)} responses" in words
 
 
 GOLD = {"prompt": "plain 0", "responses": ["good", "bad"], "tiers": [[0], [1]], "purpose": "gold"}

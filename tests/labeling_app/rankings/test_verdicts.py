@@ -22,7 +22,7 @@ def test_a_pick_puts_one_above_the_rest():
 
 @pytest.mark.parametrize("choice", [2, -1, True, "both", None, 0.5])
 def test_what_is_no_choice_is_refused(choice):
-    with pytest.raises(InputError, match="is no choice among 2 responses"):
+    with pytest.raises(InputError, match="is not a choice among 2 responses"):
         pick(["a", "b"], choice)
 
 
