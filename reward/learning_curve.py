@@ -7,6 +7,7 @@ next one has, too; then R is trained as without them, and its report has the cur
 from typing import Any
 
 from reward.data.loading import Data, describe_inputs, read_data
+from reward.memory import device_bytes, require_memory
 from reward.model.origin import reference_fingerprint, resolve_model
 from reward.settings import RewardSettings
 from reward.train import PARTS, part_folder, train_reward
@@ -31,6 +32,8 @@ def train_learning_curve(settings: RewardSettings) -> dict[str, Any]:
     settings = resolve_model(settings)
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
+    parts = sharding.group or accelerator.num_processes
+    require_memory(settings, device_bytes(settings.processes), sharding, parts)
     inputs = describe_inputs(settings)
     data = read_data(
         settings, tokenizer_of(inputs["model"]), reference_fingerprint(inputs["model"])

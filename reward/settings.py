@@ -253,7 +253,8 @@ class RewardSettings(ClusterSettings):
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Saved states."""
     annotator_weights: Annotated[
-        dict[str, float] | Literal["auto"], Parameter(converter=_read_weights)
+        dict[str, float] | Literal["auto"],
+        Parameter(converter=_read_weights, metavar="auto", show_choices=False),
     ] = field(default_factory=dict)
     """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
     0.5; others count 1, and 0 leaves one out. auto: estimate all from how well annotators agree."""
