@@ -48,6 +48,7 @@ COMMANDS = {
     "score": "models.score",
     "reference": "models.reference",
     "ppo": "models.ppo",
+    "dpo": "models.dpo",
     "evaluate": "models.evaluate",
     "chat": "models.chat",
     "round": "models.round",

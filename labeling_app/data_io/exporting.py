@@ -8,7 +8,6 @@ import hmac
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +17,9 @@ from labeling_app.rankings.verdicts import EDITED, labels
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import folder_hash
 from rlhf.records.jsonl import JsonObject, new_folder, write_json, write_jsonl
+from rlhf.records.pairs import preferences, trl_preference
 from rlhf.records.ranked import MANIFEST, SPLITS, write_ranked
-from rlhf.records.schema import AnnotatorKind, RankedPrompt, Ranking
+from rlhf.records.schema import AnnotatorKind, RankedPrompt
 
 Format = Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"]
 
@@ -143,30 +143,14 @@ def _nothing_in(format: Format) -> tuple[str, str]:
     return problem, "Export with --format ranked, which keeps everything, or rank more."
 
 
-def pairs(ranking: Ranking) -> Iterator[tuple[str, str, float]]:
-    """Every (better id, worse id, margin) that a ranking implies; ties give none.
-
-    The margin is the sum of the strengths between the two tiers, and 0 where no strengths were
-    given, which leaves trl's loss as it is.
-    """
-    for high, low in combinations(range(len(ranking.tiers)), 2):
-        margin = float(sum(ranking.strengths[high:low]))
-        for better in ranking.tiers[high]:
-            for worse in ranking.tiers[low]:
-                yield better, worse, margin
-
-
-def _preferences(record: RankedPrompt) -> Iterator[tuple[str, str, float]]:
-    texts = {response.id: response.text for response in record.responses}
-    for ranking in record.rankings:
-        for better, worse, margin in pairs(ranking):
-            yield texts[better], texts[worse], margin
-
-
 def _trl_rows(record: RankedPrompt) -> Iterator[JsonObject]:
-    for chosen, rejected, margin in _preferences(record):
-        prompt = record.prompt.text
-        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin}
+    for pair in preferences(record):
+        yield {
+            "prompt": record.prompt.text,
+            "chosen": pair.chosen.text,
+            "rejected": pair.rejected.text,
+            "margin": float(pair.margin),
+        }
 
 
 def _answer(text: str) -> list[dict[str, str]]:
@@ -174,13 +158,8 @@ def _answer(text: str) -> list[dict[str, str]]:
 
 
 def _conversational_rows(record: RankedPrompt) -> Iterator[JsonObject]:
-    for chosen, rejected, margin in _preferences(record):
-        yield {
-            "prompt": record.prompt.chat,
-            "chosen": _answer(chosen),
-            "rejected": _answer(rejected),
-            "margin": margin,
-        }
+    for pair in preferences(record):
+        yield {**trl_preference(record, pair), "margin": float(pair.margin)}
 
 
 def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
@@ -192,10 +171,10 @@ def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
         start = "\n\n" if after_system else f"\n\n{names[message.role]}: "
         text += start + message.content
         after_system = message.role == "system"
-    for chosen, rejected, _ in _preferences(record):
+    for pair in preferences(record):
         yield {
-            "chosen": f"{text}\n\nAssistant: {chosen}",
-            "rejected": f"{text}\n\nAssistant: {rejected}",
+            "chosen": f"{text}\n\nAssistant: {pair.chosen.text}",
+            "rejected": f"{text}\n\nAssistant: {pair.rejected.text}",
         }
 
 

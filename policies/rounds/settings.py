@@ -16,7 +16,7 @@ class RoundSettings:
     db: Path
     """The label database of all rounds."""
     policy: str
-    """The newest policy: the --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
+    """The newest policy: the --out of `rlhf ppo`, `dpo` or `sft`, or a model folder."""
     reference: Path
     """The --out of `rlhf reference` of the original model."""
     reward: str

@@ -1,68 +1,36 @@
 """The settings of `rlhf sft`; torch-free, so that `--help` is quick."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf.config import MAX_SEED, Precision, require_range
+from policies.trl_training.settings import TrainerSettings
 from rlhf.errors import ConfigError
-from rlhf.modeling.template_kwargs import TemplateKwargs
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTSettings:
+class SFTSettings(TrainerSettings):
     """Settings of `rlhf sft`."""
 
-    demonstrations: Path
+    demonstrations: Path | None = None
     """Folder that `rlhf export --format demonstrations` wrote, or JSON Lines: prompt + completion,
     or messages."""
-    model: str
-    """Model folder or hub name to train."""
-    out: Path
-    """Folder of the run; the trained model is in OUT/model."""
-    chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
-    """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
-    them."""
-    resume: bool = False
-    """Continue an unfinished run in --out."""
-    seed: int = 0
-    """Random seed; it orders the demonstrations."""
-    processes: int = 1
-    """Processes on this machine; under torchrun its processes are used."""
-    precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    best_of: Path | None = None
+    """In place of --demonstrations: the --out of `rlhf reference --samples N --reward RM`. Train on
+    the output of each prompt that has the highest stored reward (best-of-n fine-tuning)."""
     epochs: int = 2
-    """Passes over the demonstrations."""
-    batch_size: int = 16
-    """Demonstrations per optimizer step, over all processes."""
-    micro_batch_size: int = 4
-    """Demonstrations per forward pass of a process; affects speed and memory only."""
+    """Passes over the examples."""
     learning_rate: float = 2e-5
     """Peak learning rate; it falls linearly to 0."""
-    warmup_fraction: float = 0.05
-    """Fraction of the steps during which the learning rate rises from 0."""
-    max_length: int = 2048
-    """Maximum tokens of prompt and completion; a longer demonstration is an error."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: about a third more time, far less memory."""
-    save_every: int = 50
-    """Optimizer steps between checkpoints."""
-    keep_checkpoints: int = 1
-    """Checkpoints kept on disk."""
 
     def __post_init__(self) -> None:
-        require_range("processes", self.processes, 1)
-        require_range("epochs", self.epochs, 1)
-        require_range("seed", self.seed, 0, MAX_SEED)
-        require_range("batch_size", self.batch_size, 1)
-        require_range("micro_batch_size", self.micro_batch_size, 1)
-        require_range("learning_rate", self.learning_rate, 0, 1, above_low=True)
-        require_range("warmup_fraction", self.warmup_fraction, 0, 1)
-        require_range("max_length", self.max_length, 2)
-        require_range("save_every", self.save_every, 1)
-        require_range("keep_checkpoints", self.keep_checkpoints, 1)
-        if self.batch_size % self.micro_batch_size:
+        super().__post_init__()
+        if self.demonstrations and self.best_of:
             raise ConfigError(
-                f"--batch-size is {self.batch_size}, no multiple of --micro-batch-size "
-                f"{self.micro_batch_size}",
-                "Choose a micro batch that divides the batch.",
+                "--demonstrations and --best-of exclude each other", "Leave one of them out."
+            )
+        if not (self.demonstrations or self.best_of):
+            raise ConfigError(
+                "There is nothing to train on: give --demonstrations or --best-of",
+                "Add --demonstrations DIR for answers that people wrote, or --best-of REF for the "
+                "best stored outputs of `rlhf reference`.",
             )

@@ -1,117 +1,87 @@
-"""Supervised fine-tuning on demonstrations: trl's `SFTTrainer` inside our run folder.
+"""Supervised fine-tuning: trl's `SFTTrainer` inside our run folder.
 
-The loss is that of the answers' tokens alone. Nothing is packed and nothing is cut. Where there are
-test demonstrations, the held-out loss is measured before and after.
+It learns demonstrations, or the best stored output of each prompt (best-of-n fine-tuning,
+rejection sampling in arXiv 2307.09288, section 3.2.3). The loss is that of the answers' tokens
+alone. Where there are test prompts, the held-out loss is measured before and after.
 """
 
-import math
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
-from transformers import (
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerBase
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from policies.sft.best_of import Choice, choose_best, open_best_of
 from policies.sft.demonstrations import Rows, read_demonstrations
 from policies.sft.settings import SFTSettings
-from rlhf.errors import ConfigError, GuardError, InputError
+from policies.trl_training.train import (
+    count_tokens,
+    ending,
+    finish,
+    held_out,
+    require_fitting,
+    train,
+    trainer_arguments,
+    trainer_stage,
+)
 from rlhf.modeling.chat_template import TEMPLATE_KWARGS, template_kwargs
-from rlhf.modeling.models import describe_model, load_causal_lm, save_model
+from rlhf.modeling.models import describe_model, load_causal_lm
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.modeling.tokens import encode_prompt
-from rlhf.parallel.distributed import choose_precision
-from rlhf.records.jsonl import write_json
-from rlhf.records.schema import Message, Prompt
-from rlhf.run.metrics import Bar, append_metrics, forget_metrics_after, progress
-from rlhf.run.rundir import RunDir, open_stage, stage_status
-
-TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is half
-KEPT = ("loss", "grad_norm", "learning_rate")
+from rlhf.run.rundir import Inputs
 
 
 def fine_tune(settings: SFTSettings) -> dict[str, Any]:
     """Run the whole stage and return its report; the report of a finished one is only read.
 
     Raises:
-        InputError: the demonstrations, the model or --out cannot be used.
+        InputError: the demonstrations, the stored outputs, the model or --out cannot be used.
         GuardError: the loss is not a number.
     """
     began = time.monotonic()
-    rows, source_hash = read_demonstrations(settings.demonstrations)
-    model = describe_model(settings.model, settings.chat_template_kwargs)
-    tokenizer = tokenizer_of(model)
-    _require_fitting(rows, tokenizer, settings.max_length)
-    source = {"path": str(settings.demonstrations), "hash": source_hash}
-    inputs = {"demonstrations": source, "model": model}
-    arguments = _arguments(settings)
-    run = open_stage(settings.out, "sft", settings, inputs, resume=settings.resume)
-    if run.is_done:
-        return run.read_report() | {"already_done": True}
-    with stage_status(run):
+    rows, inputs, choice = _read_examples(settings)
+    tokenizer = tokenizer_of(inputs["model"])
+    lengths = [
+        count_tokens(tokenizer, row["prompt"], row["completion"][0]["content"])
+        for of_split in rows.values()
+        for row in of_split
+    ]
+    require_fitting(lengths, settings.max_length, "demonstrations")
+    arguments = trainer_arguments(settings, SFTConfig)
+    with trainer_stage("sft", settings, arguments, inputs) as run:
+        if run.is_done:
+            return run.read_report() | {"already_done": True}
         trainer = _build_trainer(settings, arguments, rows, tokenizer)
         before = _held_out_loss(trainer)
-        _train(trainer, run, settings, len(rows["train"]))
+        train(trainer, run, settings, len(rows["train"]))
         after = _held_out_loss(trainer)
         report = {
             "demonstrations": {split: len(of_split) for split, of_split in rows.items()},
+            **({"best_of": choice.counts} if choice else {}),
             "held_out_loss": {"before": before, "after": after},
-            "steps": trainer.state.global_step,
-            "processes": arguments.world_size,
-            "seconds": round(time.monotonic() - began, 1),
-            "seed": settings.seed,
-            "inputs": inputs,
+            **ending(trainer, settings, inputs, began),
         }
-        if trainer.is_world_process_zero():
-            network = trainer.accelerator.unwrap_model(trainer.model)
-            save_model(network, tokenizer, run.model)
-            write_json(run.report_json, report)
-        trainer.accelerator.wait_for_everyone()
+        network = trainer.accelerator.unwrap_model(trainer.model)
+        finish(trainer, network, tokenizer, run.model, report)
     return report
 
 
-def _arguments(settings: SFTSettings) -> SFTConfig:
-    on_cpu = not torch.cuda.is_available()
-    arguments = SFTConfig(
-        output_dir=str(RunDir(settings.out).checkpoints),
-        seed=settings.seed,
-        num_train_epochs=settings.epochs,
-        per_device_train_batch_size=settings.micro_batch_size,
-        per_device_eval_batch_size=settings.micro_batch_size,
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup_fraction,
-        lr_scheduler_type="linear",
-        max_length=None,
-        activation_checkpointing=settings.gradient_checkpointing,
-        bf16=choose_precision(settings.precision) == "bf16",
-        use_cpu=on_cpu,
-        dataloader_pin_memory=not on_cpu,
-        save_strategy="steps",
-        save_steps=settings.save_every,
-        save_total_limit=settings.keep_checkpoints,
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # it would tell of another step's loss in its place
-        report_to="none",
-        disable_tqdm=True,
-    )
-    at_once = settings.micro_batch_size * arguments.world_size
-    if settings.batch_size % at_once:
-        raise ConfigError(
-            f"--batch-size is {settings.batch_size}, no multiple of {arguments.world_size} "
-            f"processes × --micro-batch-size {settings.micro_batch_size}",
-            f"Choose a multiple of {at_once}.",
-        )
-    arguments.gradient_accumulation_steps = settings.batch_size // at_once
-    return arguments
+def _read_examples(settings: SFTSettings) -> tuple[Rows, Inputs, Choice | None]:
+    """What to learn, where it comes from, and how it was chosen among stored outputs."""
+    given = settings.chat_template_kwargs
+    if settings.best_of is None:
+        assert settings.demonstrations is not None
+        rows, source_hash = read_demonstrations(settings.demonstrations)
+        source = {"path": str(settings.demonstrations), "hash": source_hash}
+        model = describe_model(settings.model, given)
+        return rows, {"demonstrations": source, "model": model}, None
+    store = open_best_of(settings.best_of)
+    choice = choose_best(store)
+    model = describe_model(settings.model, given or store.template_kwargs)
+    source = {"path": str(settings.best_of), "hash": store.content_hash}
+    reward = {name: store.manifest["reward"][name] for name in ("path", "hash")}
+    return choice.rows, {"reference": source, "reward": reward, "model": model}, choice
 
 
 def _build_trainer(
@@ -125,80 +95,15 @@ def _build_trainer(
         for split, of in rows.items()
         if of
     }
-    trainer = SFTTrainer(
+    return SFTTrainer(
         model=load_causal_lm(settings.model),
         args=arguments,
         train_dataset=data["train"],
         eval_dataset=data.get("test"),
         processing_class=tokenizer,
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def _require_fitting(rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    lengths = [_length(row, tokenizer) for of_split in rows.values() for row in of_split]
-    long = sum(length > max_length for length in lengths)
-    if long:
-        raise InputError(
-            f"{long} of {len(lengths)} demonstrations have more than {max_length} tokens "
-            f"(the longest {max(lengths)})",
-            f"Add --max-length {max(lengths)} if the model's context allows, or remove them.",
-        )
-
-
-def _length(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
-    messages = tuple(Message.from_json(message) for message in row["prompt"])
-    prompt = encode_prompt(tokenizer, Prompt.create(messages, "train", ""))
-    answer = tokenizer(row["completion"][0]["content"], add_special_tokens=False)
-    return len(prompt) + len(answer["input_ids"]) + 1
 
 
 def _held_out_loss(trainer: SFTTrainer) -> float | None:
-    if trainer.eval_dataset is None:
-        return None
-    return float(trainer.evaluate()["eval_loss"])
-
-
-def _train(trainer: SFTTrainer, run: RunDir, settings: SFTSettings, num_rows: int) -> None:
-    newest = _newest_checkpoint(run.checkpoints)
-    done = int(newest.name.rpartition("-")[2]) if newest else 0
-    forget_metrics_after(run.metrics_file, done)
-    steps = math.ceil(num_rows / settings.batch_size) * settings.epochs
-    with progress("fine-tuning", steps, done) as bar:
-        trainer.add_callback(_Reporter(run, bar))
-        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
-
-
-def _newest_checkpoint(folder: Path) -> Path | None:
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-class _Reporter(TrainerCallback):
-    """Writes metrics.jsonl, moves the bar, and stops a run whose loss is not a number."""
-
-    def __init__(self, run: RunDir, bar: Bar) -> None:
-        self.run = run
-        self.bar = bar
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        """One optimizer step was taken."""
-        if not logs or "loss" not in logs:
-            return
-        row = {name: float(logs[name]) for name in KEPT if name in logs}
-        if not math.isfinite(row["loss"]):
-            raise GuardError(
-                f"The loss is not a number at step {state.global_step}",
-                "Start again in another --out with a smaller --learning-rate or --precision fp32.",
-            )
-        append_metrics(self.run.metrics_file, {"step": state.global_step, **row})
-        self.bar.advance()
-        self.bar.show(f"loss {row['loss']:.3f}")
+    found = held_out(trainer)
+    return None if found is None else float(found["eval_loss"])

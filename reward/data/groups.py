@@ -16,6 +16,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.chat_template import opens_thinking
 from rlhf.modeling.tokens import encode_prompt, encode_response, tokenizer_fingerprint
 from rlhf.records.fingerprints import text_hash
+from rlhf.records.pairs import pairs
 from rlhf.records.schema import Prompt, RankedPrompt, Ranking, Response
 from rlhf.records.thumbs import PointwiseKind, pointwise_judgments
 
@@ -163,11 +164,8 @@ def rank_pairs(ranking: Ranking, position: dict[str, int], weight: float = 1.0) 
     for tier in tiers:
         for first, second in combinations(tier, 2):
             yield Pair(first, second, 0.5, 0, who, weight)
-    for better, worse in combinations(range(len(tiers)), 2):
-        strength = sum(ranking.strengths[better:worse])
-        for first in tiers[better]:
-            for second in tiers[worse]:
-                yield Pair(first, second, 1.0, strength, who, weight)
+    for better, worse, margin in pairs(ranking):
+        yield Pair(position[better], position[worse], 1.0, margin, who, weight)
 
 
 def build_groups(

@@ -87,9 +87,18 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int, seed: int) -> No
         seed: of the adapters' first halves, so that all processes start alike; the second are 0.
     """
     is_classifier = model.get_output_embeddings() is None
-    kind = "SEQ_CLS" if is_classifier else "CAUSAL_LM"
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type=kind)
-    _inject(config, model, seed)
+    _inject(lora_config(rank, alpha, "SEQ_CLS" if is_classifier else "CAUSAL_LM"), model, seed)
+
+
+def lora_config(rank: int, alpha: int, kind: str = "CAUSAL_LM") -> LoraConfig:
+    """Adapters on all linear layers of the trunk.
+
+    Args:
+        rank: inner size of every adapter.
+        alpha: an adapter's product counts alpha / rank.
+        kind: peft's name of what the model does.
+    """
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type=kind)
 
 
 def _inject(config: LoraConfig, model: PreTrainedModel, seed: int) -> None:

@@ -5,7 +5,12 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-PIPELINES = {"reward": "text-classification", "ppo": "text-generation", "sft": "text-generation"}
+PIPELINES = {
+    "reward": "text-classification",
+    "ppo": "text-generation",
+    "sft": "text-generation",
+    "dpo": "text-generation",
+}
 
 
 def model_card(stage: dict[str, Any]) -> str:

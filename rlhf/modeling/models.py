@@ -83,13 +83,14 @@ def model_folder(name: str, stage: str, result: str) -> str:
 
 
 def policy_folder(name: str) -> str:
-    """The language model behind `name`: what a finished `rlhf ppo` or `rlhf sft` made, else `name`.
+    """The language model behind `name`: what finished `rlhf ppo`, `dpo` or `sft` made, else it.
 
     Raises:
         InputError: `name` is a stage that did not finish or is another one.
     """
-    stage = "sft" if RunDir(Path(name)).read_stage().get("stage") == "sft" else "ppo"
-    return model_folder(name, stage, {"ppo": "policy", "sft": "model"}[stage])
+    found = RunDir(Path(name)).read_stage().get("stage")
+    stage = found if found in ("sft", "dpo") else "ppo"
+    return model_folder(name, stage, "model" if stage == "sft" else "policy")
 
 
 def load_causal_lm(

@@ -316,3 +316,33 @@ def sft_plan(
         tuple(_trained("model", shape.parameters, processes)),
         {"computing gradients": gradients, "stepping": _stepping(shape.parameters)},
     )
+
+
+def dpo_plan(
+    shape: Shape, computing: Pass, *, bf16: bool, processes: int, lora_rank: int = 0
+) -> Plan:
+    """DPO: one model; the original's log-probs are computed before, or with its adapter off.
+
+    Logits are computed a few positions at a time and not kept.
+
+    Args:
+        shape: the model.
+        computing: a forward pass of pairs: both answers, each with the prompt.
+        bf16: autocast.
+        processes: in the group.
+        lora_rank: of the adapters; 0 trains all weights.
+    """
+    parameters = lora_rank * shape.lora_rows or shape.parameters
+    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
+    sequences = computing.tokens // computing.length
+    gradients = (
+        Item("gradients", FP32 * parameters, "float32", State.GRADIENTS),
+        *copies(parameters if lora_rank else shape.linear, bf16=bf16),
+        Item("activations", activations, f"{sequences} sequences of {computing.length} tokens"),
+    )
+    frozen = (frozen_item("model", shape.parameters),) if lora_rank else ()
+    return Plan(
+        "Memory of each process for DPO",
+        (*frozen, *_trained("adapters" if lora_rank else "model", parameters, processes)),
+        {"computing gradients": gradients, "stepping": _stepping(parameters)},
+    )

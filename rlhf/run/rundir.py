@@ -66,6 +66,7 @@ STAGE_COMMANDS = {
     "reward": "rlhf train-reward",
     "reference": "rlhf reference",
     "ppo": "rlhf ppo",
+    "dpo": "rlhf dpo",
     "evaluate": "rlhf evaluate",
 }
 
@@ -199,7 +200,7 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
 
     Args:
         out: the folder.
-        stage: sft, reward, reference, ppo or evaluate.
+        stage: a key of STAGE_COMMANDS.
         settings: the dataclass of resolved settings; written to config.yaml.
         inputs: for every input its `path` and `hash`; written to stage.json.
         resume: go on in an existing folder; one that does not exist yet is created all the same.
@@ -359,8 +360,8 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             f"{run.path} exists but holds no run of ours (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    # of sft it is the batch of an optimizer step
-    free = FREE_TO_CHANGE if stage == "sft" else (*FREE_TO_CHANGE, "batch_size")
+    # of sft and dpo it is the batch of an optimizer step
+    free = FREE_TO_CHANGE if stage in ("sft", "dpo") else (*FREE_TO_CHANGE, "batch_size")
     recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)
     if run.is_done:  # nothing is left to do by them

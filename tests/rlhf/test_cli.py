@@ -368,8 +368,12 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         ),
         (
             ["sft", "--model=m"],
-            "error --demonstrations and --out are missing\n"
-            "  Type: rlhf sft --model=m --demonstrations DEMONSTRATIONS --out OUT\n",
+            "error --out is missing\n  Type: rlhf sft --model=m --out OUT\n",
+        ),
+        (
+            ["dpo", "--model=m"],
+            "error --out and --rankings are missing\n"
+            "  Type: rlhf dpo --model=m --out OUT --rankings RANKINGS\n",
         ),
         (
             ["ppo", "--config", "{model: m, reference: r}"],

@@ -102,6 +102,7 @@ RESUMED = "; then run the same command with --resume."
             f"add --batch.gradient-checkpointing, {DIVIDED} {PLANNED}{RESUMED}",
         ),
         ("sft", f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}"),
+        ("dpo", f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}"),
         ("reference", f"Lower --batch-size, {DIVIDED} {PLANNED}{RESUMED}"),
         ("evaluate", f"Lower --batch-size{RESUMED}"),
         ("round", "Lower --batch-size."),

@@ -23,7 +23,7 @@ class Settings:
     """Which models answer, and where votes are stored."""
 
     policy: str
-    """The --out of `rlhf ppo` or `rlhf sft`, or a model folder."""
+    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, or a model folder."""
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")

@@ -22,7 +22,7 @@ class Settings(EvaluateSettings):
     """What to compare, and whether people vote, too."""
 
     policy: Annotated[str, UNNAMED] = ""
-    """The --out of `rlhf ppo`, or a model folder."""
+    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, or a model folder."""
     reference: Annotated[Path, UNNAMED] = Path()
     """The --out of `rlhf reference`."""
     reward: Annotated[str, UNNAMED] = ""

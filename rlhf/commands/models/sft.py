@@ -12,7 +12,7 @@ EXAMPLE = """rlhf sft --demonstrations demonstrations \\
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Fine-tune a model on demonstrations: answers edited in the labeling app, or others."""
+    """Fine-tune a model on demonstrations, or on the best stored output of each prompt."""
     from rlhf.parallel.distributed import launch
 
     launch(settings.processes)
@@ -41,8 +41,37 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     """How many demonstrations were learned, and what that did to the held-out loss."""
     before, after = (result["held_out_loss"][when] for when in ("before", "after"))
     loss = "" if before is None else f"; the held-out loss went from {before:.3f} to {after:.3f}"
-    return (
-        f"Trained {counted(result['steps'], 'step')} on "
-        f"{counted(result['demonstrations']['train'], 'demonstration')}{loss}.\n"
-        f"{next_command('chat', policy=settings.out, reference=settings.model)}"
+    steps = counted(result["steps"], "step")
+    if "best_of" not in result:
+        learned = counted(result["demonstrations"]["train"], "demonstration")
+        following = next_command("chat", policy=settings.out, reference=settings.model)
+        return f"Trained {steps} on {learned}{loss}.\n{following}"
+    best, inputs = result["best_of"], result["inputs"]
+    following = next_command(
+        "evaluate",
+        policy=settings.out,
+        reference=inputs["reference"]["path"],
+        reward=inputs["reward"]["path"],
+        out=settings.out.parent / "evaluate-sft",
     )
+    return "\n".join(
+        [
+            f"Trained {steps} on the best of {best['samples']} outputs of "
+            f"{counted(best['chosen'], 'prompt')}{loss}.",
+            f"The mean reward of these outputs is {best['reward']['chosen']:.2f}, of all outputs "
+            f"of the same prompts {best['reward']['all']:.2f}.",
+            *_remarks(best),
+            following,
+        ]
+    )
+
+
+def _remarks(best: dict[str, Any]) -> list[str]:
+    """What to know of the choice, a sentence each."""
+    said = {
+        "no_choice": "left out: all outputs say the same or have the same reward",
+        "tied": "with several best outputs: the first of them was taken",
+        "unfinished": "with a best output that was cut at the length limit: its end is learned as "
+        "an end",
+    }
+    return [f"{counted(best[name], 'prompt')} {why}." for name, why in said.items() if best[name]]

@@ -6,10 +6,12 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
+from trl.trainer.sft_config import SFTConfig
 
 from policies.sft.demonstrations import read_demonstrations
 from policies.sft.settings import SFTSettings
-from policies.sft.train import _arguments, _build_trainer
+from policies.sft.train import _build_trainer
+from policies.trl_training.train import trainer_arguments
 from rlhf.cli import main
 from rlhf.errors import ConfigError
 from rlhf.modeling.chat_template import template_kwargs
@@ -158,6 +160,7 @@ def test_template_values_reach_every_row_and_are_kept(tmp_path, sft, lines):
     assert template_kwargs(tokenizer) == {"enable_thinking": False}
     settings = SFTSettings(demonstrations=lines, model=str(folder), out=tmp_path / "other")
     rows, _ = read_demonstrations(lines)
-    trainer = _build_trainer(settings, _arguments(settings), rows, tokenizer)
+    arguments = trainer_arguments(settings, SFTConfig)
+    trainer = _build_trainer(settings, arguments, rows, tokenizer)
     for row in trainer.train_dataset:
         assert "assistant\n<think>\n\n</think>\n\n" in tokenizer.decode(row["input_ids"])

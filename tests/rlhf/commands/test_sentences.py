@@ -1,6 +1,7 @@
 """What commands say to people when they are done."""
 
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,6 +183,27 @@ def test_a_ranking_is_traced_in_sentences() -> None:
             },
             "Trained 4 steps on 8 demonstrations; the held-out loss went from 2.000 to 1.500.",
         ),
+        (
+            "dpo",
+            {"out": Path("runs/a/dpo")},
+            {
+                "steps": 4,
+                "pairs": {"train": {"pairs": 1200, "prompts": 600}, "test": {"pairs": 90}},
+                "held_out": {"accuracy": 0.711, "loss": 0.6},
+            },
+            "Trained 4 steps on 1,200 pairs of 600 prompts. It orders 71 % of 90 held-out pairs as "
+            "the annotators did.",
+        ),
+        (
+            "dpo",
+            {"out": Path("runs/a/dpo")},
+            {
+                "steps": 1,
+                "pairs": {"train": {"pairs": 1, "prompts": 1}},
+                "held_out": None,
+            },
+            "Trained 1 step on 1 pair of 1 prompt.",
+        ),
         ("doctor", {"canary": True}, {"Python": "3.11"}, "Python  3.11"),
     ],
 )
@@ -189,3 +211,26 @@ def test_other_commands(
     command: str, settings: dict[str, Any], result: dict[str, Any], first: str
 ) -> None:
     assert said(command, settings, result)[0] == first
+
+
+def test_best_of_n_fine_tuning_says_how_outputs_were_chosen() -> None:
+    best = {
+        **{"samples": 4, "prompts": 9, "chosen": 7, "no_choice": 2, "tied": 1, "unfinished": 0},
+        "reward": {"all": 0.1, "chosen": 0.456},
+    }
+    result = {
+        "steps": 4,
+        "demonstrations": {"train": 7},
+        "held_out_loss": {"before": 2.0, "after": 1.5},
+        "best_of": best,
+        "inputs": {"reference": {"path": "ref"}, "reward": {"path": "rm"}},
+    }
+    assert said("sft", {"out": Path("runs/a/sft")}, result) == [
+        "Trained 4 steps on the best of 4 outputs of 7 prompts; the held-out loss went from 2.000 "
+        "to 1.500.",
+        "The mean reward of these outputs is 0.46, of all outputs of the same prompts 0.10.",
+        "2 prompts left out: all outputs say the same or have the same reward.",
+        "1 prompt with several best outputs: the first of them was taken.",
+        "Next: rlhf evaluate --policy runs/a/sft --reference ref --reward rm --out "
+        "runs/a/evaluate-sft",
+    ]

@@ -301,9 +301,9 @@ def test_a_stage_stands_for_its_model(tmp_path: Path, tiny_model: Path) -> None:
         policy_folder(str(run.path))
 
 
-def test_a_policy_is_what_ppo_or_sft_made(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_policy_is_what_ppo_dpo_or_sft_made(tmp_path: Path, tiny_model: Path) -> None:
     assert policy_folder(str(tiny_model)) == str(tiny_model)
-    for stage, result in (("ppo", "policy"), ("sft", "model")):
+    for stage, result in (("ppo", "policy"), ("dpo", "policy"), ("sft", "model")):
         run = open_stage(tmp_path / stage, stage, load_config(str(tiny_model)).to_dict(), {},
                          resume=False)  # fmt: skip
         with pytest.raises(InputError, match=rf"The {stage} stage in .* is running, not done"):

@@ -170,6 +170,21 @@ def test_the_plan_of_a_reward_model() -> None:
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 
 
+def test_the_plan_of_dpo_holds_one_model() -> None:
+    plan = planner.dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1, lora_rank=2)
+    adapters = 2 * SHAPE.lora_rows
+    activations = planner.activation_bytes(SHAPE, Pass(6, 3), bf16=False, padded=True)
+    assert sizes(plan, "computing gradients") == {
+        "model: weights": 4 * SHAPE.parameters,
+        "adapters: weights": 4 * adapters,
+        "adapters: Adam": 8 * adapters,
+        "gradients": 4 * adapters,
+        "activations": activations,
+    }
+    whole = planner.dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
+    assert whole.peak == 16 * SHAPE.parameters + max(activations, 4 * SHAPE.parameters)
+
+
 def test_a_plan_as_text() -> None:
     phases = {"sampling": (Item("cache", 2**30, "long"),), "stepping": (Item("sums", 2**20, "-"),)}
     plan = Plan("Memory", (Item("weights", 5 * 2**29, "4 bytes each"),), phases)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from policies.dpo.settings import DPOSettings
 from policies.evaluate.settings import EvaluateSettings
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
@@ -238,6 +239,11 @@ SMALLER = [
         {"micro_batch_size": 1},
     ),
     (
+        "dpo",
+        DPOSettings(rankings=Path("r"), model="m", out=Path("out")),
+        {"micro_batch_size": 1},
+    ),
+    (
         "reward",
         reward_settings(rankings=Path("r"), model="m", out=Path("out")),
         {"batch.micro_tokens": 64},
@@ -271,11 +277,13 @@ def test_after_memory_ran_out_resume_takes_smaller_batches(
     assert {name: recorded[name] for name in smaller} == smaller
 
 
-def test_the_batch_of_an_optimizer_step_stays_as_it_was(tmp_path: Path) -> None:
-    stage, settings, _ = SMALLER[0]
-    open_stage(tmp_path / "sft", stage, settings, INPUTS, resume=False)
+@pytest.mark.parametrize(("stage", "settings", "_"), SMALLER[:2])
+def test_the_batch_of_an_optimizer_step_stays_as_it_was(
+    tmp_path: Path, stage: str, settings: Any, _: Any
+) -> None:
+    open_stage(tmp_path / stage, stage, settings, INPUTS, resume=False)
     with pytest.raises(InputError, match=r"with other settings \(batch_size: 16 → 8\)"):
-        open_stage(tmp_path / "sft", stage, replace(settings, batch_size=8), INPUTS, resume=True)
+        open_stage(tmp_path / stage, stage, replace(settings, batch_size=8), INPUTS, resume=True)
 
 
 def test_resume_with_another_input_names_it(tmp_path: Path) -> None:

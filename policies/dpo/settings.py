@@ -1,0 +1,38 @@
+"""The settings of `rlhf dpo`; torch-free, so that `--help` is quick."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from policies.trl_training.settings import TrainerSettings
+from rlhf.config import require_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Adapters in place of all weights."""
+
+    rank: int = 0
+    """Train a LoRA adapter of this rank in place of all weights; 0: all weights."""
+
+    def __post_init__(self) -> None:
+        require_range("lora.rank", self.rank, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOSettings(TrainerSettings):
+    """Settings of `rlhf dpo`."""
+
+    rankings: Path
+    """Folder that `rlhf export --format ranked` wrote."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid`: DPO. `ipo`: squared distance of the difference in log-ratio per token to
+    1/(2·beta); pairs are not pushed apart without end."""
+    beta: float = 0.1
+    """How strongly the policy is held to the original model; a larger one holds it closer."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    """Adapters in place of all weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("beta", self.beta, 0, above_low=True)

@@ -1,0 +1,46 @@
+"""The pairs that rankings imply: reward models and DPO train on them, exports for trl hold them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from rlhf.records.schema import RankedPrompt, Ranking, Response
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two responses to a prompt of which one annotator found the first better."""
+
+    chosen: Response
+    rejected: Response
+    margin: int
+
+
+def pairs(ranking: Ranking) -> Iterator[tuple[str, str, int]]:
+    """Every (better id, worse id, margin) that a ranking implies; ties give none.
+
+    The margin is the sum of the strengths between the two tiers, and 0 where no strengths were
+    given, which leaves the losses of trl as they are.
+    """
+    for high, low in combinations(range(len(ranking.tiers)), 2):
+        margin = sum(ranking.strengths[high:low])
+        for better in ranking.tiers[high]:
+            for worse in ranking.tiers[low]:
+                yield better, worse, margin
+
+
+def preferences(record: RankedPrompt) -> Iterator[Preference]:
+    """Every pair of every ranking of a prompt."""
+    by_id = {response.id: response for response in record.responses}
+    for ranking in record.rankings:
+        for better, worse, margin in pairs(ranking):
+            yield Preference(by_id[better], by_id[worse], margin)
+
+
+def trl_preference(record: RankedPrompt, pair: Preference) -> dict[str, list[dict[str, str]]]:
+    """A pair as trl's trainers read it: prompt, chosen and rejected as messages."""
+    return {
+        "prompt": record.prompt.chat,
+        "chosen": [{"role": "assistant", "content": pair.chosen.text}],
+        "rejected": [{"role": "assistant", "content": pair.rejected.text}],
+    }
