@@ -61,7 +61,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
         ]
         reports = [train_reward(member, sharding, is_member=True) for member in members]
         threshold = combine_thresholds(reports)
-        with watching_stage(run, settings.stall_timeout, settings.notify):
+        with watching_stage(run, settings.parallel.stall_timeout, settings.notify):
             if accelerator.is_main_process:
                 _join(run, folders)
             accelerator.wait_for_everyone()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from reward.settings import RewardSettings
-from rlhf.config.paths import flag_of, with_changes
+from rlhf.config.paths import flag_of, read_setting, with_changes
 from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
 from rlhf.parallel.settings import SHARDED
@@ -37,10 +37,10 @@ def room_for(settings: RewardSettings) -> int:
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
     """What each process would hold if nothing were sharded, when the longest sequences come."""
-    has_buckets = settings.tensor_parallel == 1 and settings.sharding != "fsdp"
+    has_buckets = settings.parallel.tensor_parallel == 1 and settings.sharding != "fsdp"
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
-        tensor_parallel_shape(shape, settings.tensor_parallel),
+        tensor_parallel_shape(shape, settings.parallel.tensor_parallel),
         Pass(tokens, settings.data.max_length, settings.batch.gradient_checkpointing),
         bf16=choose_precision(settings.precision) == "bf16",
         processes=_processes(settings) if has_buckets else 1,
@@ -51,8 +51,8 @@ def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
 
 def plan_sharded(settings: RewardSettings) -> Plan:
     """What each process will hold, as far as the flags alone say."""
-    sharding = Sharding(settings.sharding, settings.offload)
-    parts = settings.shard_group or _processes(settings)
+    sharding = Sharding(settings.sharding, settings.parallel.offload)
+    parts = settings.parallel.shard_group or _processes(settings)
     return shard_plan(plan_memory(settings, read_shape(settings.model)), _layout(sharding, parts))
 
 
@@ -112,7 +112,7 @@ def _lighter(settings: RewardSettings, shape: Shape, has: float, layout: Layout)
     """Flags under which the same training fits, the least intrusive first."""
     adapters: list[dict[str, Any]] = [{}]
     # adapters leave little to shard: the settings refuse them
-    if not SHARDED[layout.strategy] and settings.tensor_parallel == 1:
+    if not SHARDED[layout.strategy] and settings.parallel.tensor_parallel == 1:
         names = ("lora", "qlora") if torch.cuda.is_available() else ("lora",)
         adapters += [{"adapter": name} for name in names if name != settings.adapter]
     for adapter in adapters:
@@ -132,9 +132,14 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
     """The fewest processes over which `--sharding fsdp` fits."""
     if settings.adapter != "none":
         return
-    usual = {"sharding": "fsdp", "tensor_parallel": 1, "shard_group": 0, "ddp_comm_hook": "no"}
+    usual = {
+        "sharding": "fsdp",
+        "parallel.tensor_parallel": 1,
+        "parallel.shard_group": None,
+        "ddp_comm_hook": "no",
+    }
     changes: dict[str, Any] = {
-        name: value for name, value in usual.items() if getattr(settings, name) != value
+        name: value for name, value in usual.items() if read_setting(settings, name) != value
     }
     plan = plan_memory(with_changes(settings, changes), shape)
     for parts in PARTS:
@@ -147,6 +152,7 @@ def _over_processes(settings: RewardSettings, shape: Shape, has: float) -> Itera
 
 def _flags(changes: dict[str, Any]) -> str:
     words = (
-        flag_of(name) + ("" if value is True else f" {value}") for name, value in changes.items()
+        flag_of(name) + ("" if value is True else f" {'none' if value is None else value}")
+        for name, value in changes.items()
     )
     return " ".join(words)

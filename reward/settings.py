@@ -187,11 +187,15 @@ class CheckpointSettings:
 
     every: int = 50
     """Optimizer steps between checkpoints; 0: none."""
+    every_minutes: float | None = None
+    """Also save a checkpoint every so many minutes."""
     keep: int = 1
     """Checkpoints kept on disk."""
 
     def __post_init__(self) -> None:
         require_range("checkpoint.every", self.every, 0)
+        if self.every_minutes is not None:
+            require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
         require_range("checkpoint.keep", self.keep, 1)
 
 
@@ -200,6 +204,7 @@ class RewardSettings(ClusterSettings):
     """Which rankings, which model, and how to train."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {
+        **ClusterSettings.OLD_NAMES,
         "epochs": "optim.epochs",
         "learning_rate": "optim.learning_rate",
         "warmup_fraction": "optim.warmup_fraction",

@@ -153,4 +153,4 @@ def forward(state: TrainState, groups: Sequence[Group]) -> Tensor:
 def rows_of(groups: Sequence[Group], rewards: Float[Tensor, " N"]) -> list[list[float]]:
     """The rewards of each group's responses."""
     sizes = [len(group.responses) for group in groups]
-    return [row.tolist() for row in rewards.detach().split(sizes)]
+    return [row.tolist() for row in rewards.detach().cpu().split(sizes)]  # a GPU is waited for once

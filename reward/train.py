@@ -217,7 +217,7 @@ def _load_classifier(
 ) -> PreTrainedModel:
     """A model with a head; frozen weights are held as they are multiplied, under adapters."""
     if settings.adapter == "none":
-        tensor_parallel = settings.tensor_parallel > 1
+        tensor_parallel = settings.parallel.tensor_parallel > 1
         return new_reward_model(
             settings.model, pad_id, settings.seed, tensor_parallel=tensor_parallel
         )

@@ -121,7 +121,9 @@ def _lighter(names: set[str]) -> str:
         if name in names:
             ways.append(f"add {flag_of(name)}")
     if "sharding" in names:
-        ways.append("shard the model: --sharding fsdp, with --offload where that is not enough")
+        ways.append(
+            "shard the model: --sharding fsdp, with --parallel.offload where that is not enough"
+        )
     words = ", or ".join(ways) or "use a smaller model, or a device with more memory"
     if len(ways) > 1:
         words += " (--dry-run prints what takes how much)"

@@ -5,8 +5,9 @@ from typing import Any, TypeVar
 from policies.ppo.settings import PPOSettings
 from reward.settings import RewardSettings
 from rlhf.config.paths import old_names, with_changes
+from rlhf.parallel.settings import GroupSettings
 
-S = TypeVar("S", RewardSettings, PPOSettings)
+S = TypeVar("S", bound=GroupSettings)
 
 
 def reward_settings(*, rankings: Any, model: str, out: Any, **given: Any) -> RewardSettings:

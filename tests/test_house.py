@@ -11,8 +11,8 @@ from tests.conftest import REPOSITORY
 PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
 MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_FUNCTION, MOST_ARGUMENTS = 14, 400, 60, 7
 FORMULAS = {  # pure functions of numbers take as many as their formula has
-    ("policies/ppo/losses.py", "policy_loss"),
-    ("policies/rewards/shaping.py", "shape_rewards"),
+    ("policies/formulas.py", "policy_loss"),
+    ("policies/formulas.py", "shape_rewards"),
 }
 
 

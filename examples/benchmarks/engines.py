@@ -1,7 +1,8 @@
 """How fast each `--engine` of `rlhf ppo` samples: milliseconds a token, medians of runs.
 
-Prompts are the quickstart's first, and all responses are in work at one time. Engines take turns,
-so that a machine which others use slows all of them alike; each one's first run only warms up.
+Prompts are the first of examples/evidence/primed; all responses are in work at one time. Engines
+take turns, so that a machine which others use slows all of them alike; each one's first run only
+warms up.
 
     .venv-vllm/bin/python examples/benchmarks/engines.py [--prompts 48] [--runs 3] [--json]
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from policies.sampling.generate import Sampler
 
 REPOSITORY = Path(__file__).parents[2]
-PROMPTS = REPOSITORY / "examples" / "quickstart" / "prompts.jsonl"
+PROMPTS = REPOSITORY / "examples" / "evidence" / "primed" / "prompts.jsonl"
 NEW_TOKENS = 24
 
 

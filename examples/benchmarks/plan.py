@@ -41,7 +41,7 @@ class Case:
     response: int
     bf16: bool = True
     checkpointing: bool = False
-    sharding: str = "none"
+    sharding: str = "auto"
 
 
 TINY_CASES = (
@@ -142,7 +142,7 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
     reads = last_tokens(torch.full((case.sequences,), length), length)
     inputs = Inputs(torch.tensor(random_ids(case.sequences, length)), reads)
     take_three_steps(accelerator, module, case, lambda model: model(inputs).sum())
-    if case.sharding != "none":
+    if case.sharding != "auto":
         load = Load(length, case.sequences, case.checkpointing, 16)
         return stage_bytes("reward", NAMES[case.sharding], shape, load, PROCESSES)
     return reward_plan(
@@ -233,7 +233,7 @@ def run_case(model: str, case: Case) -> dict[str, Any]:
     """Measure one case in a fresh process."""
     given = ["--model", model, "--case", json.dumps(asdict(case))]
     words = [sys.executable, "-P", __file__, *given]  # not beside reward.py, which hides a package
-    if case.sharding != "none":
+    if case.sharding != "auto":
         agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
         words = [*agent, f"--nproc-per-node={PROCESSES}", *words]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "HF_HUB_OFFLINE": "1"}

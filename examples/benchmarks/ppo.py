@@ -8,10 +8,12 @@ made from it, and AdamW with the same β and ε. Each run is a process of its ow
              the phases of ours, beside what their bytes or their arithmetic would take at the rates
              that this machine has in the same minute
     target   wall time of the process until three steps together have 90 % of what our run gains in
-             gold reward: ours with examples/quickstart/ppo.yaml after `make demo`, trl's with the
-             same batch, epochs, learning rate and penalty, its own defaults for the rest, and more
-             steps, so that it has more than four times our time. A run that never gets there counts
-             with all its time, and the ratio is a lower bound
+             gold reward: ours with examples/evidence/primed/ppo.yaml, trl's with the same batch,
+             epochs, learning rate and penalty, its own defaults for the rest, and more steps, so
+             that it has more than four times our time. A run that never gets there counts with all
+             its time, and the ratio is a lower bound. First run examples/quickstart/run.sh with
+             RUN=runs/primed, SETTINGS=examples/evidence/primed, PROMPTS=$SETTINGS/prompts.jsonl,
+             TIE=0.4 and STEPS=16
 
     python examples/benchmarks/ppo.py [speed|target] [--quick] [--json]
 
@@ -39,6 +41,7 @@ import yaml
 REPOSITORY = Path(__file__).parents[2]
 MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 QUICKSTART = REPOSITORY / "examples" / "quickstart"
+PRIMED = REPOSITORY / "examples" / "evidence" / "primed"  # short answers, as trl is slow
 PEER = ("trl==1.12.0", "transformers", "accelerate", "datasets", "numpy", "vaderSentiment")
 PHASES = ("sample", "score", "update")
 KL = 0.05  # trl's default coefficient of the reverse KL in the reward
@@ -74,7 +77,7 @@ def prepare(arguments: argparse.Namespace) -> Line:
     folder: Path = arguments.work / f"speed-{arguments.episodes}-{arguments.response}"
     folder.mkdir(parents=True, exist_ok=True)
     prompts, reward = folder / "prompts.jsonl", folder / "reward"
-    lines = (QUICKSTART / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (PRIMED / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts.write_text("\n".join(lines[: 2 * arguments.episodes]) + "\n", encoding="utf-8")
     tokenizer = load_tokenizer(arguments.model)
     if not reward.exists():
@@ -236,17 +239,19 @@ def clock(work: Any) -> float:
 
 
 def measure_target(arguments: argparse.Namespace) -> Line:
-    """Wall time to the same gold reward, with what the quickstart ships."""
+    """Wall time to the same gold reward, with the settings of examples/evidence/primed."""
     from rlhf.config import flatten
 
-    shipped = flatten(yaml.safe_load((QUICKSTART / "ppo.yaml").read_text(encoding="utf-8")))
+    shipped = flatten(yaml.safe_load((PRIMED / "ppo.yaml").read_text(encoding="utf-8")))
     if arguments.quick:
         inputs = prepare(arguments)
         shipped |= {"batch.episodes_per_step": arguments.episodes, "batch.micro_batch_size": 2}
     else:
         demo: Path = arguments.demo
         if not (demo / "reference" / "report.json").is_file():
-            raise SystemExit(f"There is no reference store in {demo}. Run `make demo` first.")
+            raise SystemExit(
+                f"There is no reference store in {demo}; the top of this file says how."
+            )
         folder = arguments.work / "target"
         folder.mkdir(parents=True, exist_ok=True)
         inputs = {"reward": str(demo / "reward" / "model"), "folder": folder}
@@ -292,7 +297,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few episodes, to see it run")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "runs" / "benchmarks")
-    parser.add_argument("--demo", type=Path, default=REPOSITORY / "runs" / "demo")
+    parser.add_argument("--demo", type=Path, default=REPOSITORY / "runs" / "primed")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument(
         "--kinds", default="ours,trl,trl-bf16", help="of `speed`: ours, then others"

@@ -30,7 +30,7 @@ from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Message, Prompt, Sampling
 
 MODEL = "models/SmolLM2-135M-Instruct"
-PROMPTS = Path("examples/quickstart/prompts.jsonl")
+PROMPTS = Path("examples/evidence/primed/prompts.jsonl")
 SAMPLING = Sampling(temperature=0.8, max_new_tokens=24, seed=0)
 
 
@@ -69,7 +69,7 @@ def measure(size: int) -> dict[str, Any]:
 
 
 def read_prompts(size: int) -> Sequence[Prompt]:
-    """Prompts of the quickstart, from all over the file."""
+    """Prompts from all over the file."""
     rows = list(read_jsonl(PROMPTS))
     chosen = rows[:: len(rows) // size][:size]
     return [

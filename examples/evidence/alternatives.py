@@ -1,8 +1,8 @@
 """What else could be done with the same rankings: DPO, SFT on the best response, best-of-n.
 
-DPO and SFT are trl's. All are evaluated by the same command, against the same stored answers, and
-compared head to head with PPO (`--against`). Best-of-n needs no training: it chooses among the
-stored answers by the reward model, so its row comes from the evaluation of PPO.
+DPO is `rlhf dpo`, SFT `rlhf sft`. All are evaluated by the same command, against the same stored
+answers, and compared head to head with PPO (`--against`). Best-of-n needs no training: it chooses
+among the stored answers by the reward model, so its row comes from the evaluation of PPO.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from experiment import (
 )
 from shaping import outcome
 
-from labeling_app.data_io.exporting import pairs
+from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import RankedPrompt
 
 METHODS = ("dpo", "sft")
@@ -38,7 +38,7 @@ def measure(config: Config, out: Path) -> Config:
     )
     chosen = draw(ranked, config["rankings"], config["seed"])
     data = write_dataset(out / "rankings", chosen)
-    model, base = config["model"], ["--model", config["model"]]
+    base = ["--model", config["model"]]
     reward, how = out / "reward", flags(config["reward"])
     stage(reward, "train-reward", "--rankings", data, *base, *how)
     reference, best_of = stored_outputs(config, out, records)
@@ -49,9 +49,7 @@ def measure(config: Config, out: Path) -> Config:
     rows = {"ppo": outcome(report)}
     train = [record for record in chosen if record.prompt.split == "train"]
     for method in METHODS:
-        policy = out / method
-        if not policy.exists():
-            fine_tune(method, train, model, policy, config[method])
+        policy = trained(method, config, out, train)
         against = ["--against", out / "ppo"]
         found = stage(out / f"evaluate-{method}", "evaluate", "--policy", policy, *against, *asked)
         rows[method] = {**outcome(found), "against_ppo": found["rival"]["win_rate"]["gold"]}
@@ -73,51 +71,28 @@ def stored_outputs(config: Config, out: Path, records: list[RankedPrompt]) -> tu
     return out / "reference", out / "best-of"
 
 
-def fine_tune(
-    method: str, records: list[RankedPrompt], model: str, out: Path, settings: Config
-) -> None:
-    """Train a copy of the model with trl and save it as a plain folder."""
-    import torch
-    from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+def trained(method: str, config: Config, out: Path, records: list[RankedPrompt]) -> Path:
+    """The policy of `rlhf dpo` on all pairs, or of `rlhf sft` on the best response to each prompt.
 
-    from rlhf.modeling.models import load_causal_lm, save_model
-    from rlhf.modeling.tokens import load_tokenizer
-
-    kinds = {"dpo": (DPOConfig, DPOTrainer, preferences), "sft": (SFTConfig, SFTTrainer, best)}
-    make_config, trainer_of, rows_of = kinds[method]
-    tokenizer = load_tokenizer(model)
-    on_cpu = not torch.cuda.is_available()
-    trainer = trainer_of(
-        model=load_causal_lm(model),
-        args=make_config(
-            output_dir=str(out.with_name(f".{out.name}.trl")),
-            report_to="none",
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            use_cpu=on_cpu,
-            dataloader_pin_memory=not on_cpu,
-            activation_checkpointing=False,
-            **settings,
-        ),
-        train_dataset=Dataset.from_list(list(rows_of(records))),
-        processing_class=tokenizer,
-    )
-    trainer.train()
-    save_model(trainer.model, tokenizer, out)
-
-
-def preferences(records: list[RankedPrompt]) -> Iterator[Config]:
-    """Every pair that the rankings imply, ties left out."""
-    for record in records:
-        texts = {response.id: response.text for response in record.responses}
-        for better, worse, _ in pairs(record.rankings[0]):
-            yield {
-                "prompt": record.prompt.chat,
-                "chosen": [{"role": "assistant", "content": texts[better]}],
-                "rejected": [{"role": "assistant", "content": texts[worse]}],
-            }
+    The configuration has trl's names. Seed and warmup are trl's defaults.
+    """
+    settings = config[method]
+    how = {
+        "learning_rate": settings["learning_rate"],
+        "epochs": settings["num_train_epochs"],
+        "batch_size": settings["per_device_train_batch_size"],
+        "micro_batch_size": settings["per_device_train_batch_size"],
+        "warmup_fraction": 0,
+        "precision": "bf16" if settings["bf16"] else "fp32",
+        "seed": 42,
+    }
+    if method == "dpo":
+        what: list[str | Path] = ["--rankings", out / "rankings", "--beta", str(settings["beta"])]
+    else:
+        write_jsonl(out / "best.jsonl", best(records))
+        what = ["--demonstrations", out / "best.jsonl"]
+    stage(out / method, method, *what, "--model", config["model"], *flags(how))
+    return out / method
 
 
 def best(records: list[RankedPrompt]) -> Iterator[Config]:

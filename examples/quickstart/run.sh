@@ -9,27 +9,34 @@ RUN=${RUN:-runs/demo}
 MODEL=${MODEL:-models/SmolLM2-135M-Instruct}
 PROMPTS=${PROMPTS:-examples/quickstart/prompts.jsonl}
 SEED=${SEED:-0}
-STEPS=${STEPS:-16}
+STEPS=${STEPS:-10}
 SIGNAL=examples.quickstart.sentiment:score
-SETTINGS=examples/quickstart
+SETTINGS=${SETTINGS:-examples/quickstart}
 DB=${DB:-$RUN/labels.db}
 ANNOTATOR=${ANNOTATOR:-signal} # or human
+TIE=${TIE:-0.2} # scores this close are a tie
 JUDGE="--gold $SIGNAL"
 [ "$ANNOTATOR" = signal ] || JUDGE= # what people want, the signal does not know
 
-mkdir -p "$RUN"
-rlhf import "$PROMPTS" --db "$DB"
-rlhf generate --config $SETTINGS/generate.yaml --db "$DB" --model "$MODEL" --seed "$SEED"
-[ "$ANNOTATOR" != signal ] || rlhf annotate --annotator "signal:$SIGNAL" --tie-within 0.4 --db "$DB"
-[ -d "$RUN/rankings" ] || rlhf export --db "$DB" --kind "$ANNOTATOR" --out "$RUN/rankings"
+step() { # one command of the loop, and its seconds
+    local began=$SECONDS
+    rlhf "$@"
+    echo "$1 $((SECONDS - began))" >>"$RUN/seconds"
+}
 
-rlhf train-reward --config $SETTINGS/reward.yaml --rankings "$RUN/rankings" --model "$MODEL" \
+mkdir -p "$RUN"
+step import "$PROMPTS" --db "$DB"
+step generate --config $SETTINGS/generate.yaml --db "$DB" --model "$MODEL" --seed "$SEED"
+[ "$ANNOTATOR" != signal ] || step annotate --annotator "signal:$SIGNAL" --tie-within "$TIE" --db "$DB"
+[ -d "$RUN/rankings" ] || step export --db "$DB" --kind "$ANNOTATOR" --out "$RUN/rankings"
+
+step train-reward --config $SETTINGS/reward.yaml --rankings "$RUN/rankings" --model "$MODEL" \
     --seed "$SEED" --out "$RUN/reward" --resume
-rlhf reference --config $SETTINGS/reference.yaml --prompts "$RUN/rankings" --model "$MODEL" \
+step reference --config $SETTINGS/reference.yaml --prompts "$RUN/rankings" --model "$MODEL" \
     --reward "$RUN/reward" --seed "$SEED" --out "$RUN/reference" --resume
-rlhf ppo --config $SETTINGS/ppo.yaml --model "$MODEL" --reward "$RUN/reward" \
+step ppo --config $SETTINGS/ppo.yaml --model "$MODEL" --reward "$RUN/reward" \
     --reference "$RUN/reference" --seed "$SEED" --steps "$STEPS" --out "$RUN/ppo" --resume
-rlhf evaluate --policy "$RUN/ppo" --reference "$RUN/reference" --reward "$RUN/reward" \
+step evaluate --policy "$RUN/ppo" --reference "$RUN/reference" --reward "$RUN/reward" \
     $JUDGE --seed "$SEED" --out "$RUN/evaluate" --resume
 
 echo "The report: $RUN/evaluate/report.html"

@@ -40,7 +40,7 @@ from policies.evaluate.summary import (
 from policies.reference.audit import estimate_reverse_kl, measure_forward_kl, score_responses
 from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
 from policies.reference.store import ReferenceRow, ReferenceStore
-from policies.rewards.sources import describe_rewards, is_model, load_reward
+from policies.rewards import describe_rewards, is_model, load_reward
 from rlhf.config import read_text
 from rlhf.endpoints.judge import Endpoint
 from rlhf.endpoints.signals import Signal, load_signal

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from policies.evaluate.answers import Side
 from policies.reference.store import ReferenceRow
-from policies.rewards.sources import Reward
+from policies.rewards import Reward
 from rlhf.endpoints.judge import Endpoint, build_request, combine, complete, read_verdict
 from rlhf.endpoints.signals import Signal
 from rlhf.endpoints.urls import AskingPool

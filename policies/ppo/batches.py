@@ -13,6 +13,7 @@ Letters: N rows, B rows of one batch, R and W widths of two paddings of the same
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -222,3 +223,32 @@ def stack_pieces(pieces: Sequence[list[int]], pad_id: int, device: torch.device)
     """Pieces as sequences whose prompt is their first token."""
     prompts = [ids[:1] for ids in pieces]
     return Sequences.of(prompts, [ids[1:] for ids in pieces], pad_id).to(device)
+
+
+@dataclass(frozen=True)
+class StepTexts:
+    """The pretraining texts of every step.
+
+    Attributes:
+        pieces: of all texts, as token ids.
+        per_step: how many a step takes, over all processes.
+        seed: of their order.
+        dp_rank: which part of them this process computes.
+        dp_size: how many parts there are.
+        pad_id: pads them.
+        device: where they are needed.
+    """
+
+    pieces: Sequence[list[int]]
+    per_step: int
+    seed: int
+    dp_rank: int
+    dp_size: int
+    pad_id: int
+    device: torch.device
+
+    def of_step(self, step: int) -> Sequences:
+        """This process's texts in a step, counted from 1."""
+        place = {"dp_rank": self.dp_rank, "dp_size": self.dp_size}
+        pieces = items_of_step(self.pieces, step, self.per_step, self.seed, **place)
+        return stack_pieces(pieces, self.pad_id, self.device)

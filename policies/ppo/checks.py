@@ -5,15 +5,14 @@ the first update KL, approx-KL and clip fraction must be 0 and the entropy posit
 those of the arithmetic: batches of other shapes round differently.
 
 A reward model that is exploited gives rising rewards for answers that no person would like. Such
-answers can be noticed without people: they do not end, they grow, they shrink, they repeat
-themselves. Each of these signs is first a warning; when it persists, the run ends.
+answers can be detected without people: they do not end, get longer or shorter, or repeat
+themselves. Each of these signs is a warning first; when it persists, the run stops.
 """
 
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -21,9 +20,10 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policies.formulas import FORWARD_KL
+from policies.ppo.rollout import distinct_2
 from policies.ppo.setting_groups import GuardSettings
 from policies.reference.audit import score_responses
-from policies.reference.kl import FORWARD_KL
 from policies.reference.store import ReferenceRow
 from rlhf.errors import GuardError
 from rlhf.run.checkpoint import last_good
@@ -75,13 +75,13 @@ def check_reference(
 def check_step(
     row: Mapping[str, float], precision: str, checkpoint: Path | None, *, single_update: bool
 ) -> None:
-    """Stop a run whose numbers cannot be right.
+    """Stop a run with numbers that cannot be right.
 
     Args:
         row: the step's metrics.
         precision: of accelerate, `no` or `bf16`.
         checkpoint: the newest one.
-        single_update: whether a step has one, before which all its metrics were measured.
+        single_update: whether a step has one optimizer step, so that all metrics precede it.
 
     Raises:
         GuardError: a metric is not finite; or, at step 1, the sampler's log-probs are not the
@@ -98,8 +98,8 @@ def check_step(
     gap, most = row["sampler_gap"], LOG_PROB_TOLERANCE[precision]
     if gap > most:
         raise GuardError(
-            f"Step 1: the sampler's log-probs of its own tokens are {gap:.4f} nats a token off "
-            f"those that training sees (at most {most} is expected)",
+            f"Step 1: the sampler's log-probs of its own tokens differ by {gap:.4f} nats per token "
+            f"from those that training computes (at most {most} is expected)",
             "Use --sampling.engine generate or --precision fp32; report this with your model's "
             "name.",
         )
@@ -139,15 +139,6 @@ def normal_of(rows: Sequence[ReferenceRow]) -> Normal:
         distinct_2=fmean(distinct_2(row.response_ids) for row in rows),
         entropy=sum(sum(row.entropy) for row in rows) / tokens,
     )
-
-
-def distinct_2(ids: Sequence[int]) -> float:
-    """Fraction of distinct pairs of neighboring tokens in a response; 1 if it has none.
-
-    Within a response, so that neither the number of responses nor their likeness plays a part.
-    """
-    pairs = list(pairwise(ids))
-    return len(set(pairs)) / len(pairs) if pairs else 1.0
 
 
 def signs(
@@ -193,7 +184,7 @@ def watch(
     checkpoint: Path | None,
     warn: Callable[[str], None],
 ) -> dict[str, int]:
-    """Warn of every new sign; stop when one has persisted for `patience` steps.
+    """Warn of every new sign; stop the run when one has persisted for `patience` steps.
 
     Args:
         row: the step's metrics.
@@ -208,7 +199,7 @@ def watch(
         For how many consecutive steps each sign has persisted.
 
     Raises:
-        GuardError: a sign has stayed; the message names the checkpoint.
+        GuardError: a sign has persisted; the message names the checkpoint.
     """
     found = signs(row, kl, normal, settings)
     updated = {name: counts.get(name, 0) + 1 for name in found}

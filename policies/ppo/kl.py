@@ -17,11 +17,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from policies.formulas import reverse_kl_k1, reverse_kl_k3
 from policies.ppo.batches import in_length_order
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import MAX_RELATIVE_ERROR, PPOSettings
-from policies.reference.kl import reverse_kl_k1, reverse_kl_k3
 from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceStore
 from rlhf.errors import InputError
@@ -37,7 +37,7 @@ def reference_policy(
 ) -> ReferencePolicy | None:
     """What gives the reference's log-probs of fresh samples; None where nothing in memory can.
 
-    `together` all processes hold one resident model.
+    With `tensor_parallel`, all processes hold one resident model.
 
     Raises:
         InputError: the resident model is not where the store says, or has changed.
@@ -66,7 +66,7 @@ def require_top_k(store: ReferenceStore, kl: KLSettings) -> None:
     """
     if kl.source == "reference" and kl.estimator == "top_k" and not store.manifest["stored_top_k"]:
         raise InputError(
-            f"--kl.estimator top_k needs the likeliest tokens of every place, and {store.folder} "
+            f"--kl.estimator top_k needs the most likely tokens at every place, and {store.folder} "
             "has none",
             "Make the store with rlhf reference --store-top-k 32, or use --kl.estimator k3.",
         )
@@ -94,7 +94,7 @@ def describe_reverse_kl(
     mask: Bool[Tensor, "B R"],
     prefix: str = "kl",
 ) -> dict[str, float]:
-    """KL(policy ‖ reference) of fresh samples of all processes, in nats a token and a response."""
+    """KL(policy ‖ reference) of fresh samples of all processes, in nats per token and response."""
     k1, k3 = (
         estimate(log_probs, reference_log_probs, mask).sum()
         for estimate in (reverse_kl_k1, reverse_kl_k3)
@@ -117,13 +117,13 @@ def audit(
     log_probs: Float[Tensor, "B R"],
     settings: PPOSettings,
 ) -> dict[str, float]:
-    """The true reverse KL of a step's samples; the original model is loaded for it, and freed.
+    """The true reverse KL of a step's samples; loads the original model and frees it afterwards.
 
-    Where the policy holds it under its adapters, they are switched off instead.
+    If the policy is that model with adapters, they are switched off instead.
     """
     source = "adapter" if settings.holds_reference else "resident"
     score = reference_policy(
-        source, store, accelerator, tensor_parallel=settings.tensor_parallel > 1
+        source, store, accelerator, tensor_parallel=settings.parallel.tensor_parallel > 1
     )
     assert score is not None
     size = settings.batch.micro_batch_size
@@ -140,7 +140,7 @@ def measure_reference(
     sequences: Sequences,
     micro_batch_size: int,
 ) -> Float[Tensor, "B R"]:
-    """The reference's log-probs of fresh samples, in batches of like length; 0 at padding."""
+    """The reference's log-probs of fresh samples, in batches of similar length; 0 at padding."""
     log_probs = torch.zeros(sequences.responses.ids.shape, device=accelerator.device)
     with accelerator.autocast():
         for rows, part in in_length_order(sequences, micro_batch_size):

@@ -7,7 +7,7 @@ from policies.ppo.batches import pieces_per_step
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import open_store
-from policies.rewards.sources import reward_models
+from policies.rewards import reward_models
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
 from rlhf.planning.plan import GIB, Layout, Plan, SampleBatch
@@ -53,20 +53,20 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
     roles = Roles(
         critic=_critic(settings),
         reward_models=len(models),
-        lora_rank=settings.lora.rank,
+        lora_rank=settings.lora.rank or 0,
         share_base=settings.lora.share_base,
         four_bits=settings.lora.four_bit_base,
         resident=settings.kl.source == "resident",
         audited_rows=settings.batch.micro_batch_size if _audits_on_the_way(settings.kl) else 0,
         vllm=settings.sampling.engine == "vllm",
-        reward_ranks=tuple(adapter_rank(name) or settings.lora.rank for name in models),
+        reward_ranks=tuple(adapter_rank(name) or settings.lora.rank or 0 for name in models),
     )
     return models[0] if models else settings.model, roles
 
 
 def _audits_on_the_way(kl: KLSettings) -> bool:
     """Whether steps load the original model; other sources measure the reverse KL without."""
-    return kl.audit_every > 0 and kl.source in ("reference", "none")
+    return kl.audit_every is not None and kl.source in ("reference", "none")
 
 
 def _critic(settings: PPOSettings) -> Critic:
@@ -86,8 +86,8 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     if settings.batch.micro_tokens:  # stored rows count among them
         episodes, rows = max(1, settings.batch.micro_tokens // (prompt + new)), 0
     processes = max(settings.processes, world_size())
-    parts = settings.shard_group or processes
-    tensor_parallel = settings.tensor_parallel
+    parts = settings.parallel.shard_group or processes
+    tensor_parallel = settings.parallel.tensor_parallel
     if tensor_parallel > 1:
         processes = parts = 1
     rollout = settings.batch.episodes_per_step // processes
@@ -104,7 +104,7 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.batch.gradient_checkpointing,
         roles=roles,
-        layout=Layout(settings.sharding, parts, settings.offload, processes),
+        layout=Layout(settings.sharding, parts, settings.parallel.offload, processes),
     )
 
 

@@ -5,8 +5,10 @@ episodes (prompt and response) of this process, R response tokens. Every (B, R) 
 padding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -14,28 +16,32 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from policies.ppo.advantages import (
+from policies.formulas import (
+    center,
     generalized_advantages,
     group_relative,
     leave_one_out,
     masked_moments,
+    matches_sampler,
+    place_at_end,
+    sampler_weights,
+    shape_rewards,
     whiten,
 )
 from policies.ppo.batches import in_length_order, refit
-from policies.ppo.checks import distinct_2
 from policies.ppo.kl import ReferencePolicy, measure_reference
-from policies.ppo.losses import matches_sampler, sampler_weights
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
-from policies.rewards.shaping import center, place_at_end, shape_rewards
-from policies.rewards.sources import Reward
+from policies.rewards import Reward
 from policies.sampling.generate import Sample, Sampler, sample_with
 from rlhf.modeling.log_probs import Sequences, entropy_of, log_probs_of, response_logits
 from rlhf.modeling.tokens import decode_response
 from rlhf.parallel.distributed import global_sum
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
+
+PER_TOKEN = ("entropy", "sampler_gap")  # metrics; the others are means over episodes
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,9 @@ class Environment:
             term needs none.
         reference_rewards: rewards of each prompt's stored outputs, by prompt id.
         sampling: how the stored outputs were sampled.
+        shaping: what `shape_rewards` is told.
         sampler: samples in place of transformers' plain `generate`.
+        sampler_correction: how differences between sampler and trainer are corrected for.
     """
 
     accelerator: Accelerator
@@ -59,7 +67,9 @@ class Environment:
     reference_policy: ReferencePolicy | None
     reference_rewards: dict[str, list[float]]
     sampling: Sampling
+    shaping: Mapping[str, Any]
     sampler: Sampler | None = None
+    sampler_correction: Literal["none", "token", "sequence"] = "none"
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
 
 
 @torch.no_grad()
-def score_episodes(environment: Environment, episodes: Episodes, settings: PPOSettings) -> Scores:
+def score_episodes(environment: Environment, episodes: Episodes) -> Scores:
     """Score the responses, and shape the scores with the rewards of the stored outputs."""
     beat("scoring")
     prompts = [rows[0].prompt for rows in episodes.prompts]
@@ -185,7 +195,7 @@ def score_episodes(environment: Environment, episodes: Episodes, settings: PPOSe
         reference_scores,
         episodes.finished,
         episodes.mask.sum(dim=1),
-        **settings.shaping,
+        **environment.shaping,
     )
     return Scores(scores, center(scores, reference_scores), shaped, baseline)
 
@@ -228,7 +238,7 @@ def measure_episodes(
 
 @torch.no_grad()
 def build_experience(
-    accelerator: Accelerator,
+    environment: Environment,
     episodes: Episodes,
     scores: Scores,
     measured: Measured,
@@ -240,13 +250,13 @@ def build_experience(
     subtracted at every token.
     """
     mask = episodes.mask
-    loss_mask, weights = _loss_weights(episodes, measured.log_probs, settings)
+    loss_mask, weights = _loss_weights(environment, episodes, measured.log_probs, settings)
     token_rewards = place_at_end(scores.shaped + scores.baseline, mask)
     if measured.reference_log_probs is not None:
         log_ratio = measured.log_probs - measured.reference_log_probs
         token_rewards -= settings.kl.coefficient * log_ratio * mask
     advantages, returns = advantages_of(
-        accelerator, token_rewards, measured.values, mask, settings, loss_mask
+        environment.accelerator, token_rewards, measured.values, mask, settings, loss_mask
     )
     return Experience(
         sequences=episodes.sequences,
@@ -261,15 +271,18 @@ def build_experience(
 
 
 def _loss_weights(
-    episodes: Episodes, log_probs: Float[Tensor, "B R"], settings: PPOSettings
+    environment: Environment,
+    episodes: Episodes,
+    log_probs: Float[Tensor, "B R"],
+    settings: PPOSettings,
 ) -> tuple[Bool[Tensor, "B R"], Float[Tensor, "B R"] | None]:
     """The tokens that the losses learn from, and their weights in the policy loss."""
     mask, finished = episodes.mask, episodes.finished
     kept = finished if settings.rewards.mask_truncated else torch.ones_like(finished)
-    if settings.sampler_correction == "none":
+    if environment.sampler_correction == "none":
         return mask & kept[:, None], None
     both, cap = (log_probs, episodes.sampler_log_probs), settings.sampling.correction_cap
-    if settings.sampler_correction == "sequence":
+    if environment.sampler_correction == "sequence":
         kept = kept & matches_sampler(*both, mask, cap)
     return mask & kept[:, None], sampler_weights(*both, cap)
 
@@ -292,7 +305,7 @@ def advantages_of(
         settings: the kind of advantages, γ and λ.
         loss_mask: the tokens to whiten over, all real ones when not given.
     """
-    if not settings.has_critic:
+    if settings.advantages != "gae":
         totals = token_rewards.sum(dim=1).view(-1, settings.batch.samples_per_prompt)
         if settings.advantages == "rloo":
             each = leave_one_out(totals)
@@ -309,21 +322,6 @@ def advantages_of(
     return whiten(advantages, mask, mean, squares / count - mean**2), returns
 
 
-@dataclass
-class RolloutSums:
-    """Sums over this process's episodes and tokens; every field adds up over processes."""
-
-    episodes: Tensor
-    tokens: Tensor
-    score: Tensor
-    centered: Tensor
-    shaped: Tensor
-    finished: Tensor
-    entropy: Tensor
-    distinct_2: Tensor
-    sampler_gap: Tensor
-
-
 def describe_rollout(
     accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: Measured
 ) -> dict[str, float]:
@@ -332,41 +330,41 @@ def describe_rollout(
     lengths = mask.sum(dim=1).tolist()
     ids = episodes.sequences.responses.ids.tolist()
     variety = sum(distinct_2(row[:length]) for row, length in zip(ids, lengths, strict=True))
-    mine = RolloutSums(
-        episodes=torch.tensor(float(len(lengths))).to(device),
-        tokens=mask.sum(),
-        score=scores.scores.sum(),
-        centered=scores.centered.sum(),
-        shaped=scores.shaped.sum(),
-        finished=episodes.finished.sum(),
-        entropy=measured.entropy.sum(),
-        distinct_2=torch.tensor(variety).to(device),
-        sampler_gap=(episodes.sampler_log_probs - measured.log_probs)[mask].abs().sum(),
-    )
-    named = vars(mine)
-    totals = global_sum(accelerator, torch.stack(list(named.values()))).tolist()
-    total = dict(zip(named, totals, strict=True))
+    sums = {
+        "reward/mean": scores.scores.sum(),
+        "reward/centered": scores.centered.sum(),
+        "reward/shaped": scores.shaped.sum(),
+        "eos_rate": episodes.finished.sum(),
+        "length": mask.sum(),
+        "entropy": measured.entropy.sum(),
+        "distinct_2": torch.tensor(variety).to(device),
+        "sampler_gap": (episodes.sampler_log_probs - measured.log_probs)[mask].abs().sum(),
+        "episodes": torch.tensor(float(len(lengths))).to(device),
+    }
+    totals = global_sum(accelerator, torch.stack(list(sums.values()))).tolist()
+    total = dict(zip(sums, totals, strict=True))
+    num_episodes, num_tokens = total.pop("episodes"), total["length"]
     return {
-        "reward/mean": total["score"] / total["episodes"],
-        "reward/centered": total["centered"] / total["episodes"],
-        "reward/shaped": total["shaped"] / total["episodes"],
-        "eos_rate": total["finished"] / total["episodes"],
-        "length": total["tokens"] / total["episodes"],
-        "entropy": total["entropy"] / total["tokens"],
-        "distinct_2": total["distinct_2"] / total["episodes"],
-        "sampler_gap": total["sampler_gap"] / total["tokens"],
+        name: value / (num_tokens if name in PER_TOKEN else num_episodes)
+        for name, value in total.items()
     }
 
 
+def distinct_2(ids: Sequence[int]) -> float:
+    """Fraction of distinct pairs of neighboring tokens within a response; 1 if it has none."""
+    pairs = list(pairwise(ids))
+    return len(set(pairs)) / len(pairs) if pairs else 1.0
+
+
 def describe_correction(
-    accelerator: Accelerator, episodes: Episodes, experience: Experience, settings: PPOSettings
+    environment: Environment, episodes: Episodes, experience: Experience, cap: float
 ) -> dict[str, float]:
     """How far the sampler was corrected for, over all processes; nothing where it was not.
 
     The effective sample size is Kish's, (Σ w)² / Σ w², as a fraction of the tokens.
     """
+    accelerator = environment.accelerator
     weights, mask = experience.sampler_weights, experience.loss_mask
-    cap = settings.sampling.correction_cap
     if weights is None:
         return {}
     moments = global_sum(accelerator, masked_moments(weights, mask))
@@ -376,7 +374,7 @@ def describe_correction(
         "sampler/capped_fraction": float(capped) / count,
         "sampler/effective_sample_size": total**2 / (count * squares),
     }
-    if settings.sampler_correction == "sequence":
+    if environment.sampler_correction == "sequence":
         near = matches_sampler(
             experience.old_log_probs, episodes.sampler_log_probs, episodes.mask, cap
         )

@@ -24,7 +24,8 @@ class OptimSettings:
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm, those of policy and critic separately."""
     target_kl: float = 0.2
-    """End a step's updates early when ½ mean (Δ log-prob)² exceeds this."""
+    """End the updates of a step early when the policy has moved this far from the one that sampled:
+    ½ mean (Δ log-prob)². For the distance from the original model see --kl.target."""
 
     def __post_init__(self) -> None:
         require_range("optim.epochs", self.epochs, 1)
@@ -146,8 +147,9 @@ class RewardsSettings:
 class LoraSettings:
     """Training adapters in place of all weights."""
 
-    rank: int = 0
-    """Train a LoRA adapter of this rank in place of all weights of the policy; 0: all weights."""
+    rank: int | None = None
+    """Train a LoRA adapter of this rank in place of all weights of the policy. Default: all
+    weights."""
     share_base: bool = False
     """Keep one frozen model in memory (bf16) for policy, critic and reward models, which are LoRA
     adapters on it; needs --lora.rank and reward models trained with --adapter lora."""
@@ -155,10 +157,11 @@ class LoraSettings:
     """Quantize the model of --lora.share-base to 4 bits; CUDA only."""
 
     def __post_init__(self) -> None:
-        require_range("lora.rank", self.rank, 0)
+        if self.rank is not None:
+            require_range("lora.rank", self.rank, 1)
         if self.share_base and not self.rank:
             raise ConfigError(
-                "--lora.share-base trains adapters on one frozen model, and --lora.rank is 0",
+                "--lora.share-base trains adapters on one frozen model: it needs --lora.rank",
                 "Add --lora.rank 16.",
             )
         if self.four_bit_base and not self.share_base:
@@ -221,11 +224,15 @@ class CheckpointSettings:
 
     every: int = 25
     """Steps between checkpoints."""
+    every_minutes: float | None = None
+    """Also save a checkpoint every so many minutes."""
     keep: int = 1
     """Checkpoints kept on disk."""
 
     def __post_init__(self) -> None:
         require_range("checkpoint.every", self.every, 1)
+        if self.every_minutes is not None:
+            require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
         require_range("checkpoint.keep", self.keep, 1)
 
 
@@ -242,23 +249,25 @@ class KLSettings:
     most likely tokens (`rlhf reference --store-top-k`); `token_reverse`: the reverse KL of each
     next token."""
     coefficient: float = 0.1
-    """Weight of the KL: of its mean over stored tokens (`reference`), or of each sampled token's
-    (`resident`, `adapter`)."""
+    """Weight of the KL. The unit depends on --kl.source: with `reference` it weighs a loss in nats
+    per stored token; with `resident` and `adapter` it weighs nats taken from each sampled token's
+    reward, where 0.02 to 0.05 is usual."""
     target: float | None = None
-    """Adaptive KL: adjust the coefficient to hold the KL at this many nats per token; fixed
-    coefficient when not given."""
+    """Adaptive KL: adjust the coefficient to hold the KL to the original model at this many nats
+    per token; fixed coefficient when not given."""
     horizon: int = 10_000
     """Adaptive KL: responses per coefficient change of at most 20 %."""
-    audit_every: int = 0
-    """Measure the true reverse KL every so many steps; it loads the original model unless that is
-    under the policy's adapters. 0: only after training. `adapter` and `resident` measure it in
-    every step."""
+    audit_every: int | None = None
+    """Measure the true reverse KL every so many steps; this loads the original model unless that is
+    under the policy's adapters. Default: only after training. `adapter` and `resident` measure it
+    in every step."""
     rows_per_prompt: float = 0.5
     """`reference`: stored outputs in the KL term per prompt of a step, at most 1."""
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
-        require_range("kl.audit_every", self.audit_every, 0)
+        if self.audit_every is not None:
+            require_range("kl.audit_every", self.audit_every, 1)
         require_range("kl.horizon", self.horizon, 1)
         if self.target is not None:
             require_range("kl.target", self.target, 0.0, above_low=True)
@@ -276,8 +285,9 @@ class KLSettings:
 class GuardSettings:
     """When to warn that training goes wrong, and when to stop; compared with the stored outputs."""
 
-    patience: int = 10
-    """Consecutive steps a warning may persist before the run stops (exit code 3). 0: warn only."""
+    patience: int | None = 10
+    """Consecutive steps a warning may persist before the run stops (exit code 3). none: only
+    warn."""
     max_kl: float | None = None
     """Warn when the KL of a step or of the last audit exceeds this many nats per token; never when
     not given."""
@@ -287,14 +297,15 @@ class GuardSettings:
     """Warn when responses are this many times longer or shorter than the stored outputs while the
     reward is above theirs."""
     eos_drop: float = 0.5
-    """Warn when the fraction of responses with an end token falls by this much while the reward is
-    above the stored outputs'."""
+    """Warn when the fraction of responses with an end token lies this far below the stored outputs'
+    (0.5: 40 % where they have 90 %) while the reward is above theirs."""
     min_distinct: float = 0.5
     """Warn when the fraction of distinct token pairs in a response falls below this fraction of
     the stored outputs' while the reward is above theirs."""
 
     def __post_init__(self) -> None:
-        require_range("guards.patience", self.patience, 0)
+        if self.patience is not None:
+            require_range("guards.patience", self.patience, 1)
         if self.max_kl is not None:
             require_range("guards.max_kl", self.max_kl, 0.0, above_low=True)
         require_range("guards.min_entropy", self.min_entropy, 0.0, 1.0)

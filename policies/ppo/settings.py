@@ -29,6 +29,7 @@ class PPOSettings(ClusterSettings):
     """Settings of `rlhf ppo`."""
 
     OLD_NAMES: ClassVar[dict[str, str]] = {
+        **ClusterSettings.OLD_NAMES,
         "critic": "critic.model",  # first: in old files the others need the group in its place
         "critic_trains": "critic.trains",
         "critic_warmup": "critic.warmup",
@@ -75,7 +76,15 @@ class PPOSettings(ClusterSettings):
         "keep_checkpoints": "checkpoint.keep",
         "kl.rows_per_episode": "kl.rows_per_prompt",
     }
-    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"advantages": {"group": "grpo"}}
+    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {
+        **ClusterSettings.OLD_VALUES,
+        "advantages": {"group": "grpo"},
+    }
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = ClusterSettings.ZERO_IS_NONE | {
+        "guards.patience",
+        "kl.audit_every",
+        "lora.rank",
+    }
     # in the config.yaml of runs of rloo and group, which never had a critic
     OLD_FILE_VALUES: ClassVar[dict[str, dict[str, str]]] = {"critic.model": {"none": "own"}}
 
@@ -149,7 +158,7 @@ class PPOSettings(ClusterSettings):
             )
         self._require_kl()
         self._require_adapters()
-        self._require_whole_weights()
+        self._require_tensor_parallel(**{"lora.rank": None, "sampling.engine": "generate"})
 
     def _require_kl(self) -> None:
         shortest = MAX_RELATIVE_ERROR * self.batch.episodes_per_step
@@ -188,24 +197,11 @@ class PPOSettings(ClusterSettings):
                 "--kl.coefficient 0 it only measures.",
             )
 
-    def _require_whole_weights(self) -> None:
-        self._require_tensor_parallel()
-        others = []
-        if self.lora.rank:
-            others.append("--lora.rank")
-        if self.sampling.engine != "generate":
-            others.append("--sampling.engine")
-        if self.tensor_parallel > 1 and others:
-            raise ConfigError(
-                f"--tensor-parallel {self.tensor_parallel} does not go with {' and '.join(others)}",
-                "Leave one or the other out.",
-            )
-
     @property
     def holds_reference(self) -> bool:
         """Whether the policy is the original model when its adapters are switched off."""
         return (
-            self.lora.rank > 0 and not self.lora.four_bit_base
+            self.lora.rank is not None and not self.lora.four_bit_base
         )  # which is not the model in 4 bits
 
     @property
@@ -222,7 +218,7 @@ class PPOSettings(ClusterSettings):
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """The settings that `policies.rewards.shaping.shape_rewards` takes."""
+        """The settings that `policies.formulas.shape_rewards` takes."""
         rewards = self.rewards
         return {
             "shaping": rewards.shaping,

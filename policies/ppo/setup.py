@@ -2,8 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.ppo.batches import items_of_step, pieces_per_step, read_pieces, stack_pieces
+from policies.ppo.batches import StepTexts, pieces_per_step, read_pieces
 from policies.ppo.kl import reference_policy
 from policies.ppo.models.actor_critic import PolicyAndCritic
 from policies.ppo.models.critic import new_critic
@@ -20,14 +19,13 @@ from policies.ppo.rollout import Environment
 from policies.ppo.settings import PPOSettings
 from policies.reference.rewards import rewards_by_prompt
 from policies.reference.store import ReferenceRow, ReferenceStore
-from policies.rewards.sources import load_reward
+from policies.rewards import load_reward
 from policies.sampling.continuous import sample_continuously
 from policies.sampling.generate import Sampler
 from policies.sampling.vllm_engine import VLLM
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.attention.packing import pack_prefixes
-from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, prepare
@@ -70,7 +68,12 @@ class LoopState:
 class Training:
     """What the loop works with.
 
-    `prompts` are the stored rows of every training prompt, `texts` pieces of pretraining text.
+    Attributes:
+        prompts: the stored rows of every training prompt.
+        texts: pretraining texts; None without --ptx.data.
+        dp_rank: which part of every batch this process computes. Processes that hold a model
+            together compute the same part.
+        dp_size: how many parts there are.
     """
 
     accelerator: Accelerator
@@ -80,43 +83,13 @@ class Training:
     environment: Environment
     store: ReferenceStore
     prompts: Sequence[tuple[ReferenceRow, ...]]
-    texts: Sequence[list[int]]
+    texts: StepTexts | None
     settings: PPOSettings
     run: RunDir
     gathered_model: GatheredModel
     frozen_bytes: dict[str, int] | None
-
-    @property
-    def dp_size(self) -> int:
-        """Parts of a batch: a process has one, or processes that hold a model together."""
-        processes: int = self.accelerator.num_processes
-        return processes // self.settings.tensor_parallel
-
-    @property
-    def dp_rank(self) -> int:
-        """Which of them is this process's."""
-        number: int = self.accelerator.process_index
-        return number // self.settings.tensor_parallel
-
-    def texts_of(self, step: int) -> Sequences | None:
-        """This process's chunks of pretraining text in a step; None where there are no texts."""
-        if not self.texts:
-            return None
-        pieces = items_of_step(
-            self.texts,
-            step,
-            self.dp_size * pieces_per_step(self.settings, self.dp_size),
-            self.settings.seed,
-            dp_rank=self.dp_rank,
-            dp_size=self.dp_size,
-        )
-        return stack_pieces(pieces, int(self.tokenizer.pad_token_id), self.accelerator.device)
-
-    @contextmanager
-    def gathered(self) -> Iterator[PolicyAndCritic]:
-        """Policy and critic with all their weights in every process, which all enter together."""
-        with self.gathered_model.gathered(self.model) as plain:
-            yield plain
+    dp_rank: int
+    dp_size: int
 
 
 def require_even_split(settings: PPOSettings, processes: int) -> None:
@@ -159,6 +132,36 @@ def set_up(
     plain.train(settings.batch.gradient_checkpointing)  # transformers checkpoints in this mode only
     gathered_model = GatheredModel(plain, accelerator.device, sharding)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
+    dp_rank, dp_size = (
+        number // settings.parallel.tensor_parallel
+        for number in (accelerator.process_index, accelerator.num_processes)
+    )
+    return Training(
+        accelerator=accelerator,
+        model=model,
+        optimizer=stepper,
+        tokenizer=tokenizer,
+        environment=_environment(settings, store, accelerator, sharding, base, tokenizer),
+        store=store,
+        prompts=store.by_prompt("train"),
+        texts=_read_texts(settings, tokenizer, accelerator.device, dp_rank, dp_size),
+        settings=settings,
+        run=run,
+        gathered_model=gathered_model,
+        frozen_bytes=_describe_sharing(accelerator, settings, base),
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+    )
+
+
+def _environment(
+    settings: PPOSettings,
+    store: ReferenceStore,
+    accelerator: Accelerator,
+    sharding: Sharding,
+    base: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Environment:
     reward = load_reward(
         settings.reward,
         accelerator,
@@ -168,7 +171,7 @@ def set_up(
         base=base,
         given=store.template_kwargs,
     )
-    environment = Environment(
+    return Environment(
         accelerator=accelerator,
         tokenizer=tokenizer,
         reward=reward,
@@ -177,23 +180,9 @@ def set_up(
         ),
         reference_rewards=rewards_by_prompt(store, reward, tokenizer, accelerator.device),
         sampling=store.sampling,
+        shaping=settings.shaping,
         sampler=_new_sampler(settings, store, accelerator),
-    )
-    return Training(
-        accelerator=accelerator,
-        model=model,
-        optimizer=stepper,
-        tokenizer=tokenizer,
-        environment=environment,
-        store=store,
-        prompts=store.by_prompt("train"),
-        texts=_read_texts(
-            settings, tokenizer, accelerator.num_processes // settings.tensor_parallel
-        ),
-        settings=settings,
-        run=run,
-        gathered_model=gathered_model,
-        frozen_bytes=_describe_sharing(accelerator, settings, base),
+        sampler_correction=settings.sampler_correction,
     )
 
 
@@ -224,11 +213,10 @@ def _build_models(
     settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, base: PreTrainedModel | None
 ) -> PolicyAndCritic:
     if base is None:
-        tensor_parallel = settings.tensor_parallel > 1
+        tensor_parallel = settings.parallel.tensor_parallel > 1
         policy = load_causal_lm(settings.model, tensor_parallel=tensor_parallel, trained=True)
-        alpha = 2 * settings.lora.rank
         if settings.lora.rank:
-            add_adapters(policy, settings.lora.rank, alpha, settings.seed)
+            add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
     else:
         policy = policy_on(base, settings)
         if settings.has_critic and settings.critic.model == "own":
@@ -250,10 +238,23 @@ def _describe_sharing(
 
 
 def _read_texts(
-    settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, processes: int
-) -> list[list[int]]:
-    """Pieces of pretraining text: as many as all steps take, where the file has them."""
+    settings: PPOSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    dp_rank: int,
+    dp_size: int,
+) -> StepTexts | None:
+    """The pretraining texts: as many pieces as all steps take, where the file has them."""
     if settings.ptx.data is None:
-        return []
-    limit = settings.steps * processes * pieces_per_step(settings, processes)
-    return read_pieces(settings.ptx.data, tokenizer, settings.ptx.length, limit)
+        return None
+    per_step = dp_size * pieces_per_step(settings, dp_size)
+    limit = settings.steps * per_step
+    return StepTexts(
+        pieces=read_pieces(settings.ptx.data, tokenizer, settings.ptx.length, limit),
+        per_step=per_step,
+        seed=settings.seed,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        pad_id=int(tokenizer.pad_token_id),
+        device=device,
+    )

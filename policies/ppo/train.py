@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from policies.formulas import FORWARD_KL
 from policies.ppo.batches import (
     choose_prompts,
     choose_reference_rows,
@@ -53,9 +54,8 @@ from policies.reference.audit import (
     measure_for_audit,
     measure_forward_kl,
 )
-from policies.reference.kl import FORWARD_KL
 from policies.reference.store import open_store, require_reference_of, require_training_prompts
-from policies.rewards.sources import describe_rewards
+from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
@@ -111,7 +111,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     accelerator = start(settings.precision, settings.seed)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
-    require_even_split(settings, accelerator.num_processes // settings.tensor_parallel)
+    require_even_split(settings, accelerator.num_processes // settings.parallel.tensor_parallel)
     with training_stage(accelerator, "ppo", settings, inputs, room_for(settings)) as run:
         if run.is_done:
             return run.read_report()
@@ -129,7 +129,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
 
 def before_training(training: Training) -> dict[str, Any] | None:
     """Check that the policy is the reference, and fit the critic; returns what the fit found."""
-    with training.gathered() as plain:
+    with training.gathered_model.gathered(training.model) as plain:
         if not training.settings.lora.four_bit_base:  # of which the stored log-probs are not
             check_reference(
                 training.accelerator,
@@ -161,7 +161,7 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
         accelerator,
         run.checkpoints,
         every_steps=settings.checkpoint.every,
-        every_minutes=settings.save_minutes,
+        every_minutes=settings.checkpoint.every_minutes,
         keep=settings.checkpoint.keep,
     )
     some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
@@ -212,12 +212,12 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         dp_rank=training.dp_rank,
         dp_size=training.dp_size,
     )
-    with training.gathered() as model:
+    with training.gathered_model.gathered(training.model) as model:
         episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
         clock.append(time.monotonic())
-        scores = score_episodes(environment, episodes, settings)
+        scores = score_episodes(environment, episodes)
         measured = measure_episodes(environment, model, episodes, settings)
-        experience = build_experience(accelerator, episodes, scores, measured, settings)
+        experience = build_experience(environment, episodes, scores, measured, settings)
         kls = measure_kl(training, model, episodes, measured, settings, step)
     beat("updating", step)
     clock.append(time.monotonic())
@@ -227,15 +227,17 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
     )
     pad_id = int(training.tokenizer.pad_token_id)
     references = reference_batch(rows, pad_id, accelerator.device)
-    data = StepData(experience, references, training.texts_of(step))
+    texts = training.texts.of_step(step) if training.texts else None
+    data = StepData(experience, references, texts)
     temperature = environment.sampling.temperature
     learner = Learner(accelerator, training.model, training.optimizer, settings, temperature)
     statistics = update(learner, data, generator)
     clock.append(time.monotonic())
     row = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
-    row |= describe_correction(accelerator, episodes, experience, settings)
+    cap = settings.sampling.correction_cap
+    row |= describe_correction(environment, episodes, experience, cap)
     row |= {**kls, **statistics, **rates}
-    if settings.has_critic:
+    if settings.advantages == "gae":
         row |= describe_values(accelerator, experience)
     return row | {
         name: round(ended - began, 2)
@@ -314,8 +316,8 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
 def finish(training: Training, state: LoopState) -> None:
     """Save the policy, audit it and write the report."""
     accelerator, run = training.accelerator, training.run
-    is_tensor_parallel = training.settings.tensor_parallel > 1
-    with training.gathered() as model:
+    is_tensor_parallel = training.settings.parallel.tensor_parallel > 1
+    with training.gathered_model.gathered(training.model) as model:
         whole = full_state(accelerator, model.policy) if is_tensor_parallel else None
         if accelerator.is_main_process:
             save_merged(model.policy, training.tokenizer, run.policy, whole)
@@ -362,7 +364,7 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         samples,
         training.tokenizer,
         training.store,
-        tensor_parallel=settings.tensor_parallel > 1,
+        tensor_parallel=settings.parallel.tensor_parallel > 1,
     )
     history = read_metrics(training.run.metrics_file)
     return {

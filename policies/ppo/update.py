@@ -16,11 +16,18 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from policies.formulas import (
+    FORWARD_KL,
+    abandoned_tokens,
+    approximate_kl,
+    clamped_tokens,
+    clipped_tokens,
+    policy_loss,
+    value_loss,
+)
 from policies.ppo.batches import arrange, refit, split_alike, split_by_length
-from policies.ppo.losses import approximate_kl, clipped_tokens, policy_loss, value_loss
 from policies.ppo.rollout import Experience
 from policies.ppo.settings import PPOSettings
-from policies.reference.kl import FORWARD_KL, abandoned_tokens, clamped_tokens
 from policies.reference.store import ReferenceRow
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.tokens import TokenBatch
@@ -133,7 +140,7 @@ class LossSums:
         """The metrics of a step: means over real tokens."""
         tokens = max(self.tokens, 1)  # all responses may have been left out of the losses
         means = {"loss/policy": self.policy / tokens}
-        if settings.has_critic:
+        if settings.advantages == "gae":
             means["loss/value"] = self.value / tokens
         if self.reference_tokens:
             name, _ = FORWARD_KL[settings.kl.estimator]

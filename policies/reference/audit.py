@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.reference.kl import (
+from policies.formulas import (
     abandoned_tokens,
     clamped_tokens,
     forward_kl_k3,

@@ -22,7 +22,7 @@ from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import ReferenceRow, TopTokens, shard_name, write_shard
 from policies.reference.store import settle_end_tokens
 from policies.reference.summary import write_manifest
-from policies.rewards.sources import Reward, describe_rewards, load_reward
+from policies.rewards import Reward, describe_rewards, load_reward
 from policies.sampling.generate import Sample, cut, encode_prompts, sample_responses
 from rlhf.config import Precision
 from rlhf.errors import InputError
@@ -88,10 +88,10 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         return run.read_report()
     set_end_tokens(tokenizer, from_main(settle_end_tokens(run, tokenizer)))
     shards = cut_into_shards(records, settings.prompts_per_shard)
-    watched = watching_stage(run, settings.stall_timeout, heartbeat=heartbeat_of(run, settings))
+    stall_timeout, heartbeat = settings.parallel.stall_timeout, heartbeat_of(run, settings)
     with (
         stage_status(run, is_complete=run.report_json.is_file, alone=settings.shard is None),
-        watched,
+        watching_stage(run, stall_timeout, heartbeat=heartbeat),
     ):
         run.outputs.mkdir(exist_ok=True)
         models = _load_models(settings, model_description, accelerator, sharding)
@@ -164,7 +164,7 @@ def shards_of_rank(
 ) -> Sequence[str]:
     """The shards of this rank: every n-th (n ranks) of its job's, every N-th (N jobs) of all."""
     job, jobs = settings.part
-    if settings.tensor_parallel > 1:  # all ranks work on every shard
+    if settings.parallel.tensor_parallel > 1:  # all ranks work on every shard
         return names[job::jobs]
     return names[job::jobs][accelerator.process_index :: accelerator.num_processes]
 

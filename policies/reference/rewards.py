@@ -27,7 +27,7 @@ from policies.reference.shards import (
     write_table,
 )
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
-from policies.rewards.sources import Reward, describe_rewards, is_model, load_reward
+from policies.rewards import Reward, describe_rewards, is_model, load_reward
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
@@ -71,7 +71,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     names = shards_of_rank(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}
     # the stage stays finished even if scoring fails
-    with watching(heartbeat_of(run, settings), settings.stall_timeout, _say):
+    with watching(heartbeat_of(run, settings), settings.parallel.stall_timeout, _say):
         scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
         scorer.score(run.outputs, mine)
         accelerator.wait_for_everyone()

@@ -70,11 +70,11 @@ class ReferenceSettings(GroupSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_tensor_parallel()
-        if self.offload and self.sharding in ("zero1", "zero2"):
+        if self.parallel.offload and self.sharding in ("zero1", "zero2"):
             raise ConfigError(
-                f"--offload has no effect with --sharding {self.sharding}: it shards gradients and "
-                "optimizer state, which only training has",
-                "Use --sharding fsdp or zero3, or leave --offload out.",
+                f"--parallel.offload has no effect with --sharding {self.sharding}: it shards "
+                "gradients and optimizer state, which only training has",
+                "Use --sharding fsdp or zero3, or leave --parallel.offload out.",
             )
         require_range("samples", self.samples, 1)
         require_range("seed", self.seed, 0, MAX_SEED)

@@ -1,8 +1,8 @@
-"""The way back to the annotators: what the newest policy says, and which of it is worth a look.
+"""Samples of the newest policy for the annotators, and which prompts they should rank next.
 
-A prompt is worth ranking again where the policy has moved far from the original (there the reward
-model was never tested), where the reward model cannot tell the answers apart, and, since nobody
-knows what a model does not know, sometimes at random.
+Three reasons to rank a prompt again: the policy has moved far from the original model there, where
+the reward model was never tested; the reward model cannot tell the answers apart; or the prompt was
+drawn at random, which finds problems that neither measure shows.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from policies.evaluate.answers import sample_answers, stored_answers
 from policies.evaluate.judges import score_with_reward
 from policies.reference.audit import score_responses
 from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
-from policies.rewards.sources import describe_rewards, load_reward
+from policies.rewards import describe_rewards, load_reward
 from policies.rounds.settings import RoundSettings
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
@@ -35,12 +35,12 @@ RANDOM, DIVERGENT, UNCERTAIN = "random", "divergent", "uncertain"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A prompt that may go to the annotators, with the answers that they would rank.
+    """A prompt that annotators may be asked to rank, with its responses.
 
     Args:
         prompt: the prompt.
-        responses: the original's first answer, then the policy's samples; every text once.
-        rewards: what the reward model gives each of them.
+        responses: the original model's first answer, then the policy's samples; each text once.
+        rewards: of the responses.
         nats: mean log π(y)/π_ref(y) of the policy's samples.
     """
 
@@ -53,9 +53,9 @@ class Candidate:
 def sample_candidates(
     settings: RoundSettings,
 ) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
-    """Let the policy answer every training prompt of the store; also path and hash of the inputs.
+    """Let the policy answer the store's training prompts; candidates, and the inputs' hashes.
 
-    Prompts on which everything said is the same are left out.
+    Prompts whose responses all have the same text are left out.
 
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.
@@ -113,11 +113,11 @@ def sample_candidates(
 def candidate(
     prompt: Prompt, responses: Sequence[Response], rewards: Float[ndarray, " K"], nats: float
 ) -> Candidate:
-    """A candidate with every text once: nobody can rank, or be unsure of, two that read the same.
+    """A candidate with every text once: two equal texts cannot be ranked.
 
     Args:
         prompt: as in `Candidate`.
-        responses: with repetitions.
+        responses: some may have the same text.
         rewards: of each of them.
         nats: as in `Candidate`.
     """
@@ -139,15 +139,15 @@ def choose(
     random_share: float,
     seed: int,
 ) -> list[tuple[int, str]]:
-    """Places of the chosen prompts and why each was chosen, in the order to rank them.
+    """Indices of the chosen prompts with the reason for each, in the order to rank them.
 
     Every reason has its own list, best first: the farthest from the original, the most uncertain, a
-    random order. The lists take turns, each in proportion to its share, and none takes a prompt
-    that another has taken.
+    random order. The lists take turns in proportion to their shares and skip prompts that are
+    already chosen.
 
     Args:
-        nats: how far the policy has moved on each prompt.
-        uncertainty: how little the reward model can tell the answers apart.
+        nats: log-ratio of policy to original on each prompt, as in `Candidate`.
+        uncertainty: of the reward model about each prompt's responses.
         pick: how many to choose, at most all.
         random_share: share of those drawn at random; the rest is halved.
         seed: of the random order.

@@ -1,8 +1,8 @@
-"""transformers' continuous batching: a response that ends leaves the batch, and the next one joins.
+"""transformers' continuous batching: a response that ends makes room in the batch for the next.
 
-It keeps keys and values in pages, lays requests end to end without padding, and on CUDA captures
-graphs. It runs in a thread of its own, which autocast does not reach: so the weights themselves are
-rounded while it samples.
+Keys and values are in pages, requests are concatenated without padding, and on CUDA the steps are
+captured as graphs. It runs in another thread, where autocast has no effect: so the weights
+themselves are rounded while it samples.
 """
 
 import math
@@ -28,14 +28,14 @@ def sample_continuously(
     config: GenerationConfig,
     requests: int,
 ) -> list[tuple[list[int], list[float]]]:
-    """Token ids of a response to each prompt, and what the engine says is their log-probability.
+    """Token ids of a response to each prompt, and their log-probs according to the engine.
 
     Args:
         accelerator: precision.
         model: the language model, not wrapped.
         prompts: token ids.
         config: how to sample.
-        requests: responses in work at one time, at most.
+        requests: maximum number of responses sampled at once.
 
     Raises:
         InputError: the engine cannot run this model.
@@ -65,10 +65,10 @@ def sample_continuously(
 
 
 def batching_config(device: torch.device, requests: int, longest: int) -> ContinuousBatchingConfig:
-    """Pages for so many requests of the longest sequence; on CUDA with graphs.
+    """Pages for `requests` sequences of the longest length; on CUDA with graphs.
 
-    Transformers would leave them out here: where attention needs a mask, it judges their padding to
-    cost more than what they save.
+    Transformers would switch graphs off here: where attention needs a mask, it expects their
+    padding to cost more than they save.
     """
     return ContinuousBatchingConfig(
         page_size=PAGE,
@@ -82,7 +82,7 @@ def batching_config(device: torch.device, requests: int, longest: int) -> Contin
 
 @contextmanager
 def attending_by(model: PreTrainedModel, attention: str) -> Iterator[None]:
-    """A model with another attention implementation, for a while."""
+    """Use another attention implementation within the block."""
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)
     try:
@@ -93,7 +93,7 @@ def attending_by(model: PreTrainedModel, attention: str) -> Iterator[None]:
 
 @contextmanager
 def rounded(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """A model whose float32 weights are rounded, for a while; they come back as they were."""
+    """Round a model's float32 weights within the block; afterwards they are as before."""
     kept = {weight: weight.data for weight in model.parameters() if weight.dtype == torch.float32}
     try:
         for weight, data in kept.items():

@@ -37,11 +37,11 @@ from rlhf.records.schema import Prompt, Response, Sampling, content_id
 from rlhf.run.metrics import progress
 from rlhf.run.watchdog import beat
 
-PART = 256  # words of the vocabulary that are summed together
+PART = 256  # tokens of the vocabulary whose probabilities are summed first
 MORE_SEED_STRIDE = 1_000_003
-EMPTY_TEXT = "(no answer)"  # people must see that a model said nothing; the token ids stay exact
-# Token ids and log-probs of each response, from the model, prompts, how to sample, and how many
-# responses may be in work at one time.
+EMPTY_TEXT = "(no answer)"  # shown to people in place of an empty response; token ids stay exact
+# Samples a response to each prompt: its token ids and their log-probs. The last argument is the
+# maximum number of responses sampled at once.
 Sampler = Callable[
     [Accelerator, PreTrainedModel, Sequence[list[int]], GenerationConfig, int],
     list[tuple[list[int], list[float]]],
@@ -50,9 +50,9 @@ Sampler = Callable[
 
 @dataclass(frozen=True)
 class Sample:
-    """The token ids of a sampled response; `finished` tells whether it has its end token.
+    """The token ids of a sampled response; `finished`: it ends with an end token.
 
-    `log_probs` are those that the sampler had of its tokens; None where it is not known.
+    `log_probs` are the sampler's own of its tokens; None where unknown.
     """
 
     token_ids: list[int]
@@ -66,10 +66,10 @@ def encode_prompts(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
 ) -> list[list[int]]:
-    """Token ids of prompts that leave room for an answer in the model's context.
+    """Token ids of prompts, each short enough for a full-length response in the model's context.
 
     Raises:
-        InputError: a prompt and an answer of full length do not fit together.
+        InputError: a prompt and a full-length response together exceed the context.
     """
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -93,16 +93,16 @@ def sample_responses(
     batch_size: int,
     on_batch: Callable[[int], None] = lambda count: None,
 ) -> list[Sample]:
-    """Sample one response for every row of prompt token ids, in the order given.
+    """Sample one response to each prompt, in the order given.
 
     Args:
         accelerator: device and precision.
         model: the language model, not wrapped.
         tokenizer: for padding and end tokens.
         prompts: token ids; repeat a prompt to sample it several times.
-        sampling: temperature, truncation and length; its seed is not used: the caller seeds.
+        sampling: temperature, truncation and length; the caller sets the random seed.
         batch_size: sequences sampled at once.
-        on_batch: called with the number of responses that each batch has added.
+        on_batch: called after each batch with the number of its responses.
     """
     with _evaluating(model):
         sampled = _sample_batches(
@@ -121,7 +121,7 @@ def sample_with(
     sampling: Sampling,
     batch_size: int,
 ) -> list[Sample]:
-    """As `sample_responses`, by `sampler` where there is one.
+    """As `sample_responses`, with `sampler` where one is given.
 
     Raises:
         InputError: the sampler cannot run this model.
@@ -137,7 +137,7 @@ def sample_with(
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout inside."""
+    """Switch dropout off within the block."""
     was_training = model.training
     model.eval()
     try:
@@ -155,7 +155,7 @@ def _sample_batches(
     batch_size: int,
     on_batch: Callable[[int], None],
 ) -> list[tuple[list[int], list[float]]]:
-    """Token ids and their log-probs in the order given; prompts of similar length share a batch."""
+    """Token ids and log-probs in the order given; prompts of similar length share a batch."""
     sampled: dict[int, tuple[list[int], list[float]]] = {}
     for rows in batches_by_length([len(ids) for ids in prompts], batch_size):
         part = [prompts[row] for row in rows]
@@ -172,7 +172,7 @@ def _sample_batch(
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
 ) -> list[tuple[list[int], list[float]]]:
-    """Token ids up to the longest response, and their log-probs."""
+    """Token ids, up to the longest response of the batch, and their log-probs."""
     drawing = Draw()
     generate: Any = model.generate
     with accelerator.autocast(), float32_logits(model):
@@ -192,9 +192,9 @@ def _sample_batch(
 def _begin(
     model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, device: torch.device
 ) -> tuple[TokenBatch, DynamicCache | None]:
-    """What to generate from; where much of it is common to all, that is read once, for the cache.
+    """The padded prompts, and a cache of the beginning that they share, where that saves enough.
 
-    Padding is then after the common beginning.
+    With such a cache, padding stands after the shared beginning.
     """
     padded = pad_left(prompts, pad_id).to(device)
     common = common_beginning(prompts)
@@ -213,32 +213,32 @@ def _begin(
 
 
 class Draw(LogitsProcessor):
-    """Chooses every next token, leaves `generate` no other, and notes its log-probability.
+    """Draws the next token, masks all others for `generate`, and records its log-probability.
 
-    `generate` would draw by `torch.multinomial`: a random number for every word of the vocabulary,
-    which on CPUs takes a fifth of a small model's time for a token.
+    `generate` itself would use `torch.multinomial`, which draws a random number for every token of
+    the vocabulary: on CPUs a fifth of a small model's time per token.
     """
 
     def __init__(self) -> None:
         self.log_probs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """0 at the token that was drawn from the logits, −∞ at all others."""
+        """Scores that are 0 at the drawn token and −∞ at all others."""
         beat()
         probabilities = scores.float().softmax(dim=1)
         ids = draw(probabilities)
         self.log_probs.append(probabilities.gather(1, ids).log().squeeze(1))
-        return scores.fill_(-torch.inf).scatter_(1, ids, 0.0)  # they are the warpers', not kept
+        return scores.fill_(-torch.inf).scatter_(1, ids, 0.0)  # made by the warpers, not used again
 
 
 def draw(probabilities: Float[Tensor, "B V"]) -> Int[Tensor, "B 1"]:
-    """A token of each row at random: where a uniform number falls in the running sum of its row.
+    """Draw a token from each row: where a uniform number falls in the row's cumulative sum.
 
-    The sum goes in float64, first over parts of the row, then within the part that it falls in:
-    in float32 the tail of a large vocabulary would be lost.
+    Sums are float64, over parts of the row first and then within the part that is hit: float32
+    would lose the tail of a large vocabulary.
     """
-    words = probabilities.shape[1]
-    padded = torch.nn.functional.pad(probabilities, (0, -words % PART))
+    vocabulary = probabilities.shape[1]
+    padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % PART))
     parts = padded.view(len(padded), -1, PART)
     sums = parts.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
     uniform = torch.rand(len(sums), 1, dtype=torch.float64, device=sums.device)
@@ -248,11 +248,11 @@ def draw(probabilities: Float[Tensor, "B V"]) -> Int[Tensor, "B 1"]:
     inner = chosen.double().cumsum(dim=1)
     before = sums.gather(1, part) - inner[:, -1:]
     token = torch.searchsorted(inner, place - before, right=True)
-    return (part * PART + token).clamp(max=words - 1)
+    return (part * PART + token).clamp(max=vocabulary - 1)
 
 
 def warpers(sampling: Sampling) -> list[LogitsProcessor]:
-    """Temperature and truncation, in the order in which `generate` has them."""
+    """Temperature and truncation, in the order in which `generate` applies them."""
     found: list[LogitsProcessor] = [TemperatureLogitsWarper(sampling.temperature)]
     if sampling.top_k:
         found.append(TopKLogitsWarper(sampling.top_k))
@@ -262,23 +262,23 @@ def warpers(sampling: Sampling) -> list[LogitsProcessor]:
 
 
 def greedy_config(tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> GenerationConfig:
-    """The configuration of `generate` where tokens are chosen by `Draw`."""
+    """The configuration of `generate` where `Draw` chooses the tokens."""
     return GenerationConfig(
         do_sample=False,
         temperature=1.0,
         top_p=1.0,
-        top_k=50,  # unused, as is its default; an unset one would come from the model's own config
+        top_k=50,  # unused; left unset, it would come from the model's own config
         repetition_penalty=1.0,
         max_new_tokens=max_new_tokens,
-        use_cache=True,  # models that were trained with checkpointing often say no
+        use_cache=True,  # configs of models trained with checkpointing often switch it off
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=list(end_token_ids(tokenizer)),
     )
 
 
 def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> GenerationConfig:
-    """How transformers samples by itself, one token after the other or continuously."""
-    # top_k and top_p are given even when off: unset ones would come from the model's own config
+    """The configuration of transformers' own sampling, batched or continuous."""
+    # top_k and top_p are set even when off: unset, they would come from the model's own config
     return GenerationConfig(
         do_sample=True,
         temperature=sampling.temperature,
@@ -292,7 +292,7 @@ def generation_config(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) ->
 
 
 def cut(ids: list[int], ends: Sequence[int], log_probs: list[float] | None = None) -> Sample:
-    """Drop what follows the first end token, any of them; it belongs to the response itself."""
+    """Drop what follows the first end token, which belongs to the response itself."""
     place = next((place for place, token in enumerate(ids) if token in ends), None)
     length = len(ids) if place is None else place + 1
     kept = None if log_probs is None else log_probs[:length]
@@ -308,8 +308,8 @@ def generate_responses(
 
     Args:
         settings: model, k and sampling.
-        lacking: for a model fingerprint, the prompts with fewer than k responses, and how many
-            they have.
+        lacking: for a model fingerprint, the prompts with fewer than k responses, each with the
+            number that it has.
         add: stores responses.
 
     Raises:
@@ -324,9 +324,9 @@ def generate_responses(
     encoded = encode_prompts(
         tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
     )
-    most = max(have for _, have in todo)  # answers that came from this seed must not come again
+    most = max(have for _, have in todo)  # a second call with this seed must not repeat answers
     accelerator = start_alone(settings.precision, settings.seed + MORE_SEED_STRIDE * most)
-    # nothing is trained here: weights in the precision they are multiplied in need no casts
+    # weights in the precision of the products need no casts; nothing is trained here
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     model = load_causal_lm(settings.model, dtype).to(accelerator.device).eval()
     sampling = Sampling(
@@ -368,7 +368,7 @@ def as_response(
     description: dict[str, str],
     sampling: Sampling,
 ) -> Response:
-    """A sample as a record, which knows the model and the settings that gave it."""
+    """A sample as a record of the response, its model and its sampling settings."""
     return Response(
         id=content_id(prompt.id, description["hash"], index, sample.token_ids),
         prompt_id=prompt.id,

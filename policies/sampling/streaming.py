@@ -25,7 +25,7 @@ from rlhf.parallel.distributed import start
 from rlhf.records.schema import Prompt, Response, Sampling
 
 # One question at a time on this machine's accelerator, whatever the number of models.
-_turn_of_a_model = threading.Lock()
+_one_at_a_time = threading.Lock()
 
 
 class LocalModel:
@@ -68,7 +68,7 @@ class LocalModel:
         except InputError as error:
             raise InputError(error.problem, "Shorten it, or begin a new conversation.") from None
         streamer = TokenStreamer(self, encoded, on_text, len(ids))
-        with _turn_of_a_model:
+        with _one_at_a_time:
             self._generate(seed, streamer)
         return [self._response(prompt, ids[row], row, seed, streamer) for row in range(len(ids))]
 

@@ -1,6 +1,6 @@
 """vLLM as the sampler of rollouts, in the trainer's process: it holds a copy of the weights.
 
-The copy is given the policy's weights of the moment before every batch, adapters merged in.
+Before every batch it gets the policy's current weights, with adapters merged.
 """
 
 import os
@@ -21,14 +21,14 @@ from rlhf.run.checkpoint import random_states, set_random_states
 
 MAX_SEED = 2**31
 USUAL = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads are the trainer's affair
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer sets the threads
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
 # vLLM keeps its groups of processes in global variables, and an engine that is shut down takes
 # torch's with it. So there is one at a time, and the last one just ends with the process.
-_LIVING: list[Any] = []
+_engines: list[Any] = []
 
 
 @final
@@ -39,7 +39,7 @@ class VLLM:
         model: folder or hub name of the model that the policy starts from.
         accelerator: device, precision and processes; each process has an engine.
         longest: tokens of the longest prompt and response together.
-        requests: responses in work at one time, at most.
+        requests: the most responses sampled at the same time.
 
     Raises:
         InputError: vLLM does not start with this model.
@@ -50,15 +50,15 @@ class VLLM:
         for name, value in USUAL.items():
             os.environ.setdefault(name, value)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what vLLM uses, which is its affair
+            warnings.simplefilter("ignore")  # of packages that vLLM uses
             from vllm import LLM, SamplingParams
 
         dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         alone = accelerator.num_processes == 1
         cache = vllm_cache_bytes(read_shape(model), requests, longest, dtype.itemsize)
-        while _LIVING:
-            _LIVING.pop().llm_engine.engine_core.shutdown()
-        with _undisturbed(), _refusing(model):
+        while _engines:
+            _engines.pop().llm_engine.engine_core.shutdown()
+        with _keeping_random_state(), _refusing(model):
             self.llm = LLM(
                 model=model,
                 trust_remote_code=False,
@@ -75,7 +75,7 @@ class VLLM:
                 enforce_eager=accelerator.device.type == "cpu",  # else with CUDA graphs
                 disable_log_stats=True,
             )
-            _LIVING.append(self.llm)
+            _engines.append(self.llm)
             self.llm.llm_engine.engine_core._finalizer.atexit = False
             trial = SamplingParams(max_tokens=1, detokenize=False)
             self.llm.generate({"prompt_token_ids": [0]}, trial, use_tqdm=False)
@@ -94,13 +94,13 @@ class VLLM:
         """
         seeds = torch.randint(MAX_SEED, (len(prompts),)).tolist()
         weights = merged_weights(model, model.state_dict())
-        told = [{"prompt_token_ids": ids} for ids in prompts]
-        with _undisturbed():
+        inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        with _keeping_random_state():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
             assert self.llm.reset_prefix_cache()  # keys and values of the weights before
             how = [_sampling(config, seed) for seed in seeds]
-            found = self.llm.generate(told, how, use_tqdm=False)
-        return [_told(one.outputs[0]) for one in found]
+            found = self.llm.generate(inputs, how, use_tqdm=False)
+        return [_tokens_and_log_probs(one.outputs[0]) for one in found]
 
 
 def _sampling(config: GenerationConfig, seed: int) -> Any:
@@ -112,22 +112,22 @@ def _sampling(config: GenerationConfig, seed: int) -> Any:
         top_k=config.top_k,
         max_tokens=config.max_new_tokens,
         stop_token_ids=config.eos_token_id,
-        ignore_eos=True,  # what vLLM finds in the model's folder; the line above has all of ours
+        ignore_eos=True,  # those that vLLM reads from the model; the line above has all
         seed=seed,
         logprobs=0,  # of the chosen token alone
         detokenize=False,
     )
 
 
-def _told(output: Any) -> tuple[list[int], list[float]]:
+def _tokens_and_log_probs(output: Any) -> tuple[list[int], list[float]]:
     ids = list(output.token_ids)
     chosen = zip(ids, output.logprobs, strict=True)
     return ids, [float(known[token].logprob) for token, known in chosen]
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Afterwards random numbers go on as before, with as many threads."""
+def _keeping_random_state() -> Iterator[None]:
+    """Restore the state of the random generators and the number of threads afterwards."""
     states, threads = random_states(), torch.get_num_threads()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: from files to conversations with a completion."""
+"""Reads demonstrations for supervised fine-tuning: prompts with one completion each."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def _require_some(rows: Rows, path: Path) -> Rows:
     if not rows["train"]:
         raise InputError(
             f"{path} holds no demonstrations to train on",
-            "Write some: rlhf label --db DB --model MODEL, edit an answer, export again.",
+            "Edit answers in rlhf label --db DB --model MODEL, then export again.",
         )
     return rows
 

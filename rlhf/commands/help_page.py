@@ -1,5 +1,6 @@
 """Help pages: settings by group, the required and the most used ones first, an example last."""
 
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
@@ -11,7 +12,9 @@ from rlhf.parallel.settings import ClusterSettings
 
 FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
 ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
+PARALLEL = "parallel"  # the group that is shown among ON_CLUSTERS
 FIRST = "Settings"
+NO_DEFAULTS = ("False", "()", "{}", '""')
 CLUSTER = "Processes and clusters"
 LAST = "Every command"
 
@@ -39,7 +42,7 @@ def _groups(settings: type[Any]) -> Iterator[tuple[str, str]]:
     types = get_type_hints(settings)
     for setting in fields(settings):
         group = types[setting.name]
-        if is_dataclass(group):
+        if is_dataclass(group) and setting.name != PARALLEL:
             yield setting.name.replace("_", "-"), (group.__doc__ or "").partition("\n\n")[0]
 
 
@@ -47,7 +50,7 @@ def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]
     """A panel of settings as several, each with those of one group."""
     found: dict[str, list[HelpEntry]] = {name: [] for name in (FIRST, *purposes, CLUSTER, LAST)}
     for entry in panel.entries:
-        found[_group_of(entry, purposes)].append(_without_negation(entry))
+        found[_group_of(entry, purposes)].append(_shown(entry))
     for name, entries in found.items():
         if entries:
             # Python's sort keeps the order of the dataclass within both halves.
@@ -56,16 +59,20 @@ def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]
 
 
 def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
-    if not ON_CLUSTERS.isdisjoint(entry.names):
+    prefix = entry.names[0].removeprefix("--").partition(".")[0]
+    if prefix == PARALLEL or not ON_CLUSTERS.isdisjoint(entry.names):
         return CLUSTER
     if not {*FLAGS_OF_ALL, "--version"}.isdisjoint(entry.names):
         return LAST
-    prefix = entry.names[0].removeprefix("--").partition(".")[0]
     return prefix if prefix in groups else FIRST
 
 
-def _without_negation(entry: HelpEntry) -> HelpEntry:
-    """`--no-…` is shown only where it changes something."""
+def _shown(entry: HelpEntry) -> HelpEntry:
+    """Without a default that says nothing or is Python, and a `--no-…` that changes nothing."""
+    if entry.default in NO_DEFAULTS:
+        return entry.copy(default=None, negative_names=())
+    if entry.default is not None and entry.default.startswith("("):
+        entry = entry.copy(default=" ".join(map(str, literal_eval(entry.default))))
     if entry.default == "True" or (entry.default is None and not entry.required):
         return entry
     return entry.copy(negative_names=())

@@ -256,7 +256,7 @@ def _flag(name: str, value: Any) -> str:
 
 def without_secrets(settings: Any) -> Any:
     """Settings as files and trackers may hold them: an address of --notify is a key to a chat."""
-    return replace(settings, notify="") if getattr(settings, "notify", "") else settings
+    return replace(settings, notify=None) if getattr(settings, "notify", "") else settings
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

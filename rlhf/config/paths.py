@@ -9,9 +9,10 @@ config.yaml of older runs. The settings class lists them:
     OLD_NAMES: ClassVar = {"learning_rate": "optim.learning_rate"}  # old path: new path
     OLD_VALUES: ClassVar = {"advantages": {"group": "grpo"}}  # new path: {old value: new value}
     OLD_FILE_VALUES: ClassVar = …  # the same, for values that only files may still have
+    ZERO_IS_NONE: ClassVar = {"kl.audit_every"}  # paths at which 0 was what None is today
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
@@ -61,7 +62,16 @@ def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[
         group, name = find_setting(found, path.split("."))
         if name is not None and isinstance(group[name], str):
             group[name] = renamed.get(group[name], group[name])
+    for path in _zero_is_none(settings):
+        group, name = find_setting(found, path.split("."))
+        if name is not None and group[name] == 0 and not isinstance(group[name], bool):
+            group[name] = None
     return found
+
+
+def _zero_is_none(settings: type[Any] | None) -> Collection[str]:
+    """Paths of settings at which 0 was what None is today."""
+    return getattr(settings, "ZERO_IS_NONE", ())
 
 
 def _copy(values: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +98,7 @@ def with_new_flags(words: Sequence[str], settings: type[Any] | None) -> list[str
     flags = {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
     negated = {_negated(old): _negated(new) for old, new in flags.items()}
     values = {flag_of(n): v for n, v in getattr(settings, "OLD_VALUES", {}).items()}
+    values |= {flag_of(name): {"0": "none", "0.0": "none"} for name in _zero_is_none(settings)}
     found: list[str] = []
     expected: Mapping[str, str] = {}  # old values of the flag that came last
     for word in words:

@@ -1,13 +1,14 @@
-"""The settings for life in a group of processes and on a cluster; nothing here imports torch."""
+"""Settings of stages that run in several processes, and on clusters; nothing here imports torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rlhf.config import require_range
+from rlhf.config.paths import flag_of, read_setting
 from rlhf.errors import ConfigError
 
-Strategy = Literal["none", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+Strategy = Literal["auto", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Tracker = Literal["none", "tensorboard", "mlflow", "wandb", "trackio"]
 
 
@@ -21,7 +22,7 @@ class State(Enum):
 
 
 SHARDED: dict[Strategy, frozenset[State]] = {
-    "none": frozenset(),
+    "auto": frozenset(),
     "ddp": frozenset(),
     "zero1": frozenset({State.OPTIMIZER}),
     "zero2": frozenset({State.OPTIMIZER, State.GRADIENTS}),
@@ -32,67 +33,110 @@ BUCKET = 10**7  # gradients that DeepSpeed moves at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSettings:
-    """How a stage is spread over processes."""
+class ParallelSettings:
+    """What processes share and what happens when one of them is stuck."""
 
-    processes: int = 1
-    """Processes to start on this machine; under torchrun, its processes are used."""
-    sharding: Strategy = "none"
-    """How model state is sharded over processes: ddp (replicated), zero1 (optimizer), zero2 (+
-    gradients), zero3 or fsdp (+ weights). none: as `accelerate launch` was configured, else ddp."""
     offload: bool = False
     """Keep sharded state in main memory: slower, room for a larger model."""
-    shard_group: int = 0
+    shard_group: int | None = None
     """With --sharding fsdp: processes per copy of the model, such as those of one machine; every
-    such group holds a whole copy. 0: all processes shard one copy."""
+    such group holds a whole copy. Default: all processes shard one copy."""
     tensor_parallel: int = 1
     """Split every matrix over this many processes, which must be all of them. Needs a tensor
     parallel plan for the model in transformers. 1: off."""
-    stall_timeout: float = 1800.0
+    stall_timeout: float | None = 1800.0
     """Seconds without progress after which the run stops (exit code 75) and names the rank that is
-    stuck. 0: never."""
+    stuck. none: never."""
+
+    def __post_init__(self) -> None:
+        require_range("parallel.tensor_parallel", self.tensor_parallel, 1)
+        if self.shard_group is not None:
+            require_range("parallel.shard_group", self.shard_group, 1)
+        if self.stall_timeout is not None:
+            require_range("parallel.stall_timeout", self.stall_timeout, 0, above_low=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingParallelSettings(ParallelSettings):
+    """What processes share, and what happens when one of them dies or is stuck."""
+
+    max_restarts: int = 0
+    """How often to restart from the last checkpoint when a process dies or stalls."""
+    preflight: bool = False
+    """Test every device and the network before anything is loaded: `rlhf doctor --canary`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("parallel.max_restarts", self.max_restarts, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings:
+    """How a stage is spread over processes."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {
+        "offload": "parallel.offload",
+        "shard_group": "parallel.shard_group",
+        "tensor_parallel": "parallel.tensor_parallel",
+        "stall_timeout": "parallel.stall_timeout",
+    }
+    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"sharding": {"none": "auto"}}
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = frozenset(
+        {"parallel.shard_group", "parallel.stall_timeout"}
+    )
+
+    processes: int = 1
+    """Processes to start on this machine, one per GPU; under torchrun, its processes are used."""
+    sharding: Strategy = "auto"
+    """How model state is sharded over processes: ddp (replicated), zero1 (optimizer), zero2 (+
+    gradients), zero3 or fsdp (+ weights). auto: as `accelerate launch` was configured, else ddp."""
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    """What processes share."""
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
-        require_range("shard_group", self.shard_group, 0)
-        require_range("tensor_parallel", self.tensor_parallel, 1)
-        require_range("stall_timeout", self.stall_timeout, 0)
 
     def _require_tensor_parallel(self, **usual: object) -> None:
-        """Refuse settings other than `usual` with --tensor-parallel, which excludes them."""
-        usual |= {"sharding": "none", "shard_group": 0, "offload": False}
-        others = [name for name, value in usual.items() if getattr(self, name) != value]
-        if self.tensor_parallel > 1 and others:
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in others)
+        """Refuse settings other than `usual` with tensor parallelism, which excludes them."""
+        usual |= {"sharding": "auto", "parallel.shard_group": None, "parallel.offload": False}
+        others = [name for name, value in usual.items() if read_setting(self, name) != value]
+        if self.parallel.tensor_parallel > 1 and others:
             raise ConfigError(
-                f"--tensor-parallel {self.tensor_parallel} does not go with {flags}",
+                f"--parallel.tensor-parallel {self.parallel.tensor_parallel} does not go with "
+                f"{' and '.join(map(flag_of, others))}",
                 "Leave one or the other out.",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings(GroupSettings):
-    """How a training is spread over processes, saved and watched."""
+    """How a training is spread over processes and watched."""
 
-    save_minutes: float = 0.0
-    """Also save a checkpoint every so many minutes. 0: off."""
-    max_restarts: int = 0
-    """How often to restart from the last checkpoint when a process dies or stalls."""
-    preflight: bool = False
-    """Test every device and the network before anything is loaded: `rlhf doctor --canary`."""
+    OLD_NAMES: ClassVar[dict[str, str]] = {
+        **GroupSettings.OLD_NAMES,
+        "max_restarts": "parallel.max_restarts",
+        "preflight": "parallel.preflight",
+        "save_minutes": "checkpoint.every_minutes",
+    }
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = GroupSettings.ZERO_IS_NONE | {
+        "checkpoint.every_minutes",
+        "profile",
+    }
+
+    parallel: TrainingParallelSettings = field(default_factory=TrainingParallelSettings)
+    """What processes share."""
     track: Tracker = "none"
     """Also send the metrics of every step to this tracker, whose package must be installed."""
-    profile: int = 0
-    """Steps to profile, starting with the second: a torch trace per rank and a table of phases in
-    OUT/profile. 0: off."""
-    notify: str = ""
+    profile: int | None = None
+    """Profile this many steps, starting with the second: a torch trace per rank and a table of
+    phases in OUT/profile."""
+    notify: str | None = None
     """URL that gets a JSON object (Slack's form) when the run is done, fails or stalls."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_range("save_minutes", self.save_minutes, 0)
-        require_range("max_restarts", self.max_restarts, 0)
-        require_range("profile", self.profile, 0)
+        if self.profile is not None:
+            require_range("profile", self.profile, 1)
         if self.notify and not self.notify.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."

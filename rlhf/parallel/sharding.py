@@ -7,8 +7,9 @@
     zero2   … and gradients
     zero3   … and weights
 
-Under `--tensor-parallel` all processes hold parts of one model instead: transformers splits its
-matrices while it loads, every process sees the same batch, and gradients need no average.
+Under `--parallel.tensor-parallel` all processes hold parts of one model instead: transformers
+splits its matrices while it loads, every process sees the same batch, and gradients need no
+average.
 
 Weights stay float32 under all of them and autocast multiplies in bf16, so every one gives the
 losses of a single process. accelerate forms the group; it drives neither FSDP2 nor DeepSpeed here,
@@ -61,7 +62,7 @@ class Sharding:
         tensor_parallel: processes over which every matrix is split; all there are, or 1.
     """
 
-    strategy: Strategy = "none"
+    strategy: Strategy = "auto"
     offload: bool = False
     group: int = 0
     reshard: bool = True

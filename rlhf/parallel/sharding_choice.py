@@ -26,20 +26,21 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
         ConfigError: one process cannot divide anything, offloading has nothing to offload, the
             processes do not make whole groups, or are not those that hold a model together.
     """
-    strategy, offload, group = settings.sharding, settings.offload, settings.shard_group
+    strategy, parallel = settings.sharding, settings.parallel
+    offload, group = parallel.offload, parallel.shard_group or 0
     wants_fsdp = os.environ.pop(ACCELERATE_FSDP, "false") == "true"
     wants_deepspeed = os.environ.pop(ACCELERATE_DEEPSPEED, "false") == "true"
-    if settings.tensor_parallel > 1:
-        _require_all(settings.tensor_parallel, configured=wants_fsdp or wants_deepspeed)
-        return Sharding(tensor_parallel=settings.tensor_parallel)
-    if strategy == "none" and wants_fsdp:
+    if parallel.tensor_parallel > 1:
+        _require_all(parallel.tensor_parallel, configured=wants_fsdp or wants_deepspeed)
+        return Sharding(tensor_parallel=parallel.tensor_parallel)
+    if strategy == "auto" and wants_fsdp:
         return _from_fsdp(FullyShardedDataParallelPlugin(), offload, group)
-    if strategy == "none" and wants_deepspeed:
+    if strategy == "auto" and wants_deepspeed:
         return _from_deepspeed(DeepSpeedPlugin(), offload, group)
     sharding = Sharding(strategy, offload, group)
     if offload and not sharding.is_sharded:
         raise ConfigError(
-            f"--offload has no effect with --sharding {strategy}",
+            f"--parallel.offload has no effect with --sharding {strategy}",
             "Add a --sharding that shards state, such as fsdp or zero3.",
         )
     if sharding.is_sharded and "RANK" not in os.environ:
@@ -56,13 +57,14 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
 def _require_all(parts: int, *, configured: bool) -> None:
     if configured:
         raise ConfigError(
-            f"--tensor-parallel {parts} has no effect with accelerate's FSDP or DeepSpeed",
+            f"--parallel.tensor-parallel {parts} has no effect with accelerate's FSDP or DeepSpeed",
             "Start the command with --processes, torchrun or a plain accelerate configuration.",
         )
     if world_size() != parts:
         raise ConfigError(
-            f"--tensor-parallel {parts} needs {parts} processes, and there are {world_size()}",
-            f"Give --processes {parts}, or as many in --tensor-parallel as there are.",
+            f"--parallel.tensor-parallel {parts} needs {parts} processes, and there are "
+            f"{world_size()}",
+            f"Give --processes {parts}, or as many in --parallel.tensor-parallel as there are.",
         )
 
 
@@ -71,12 +73,12 @@ def _require_whole_groups(sharding: Sharding) -> None:
         return
     if sharding.strategy != "fsdp":
         raise ConfigError(
-            f"--shard-group has no effect with --sharding {sharding.strategy}",
+            f"--parallel.shard-group has no effect with --sharding {sharding.strategy}",
             "Add --sharding fsdp, or leave it out.",
         )
     if world_size() % sharding.group:
         raise ConfigError(
-            f"--shard-group {sharding.group} does not divide the {world_size()} processes",
+            f"--parallel.shard-group {sharding.group} does not divide the {world_size()} processes",
             "Give the processes of one machine, or another divisor of all.",
         )
 
@@ -111,7 +113,7 @@ def _from_deepspeed(plugin: DeepSpeedPlugin, offload: bool, group: int) -> Shard
         )
     if offload:
         raise ConfigError(
-            "--offload has no effect with a DeepSpeed configuration",
+            "--parallel.offload has no effect with a DeepSpeed configuration",
             f"Write offload_optimizer into that, or give --sharding zero{stage}.",
         )
     strategies: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}

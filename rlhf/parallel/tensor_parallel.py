@@ -1,4 +1,4 @@
-"""Training a model that all processes hold together, under `--tensor-parallel`.
+"""Training a model that all processes hold together, under `--parallel.tensor-parallel`.
 
 transformers divides embeddings and the matrices of layers while it loads (its `tp_plan`) and adds
 up what the processes compute; norms and heads are whole in each. All processes see the same batch,
@@ -31,7 +31,7 @@ def tensor_parallel_options(name: str, config: PreTrainedConfig) -> dict[str, An
     if not getattr(text, "base_model_tp_plan", None):
         raise InputError(
             f"transformers has no plan to divide the matrices of {name} ({type(config).__name__})",
-            "Leave --tensor-parallel out; each process then holds the model.",
+            "Leave --parallel.tensor-parallel out; each process then holds the model.",
         )
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     if heads % world_size():
@@ -54,7 +54,7 @@ def require_trainable_parts(name: str, config: PreTrainedConfig) -> None:
         raise InputError(
             f"{name} ({type(config).__name__}) has norms within attention heads, whose gradients "
             "transformers adds up wrongly over several passes",
-            "Leave --tensor-parallel out; --sharding fsdp divides it, too.",
+            "Leave --parallel.tensor-parallel out; --sharding fsdp divides it, too.",
         )
 
 

@@ -29,7 +29,7 @@ class Layout:
         processes: in the group.
     """
 
-    strategy: Strategy = "none"
+    strategy: Strategy = "auto"
     parts: int = 1
     offload: bool = False
     processes: int = 1

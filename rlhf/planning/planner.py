@@ -105,7 +105,7 @@ def _inner_size(config: Any) -> int:
 
 
 def tensor_parallel_shape(shape: Shape, processes: int) -> Shape:
-    """What each of `processes` holds and computes of a model under `--tensor-parallel`.
+    """What each of `processes` holds and computes of a model under `--parallel.tensor-parallel`.
 
     Embeddings and matrices are divided, and with them heads and the inside of the MLP. Norms are
     whole, as are the activations between layers.

@@ -19,11 +19,12 @@ parameters, A parameters of LoRA adapters, G parameters of one layer and E outsi
 The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits; K is
 BUCKET of rlhf/parallel/settings.py; R, which DeepSpeed does not give back because they are used
 again soon, is REUSED; of both no more than P.
-FSDP in groups (`--shard-group`) divides by the size of a group instead of N; where activations are
-fewer than 8·E, what is outside of layers decides at the end of the backward pass: 12·E, with its
-gradients and their copy for the others. While PPO samples under ZeRO-3 or FSDP, every device holds
-policy and critic whole besides: 4·P. LoRA is for PPO one model with `--share-base`, as in
-rlhf/planning/ppo_plan.py. Reference outputs are made by a model that each device holds whole.
+FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N; where
+activations are fewer than 8·E, what is outside of layers decides at the end of the backward pass:
+12·E, with its gradients and their copy for the others. While PPO samples under ZeRO-3 or FSDP,
+every device holds policy and critic whole besides: 4·P. LoRA is for PPO one model with
+`--share-base`, as in rlhf/planning/ppo_plan.py. Reference outputs are made by a model that each
+device holds whole.
 
 Bytes that each device sends and receives in one optimizer step of M forward and backward passes,
 W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
@@ -243,8 +244,8 @@ def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int
     held = tensor_parallel_bytes(shape, load, processes) / GIB
     sent = tensor_parallel_traffic(shape, load, passes, processes) / GIB
     return (
-        f"reward: --tensor-parallel {processes} holds {held:,.2f} GiB in each process, which sends "
-        f"{sent:,.2f} GiB in one step."
+        f"reward: --parallel.tensor-parallel {processes} holds {held:,.2f} GiB in each process, "
+        f"which sends {sent:,.2f} GiB in one step."
     )
 
 
@@ -354,7 +355,7 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str
     for one, words in ((load, ""), (lightest, " and --batch-size 1")):
         count = _fewest_tensor_parallel(shape, one, gpus, usable)
         if count:
-            return f"reference: --processes {count} --tensor-parallel {count}{words}."
+            return f"reference: --processes {count} --parallel.tensor-parallel {count}{words}."
     return f"reference: {NOTHING_FITS}"
 
 

@@ -4,7 +4,7 @@ checkpoints/step-000100/   state/ (weights, optimizer), rng-N.pt of every rank, 
 checkpoints/latest         the name of the newest complete one
 
 PyTorch's distributed checkpoint names every weight, whoever holds which part of it, so a run goes
-on under another number of processes or between `none`, `ddp` and `fsdp`. DeepSpeed has a form of
+on under another number of processes or between `auto`, `ddp` and `fsdp`. DeepSpeed has a form of
 its own, which only the same ZeRO stage and number of processes read. With the same number of
 processes a resumed run is the undisturbed one bit for bit; with another the random numbers differ.
 """
@@ -166,7 +166,7 @@ def _require_readable(accelerator: Accelerator, path: Path, written_by: dict[str
     if mine == theirs == "torch":
         return
     if mine != theirs:
-        kept = f"--sharding {theirs}" if theirs != "torch" else "--sharding none, ddp or fsdp"
+        kept = f"--sharding {theirs}" if theirs != "torch" else "--sharding auto, ddp or fsdp"
         raise InputError(
             f"{path} is in the form {theirs!r}, this run reads {mine!r}", f"Resume with {kept}."
         )
@@ -258,13 +258,13 @@ class Saver:
         folder: Path,
         *,
         every_steps: int,
-        every_minutes: float,
+        every_minutes: float | None,
         keep: int,
     ) -> None:
         self._accelerator = accelerator
         self._folder = folder
         self._every_steps = every_steps
-        self._every_seconds = 60 * every_minutes
+        self._every_seconds = 60 * (every_minutes or 0)
         self._keep = keep
         self._saved_at = time.monotonic()
         self._asked_to_stop = False
@@ -277,7 +277,7 @@ class Saver:
             accelerator,
             folder,
             every_steps=settings.checkpoint.every,
-            every_minutes=settings.save_minutes,
+            every_minutes=settings.checkpoint.every_minutes,
             keep=settings.checkpoint.keep,
         )
 

@@ -11,11 +11,11 @@ from rlhf.endpoints.urls import open_url
 TIMEOUT_SECONDS = 10
 
 
-def notify(url: str, run: str, status: str, details: str = "") -> None:
+def notify(url: str | None, run: str, status: str, details: str = "") -> None:
     """Post `text`, `run` and `status`; a URL that does not answer is said, and changes nothing.
 
     Args:
-        url: where to; nothing is sent when it is empty.
+        url: where to; nothing is sent without one.
         run: the folder of the stage.
         status: done, failed, interrupted or stalled.
         details: the message of an error.

@@ -59,7 +59,7 @@ def check_before_training(
     require_agreement(accelerator, describe_process(inputs))
     if accelerator.is_main_process:
         require_room(out, room)
-    if settings.preflight:
+    if settings.parallel.preflight:
         folder = out.parent / f".{out.name}.canary"
         device = accelerator.device
         # the canary seeds the generators, and must not choose what the run samples

@@ -25,12 +25,12 @@ FIRST_STEP = 2  # the first one warms caches and allocators
 
 
 @contextmanager
-def profiling(accelerator: Accelerator, steps: int, folder: Path) -> Iterator[None]:
+def profiling(accelerator: Accelerator, steps: int | None, folder: Path) -> Iterator[None]:
     """Profile some steps of the loop inside, from the second that it takes on.
 
     Args:
         accelerator: knows rank and device.
-        steps: how many; 0 profiles nothing.
+        steps: how many; None profiles nothing.
         folder: gets the files, when the steps are done or the block ends.
     """
     if not steps:

@@ -174,8 +174,7 @@ class RunDir:
     @property
     def inputs(self) -> Inputs:
         """`path` and `hash` of what the stage was given, as stage.json holds them."""
-        inputs: Inputs = self.read_stage().get("inputs", {})
-        return inputs
+        return dict(self.read_stage().get("inputs", {}))
 
     def read_report(self) -> dict[str, Any]:
         """The content of report.json: what a finished stage found.
@@ -221,10 +220,9 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
             )
         _require_same(run, stage, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)
-    is_alone = getattr(settings, "shard", None) is None  # jobs of --shard fill one stage together
-    if is_alone and not run.is_done:
-        _lock(run)
     if not run.is_done:
+        if getattr(settings, "shard", None) is None:  # jobs of --shard fill one stage together
+            _lock(run)
         config = to_yaml(without_secrets(settings))
         write_text_atomically(run.config_file, lambda stream: stream.write(config))
         _write_stage(run, stage, "running", inputs, seed=getattr(settings, "seed", None))
@@ -234,7 +232,7 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
 @contextmanager
 def stage_status(
     run: RunDir,
-    url: str = "",
+    url: str | None = None,
     is_complete: Callable[[], bool] = lambda: True,
     *,
     alone: bool = True,
@@ -303,13 +301,16 @@ def _lock(run: RunDir) -> None:
 
 @contextmanager
 def watching_stage(
-    run: RunDir, timeout_seconds: float, url: str = "", heartbeat: Path | None = None
+    run: RunDir,
+    timeout_seconds: float | None,
+    url: str | None = None,
+    heartbeat: Path | None = None,
 ) -> Iterator[None]:
     """Watch for a stall of any rank: stage.json records it, stderr says it, the exit code is 75.
 
     Args:
         run: the stage.
-        timeout_seconds: without a sign of progress; 0 is never.
+        timeout_seconds: without a sign of progress; None is never.
         url: who is told.
         heartbeat: where the ranks' files are; of jobs that fill one stage each has its own.
     """
@@ -394,7 +395,6 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
     if not is_main_process():
         return
-    content = run.read_stage()
-    content.pop("error", None)
+    content = {name: one for name, one in run.read_stage().items() if name != "error"}
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})

@@ -54,8 +54,8 @@ def training_stage(
         yield run
         return
     with (
-        stage_status(run, "" if is_member else settings.notify),
-        watching_stage(run, settings.stall_timeout, settings.notify),
+        stage_status(run, None if is_member else settings.notify),
+        watching_stage(run, settings.parallel.stall_timeout, settings.notify),
         tracking(accelerator, settings.track, run.path, settings),
         profiling(accelerator, settings.profile, run.profile),
     ):

@@ -110,7 +110,7 @@ def listening(listener: Callable[[str, int], None]) -> Iterator[None]:
 
 @contextmanager
 def watching(
-    folder: Path, timeout_seconds: float, on_stall: Callable[[InterruptedRunError], None]
+    folder: Path, timeout_seconds: float | None, on_stall: Callable[[InterruptedRunError], None]
 ) -> Iterator[None]:
     """Watch this rank while the block runs; 0 seconds never time out.
 
@@ -286,7 +286,8 @@ def describe_stall(
     return InterruptedRunError(
         f"No progress for {timeout_seconds:g} seconds: {named}",
         f"The stacks of all ranks are in {folder}. Run the same command with --resume to go on, "
-        "or with --max-restarts N to do so by itself; --stall-timeout sets the patience.",
+        "or with --parallel.max-restarts N to do so by itself; --parallel.stall-timeout sets the "
+        "patience.",
     )
 
 

@@ -19,7 +19,12 @@ NAMES = sorted(path.stem for path in EVIDENCE.glob("*.yaml"))
 SAMPLING = {"max_new_tokens": 8, "precision": "fp32"}
 PPO = {"episodes_per_step": 4, "precision": "fp32", "save_every": 100}
 FITTED = {"head": "fitted", "epochs": 0, "precision": "fp32"}
-TRL = {"per_device_train_batch_size": 4, "max_steps": 1, "bf16": False}
+TRL = {
+    "per_device_train_batch_size": 4,
+    "num_train_epochs": 1,
+    "learning_rate": 1e-5,
+    "bf16": False,
+}
 SMALL = {
     "ranking_size": 2,
     "tie_within": 0.0,
@@ -45,7 +50,7 @@ CHANGES = {
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
     "human": {"test": 2, "rankings": [2, 4]},
-    "alternatives": {"dpo": TRL, "sft": TRL, "best_of": 3},
+    "alternatives": {"dpo": {**TRL, "beta": 0.1}, "sft": TRL, "best_of": 3},
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},

@@ -2,16 +2,18 @@
 
 import re
 from collections import Counter
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
 from rlhf.endpoints.signals import Signal, load_signal
 from rlhf.records.jsonl import read_jsonl
-from rlhf.records.schema import Prompt
+from rlhf.records.schema import Message, Prompt
 
 REPOSITORY = Path(__file__).parents[2]
-PROMPTS = REPOSITORY / "examples" / "quickstart" / "prompts.jsonl"
+QUICKSTART = REPOSITORY / "examples" / "quickstart"
+ENDING = " Answer in one short sentence."
 
 
 @pytest.fixture
@@ -20,46 +22,59 @@ def score(monkeypatch) -> Signal:
     return load_signal("examples.quickstart.sentiment:score")
 
 
+def read(name: str) -> list[Prompt]:
+    return [
+        Prompt.create((Message(role="user", content=row["prompt"]),), row["split"], row["source"])
+        for row in read_jsonl(QUICKSTART / name)
+    ]
+
+
 @pytest.fixture(scope="module")
 def prompts() -> list[Prompt]:
-    return [Prompt.from_json(row) for row in read_jsonl(PROMPTS)]
+    return read("prompts.jsonl")
 
 
-def test_counts_and_sources_of_both_splits(prompts) -> None:
-    assert Counter(prompt.split for prompt in prompts) == {"train": 512, "test": 64}
-    by_source = Counter((prompt.source, prompt.split) for prompt in prompts)
-    sources = {source for source, _ in by_source}
-    assert len(sources) == 16
-    assert {by_source[source, "train"] for source in sources} == {32}
-    assert {by_source[source, "test"] for source in sources} == {4}
+@pytest.fixture(scope="module")
+def validation() -> list[Prompt]:
+    return read("validation.jsonl")
 
 
-def test_each_prompt_is_a_short_question_after_the_same_instruction(prompts) -> None:
-    for prompt in prompts:
-        roles = [message.role for message in prompt.messages]
-        assert roles == ["system", "user", "assistant", "user"]
-        assert prompt.messages[:3] == prompts[0].messages[:3]
-        assert 6 <= len(prompt.messages[-1].content.split()) <= 20, prompt.messages[-1].content
-    assert len({prompt.id for prompt in prompts}) == len(prompts)
+def question(prompt: Prompt) -> str:
+    return prompt.messages[-1].content.removesuffix(ENDING)
 
 
-def test_no_test_prompt_is_nearly_a_training_prompt(prompts) -> None:
-    words = {p.id: set(re.findall(r"\w+", p.messages[-1].content.lower())) for p in prompts}
-    train = [prompt for prompt in prompts if prompt.split == "train"]
-    for held_out in (prompt for prompt in prompts if prompt.split == "test"):
-        for other in train:
-            ours, theirs = words[held_out.id], words[other.id]
+def test_counts_and_sources_of_the_three_splits(prompts, validation) -> None:
+    for size, found in (
+        (20, [prompt for prompt in prompts if prompt.split == "train"]),
+        (5, [prompt for prompt in prompts if prompt.split == "test"]),
+        (4, validation),
+    ):
+        by_source = Counter(prompt.source for prompt in found)
+        assert len(by_source) == 13
+        assert set(by_source.values()) == {size}
+    assert {prompt.split for prompt in validation} == {"test"}  # for a run of its own
+
+
+def test_each_prompt_is_one_short_question_that_asks_for_one_sentence(prompts, validation) -> None:
+    for prompt in prompts + validation:
+        assert prompt.messages[-1].content.endswith(ENDING)
+        assert 5 <= len(question(prompt).split()) <= 20, question(prompt)
+    assert len({prompt.id for prompt in prompts + validation}) == len(prompts) + len(validation)
+
+
+def test_no_prompt_is_nearly_one_of_another_split(prompts, validation) -> None:
+    splits = [[p for p in prompts if p.split == split] for split in ("train", "test")]
+    words = {p.id: set(re.findall(r"\w+", question(p).lower())) for p in prompts + validation}
+    for one, other in combinations([*splits, validation], 2):
+        for first, second in product(one, other):
+            ours, theirs = words[first.id], words[second.id]
             overlap = len(ours & theirs) / len(ours | theirs)
-            assert overlap < 0.55, (held_out.messages[-1].content, other.messages[-1].content)
+            assert overlap < 0.55, (question(first), question(second))
 
 
-def test_prompts_do_not_force_a_sentiment(prompts, score) -> None:
-    charged = {
-        p.messages[-1].content: score("", p.messages[-1].content)
-        for p in prompts
-        if abs(score("", p.messages[-1].content)) > 0.65
-    }
-    assert charged == {}
+def test_prompts_do_not_force_a_sentiment(prompts, validation, score) -> None:
+    scores = {question(p): score("", p.messages[-1].content) for p in prompts + validation}
+    assert {text: value for text, value in scores.items() if abs(value) > 0.65} == {}
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_divided_weights_need_less_on_each_device(six_billion):
     plan = plan_memory(settings, read_shape(str(six_billion)))
     activations = plan.phases["computing gradients"][-1].size
     held = plan.peak - activations
-    for whole in ("none", "ddp"):
+    for whole in ("auto", "ddp"):
         assert shard_plan(plan, Layout(whole, 4)).peak == plan.peak
     for strategy in ("fsdp", "zero3"):
         found = shard_plan(plan, Layout(strategy, 4)).peak
@@ -161,10 +161,13 @@ def test_a_llama_of_the_same_size_is_planned_too(tmp_path):
 def flags_of(way):
     """The settings that a way out names."""
     words = re.findall(r"--([a-z.-]+)(?: (\w+))?", way.partition(":")[0])
-    return {
-        name.replace("-", "_"): (int(value) if value.isdigit() else value) if value else True
-        for name, value in words
-    }
+    return {name.replace("-", "_"): value_of(word) for name, word in words}
+
+
+def value_of(word):
+    if word.isdigit():
+        return int(word)
+    return {"": True, "none": None}.get(word, word)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +185,8 @@ def test_ways_out_name_flags_that_go_together_and_fit(six_billion, changes, gib,
     settings = settings_for(six_billion, tokens_per_batch=4096, **changes)
 
     def check(settings):
-        parts = settings.shard_group or settings.processes
-        sharding = Sharding(settings.sharding, tensor_parallel=settings.tensor_parallel)
+        parts = settings.parallel.shard_group or settings.processes
+        sharding = Sharding(settings.sharding, tensor_parallel=settings.parallel.tensor_parallel)
         require_memory(settings, gib * GIB, sharding, parts)
 
     with pytest.raises(ConfigError) as caught:

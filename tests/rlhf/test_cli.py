@@ -480,7 +480,7 @@ def test_every_command_has_settings_with_help_and_a_run(name: str) -> None:
         source = "".join(file.read_text(encoding="utf-8") for file in files)
         for one in fields(settings):
             line = re.search(
-                rf"^    {one.name}: .*(\n        .*|\n    \).*)*\n    \"\"\"", source, re.M
+                rf"^    {one.name}: .*(\n        .*|\n    [)\]].*)*\n    \"\"\"", source, re.M
             )
             assert line, f"{name}: no help under {one.name}"
 

@@ -142,8 +142,10 @@ def test_text_that_cannot_be_read(tmp_path: Path, name: str, reason: str) -> Non
 class Renamed:
     OLD_NAMES: ClassVar = {"rate": "inner.rate", "inner.speed": "inner.rate", "inner": "kind"}
     OLD_VALUES: ClassVar = {"kind": {"fast": "quick"}}
+    ZERO_IS_NONE: ClassVar = frozenset({"every", "loud"})
     kind: Literal["quick", "slow"] = "slow"
     loud: bool = False
+    every: float | None = None
     inner: Inner = field(default_factory=Inner)
 
 
@@ -156,6 +158,9 @@ class Renamed:
         ({"inner": "fast"}, {"kind": "quick"}),
         ({"kind": "fast"}, {"kind": "quick"}),
         ({"kind": "slow", "other": 3}, {"kind": "slow", "other": 3}),
+        ({"every": 0}, {"every": None}),
+        ({"every": 0.0, "loud": False}, {"every": None, "loud": False}),
+        ({"every": 0.5, "other": 0}, {"every": 0.5, "other": 0}),
     ],
 )
 def test_old_names_and_values_in_files_become_todays(
@@ -184,14 +189,16 @@ def test_old_flags_and_values_become_todays() -> None:
         "--kind=fast",
         "--no-loud",
         "fast",
+        *("--every", "0", "--every=0.0", "--every", "10", "0"),
     ]
     assert with_new_flags(words, Renamed) == [
         *("cmd", "--inner.rate", "1", "--inner.rate=2", "--kind", "quick", "--kind=quick"),
         *("--no-loud", "fast"),
+        *("--every", "none", "--every=none", "--every", "10", "0"),
     ]
 
 
 def test_settings_are_read_and_changed_by_path() -> None:
-    assert list(setting_names(Renamed)) == ["kind", "loud", "inner.rate"]
+    assert list(setting_names(Renamed)) == ["kind", "loud", "every", "inner.rate"]
     changed = with_changes(Renamed(), {"inner.rate": 0.5, "kind": "quick"})
     assert (read_setting(changed, "inner.rate"), changed.kind) == (0.5, "quick")

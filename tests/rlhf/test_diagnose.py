@@ -83,7 +83,7 @@ def test_causes_and_what_helps(error, kind, problem: str, remedy: str, monkeypat
 
 
 CHECKPOINTED = "or add --gradient-checkpointing"
-DIVIDED = "or shard the model: --sharding fsdp, with --offload where that is not enough"
+DIVIDED = "or shard the model: --sharding fsdp, with --parallel.offload where that is not enough"
 PLANNED = "(--dry-run prints what takes how much)"
 RESUMED = "; then run the same command with --resume."
 

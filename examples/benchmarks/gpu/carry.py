@@ -11,7 +11,7 @@ On a machine with a network, for Linux on x86-64:
 On the GPU machine again:
 
     python -m pip install --no-index --no-deps --target .site FOLDER/*.whl
-    export PYTHONPATH=.site
+    export PYTHONPATH=$PWD/.site
 
 PyTorch 2.11, transformers 5.17, accelerate, peft, safetensors and what they depend on must be
 installed. Reward stages run without pyarrow, whose wheel is the largest.

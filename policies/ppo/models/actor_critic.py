@@ -39,8 +39,8 @@ class PolicyAndCritic(nn.Module):
             Or a head on the policy. None where advantages come without a critic.
         value_bias: the reward model's constant, added to every value; kept in checkpoints.
 
-    `reads_frozen_features` tells that the critic is a head on a frozen model of its own, which need
-    be read only once for a rollout.
+    `reads_frozen_features`: the critic is a head on a frozen model of its own, so that model runs
+    once per rollout.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PolicyAndCritic(nn.Module):
     ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "E R"] | None, Float[Tensor, "S R K"] | None]:
         """Log-probs of every response token, and values before each token of the first rows.
 
-        All in one forward, because data-parallel wrappers synchronise gradients per forward of
+        All in one forward, because data-parallel wrappers synchronize gradients per forward of
         the module.
 
         Args:

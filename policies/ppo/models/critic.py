@@ -18,11 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policies.formulas import shape_rewards
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
-from policies.rewards.shaping import shape_rewards
-from policies.rewards.sources import is_model
+from policies.rewards import is_model
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import (
     load_config,
@@ -42,7 +42,7 @@ PENALTIES = tuple(10.0**power for power in range(-4, 2))
 
 @dataclass(frozen=True)
 class Moments:
-    """All that least squares needs of N inputs x (their last column 1) and targets y.
+    """What least squares needs of N inputs x (the last column is 1) and targets y.
 
     `gram` is Σ x xᵀ, `product` Σ x y, `squares` Σ y²; sums over rows add up over processes.
     """
@@ -71,7 +71,7 @@ class Moments:
 def ridge(moments: Moments, penalty: float) -> Float[Tensor, " d"]:
     """argmin_w Σ (y − wᵀx)² + penalty · s · |w|², s the mean Σ x² of a column.
 
-    The weight of the last column, which is 1, goes free.
+    The weight of the last column, the intercept, is not penalized.
     """
     diagonal = moments.gram.diagonal()[:-1]
     added = torch.nn.functional.pad(torch.full_like(diagonal, penalty) * diagonal.mean(), (0, 1))
@@ -103,7 +103,7 @@ def new_critic(
         width = load_config(settings.model).get_text_config().hidden_size
         return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
     models = [name for name in settings.reward if is_model(name)]
-    tensor_parallel = settings.tensor_parallel > 1
+    tensor_parallel = settings.parallel.tensor_parallel > 1
     if models:
         folder = model_folder(models[0], "reward", "model")
         critic = load_reward_model(folder, tensor_parallel=tensor_parallel)
@@ -144,7 +144,7 @@ def fit_critic(
     """
     prompts = prompts[:MAX_ROWS]
     targets = warmup_targets(prompts, reference_rewards, settings)
-    parts = settings.tensor_parallel
+    parts = settings.parallel.tensor_parallel
     fitted, held_out = _moments(accelerator, model, prompts, targets, pad_id, parts)
     head = reward_head(model.critic)
     before = torch.cat([head.weight.detach()[0], model.value_bias[None]]).double()

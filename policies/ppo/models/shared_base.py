@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from policies.ppo.settings import PPOSettings
-from policies.rewards.sources import is_model
+from policies.rewards import is_model
 from reward.scoring.scorer import member_folders
 from rlhf.modeling.adapters import (
     add_adapters,
@@ -57,6 +57,7 @@ def load_base(settings: PPOSettings, accelerator: Accelerator) -> PreTrainedMode
 def policy_on(base: PreTrainedModel, settings: PPOSettings) -> PreTrainedModel:
     """The policy: the base with adapters that change nothing yet."""
     policy: PreTrainedModel = share_weights(base)
+    assert settings.lora.rank
     add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
     return policy
 
@@ -75,6 +76,7 @@ def critic_on(
         bias = float(critic.config.reward_bias)
     else:
         critic, bias = put_head_on(share_weights(base.base_model), pad_token_id), 0.0
+        assert settings.lora.rank
         add_adapters(critic, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
         start_head(reward_head(critic), settings.seed)
     if settings.critic.trains == "head":

@@ -88,7 +88,7 @@ def _trained_with(policy: str) -> str | None:
 
     A folder and nothing else: a function that stage.json names is for its writer to run.
     """
-    from policies.rewards.sources import is_model
+    from policies.rewards import is_model
     from rlhf.run.rundir import RunDir
 
     path = RunDir(Path(policy)).inputs.get("reward", {}).get("path", "")
@@ -106,7 +106,7 @@ def _note(
     """
     score = None
     if reward is not None:
-        from policies.rewards.sources import is_model
+        from policies.rewards import is_model
         from reward.scoring.texts import load_text_reward
         from rlhf.modeling.readers import described_kwargs, reward_kwargs
         from rlhf.parallel.distributed import start

@@ -15,7 +15,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from policies.ppo.train import train_policy
     from rlhf.parallel.distributed import launch
 
-    launch(settings.processes, settings.max_restarts)
+    launch(settings.processes, settings.parallel.max_restarts)
     return train_policy(settings)
 
 

@@ -38,7 +38,7 @@ def memory_plan(settings: Settings) -> str:
     """The memory of each process, with prompts of an assumed length."""
     if settings.model is None:
         return "No language model is loaded for outputs that are already stored."
-    from policies.rewards.sources import is_model
+    from policies.rewards import is_model
     from rlhf.modeling.models import model_folder
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.plan import SampleBatch
@@ -47,7 +47,7 @@ def memory_plan(settings: Settings) -> str:
     from rlhf.ranks import world_size
 
     is_sharded = settings.sharding in ("fsdp", "zero3")
-    parts = settings.shard_group or max(settings.processes, world_size())
+    parts = settings.parallel.shard_group or max(settings.processes, world_size())
     reward = None
     if settings.reward is not None and is_model(settings.reward):
         reward = model_folder(settings.reward, "reward", "model")
@@ -56,7 +56,7 @@ def memory_plan(settings: Settings) -> str:
         read_shape(reward) if reward else None,
         SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.max_new_tokens),
         bf16=choose_precision(settings.precision) == "bf16",
-        parts=parts if is_sharded else settings.tensor_parallel,
+        parts=parts if is_sharded else settings.parallel.tensor_parallel,
         is_sharded=is_sharded,
-        offload=settings.offload and is_sharded,
+        offload=settings.parallel.offload and is_sharded,
     ).text

@@ -14,7 +14,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train a reward model on rankings and measure it on held-out prompts."""
     from rlhf.parallel.distributed import launch
 
-    launch(settings.processes, settings.max_restarts)
+    launch(settings.processes, settings.parallel.max_restarts)
     if settings.seeds:
         from reward.ensemble import train_ensemble
 

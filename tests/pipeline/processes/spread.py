@@ -38,7 +38,7 @@ from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
 from rlhf.parallel.gathered_model import GatheredModel, full_state
-from rlhf.parallel.settings import GroupSettings
+from rlhf.parallel.settings import GroupSettings, ParallelSettings
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.schema import Message, Prompt, Sampling
@@ -120,7 +120,11 @@ class Collectives(TorchDispatchMode):
 
 def read_sharding(words: Any) -> Sharding:
     strategy, _, group = words.partition(":")
-    return choose_sharding(GroupSettings(sharding=strategy, shard_group=int(group or 0)))
+    return choose_sharding(
+        GroupSettings(
+            sharding=strategy, parallel=ParallelSettings(shard_group=int(group) if group else None)
+        )
+    )
 
 
 class PPO:

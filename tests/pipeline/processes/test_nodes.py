@@ -86,7 +86,7 @@ def test_two_nodes_train_as_one_process_does(
     out = tmp_path / "nodes.json"
     arguments = ("-m", "tests.pipeline.processes.spread", str(tiny_model), str(out), strategy)
     run_on(nodes, processes, *arguments)
-    expected = spread(1, str(tiny_model), str(tmp_path / "one.json"), "none")["none"]
+    expected = spread(1, str(tiny_model), str(tmp_path / "one.json"), "auto")["auto"]
     found = json.loads(out.read_text(encoding="utf-8"))[strategy]
     require_same(found, expected)
     assert found["ppo"]["resumed"]

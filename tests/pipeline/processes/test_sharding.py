@@ -29,20 +29,20 @@ def two(folder: Path, tiny_model: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def one(folder: Path, tiny_model: Path, two: dict[str, Any]) -> dict[str, Any]:
     """One process from the start, and from the checkpoints of two."""
-    others = [f"none@{folder / f'two.{strategy}'}" for strategy in ("ddp", "fsdp")]
-    return spread(1, str(tiny_model), str(folder / "one.json"), "none", *others)
+    others = [f"auto@{folder / f'two.{strategy}'}" for strategy in ("ddp", "fsdp")]
+    return spread(1, str(tiny_model), str(folder / "one.json"), "auto", *others)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
 def test_losses_and_weights_are_those_of_one_process(one, two, strategy: str) -> None:
-    require_same(two[strategy], one["none"])
-    rows = one["none"]["ppo"]["rows"]
+    require_same(two[strategy], one["auto"])
+    rows = one["auto"]["ppo"]["rows"]
     assert rows[0]["loss/policy"] != pytest.approx(rows[-1]["loss/policy"], rel=1e-3)  # it trains
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
 def test_a_trained_head_is_where_training_goes_on(one, two, strategy: str) -> None:
-    expected, fresh = (one["none"][name]["rows"] for name in ("trained_head", "reward"))
+    expected, fresh = (one["auto"][name]["rows"] for name in ("trained_head", "reward"))
     assert expected[0]["loss"] != pytest.approx(fresh[0]["loss"], rel=1e-2)
     for mine, theirs in zip(two[strategy]["trained_head"]["rows"], expected, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
@@ -60,7 +60,7 @@ def test_advantages_are_whitened_over_the_tokens_of_all_processes(one, two) -> N
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
 def test_texts_and_token_budgets_change_nothing_either(one, two, strategy: str) -> None:
-    expected = one["none"]["ppo"]["with_texts"]
+    expected = one["auto"]["ppo"]["with_texts"]
     assert expected["loss/ptx"] > 0
     assert two[strategy]["ppo"]["with_texts"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
@@ -75,7 +75,7 @@ def test_a_resumed_step_is_the_undisturbed_one_bit_for_bit(two, strategy: str) -
 def test_one_process_goes_on_from_the_checkpoint_of_two(
     one, two, folder: Path, strategy: str
 ) -> None:
-    found = one[f"none@{folder / f'two.{strategy}'}"]
+    found = one[f"auto@{folder / f'two.{strategy}'}"]
     assert found["row"] == pytest.approx(two[strategy]["ppo"]["rows"][-1], rel=1e-4, abs=1e-6)
     assert found["norms"] == pytest.approx(two[strategy]["ppo"]["norms"], rel=1e-7)
 
@@ -97,12 +97,12 @@ def test_layers_gathered_in_bf16_train_as_autocast_does(folder: Path, tiny_model
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
 def test_a_divided_reward_model_says_the_same(one, two, strategy: str) -> None:
     assert len(two[strategy]["scores"]) == 4
-    assert two[strategy]["scores"] == pytest.approx(one["none"]["scores"], rel=1e-5, abs=1e-6)
+    assert two[strategy]["scores"] == pytest.approx(one["auto"]["scores"], rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_each_process_holds_its_part(one, two, strategy: str) -> None:
-    assert two[strategy]["ppo"]["held"] <= 0.55 * one["none"]["ppo"]["held"]
+    assert two[strategy]["ppo"]["held"] <= 0.55 * one["auto"]["ppo"]["held"]
 
 
 def test_sampling_gathers_once_however_many_tokens_it_samples(two) -> None:
@@ -138,7 +138,7 @@ def test_the_traffic_of_a_step_is_the_planners(
 
 
 def test_a_checkpoint_of_deepspeed_is_refused_by_others(folder: Path, tiny_model, two) -> None:
-    name = f"none@{folder / 'two.zero3'}"
+    name = f"auto@{folder / 'two.zero3'}"
     with pytest.raises(AssertionError, match="is in the form 'zero3', this run reads 'torch'"):
         spread(1, str(tiny_model), str(folder / "refused.json"), name)
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_deepspeed_is_refused_by_others(folder: Path, tiny_model
 def test_lesser_divisions_too(folder: Path, tiny_model, one) -> None:
     found = spread(2, str(tiny_model), str(folder / "more.json"), "zero1", "zero2")
     for strategy, name in (("zero1", "ZeRO-1"), ("zero2", "ZeRO-2")):
-        require_same(found[strategy], one["none"])
+        require_same(found[strategy], one["auto"])
         require_planned_traffic(name, found[strategy]["ppo"]["traffic"], tiny_model)
         assert found[strategy]["ppo"]["resumed"]
 

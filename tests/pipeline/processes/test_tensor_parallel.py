@@ -203,10 +203,13 @@ def test_processes_that_cannot_hold_it_together_are_refused(
     words = words_of(runs / "rankings", tiny_model, tmp_path / "out", "--tensor-parallel=2")
     code, _, shown = run_rlhf(*words)
     assert code == 2
-    assert "--tensor-parallel 2 needs 2 processes, and there are 1\n  Give --processes 2" in shown
+    assert (
+        "--parallel.tensor-parallel 2 needs 2 processes, and there are 1\n  Give --processes 2"
+        in shown
+    )
     code, _, shown = run_rlhf(*words, "--seeds=0,1", "--sharding=fsdp")
     assert code == 2
-    assert "--tensor-parallel 2 does not go with --seeds and --sharding\n  Leave" in shown
+    assert "--parallel.tensor-parallel 2 does not go with --seeds and --sharding\n  Leave" in shown
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="has 2 heads with keys of their own, which 3 processes"):
         load_causal_lm(str(tiny_model), tensor_parallel=True)

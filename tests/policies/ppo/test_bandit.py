@@ -37,7 +37,7 @@ from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
 from policies.reference.store import ReferenceRow, TopTokens
-from policies.rewards.sources import Reward
+from policies.rewards import Reward
 from policies.sampling.continuous import sample_continuously
 from policies.sampling.generate import Sampler
 from rlhf.modeling.tokens import TokenBatch
@@ -121,12 +121,11 @@ def collect(
     prompts: Sequence[tuple[ReferenceRow, ...]],
     settings: PPOSettings,
 ) -> tuple[Episodes, Scores, Measured, Experience]:
-    """A rollout and what is learnt from it, as a step of the loop gets them."""
+    """A rollout and what is learned from it, as a step of the loop gets them."""
     episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
-    scores = score_episodes(environment, episodes, settings)
+    scores = score_episodes(environment, episodes)
     measured = measure_episodes(environment, model, episodes, settings)
-    accelerator = environment.accelerator
-    experience = build_experience(accelerator, episodes, scores, measured, settings)
+    experience = build_experience(environment, episodes, scores, measured, settings)
     return episodes, scores, measured, experience
 
 
@@ -173,7 +172,9 @@ def trained_policy(
         reference,
         {PROMPT.id: [0.0]},
         Sampling(temperature=1.0, max_new_tokens=1, seed=0),
+        settings.shaping,
         sampler,
+        settings.sampler_correction,
     )
     environment = Environment(
         accelerator,
@@ -204,7 +205,7 @@ def total_variation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("advantages", ["gae", "rloo", "grpo"])
-def test_the_reward_of_one_byte_is_learnt(advantages: str) -> None:
+def test_the_reward_of_one_byte_is_learned(advantages: str) -> None:
     settings = changed(SETTINGS, advantages=advantages, critic_learning_rate=1e-2)
     wanted = BYTES["r"]  # one of 258: about one of the first step's 256 responses
     assert trained_policy(settings, np.eye(len(BYTES))[wanted], steps=60)[wanted] > 0.95
@@ -222,7 +223,7 @@ def test_a_gap_between_sampler_and_trainer_is_measured() -> None:
     settings = changed(SETTINGS, samples_per_prompt=8)
     for by, gap in ((sample_continuously, 0.0), (sampler, 0.25)):
         environment = Environment(
-            accelerator, tokenizer, reward, None, {PROMPT.id: [0.0]}, sampling, by
+            accelerator, tokenizer, reward, None, {PROMPT.id: [0.0]}, sampling, settings.shaping, by
         )
         *found, _ = collect(environment, model, rows, settings)
         assert describe_rollout(accelerator, *found)["sampler_gap"] == pytest.approx(gap, abs=1e-5)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.ppo.checks import Normal, distinct_2, signs, watch
+from policies.ppo.checks import Normal, signs, watch
+from policies.ppo.rollout import distinct_2
 from policies.ppo.setting_groups import GuardSettings
 from rlhf.errors import GuardError
 from tests.policies.training import TrainingInputs, metrics_of

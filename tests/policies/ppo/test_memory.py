@@ -70,7 +70,7 @@ def test_models_held_together_are_planned_by_their_parts(settings: PPOSettings) 
         settings, model=str(LARGE), reward=("signal:tests.pipeline.signals:count_vowels",)
     )
     alone, together = (
-        plan_memory(replace(large, processes=2, tensor_parallel=parts)) for parts in (1, 2)
+        plan_memory(changed(large, processes=2, tensor_parallel=parts)) for parts in (1, 2)
     )
     weights = [
         float(re.search(r"^policy: weights +([\d.]+)", text, re.MULTILINE)[1])

@@ -14,7 +14,7 @@ from policies.ppo.rollout import Environment, Episodes, Experience, describe_cor
 from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch
-from policies.rewards.sources import Reward
+from policies.rewards import Reward
 from policies.sampling.continuous import sample_continuously
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_causal_lm
@@ -128,10 +128,16 @@ def experience_of(settings: PPOSettings) -> tuple[Episodes, Experience, dict[str
         None,
         {PROMPT.id: [0.0]},
         Sampling(temperature=1.0, max_new_tokens=4, seed=0),
+        settings.shaping,
         every_second_by_another,
+        settings.sampler_correction,
     )
     episodes, *_, found = collect(environment, model, [(stored_rows()[0],)] * 8, settings)
-    return episodes, found, describe_correction(accelerator, episodes, found, settings)
+    return (
+        episodes,
+        found,
+        describe_correction(environment, episodes, found, settings.sampling.correction_cap),
+    )
 
 
 @pytest.mark.parametrize("correction", ["none", "token", "sequence"])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from policies.ppo.models.critic import new_critic
 from policies.reference.store import MANIFEST, open_store
-from policies.rewards.sources import load_reward
+from policies.rewards import load_reward
 from rlhf.cli import main
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer

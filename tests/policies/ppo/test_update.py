@@ -221,7 +221,7 @@ def test_minibatches_learn_from_as_many_tokens() -> None:
 
 
 def test_every_shuffle_deals_other_minibatches() -> None:
-    """Of two neighbours in length either may come first, and each is where chance puts it."""
+    """Of two neighbors in length either may come first, and each is where chance puts it."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.tensor([7, 5, 3, 1])
     found = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from policies.rewards.sources import describe_rewards, load_reward
+from policies.rewards import describe_rewards, load_reward
 from rlhf.commands.labels.prioritize import Settings as PrioritizeSettings
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import template_kwargs

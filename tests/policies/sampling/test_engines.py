@@ -180,7 +180,7 @@ def test_vllm_is_asked_for_where_it_is_not_installed(
 
 def test_a_sampler_that_disagrees_with_training_is_stopped_at_once() -> None:
     row = {"step": 1, "sampler_gap": 0.002, "approx_kl": 0.0, "entropy": 1.0}
-    with pytest.raises(GuardError, match=r"are 0\.0020 nats a token off"):
+    with pytest.raises(GuardError, match=r"differ by 0\.0020 nats per token"):
         check_step(row, "no", None, single_update=False)
     check_step({**row, "step": 2}, "no", None, single_update=False)
     check_step(row, "bf16", None, single_update=True)

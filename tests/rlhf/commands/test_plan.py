@@ -30,7 +30,7 @@ def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
 def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> None:
     hints = plan.run(Settings(model=str(tiny_model), gpus=2, tensor_parallel=2))["advice"]
     assert len(hints) == 4
-    assert hints[-1].startswith("reward: --tensor-parallel 2 holds 0.")
+    assert hints[-1].startswith("reward: --parallel.tensor-parallel 2 holds 0.")
 
 
 def test_a_longer_sequence_needs_more(tiny_model: Path) -> None:

@@ -11,6 +11,7 @@ from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.settings import GroupSettings
 from rlhf.parallel.sharding import Sharding, assign, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
+from tests.settings import changed
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def _in_a_group(monkeypatch) -> None:
 
 
 def choose(**flags: Any) -> Sharding:
-    return choose_sharding(GroupSettings(**flags))
+    return choose_sharding(changed(GroupSettings(), **flags))
 
 
 def test_what_the_flags_say() -> None:
@@ -31,7 +32,7 @@ def test_what_the_flags_say() -> None:
     assert choose(sharding="zero2").zero_stage == 2
     assert [
         (Sharding(one).is_sharded, Sharding(one).shards_weights)
-        for one in ("none", "ddp", "zero1", "zero2", "fsdp", "zero3")
+        for one in ("auto", "ddp", "zero1", "zero2", "fsdp", "zero3")
     ] == [(False, False)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
 
 
@@ -55,7 +56,9 @@ def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyP
         False,
         True,
     )
-    with pytest.raises(ConfigError, match="--tensor-parallel 4 needs 4 processes, and there are 2"):
+    with pytest.raises(
+        ConfigError, match=r"--parallel\.tensor-parallel 4 needs 4 processes, and there are 2"
+    ):
         choose(tensor_parallel=4)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="no effect with accelerate's FSDP or DeepSpeed"):
@@ -63,7 +66,7 @@ def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_to_offload() -> None:
-    with pytest.raises(ConfigError, match="--offload has no effect with --sharding ddp"):
+    with pytest.raises(ConfigError, match=r"--parallel\.offload has no effect with --sharding ddp"):
         choose(sharding="ddp", offload=True)
 
 
@@ -90,7 +93,9 @@ def test_flags_go_with_accelerates_fsdp_configuration(monkeypatch) -> None:
     expected = Sharding("fsdp", offload=True, group=2)
     assert choose(offload=True, shard_group=2) == expected
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="--shard-group 3 does not divide the 4 processes"):
+    with pytest.raises(
+        ConfigError, match=r"--parallel\.shard-group 3 does not divide the 4 processes"
+    ):
         choose(shard_group=3)
 
 
@@ -114,10 +119,14 @@ def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
     assert sharding.strategy == "zero3"
     assert sharding.deepspeed["zero_optimization"]["stage3_max_live_parameters"] == 7
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ConfigError, match="--offload has no effect with a DeepSpeed config"):
+    with pytest.raises(
+        ConfigError, match=r"--parallel\.offload has no effect with a DeepSpeed config"
+    ):
         choose(offload=True)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ConfigError, match="--shard-group has no effect with --sharding zero3"):
+    with pytest.raises(
+        ConfigError, match=r"--parallel\.shard-group has no effect with --sharding zero3"
+    ):
         choose(shard_group=2)
 
 

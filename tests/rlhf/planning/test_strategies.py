@@ -178,7 +178,7 @@ def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
         "reference: DDP, up to 8 sequences in a forward pass."
     )
     assert advice("reference", SHAPE, heavy, 8, 14 * GIB) == (
-        "reference: --processes 2 --tensor-parallel 2 and --batch-size 1."
+        "reference: --processes 2 --parallel.tensor-parallel 2 and --batch-size 1."
     )
     assert advice("reference", SHAPE, LOAD, 1, 14 * GIB).startswith("reference: nothing fits")
 
@@ -186,7 +186,7 @@ def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
 def test_a_reference_model_that_no_device_holds_is_held_together() -> None:
     # 4 bytes for each of 7e9 parameters: 26.1 GiB, of four devices 6.5; 1.6 for what is computed
     assert advice("reference", SHAPE, LOAD, 8, 10 * GIB) == (
-        "reference: --processes 4 --tensor-parallel 4."
+        "reference: --processes 4 --parallel.tensor-parallel 4."
     )
 
 
@@ -205,8 +205,8 @@ def test_processes_that_hold_a_model_together_by_hand() -> None:
     activations = 20 * 33 * (26 * 4096 + 2 * 4 * 1024 + 8 * 2752)
     assert tensor_parallel_bytes(SHAPE, light, 4) == 18 * part + activations
     assert tensor_parallel_advice(SHAPE, light, 3, 4) == (
-        f"reward: --tensor-parallel 4 holds {(18 * part + activations) / GIB:,.2f} GiB in each "
-        f"process, which sends {sent / GIB:,.2f} GiB in one step."
+        f"reward: --parallel.tensor-parallel 4 holds {(18 * part + activations) / GIB:,.2f} GiB in "
+        f"each process, which sends {sent / GIB:,.2f} GiB in one step."
     )
 
 

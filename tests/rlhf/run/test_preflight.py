@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from reward.memory import room_for
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import run_processes
-from rlhf.parallel.settings import ClusterSettings
+from rlhf.parallel.settings import ClusterSettings, TrainingParallelSettings
 from rlhf.records.jsonl import write_json
 from rlhf.run import preflight
 from rlhf.run.rundir import RunDir
@@ -101,7 +101,7 @@ def test_the_canary_trains_two_steps(tmp_path: Path) -> None:
 
 
 def test_the_canary_does_not_choose_what_the_run_samples(tmp_path: Path, tiny_model: Path) -> None:
-    settings = ClusterSettings(preflight=True)
+    settings = ClusterSettings(parallel=TrainingParallelSettings(preflight=True))
     inputs = {"model": {"path": str(tiny_model), "hash": "x"}}
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -127,7 +127,7 @@ def test_a_product_is_compared_with_float64() -> None:
 
 def test_preflight_runs_before_a_training(tmp_path: Path, tiny_model: Path, capsys) -> None:
     inputs = {"model": {"path": str(tiny_model), "hash": "abc"}}
-    settings = ClusterSettings(preflight=True)
+    settings = ClusterSettings(parallel=TrainingParallelSettings(preflight=True))
     accelerator = Accelerator(cpu=True)
     preflight.check_before_training(accelerator, settings, tmp_path / "out", inputs, 0)
     assert "Canary: 1 devices are well" in capsys.readouterr().err

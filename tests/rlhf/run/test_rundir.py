@@ -52,7 +52,7 @@ def finish(run: RunDir) -> None:
 
 def test_the_key_to_a_chat_stays_out_of_the_files(tmp_path: Path) -> None:
     run = open_ppo(tmp_path / "run", notify="https://hooks.example/secret")
-    assert "notify: ''" in run.config_file.read_text(encoding="utf-8")
+    assert "notify: null" in run.config_file.read_text(encoding="utf-8")
     assert "hooks.example" not in run.stage_file.read_text(encoding="utf-8")
     open_ppo(tmp_path / "run", notify="https://hooks.example/secret", resume=True)
 

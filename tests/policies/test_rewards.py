@@ -8,8 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from policies.reference.rewards import rewards_by_prompt
 from policies.reference.store import open_store
-from policies.rewards.shaping import Combination
-from policies.rewards.sources import load_reward
+from policies.rewards import Combination, load_reward
 from rlhf.cli import main
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from policies.ppo.advantages import (
+from policies.formulas import (
     generalized_advantages,
     group_relative,
     leave_one_out,
@@ -67,7 +67,7 @@ def test_each_response_is_compared_with_the_others_of_its_prompt() -> None:
     assert leave_one_out(rewards).tolist() == [[-3.0, -1.5, 4.5], [0.0, 0.0, 0.0]]
 
 
-def test_a_group_is_centred_and_scaled() -> None:
+def test_a_group_is_centered_and_scaled() -> None:
     rewards = torch.tensor([[1.0, 2.0, 6.0], [5.0, 5.0, 5.0]])
     # mean 3, unbiased variance (4 + 1 + 9)/2 = 7
     expected = torch.tensor([[-2.0, -1.0, 3.0], [0.0, 0.0, 0.0]])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policies.rewards.shaping import Combination, combine
 from reward.scoring.scorer import load_scorer, member_folders
 from reward.scoring.texts import SIGNAL, load_text_reward, require_numbers
 from reward.settings import Combine
@@ -25,6 +24,7 @@ from rlhf.ranks import is_main_process
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.watchdog import beat
 
+Combination = Literal["sum", "mean", "worst"]
 Source = Callable[[Sequence[Prompt], Sequence[str], TokenBatch], Float[Tensor, " B"]]
 
 
@@ -90,6 +90,20 @@ class Reward:
             told = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
             rewards[first : first + len(part)] = told.tolist()
         return rewards
+
+
+def combine(
+    scores: Float[Tensor, "S B"], weights: Float[Tensor, " S"], combination: Combination
+) -> Float[Tensor, " B"]:
+    """Several rewards as one: Σ w r, its mean over the S sources, or the lowest w r.
+
+    The worst case of an ensemble is hard to hack: all its members must be fooled at once
+    (arXiv 2310.02743).
+    """
+    weighted = scores * weights[:, None]
+    if combination == "worst":
+        return weighted.amin(dim=0)
+    return weighted.sum(dim=0) if combination == "sum" else weighted.mean(dim=0)
 
 
 def is_model(name: str) -> bool:

@@ -1,14 +1,8 @@
 import pytest
 import torch
 
-from policies.rewards.shaping import (
-    center,
-    combine,
-    penalize_missing_eos,
-    place_at_end,
-    preference,
-    shape_rewards,
-)
+from policies.formulas import center, penalize_missing_eos, place_at_end, preference, shape_rewards
+from policies.rewards import combine
 
 
 def test_centering_takes_off_the_mean_of_the_stored_rewards() -> None:
