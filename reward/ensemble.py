@@ -1,7 +1,7 @@
-"""Several reward models from several seeds that score as one; their quarrels show what none knows.
+"""`--seeds`: reward models from several seeds that score as one; their disagreement shows doubt.
 
-R/member-0, R/member-1, … are whole reward stages; R/model holds their models, as
-`reward.scoring.scorer` says.
+R/member-0, R/member-1, … are whole reward stages; R/model holds the models of all, as described in
+`reward.scoring.scorer`.
 """
 
 import os
@@ -32,7 +32,7 @@ from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.jsonl import new_folder, write_json
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 
-TOLD = ("accuracy", "accuracy_before_training")  # of every member
+REPORTED = ("accuracy", "accuracy_before_training")  # of every member
 
 
 def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
             "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
             "started_from": describe_origin(inputs["model"]),
             "members": {
-                folder.name: {"seed": seed, **{name: report[name] for name in TOLD}}
+                folder.name: {"seed": seed, **{name: report[name] for name in REPORTED}}
                 for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)
             },
             "seconds": round(time.monotonic() - began, 1),
@@ -85,7 +85,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
 
 
 def _join(run: RunDir, folders: list[Path]) -> None:
-    """Put the members' models into one folder, without using the disk twice where that goes."""
+    """Put the members' models into one folder, by hard links where possible."""
     with new_folder(run.model) as whole:
         for number, folder in enumerate(folders):
             target = whole / f"member-{number}" if number else whole
@@ -95,7 +95,7 @@ def _join(run: RunDir, folders: list[Path]) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another disk, or one that knows no hard links
+    except OSError:  # another disk, or one without hard links
         shutil.copy2(source, target)
 
 
@@ -107,10 +107,10 @@ def _measure(
     pad_id: int,
     threshold: Threshold | None,
 ) -> dict[str, Any]:
-    """Accuracy on held-out preferences for every way to combine, and how far members differ.
+    """Accuracy on held-out preferences for every way to combine, and the disagreement of members.
 
-    One member at a time is in memory, as in training. With thresholds of thumbs, which belong to
-    the mean of the members, also its accuracy on thumbs.
+    Only one member at a time is in memory, as in training. With thresholds of thumbs, also the
+    accuracy of the mean of the members on thumbs.
     """
     sequences = [group.prompt + one for group in data.held_out for one in group.responses]
     batch = pad_right(sequences, pad_id)

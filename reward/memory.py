@@ -1,4 +1,4 @@
-"""Whether a training fits this machine, before anything is loaded, and what to do if not."""
+"""Checks that a training fits into memory, before anything is loaded; suggests what to change."""
 
 import os
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ PARTS = (2, 4, 8, 16, 32, 64)
 
 
 def room_for(settings: RewardSettings) -> int:
-    """Bytes of the checkpoints that are kept, of one more while it is written, and of the model.
+    """Bytes on disk of the kept checkpoints, of one more during writing, and of the model.
 
-    Evaluations while training keep the best state besides.
+    Evaluations during training keep the best state in addition.
     """
     shape = read_shape(settings.model)
     trained = shape.reward_parameters
@@ -36,7 +36,7 @@ def room_for(settings: RewardSettings) -> int:
 
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
-    """What each process would hold if nothing were sharded, when the longest sequences come."""
+    """The memory of each process with the longest sequences, if nothing were sharded."""
     has_buckets = settings.parallel.tensor_parallel == 1 and settings.sharding != "fsdp"
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
@@ -50,7 +50,7 @@ def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
 
 
 def plan_sharded(settings: RewardSettings) -> Plan:
-    """What each process will hold, as far as the flags alone say."""
+    """The memory of each process as the settings shard it."""
     sharding = Sharding(settings.sharding, settings.parallel.offload)
     parts = settings.parallel.shard_group or _processes(settings)
     return shard_plan(plan_memory(settings, read_shape(settings.model)), _layout(sharding, parts))
@@ -61,7 +61,7 @@ def _processes(settings: RewardSettings) -> int:
 
 
 def device_bytes(processes: int) -> float:
-    """Memory of this process's device: a GPU's, or its share of main memory."""
+    """Memory of this process's device: the GPU's, or a part of main memory."""
     if torch.cuda.is_available():
         return float(torch.cuda.mem_get_info()[1])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
@@ -80,11 +80,11 @@ def require_memory(
     Args:
         settings: of the training.
         has: bytes of each process's device.
-        sharding: what is sharded; nothing when not given.
-        parts: processes that it is sharded over.
+        sharding: by default nothing is sharded.
+        parts: processes that state is sharded over.
 
     Raises:
-        ConfigError: the planned peak is larger; with its parts and up to three remedies.
+        ConfigError: the planned peak is larger; shows the plan and up to three remedies.
     """
     shape = read_shape(settings.model)
     layout = _layout(sharding or Sharding(), parts)
@@ -111,7 +111,7 @@ def require_memory(
 def _lighter(settings: RewardSettings, shape: Shape, has: float, layout: Layout) -> Iterator[str]:
     """Flags under which the same training fits, the least intrusive first."""
     adapters: list[dict[str, Any]] = [{}]
-    # adapters leave little to shard: the settings refuse them
+    # the settings refuse adapters with sharding
     if not SHARDED[layout.strategy] and settings.parallel.tensor_parallel == 1:
         names = ("lora", "qlora") if torch.cuda.is_available() else ("lora",)
         adapters += [{"adapter": name} for name in names if name != settings.adapter]

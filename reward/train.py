@@ -1,8 +1,7 @@
 """Train a reward model on rankings: the stage is `train_reward`, its loop `_train`.
 
 Differs from InstructGPT (arXiv 2203.02155): AdamW with eps 1e-5, linear warm-up and linear decay
-to 0, and the scale of the rewards is fixed at the end, on reference outputs where the dataset has
-enough of them.
+to 0; rewards are scaled at the end, on reference outputs if the dataset has enough of them.
 """
 
 import sys
@@ -63,7 +62,7 @@ PARTS = (8, 4, 2)  # what of the train prompts a learning curve trains on before
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run learns on its way: accuracy before training, the best evaluation, thresholds.
+    """Results that a checkpoint must keep: accuracy before training, best evaluation, thresholds.
 
     `thresholds` are the state of `reward.data.thresholds`.
     """
@@ -74,10 +73,10 @@ class Findings:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Findings":
-        """What `asdict` made of it, from a checkpoint.
+        """The findings from a checkpoint, saved by `asdict`.
 
         Raises:
-            InputError: it is something else.
+            InputError: the checkpoint is broken.
         """
         with as_input_error("The progress.json of the checkpoint is broken", REMEDY):
             before, best = saved["before"], saved["best"]
@@ -91,16 +90,17 @@ class Findings:
 def train_reward(
     settings: RewardSettings, sharding: Sharding | None = None, *, is_member: bool = False
 ) -> dict[str, Any]:
-    """Run the whole stage and return its report; the report of a finished one is only read.
+    """Run the whole stage and return its report; of a finished stage only read the report.
 
     Args:
         settings: of the stage.
-        sharding: where it was chosen already; else the settings say.
+        sharding: by default chosen from the settings.
         is_member: one model of an ensemble, which reports to `--notify` itself.
 
     Raises:
-        InputError: the rankings, the model or --out cannot be used, or memory will not do.
-        GuardError: the loss is not a number, or the trained model tells no two responses apart.
+        InputError: the rankings, the model or --out cannot be used.
+        ConfigError: the training does not fit into memory.
+        GuardError: the loss is not finite, or the trained model gives all responses one reward.
     """
     began = time.monotonic()
     settings = resolve_model(settings)
@@ -164,8 +164,8 @@ def _ask_base_model(
 ) -> Accuracy | None:
     """How often the response that the base model finds likelier is the preferred one.
 
-    None where no process can be trusted to hold the base model whole, where it is a reward model,
-    which finds nothing likely, or where no pair is held out.
+    None if the base model may not fit into one process, if it is a reward model, which has no
+    likelihoods, or if no pair is held out.
     """
     compared = [group for group in data.held_out if group.pairs]
     unknown = sharding.is_sharded or settings.adapter == "qlora" or is_reward_model(settings.model)
@@ -187,7 +187,7 @@ def _build_state(
 ) -> TrainState:
     """The model with its head and its optimizer, ready for `take_step`."""
     classifier = _load_classifier(settings, accelerator, pad_id)
-    classifier.config.reads_thinking = settings.data.reads_thinking  # saved, for whoever scores
+    classifier.config.reads_thinking = settings.data.reads_thinking  # saved, for scoring
     if settings.batch.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
     module = RewardModule(classifier)
@@ -215,7 +215,7 @@ def _build_state(
 def _load_classifier(
     settings: RewardSettings, accelerator: Accelerator, pad_id: int
 ) -> PreTrainedModel:
-    """A model with a head; frozen weights are held as they are multiplied, under adapters."""
+    """A model with a head; frozen weights have the precision of the computation."""
     if settings.adapter == "none":
         tensor_parallel = settings.parallel.tensor_parallel > 1
         return new_reward_model(
@@ -230,7 +230,7 @@ def _load_classifier(
 
 
 def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data) -> Findings:
-    """Take every step, from the newest checkpoint on; leaves the best weights in place."""
+    """Take all steps after the newest checkpoint, and load the best weights at the end."""
     per_epoch = -(-len(data.train) // settings.batch.prompts)
     total = per_epoch * settings.optim.epochs
     warmup = max(1, round(settings.optim.warmup_fraction * total))
@@ -271,7 +271,7 @@ def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data)
 def _begin(
     settings: RewardSettings, run: RunDir, state: TrainState, data: Data
 ) -> tuple[int, Findings]:
-    """Where to start: after the newest checkpoint, or with the accuracy and the head of step 0."""
+    """Load the newest checkpoint, else fit the head and measure the accuracy; steps done so far."""
     saved = load_checkpoint(state.accelerator, run.checkpoints)
     done = int(saved["step"]) if saved else 0
     forget_metrics_after(run.metrics_file, done)
@@ -294,7 +294,7 @@ def _is_due(every: int, step: int, total: int) -> bool:
 
 
 def anneal(step: int, total: int, warmup: int) -> float:
-    """Factor on the learning rate: a rise to 1 over `warmup` steps, then a line down to 0."""
+    """Factor on the learning rate: linear from 0 to 1 over `warmup` steps, then linear to 0."""
     if step < warmup:
         return (step + 1) / warmup
     return (total - step) / (total - warmup)

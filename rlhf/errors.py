@@ -45,7 +45,7 @@ class InputError(RlhfError):
 class UnusableContentError(InputError):
     """A record is in order and nobody could judge it: an empty text, or no common conversation.
 
-    Other people's data sets have some of these; all other bad lines mean that a file is misread.
+    Other people's datasets have some of these; all other bad lines mean that a file is misread.
     """
 
 

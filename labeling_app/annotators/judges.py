@@ -15,7 +15,7 @@ from labeling_app.db.judge_log import JudgeLog
 from labeling_app.db.store import Store
 from labeling_app.rankings.agreement import mean_interval, pair_agreement
 from labeling_app.rankings.tiers import judgments_of_pairs
-from rlhf.endpoints.judge import Endpoint, build_request, combine, complete, read_verdict
+from rlhf.endpoints.judge import Endpoint, build_request, combine_verdicts, complete, read_verdict
 from rlhf.endpoints.urls import AskingPool
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt, Ranking, content_id
@@ -80,7 +80,7 @@ def _judge(
 
     orders = [*places, *((j, i) for i, j in places)]
     said = dict(zip(orders, pool.map(ask, orders), strict=True))
-    verdicts = {(i, j): combine(said[i, j], said[j, i]) for i, j in places}
+    verdicts = {(i, j): combine_verdicts(said[i, j], said[j, i]) for i, j in places}
     pairs = [[i, j, verdict] for (i, j), verdict in verdicts.items() if verdict]
     rankings = []
     for judgment in judgments_of_pairs(pairs, len(responses)) if pairs else []:

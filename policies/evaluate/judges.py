@@ -18,7 +18,7 @@ from numpy import ndarray
 from policies.evaluate.answers import Side
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
-from rlhf.endpoints.judge import Endpoint, build_request, combine, complete, read_verdict
+from rlhf.endpoints.judge import Endpoint, build_request, combine_verdicts, complete, read_verdict
 from rlhf.endpoints.signals import Signal
 from rlhf.endpoints.urls import AskingPool
 from rlhf.modeling.tokens import pad_right
@@ -101,7 +101,7 @@ class AIJudge:
         requests = [build_request(*order, self.rubric) for order in orders]
         verdicts = [read_verdict(answer) for answer in self._ask(requests)]
         both = zip(verdicts[: len(pairs)], verdicts[len(pairs) :], strict=True)
-        combined = [combine(there, back) for there, back in both]
+        combined = [combine_verdicts(there, back) for there, back in both]
         return np.array([POINTS[verdict] if verdict else np.nan for verdict in combined])
 
     def _ask(self, requests: Sequence[Messages]) -> list[str]:

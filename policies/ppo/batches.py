@@ -98,16 +98,18 @@ def choose_reference_rows(
     return [chosen[index][step % len(chosen[index])] for index in picked]
 
 
-def split_by_length(lengths: Int[Tensor, " N"], size: int, tokens: int) -> list[Int[Tensor, " B"]]:
-    """Places of rows, shortest first, in batches.
+def split_by_length(
+    lengths: Int[Tensor, " N"], size: int, tokens: int | None
+) -> list[Int[Tensor, " B"]]:
+    """Indices of rows, shortest first, in batches.
 
     Args:
         lengths: of the rows.
-        size: rows in a batch, where `tokens` is 0.
-        tokens: most of them in a batch, padding included; a longer row is a batch of its own.
+        size: rows in a batch, where `tokens` is not given.
+        tokens: the most in a batch, padding included; a longer row is a batch of its own.
     """
     order = lengths.argsort()
-    if not tokens:
+    if tokens is None:
         return list(order.split(size))
     counts: list[int] = []
     for length in lengths[order].tolist():
@@ -128,19 +130,22 @@ def split_alike(accelerator: Accelerator, parts: list[Tensor]) -> list[Tensor]:
     return parts
 
 
-def arrange(sequences: Sequences, tokens: int) -> Sequences:
-    """A batch without the columns that are padding in every row; shifted where tokens count."""
-    return sequences.end_aligned() if tokens else sequences.trimmed()
+def arrange(sequences: Sequences, tokens: int | None) -> Sequences:
+    """A batch without the columns that are padding in every row.
+
+    With a limit on tokens, rows are also shifted to end together.
+    """
+    return sequences.trimmed() if tokens is None else sequences.end_aligned()
 
 
 def in_length_order(
-    sequences: Sequences, size: int, tokens: int = 0
+    sequences: Sequences, size: int, tokens: int | None = None
 ) -> Iterator[tuple[Tensor, Sequences]]:
     """Batches of rows of similar length, shortest first: their places, and the rows themselves.
 
     Args:
         sequences: all rows.
-        size: rows in a batch, where `tokens` is 0.
+        size: rows in a batch, where `tokens` is not given.
         tokens: as in `split_by_length`.
     """
     lengths = sequences.joined.mask.sum(dim=1)

@@ -44,16 +44,17 @@ class BatchSettings:
     """Responses to each prompt in a step; rloo and grpo need at least 2."""
     micro_batch_size: int = 16
     """Sequences per forward and backward pass; affects speed and memory only."""
-    micro_tokens: int = 0
+    micro_tokens: int | None = None
     """Limit each forward and backward pass by tokens in place of sequences: sequences of similar
-    length are packed with hardly any padding. 0: count sequences."""
+    length are packed with hardly any padding. Default: --batch.micro-batch-size sequences."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
 
     def __post_init__(self) -> None:
         for name in ("episodes_per_step", "samples_per_prompt", "micro_batch_size"):
             require_range(f"batch.{name}", getattr(self, name), 1)
-        require_range("batch.micro_tokens", self.micro_tokens, 0)
+        if self.micro_tokens is not None:
+            require_range("batch.micro_tokens", self.micro_tokens, 1)
         if self.episodes_per_step % self.samples_per_prompt:
             raise ConfigError(
                 f"--batch.episodes-per-step {self.episodes_per_step} does not divide into "

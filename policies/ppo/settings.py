@@ -81,6 +81,7 @@ class PPOSettings(ClusterSettings):
         "advantages": {"group": "grpo"},
     }
     ZERO_IS_NONE: ClassVar[frozenset[str]] = ClusterSettings.ZERO_IS_NONE | {
+        "batch.micro_tokens",
         "guards.patience",
         "kl.audit_every",
         "lora.rank",

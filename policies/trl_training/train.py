@@ -5,6 +5,7 @@ Nothing is packed and nothing is cut.
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from rlhf.run.watchdog import beat
 
 TRAINER_STATE = "trainer_state.json"  # the Trainer writes it last: a checkpoint without it is half
 KEPT = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"}
+OLD_NAME = "`(is_)?gradient_checkpointing"  # by which trl asks transformers
 NEVER = 0.0  # seconds: a run that stalls is not ended, `rlhf status` shows where it is
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -132,7 +134,8 @@ def trainer_stage(
     if run.is_done:
         yield run
         return
-    with stage_status(run), watching_stage(run, NEVER):
+    with stage_status(run), watching_stage(run, NEVER), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", OLD_NAME, FutureWarning)
         yield run
 
 

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from reward.data.batches import total_weight
 from reward.data.groups import Group
@@ -20,16 +20,12 @@ class AnnotatorWeights:
     reliability: Mapping[str, Reliability] = field(default_factory=dict)
 
 
-def choose_weights(
-    given: Mapping[str, float] | Literal["auto"], records: Sequence[RankedPrompt]
-) -> AnnotatorWeights:
-    """The weights that were given; `auto` estimates them from all train prompts of the export.
+def estimate_weights(records: Sequence[RankedPrompt]) -> AnnotatorWeights:
+    """Weights estimated from all train prompts of the export.
 
     Raises:
         InputError: no two annotators judged the same responses, or none is better than chance.
     """
-    if given != "auto":
-        return AnnotatorWeights(given)
     names = {ranking.annotator for record in records for ranking in record.rankings}
     votes = collect_votes(record for record in records if record.prompt.split == "train")
     reliability = estimate_reliability(votes, names)

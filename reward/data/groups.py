@@ -1,7 +1,7 @@
-"""From ranked prompts to groups: a prompt, its judged responses as token ids, the judgments.
+"""From ranked prompts to groups: a prompt with its judged responses as token ids, and judgments.
 
-Every ranking of every annotator counts, as pairs, and so do thumbs and "all bad", as pointwise
-judgments; responses that nobody judged are not encoded.
+Every ranking of every annotator becomes pairs; thumbs and "all bad" become pointwise judgments.
+Responses without a judgment are left out.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ class TieredRanking:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A response of a group that one annotator called good or bad, compared with no other."""
+    """A response of a group that one annotator called good or bad, without a comparison."""
 
     response: int
     is_good: bool
@@ -60,9 +60,9 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Group:
-    """A prompt's token ids, its responses' token ids, and what was said about them.
+    """A prompt's token ids, its responses' token ids, and the judgments on them.
 
-    `pairs` and `rankings` say the same in two forms; `pointwise` is about single responses.
+    `pairs` and `rankings` are two forms of the same judgments; `pointwise` are of single responses.
     """
 
     prompt_id: str
@@ -95,7 +95,7 @@ class Group:
 
 @dataclass(frozen=True)
 class PointwiseRules:
-    """How much each kind of pointwise judgment counts, 1 unless given, and which flags are one."""
+    """Weights of the kinds of pointwise judgments, 1 unless given; flags that are thumbs down."""
 
     weights: Mapping[PointwiseKind, float] = field(default_factory=dict)
     down_flags: Collection[str] = ()
@@ -103,7 +103,7 @@ class PointwiseRules:
 
 @dataclass(frozen=True)
 class Encoder:
-    """How records become groups: the tokenizer, the longest sequence, and what counts how much.
+    """How records become groups: the tokenizer, the longest sequence, the weights of judgments.
 
     `weights` are by annotator.
     """
@@ -171,7 +171,7 @@ def rank_pairs(ranking: Ranking, position: dict[str, int], weight: float = 1.0) 
 def build_groups(
     records: Sequence[RankedPrompt], encoder: Encoder
 ) -> tuple[list[Group], dict[str, int]]:
-    """Groups of all prompts with a judgment that trains, and counts of what came and fell out.
+    """Groups of all prompts with a judgment of weight above 0, and counts for the report.
 
     Raises:
         InputError: an id occurs twice, or prompts are too long and may not be truncated.
@@ -206,7 +206,7 @@ def build_groups(
 
 
 def _name(judgment: Pointwise) -> str:
-    """What a pointwise judgment is counted as."""
+    """The name under which a pointwise judgment is counted."""
     if judgment.kind == "all_bad":
         return "responses_of_all_bad"
     return "thumbs_up" if judgment.is_good else "thumbs_down"
@@ -240,7 +240,7 @@ def build_reference_groups(
 
 
 def take_part(groups: Sequence[Group], number: int) -> list[Group]:
-    """So many groups, chosen by a hash of the prompt id: fewer are always among more."""
+    """A number of groups, chosen by a hash of the prompt id: a larger number includes a smaller."""
     order = sorted(groups, key=lambda group: text_hash(group.prompt_id))
     ids = {group.prompt_id for group in order[:number]}
     return [group for group in groups if group.prompt_id in ids]

@@ -1,4 +1,4 @@
-"""From an export folder to what a run trains on, is measured on, and takes its scale from."""
+"""From an export folder to groups for training, for measuring and for the scale of rewards."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from reward.data.annotators import AnnotatorWeights, choose_weights
+from reward.data.annotators import AnnotatorWeights, estimate_weights
 from reward.data.groups import (
     Encoder,
     Group,
@@ -35,7 +35,8 @@ SMALLEST_SPREAD = 1e-12  # of the largest score; less is rounding
 class Data:
     """Groups by their use, where the held-out ones come from, and counts for the report.
 
-    Evaluations while training look at `validation`: what chooses the weights cannot measure them.
+    Evaluations during training use `validation`, since they choose the weights; `held_out` measures
+    the result.
     """
 
     train: list[Group]
@@ -67,12 +68,13 @@ def read_data(
     """Read, encode and split the rankings; for a regression, standardize their scores.
 
     Raises:
-        InputError: no judged pair to train on or to measure with, scores that are no targets, or
-        what `choose_weights` and `build_groups` refuse.
+        InputError: too few judgments to train or to measure, scores that cannot be targets, or
+            judgments that `estimate_weights` or `build_groups` refuse.
     """
     records = read_ranked(settings.rankings)
     _refuse_unknown_names(settings, records)
-    annotators = choose_weights(settings.annotator_weights, records)
+    given = settings.annotator_weights
+    annotators = estimate_weights(records) if given == "auto" else AnnotatorWeights(given)
     encoder = Encoder.create(
         tokenizer,
         min(settings.data.max_length, read_context(settings.model)),
@@ -91,7 +93,7 @@ def read_data(
     train, held_out, source = groups["train"], groups["test"], "test prompts"
     seen = {group.prompt for group in train}
     leaked = sum(group.prompt in seen for group in held_out)
-    if leaked:  # what was trained on cannot measure
+    if leaked:  # prompts that were trained on cannot measure
         held_out = [group for group in held_out if group.prompt not in seen]
         counts["test"]["prompts_also_in_train"] = leaked
     if not _can_measure(held_out, train) and len(train) > 1:
@@ -117,12 +119,12 @@ def read_data(
 
 
 def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, str]) -> list[Group]:
-    """What is held out, as the reward model that the training starts from reads it.
+    """The held-out groups, encoded as the reward model that the training starts from reads them.
 
     Args:
         settings: of the stage.
-        data: as the training reads it, which is how a language model does.
-        model: what `describe_model` says of the start.
+        data: encoded as this training reads it.
+        model: the initial model, as `describe_model` describes it.
     """
     if not is_reward_model(settings.model):
         return data.held_out
@@ -130,7 +132,7 @@ def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, st
     is_same = reader.reads_thinking == bool(settings.data.reads_thinking)
     if is_same and end_token_ids(reader.tokenizer) == end_token_ids(tokenizer_of(model)):
         return data.held_out
-    # with thinking a prompt may be too long that is not without
+    # a prompt may be too long with thinking and not without
     before = with_changes(
         settings, {"data.reads_thinking": reader.reads_thinking, "data.too_long": "truncate"}
     )
@@ -138,7 +140,7 @@ def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, st
 
 
 def read_context(model: str) -> int:
-    """How many tokens a model reads at most; no limit where its config names none."""
+    """The maximum number of tokens that a model reads; no limit if its config has none."""
     config = load_config(model).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
 
@@ -146,9 +148,10 @@ def read_context(model: str) -> int:
 def _take_train(
     settings: RewardSettings, groups: list[Group], wanted: int
 ) -> tuple[list[Group], list[Group]]:
-    """Of so many groups, those to train on and those that `--evaluation.every` sets aside.
+    """Of `wanted` groups, those to train on and those that `--evaluation.every` sets aside.
 
-    All are split before any is left out: what one limit sets aside, no other trains on.
+    All groups are split before the limit applies: none is set aside under one limit and trained on
+    under another.
     """
     train, validation, aside = groups, list[Group](), 0
     if settings.evaluation.every:
@@ -162,9 +165,9 @@ def _take_train(
 def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], list[Group]]:
     """Split groups into training and held-out ones by a hash of the prompt id.
 
-    Groups with pairs and those of thumbs alone are each split, so that both can be measured; the
-    only prompt of its kind is trained on. Prompts that read the same under several ids stay
-    together, so that none is on both sides.
+    Groups with pairs and groups with thumbs alone are split separately, so that both can be
+    measured; the only prompt of its kind is trained on. Equal prompts under several ids stay on the
+    same side.
     """
     kinds = [[group for group in groups if bool(group.pairs) == has] for has in (True, False)]
     prompts = {
@@ -178,7 +181,7 @@ def hold_out(groups: Sequence[Group], fraction: float) -> tuple[list[Group], lis
 
 
 def num_held_out(number: int, fraction: float) -> int:
-    """How many of so many prompts are held out: at least one."""
+    """The number of held-out prompts: at least one."""
     return max(1, round(number * fraction))
 
 
@@ -212,7 +215,7 @@ def _rescale(groups: Sequence[Group], mean: float, deviation: float) -> list[Gro
 
 
 def _can_measure(held_out: list[Group], train: list[Group]) -> bool:
-    """Whether something is held out, and pairs where there are pairs to train on."""
+    """Whether groups are held out, with pairs if there are pairs to train on."""
     compared = any(group.pairs for group in held_out)
     return compared or (bool(held_out) and not any(group.pairs for group in train))
 
@@ -250,7 +253,7 @@ def _require_judgments(
 def _have_scores(
     settings: RewardSettings, records: list[RankedPrompt], groups: list[Group]
 ) -> bool:
-    """Whether all rankings have scores, or none: scores and ranks are two scales."""
+    """Whether all rankings have scores, or none; a mixture is refused, since scales differ."""
     rankings = [ranking for group in groups for ranking in group.rankings]
     scored = sum(bool(ranking.scores) for ranking in rankings)
     if 0 < scored < len(rankings):

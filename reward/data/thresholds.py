@@ -1,28 +1,26 @@
-"""b, the reward from which on a source of thumbs says "good", fitted for every source.
+"""Thresholds of thumbs: b, the reward above which a source says "good", fitted for every source.
 
-A source is an annotator: a person, or a program that passes on the thumbs of its users. Those who
-gave fewer than MIN_OF_EACH ups or downs have one b together; where all of theirs say the same, no b
-explains them best, and the level alone stands for it.
+A source is an annotator: a person, or a program that passes on the thumbs of its users. Those with
+fewer than MIN_OF_EACH ups or downs share one b; if all their thumbs are the same, b is the level.
 
-b = level + offset. The level is the mean reward of the responses at hand, the offset a number for
-each source beside the network, the same in every process.
+b = level + offset. The level is the mean reward of the responses at hand; the offset is a number
+for each source, kept outside the network and the same in every process.
 
 * Before the first step and after the last one the offsets are fitted exactly, on up to MEMORY
-  thumbs of each source (`solve`). The last fit is for the weights that are saved, and b stands in
+  thumbs of each source (`solve`). The last fit is for the saved weights, and its b is in
   report.json.
-* A batch with thumbs is scored before its step, at the cost of one more forward pass. Its mean is
-  the level: thumbs, unlike pairs, feel a shift of all rewards, and a step may shift them by more
-  than it sets them apart, which no b that is learned over many steps could follow.
+* A batch with thumbs is scored before its step, at the cost of one more forward pass. Its mean
+  reward is the level: thumbs, unlike pairs, depend on a shift of all rewards, and a step may shift
+  rewards more than it separates them, faster than a b learned over many steps could follow.
 * Then offset ← offset − 4·ḡ·f, with ḡ the mean gradient by b of the batch's n thumbs of a source
   and f their part n / min(N, MEMORY) of the latest ones, at most 1; N counts all so far. The
   curvature of −log σ is at most ¼, so 4·ḡ cannot overshoot (Böhning and Lindsay, 1988), and f makes
   the offset an average over the last MEMORY thumbs. Offsets and N are in the checkpoints, in
   progress.json.
 
-It is no parameter of the optimizer: at the learning rates of the weights, about 1e-5, it would not
-move, a rate of its own would have to be chosen, and every sharding and adapter would have to carry
-it. Minimizing over b within each batch would be wrong: a batch of one thumb, or of ups alone, would
-have no gradient.
+b is not a parameter of the optimizer: at the learning rates of the weights, about 1e-5, it would
+hardly move, and every sharding and adapter would have to support it. Minimizing over b within each
+batch would be wrong: a batch of one thumb, or of ups alone, would have no gradient.
 """
 
 from collections import Counter
@@ -43,7 +41,7 @@ from rlhf.errors import InputError
 MIN_OF_EACH = 8
 MEMORY = 256
 STEP = 4.0  # 1 / the largest curvature of −log σ
-REACH = 50.0  # b stands less than log(number of thumbs) beyond their rewards
+REACH = 50.0  # b is less than log(number of thumbs) beyond their rewards
 OTHERS = ""  # no annotator has this name
 Score = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
 
@@ -69,11 +67,11 @@ class Thresholds:
         self._fitted = sorted(own | ({OTHERS} if len(said) == 2 else set()))
 
     def source(self, annotator: str) -> str:
-        """Whose b is that of an annotator: her own, or that of OTHERS."""
+        """The source of an annotator's thumbs: the annotator, or OTHERS."""
         return annotator if annotator in self._places else OTHERS
 
     def is_fitted(self, source: str) -> bool:
-        """False where the mean reward alone is b."""
+        """False where b is the mean reward."""
         return source in self._fitted
 
     def numbers(self, groups: Sequence[Group]) -> Int[Tensor, " T"]:
@@ -107,9 +105,9 @@ class Thresholds:
         """Set every offset to its best value for the rewards as they are, and return their level.
 
         Args:
-            groups: of the training; up to MEMORY of them, and for every source as many that it
-                judged, are scored.
-            score: gives the rewards of the responses of some groups.
+            groups: of the training; up to MEMORY of them, and up to MEMORY with thumbs of each
+                source, are scored.
+            score: returns the rewards of the responses of some groups.
         """
         typical = {group.prompt_id for group in take_part(groups, MEMORY)}
         ids = set(typical)
@@ -135,7 +133,7 @@ class Thresholds:
         return {source: [self._offsets[source], self._seen[source]] for source in self.sources}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Go on from a checkpoint's state.
+        """Restore the state from a checkpoint.
 
         Raises:
             InputError: it lacks a source.
@@ -185,8 +183,8 @@ def solve(
 ) -> float:
     """argmin_b Σ_i w_i·(−log σ(±(r_i − b))), + for good responses and − for bad ones.
 
-    Half a thumb up and half a thumb down for a response of the mean reward are added, of the mean
-    weight: b stays finite where a sample holds ups alone. The derivative rises in b, so its root is
+    Half a thumb up and half a thumb down, of the mean weight, are added for a response of the mean
+    reward, so that b stays finite for ups alone. The derivative rises in b, so its root is
     the minimum.
     """
     mean = float(rewards.mean())

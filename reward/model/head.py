@@ -1,9 +1,8 @@
-"""Fitting the fresh head before anything else learns.
+"""`--head fitted`: fits a fresh head on frozen features before training all weights.
 
-A random head sends the model's first gradients in random directions, which distorts what it
-knows; with few rankings it never recovers. So the head can be fitted on frozen features first,
-and fine-tuning starts from there: linear probing, then fine-tuning (Kumar et al., arXiv
-2202.10054).
+With a random head the first gradients of the model point in random directions and distort its
+features; with few rankings it never recovers. Linear probing, then fine-tuning avoids that (Kumar
+et al., arXiv 2202.10054).
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from rlhf.modeling.models import reward_head
 from rlhf.parallel.sharding import assign, reshard, unwrap
 from rlhf.run.metrics import progress
 
-MAX_RESPONSES = 20_000  # more would not change a head, and features cost memory
+MAX_RESPONSES = 20_000  # more would hardly change the head, and features take memory
 WEIGHT_PENALTY = 1e-3
 MAX_ITERATIONS = 200
 
@@ -31,7 +30,7 @@ def fit_head(state: TrainState, groups: Sequence[Group]) -> None:
     """Replace the head's weight by the one that fits the rankings best on frozen features.
 
     Args:
-        state: its module's head is changed, on all processes alike.
+        state: its module's head is changed, in all processes alike.
         groups: training groups; the first ones, up to MAX_RESPONSES responses, are used.
     """
     chosen: list[Group] = []
@@ -55,9 +54,9 @@ def fit_weight(
 ) -> Float[Tensor, " d"]:
     """argmin_w mean loss over groups, by weight, of the rewards `features @ w`, + penalty · |w|².
 
-    Convex for every objective, so L-BFGS from 0 finds it; in float64, the same on every process.
-    Where there are thumbs it minimizes over the offsets of their thresholds at the same time, with
-    the same penalty; they are not kept, since `Thresholds.fit` finds them exactly.
+    Convex for every objective, so L-BFGS from 0 finds the minimum; in float64, the same in every
+    process. With thumbs it also minimizes over the offsets of their thresholds, under the same
+    penalty; these are discarded, since `Thresholds.fit` finds them exactly.
     """
     inputs = features.double()
     judgments = to_judgments(groups, objective.loss, inputs.device)
@@ -84,7 +83,7 @@ def fit_weight(
 
 
 def _features(state: TrainState, groups: Sequence[Group]) -> Float[Tensor, "N d"]:
-    """What the head reads of every response of every group, in order."""
+    """The head's input for every response of every group, in order."""
     module: RewardModule = unwrap(state.module)
     read: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""The module that training and scoring run: rewards of many responses in one forward pass."""
+"""The module for training and scoring: rewards of many responses in one forward pass."""
 
 from typing import final
 
@@ -13,12 +13,12 @@ from rlhf.modeling.models import reward_head
 
 @final
 class RewardModule(nn.Module):
-    """Wraps a classifier with one label and reads its head where it is told.
+    """Wraps a classifier with one label, and reads its head at given tokens.
 
     `transformers` finds the last token by comparing with the pad token, which a response may
-    contain; here the caller says where to read. Rows are padded on the right, so causal attention
-    needs no mask: nothing real looks at padding. The head runs in float32 even under autocast: bf16
-    steps of 0.02 would blur close pairs.
+    contain. Rows are padded on the right, so causal attention needs no mask: no real token attends
+    to padding. The head runs in float32 even under autocast: bf16 rounds rewards to steps of 0.02,
+    which is too coarse for close pairs.
     """
 
     def __init__(self, classifier: PreTrainedModel) -> None:
@@ -31,11 +31,11 @@ class RewardModule(nn.Module):
         return self.rewards(self.features(inputs))
 
     def features(self, inputs: Inputs) -> Float[Tensor, "N d"]:
-        """What the head reads of every response: the trunk's output at its last token."""
+        """The head's input for every response: the trunk's output at its last token."""
         return states(self.classifier, inputs)[inputs.reads]
 
     def rewards(self, features: Float[Tensor, "N d"]) -> Float[Tensor, " N"]:
-        """What the head makes of features."""
+        """The head's output for these features."""
         head = reward_head(self.classifier)
         with torch.autocast(features.device.type, enabled=False):
             rewards: Tensor = head(features.to(head.weight.dtype)).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Put rewards on a known scale: mean 0 and standard deviation 1 over reference outputs."""
+"""Scales rewards to mean 0 and standard deviation 1 over reference outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def fit_scale(rewards: Sequence[float], fitted_on: str) -> Scale:
     """Gain and bias that give these rewards mean 0 and standard deviation 1.
 
     Raises:
-        GuardError: the rewards are all alike, so the model has learned nothing.
+        GuardError: the rewards are all equal, so the model has learned nothing.
     """
     mean, spread = float(np.mean(rewards)), float(np.std(rewards))
     if not spread > SMALLEST_SPREAD:

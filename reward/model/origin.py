@@ -1,4 +1,4 @@
-"""What a training starts from: a language model, or a reward model whose head it keeps."""
+"""The model that a training starts from: a language model, or a reward model with its head."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from rlhf.run.rundir import RunDir
 
 
 def resolve_model(settings: RewardSettings) -> RewardSettings:
-    """The settings with the model's folder where --model names the run that made it.
+    """The settings with the folder of the model, which --model may name by its run.
 
-    They also say whether to read thinking: where nobody does, as a reward model did so far.
+    Without --data.reads-thinking, thinking is read as the reward model has read it, else not.
 
     Raises:
-        InputError: the run did not finish or made no model, or the model is an ensemble or a
-            classifier that gives no reward.
-        ConfigError: a trained head would be fitted anew.
+        InputError: the run did not finish or has no model, or the model is an ensemble or another
+            kind of classifier.
+        ConfigError: --head fitted would replace a trained head.
     """
     name = settings.model
     is_run = RunDir(Path(name)).read_stage().get("stage") == "reward"
@@ -45,12 +45,12 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
 
 
 def describe_origin(model: dict[str, str]) -> dict[str, Any]:
-    """The report's `started_from`: `kind`, `path`, `hash`, and the `language_model` behind it all.
+    """The report's `started_from`: `kind`, `path`, `hash`, and the original `language_model`.
 
-    The latter has a path and a hash; None for a reward model of which no run of ours tells.
+    The latter has a path and a hash; it is None for a reward model without a run of this project.
 
     Args:
-        model: what `describe_model` says of it.
+        model: as `describe_model` describes it.
     """
     described = {"path": model["path"], "hash": model["hash"]}
     if not is_reward_model(model["path"]):
@@ -59,16 +59,16 @@ def describe_origin(model: dict[str, str]) -> dict[str, Any]:
 
 
 def reference_fingerprint(model: dict[str, str]) -> str:
-    """The hash of the language model behind a model, whose outputs fix the scale.
+    """The hash of the original language model, on whose outputs the scale is fitted.
 
     Args:
-        model: what `describe_model` says of it.
+        model: as `describe_model` describes it.
     """
     return str((describe_origin(model)["language_model"] or model)["hash"])
 
 
 def _language_model(folder: str) -> dict[str, str] | None:
-    """What the run that made a reward model started from, or the run before it."""
+    """The model that the first of the runs that led to a reward model started from."""
     run = RunDir(Path(folder).parent)
     stage = run.read_stage()
     if run.model != Path(folder) or stage.get("stage") != "reward":

@@ -1,4 +1,4 @@
-"""What follows the last training step: the scale, the saved model, and the health report."""
+"""After the last training step: fit the scale, save the model, write the report."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -29,15 +29,15 @@ from rlhf.run.rundir import RunDir
 CLASSIFIER_PREFIX = "classifier."
 REFERENCE_OUTPUTS = "reference outputs in the dataset"
 HELD_OUT = "held-out ranked responses"
-MIN_REFERENCE_OUTPUTS = 32  # they tell a standard deviation to an eighth, one to nothing
+MIN_REFERENCE_OUTPUTS = 32  # enough for a standard deviation to within an eighth
 
 
 def measure_scale(
     state: TrainState, data: Data, held_out: list[list[float]]
 ) -> tuple[Scale, list[float]]:
-    """The scale, and the normalized rewards of the responses that fixed it.
+    """The scale, and the scaled rewards of the responses that it was fitted on.
 
-    Those are reference outputs where the dataset has MIN_REFERENCE_OUTPUTS, else held-out ones.
+    Those are reference outputs if the dataset has MIN_REFERENCE_OUTPUTS, else held-out responses.
     """
     outputs = sum(len(group.responses) for group in data.reference)
     if outputs >= MIN_REFERENCE_OUTPUTS:
@@ -53,12 +53,12 @@ def measure_scale(
 def save_result(
     state: TrainState, run: RunDir, tokenizer: PreTrainedTokenizerBase, scale: Scale
 ) -> None:
-    """Save a plain Hugging Face folder, the gain in its head and the bias in its config.
+    """Save a plain Hugging Face folder, with the gain in its head and the bias in its config.
 
-    Adapters are merged into its weights, and kept beside them for a shared base.
+    Adapters are merged into its weights, and also saved separately, for a shared base.
 
     Raises:
-        GuardError: what was saved does not load again as it was, head included.
+        GuardError: the saved weights differ when loaded again.
     """
     accelerator = state.accelerator
     weights = full_state(accelerator, state.module)
@@ -74,7 +74,7 @@ def save_result(
 
 
 def require_same_weights(folder: Path, state: dict[str, Any]) -> None:
-    """Load a saved reward model and compare every weight, the head above all.
+    """Load a saved reward model and compare every weight, including the head.
 
     Raises:
         GuardError: a weight is missing or differs.
@@ -101,7 +101,7 @@ def plain_accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
 def describe_run(
     settings: RewardSettings, data: Data, run: RunDir, scale: Scale, best: Best | None
 ) -> dict[str, Any]:
-    """What the report says of start, data, annotators, loss, choice of weights, scale and time."""
+    """The report's entries on origin, data, annotators, loss, best step, scale and time."""
     rows = read_metrics(run.metrics_file)
     return {
         "started_from": describe_origin(run.read_stage()["inputs"]["model"]),
@@ -130,7 +130,7 @@ def write_report(
     reference: list[float],
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """report.json and report.html: the report and what only people want to read."""
+    """Write report.json and report.html: the report, its health numbers and worst disagreements."""
 
     def text(ids: tuple[int, ...]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))

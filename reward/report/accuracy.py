@@ -1,7 +1,6 @@
 """How often the reward model agrees with the judgments, and how sure that number is.
 
-Tied judgments say nothing about who should win and are left out; equal rewards count as half
-right.
+Ties are left out, because they prefer no response; equal rewards count as half right.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,7 +55,7 @@ def how_right(difference: float) -> float:
 
 
 def count_right(group: Group, rewards: Sequence[float]) -> tuple[float, int]:
-    """Of a group's pairs without ties, how many the rewards order as judged, and how many exist."""
+    """Of a group's pairs without ties, how many the rewards order as judged, and their number."""
     right = sum(
         how_right(rewards[pair.first] - rewards[pair.second])
         for pair in group.pairs
@@ -86,16 +85,16 @@ def count_judgments(
 
 
 def pair_accuracy(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> Accuracy | None:
-    """Accuracy over all pairs of some groups; None when every judgment is a tie."""
+    """Accuracy over all pairs of some groups; None if there are only ties."""
     pairs = zip(groups, rewards, strict=True)
     return accuracy_of_counts(count_right(group, values) for group, values in pairs)
 
 
 def accuracy_of_counts(counts: Iterable[tuple[float, int]]) -> Accuracy | None:
-    """Accuracy from what `count_right` found for every prompt; None without any pair.
+    """Accuracy from the counts of `count_right` for every prompt; None without any pair.
 
     The interval comes from resampling whole prompts, because the pairs of one prompt share
-    responses and stand or fall together.
+    responses and are not independent.
     """
     table = np.array([count for count in counts if count[1]], dtype=np.float64).reshape(-1, 2)
     if not len(table):

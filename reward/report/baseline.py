@@ -1,4 +1,4 @@
-"""What the model thought before any training: how likely it finds each response."""
+"""A baseline from the model before training: how likely it finds each response."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -33,16 +33,16 @@ def base_log_probs(
 ) -> list[list[float]]:
     """Mean log-probability per token of every response of every group, on every process.
 
-    The mean and not the sum, which would prefer short responses whatever they say.
+    The mean, not the sum, which would always prefer short responses.
 
     Args:
-        name: the language model that the reward model started from.
+        name: the language model that training starts from.
         accelerator: device, precision and processes.
         groups: prompts with responses.
-        tokens: in one forward pass, padding included; at most LOGITS_AT_ONCE. A prompt with all its
-            responses is one pass at least, whatever their tokens.
-        pad_id: what to pad with.
-        shared: read a prompt once for all its responses, where the model can.
+        tokens: in one forward pass, padding included; at most LOGITS_AT_ONCE. A prompt is never
+            split, so one with many tokens is a pass of its own.
+        pad_id: id of the padding token.
+        shared: encode a prompt once for all its responses, where the model can.
     """
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     model = load_causal_lm(name, dtype).to(accelerator.device).eval()
@@ -66,7 +66,7 @@ def base_log_probs(
 
 
 def _before(groups: Sequence[Group], inputs: Inputs) -> Iterator[list[int]]:
-    """For every response, where the token before each of its tokens stands."""
+    """For every response, the place of the token before each of its tokens."""
     ends = iter(inputs.reads.tolist())
     start = 0  # of the prompt in a packed row
     for group in groups:
@@ -80,9 +80,9 @@ def _before(groups: Sequence[Group], inputs: Inputs) -> Iterator[list[int]]:
 def _logits(
     model: PreTrainedModel, inputs: Inputs, places: Sequence[Int[Tensor, " R"]]
 ) -> Iterator[Float[Tensor, "R V"]]:
-    """For every response the logits at its places, which count over the rows laid end to end.
+    """For every response the logits at its places, counted over the rows laid end to end.
 
-    The model computes them, since many scale or cap what their output matrix gives.
+    The whole model computes them, because many scale or cap the product of the output matrix.
     """
     width = inputs.ids.shape[1]
     columns = torch.cat(list(places)).remainder(width).unique()

@@ -1,4 +1,4 @@
-"""Evaluation while training: how good the weights are now, which were best, and when to stop."""
+"""Evaluation during training: loss and accuracy, the best weights so far, and early stopping."""
 
 import math
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from reward.step import TrainState, score_groups
 
 @dataclass(frozen=True)
 class Best:
-    """The step and loss of the best evaluation so far, and how many came after it."""
+    """The step and loss of the best evaluation so far, and the number of evaluations since."""
 
     step: int
     loss: float
     since: int = 0
 
     def is_stale(self, patience: int) -> bool:
-        """True when `patience` evaluations in a row were no better; never for a patience of 0."""
+        """True when the last `patience` evaluations were not better; never for a patience of 0."""
         return 0 < patience <= self.since
 
 

@@ -1,7 +1,7 @@
-"""Where a reward model is right and where it is not: numbers over held-out judgments.
+"""Where a reward model is right and where not: numbers over held-out judgments.
 
-Accuracy by annotator, agreement, strength, length and prompt; calibration; what length alone would
-reach; what people reach against each other; and the disagreements worth reading.
+Accuracy by annotator, agreement, strength, length and prompt; calibration; the accuracy of choosing
+the longer response; how well people agree with each other; and the worst disagreements.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ SIMILAR_LENGTH = 0.2
 
 @dataclass(frozen=True)
 class Verdict:
-    """One judged preference (no tie) and the reward of its winner less that of its loser."""
+    """One judged preference (no tie), and the winner's reward minus the loser's."""
 
     group: Group
     pair: Pair
@@ -36,13 +36,13 @@ class Verdict:
 
     @property
     def both(self) -> tuple[str, int, int]:
-        """The two responses, whoever won: the same for every annotator."""
+        """The two responses in a fixed order, the same for every annotator."""
         first, second = sorted((self.pair.first, self.pair.second))
         return self.group.prompt_id, first, second
 
 
 def collect_verdicts(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> list[Verdict]:
-    """Every preference of every group, with the reward difference the model sees."""
+    """Every preference of every group, with its reward difference."""
     return [
         Verdict(group, pair, values[pair.first] - values[pair.second])
         for group, values in zip(groups, rewards, strict=True)
@@ -84,7 +84,7 @@ def measure_health(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 def accuracy_by(
     verdicts: Sequence[Verdict], label: Callable[[Verdict], str]
 ) -> dict[str, dict[str, Any]]:
-    """Accuracy of every part that `label` cuts the verdicts into."""
+    """Accuracy of the verdicts with the same label, for every label."""
     parts: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         parts[label(verdict)].append(verdict)
@@ -126,7 +126,7 @@ def length_gap(verdict: Verdict) -> str:
 
 
 def agreement_levels(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], str]:
-    """For every two responses how well their judges agree: one judge, all agree, or they differ."""
+    """For every two responses how their judges agree: one judge, all agree, or judges differ."""
     levels = {}
     for both, winners in _winners(verdicts).items():
         if len(winners) == 1:
@@ -139,8 +139,9 @@ def agreement_levels(verdicts: Sequence[Verdict]) -> dict[tuple[str, int, int], 
 def judges_agree(verdicts: Sequence[Verdict]) -> dict[str, float] | None:
     """How often two judges of the same two responses prefer the same one; None without such pairs.
 
-    `ceiling` is what a model would reach that always knew the prevailing opinion p, if judges err
-    independently: agreement a = p² + (1 − p)², so p = (1 + √(2a − 1)) / 2.
+    `ceiling` is the accuracy of a model that always gives the majority's preference, if judges err
+    independently and agree with the majority with probability p: their agreement is
+    a = p² + (1 − p)², so p = (1 + √(2a − 1)) / 2.
     """
     same = [a == b for w in _winners(verdicts).values() for a, b in combinations(w, 2)]
     if not same:
@@ -160,7 +161,7 @@ def calibrate(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Expected calibration error (Naeini et al., 2015) and its bins.
 
     The confidence of a verdict is σ(|difference|), from ½ to 1; a calibrated model is right in 80 %
-    of the verdicts that it is 80 % sure of. ECE = Σ_bins n/N · |right − confidence|.
+    of the verdicts with confidence 0.8. ECE = Σ_bins n/N · |right − confidence|.
     """
     bins: list[list[tuple[float, float]]] = [[] for _ in range(NUM_BINS)]
     for verdict in verdicts:
@@ -182,7 +183,7 @@ def calibrate(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def worst(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts that the model is most surely wrong about, each two responses once."""
+    """The verdicts with the largest wrong differences, each two responses once."""
     chosen: dict[tuple[str, int, int], Verdict] = {}
     for verdict in sorted(verdicts, key=lambda v: v.difference):
         if verdict.difference < 0:

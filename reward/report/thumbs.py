@@ -1,7 +1,7 @@
-"""How the reward model does on thumbs and "all bad", beside the pairs: counts, weights, accuracy.
+"""The report on thumbs and "all bad": counts, weights and accuracy, beside those of pairs.
 
-A pointwise judgment is right where the reward stands on its side of b, the threshold of its source
-(`reward.data.thresholds`).
+The reward model gets a pointwise judgment right if the reward is on the right side of b, the
+threshold of its source (`reward.data.thresholds`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +36,11 @@ def describe_thumbs(
         settings: of the stage, for the weights.
         data: what was trained on and what is held out.
         thresholds: fitted to the weights that are saved.
-        level: the mean reward that they were fitted at.
+        level: the mean reward at which they were fitted.
         rewards: of the held-out responses, on the scale of training.
-        scale: from outputs of the head to rewards of the saved model, which thresholds are given
-            in.
-        bias: what training adds to outputs of the head.
+        scale: from outputs of the head to rewards of the saved model, the unit of the reported
+            thresholds.
+        bias: added to outputs of the head in training.
     """
     if not thresholds.sources:
         return {}
@@ -96,8 +96,8 @@ def pointwise_accuracy(
 ) -> dict[str, Any] | None:
     """Share of pointwise judgments on the right side of their threshold; None without any.
 
-    `commoner` is what always giving the commoner answer would reach. The interval comes from
-    resampling prompts, as that of `pair_accuracy`.
+    `commoner` is the accuracy of always giving the more common answer. The interval comes from
+    resampling prompts, as in `pair_accuracy`.
     """
     counts = []
     for group, values in zip(groups, rewards, strict=True):
@@ -116,9 +116,9 @@ def pointwise_accuracy(
 
 
 def combine_thresholds(reports: Sequence[Mapping[str, Any]]) -> Threshold | None:
-    """The thresholds of an ensemble that scores by the mean: the means of its members'.
+    """The thresholds of an ensemble that scores by the mean: the means of its members' thresholds.
 
-    None where the members have no thumbs.
+    None if there are no thumbs.
     """
     if "thresholds" not in reports[0]:
         return None

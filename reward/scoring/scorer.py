@@ -1,7 +1,7 @@
-"""The door to a trained reward model or an ensemble of them: token batches in, rewards out.
+"""Scores token batches with a trained reward model, or with an ensemble of them.
 
 An ensemble is the folder of its first member with the others inside, as member-1, member-2, …:
-what loads it plainly reads the first, what comes through here reads all.
+other programs load the first member, this module loads all.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Scorer:
         """Rewards of whole sequences (prompt and response), on the device of the batch, in float32.
 
         Args:
-            batch: token ids padded on any side; rows that were cut short are closed here.
+            batch: token ids padded on any side; rows without an end token get one.
             tokens_per_batch: tokens, padding included, in one forward pass.
         """
         return combine_members(self.each(batch, tokens_per_batch), self._combine)
@@ -70,10 +70,10 @@ class Scorer:
     def each(
         self, batch: TokenBatch, tokens_per_batch: int = TOKENS_PER_BATCH
     ) -> Float[Tensor, "M B"]:
-        """What every member of an ensemble says, a single model being one of one member.
+        """The rewards of every member of an ensemble; a single model is an ensemble of one.
 
         Args:
-            batch: token ids padded on any side; rows that were cut short are closed here.
+            batch: token ids padded on any side; rows without an end token get one.
             tokens_per_batch: tokens, padding included, in one forward pass.
         """
         lengths = batch.mask.sum(dim=1)
@@ -89,12 +89,12 @@ class Scorer:
     def without_thinking(
         self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
     ) -> TokenBatch:
-        """The sequences as this model reads them, which may be without the text in think tags.
+        """The sequences without the text in think tags, unless this model reads thinking.
 
         Args:
             prompts: of each sequence.
             texts: of each response.
-            batch: prompt and response in one, padded on any side.
+            batch: prompts with responses, padded on any side.
         """
         if self._reader.reads_thinking or not any(map(has_thinking, texts)):
             return batch
@@ -108,7 +108,7 @@ class Scorer:
         return pad_right(rows, int(tokenizer.pad_token_id)).to(batch.ids.device)
 
     def _parts(self, order: Tensor, lengths: Tensor, tokens_per_batch: int) -> Sequence[Tensor]:
-        """The rows of each forward pass; divided weights want equally many in every process."""
+        """The rows of each forward pass; as many passes in every process of a sharded model."""
         parts: list[Tensor] = []
         start = 0
         while start < len(order):
@@ -123,7 +123,7 @@ class Scorer:
             return torch.stack([module(inputs) + bias for module, bias in self._members])
 
     def _lay_out(self, batch: TokenBatch) -> Inputs:
-        """Rows, or one row with what all begin with once, where that saves much."""
+        """Padded rows, or one packed row with their common beginning once, if that saves much."""
         if self._shared:
             there = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
             rows = [tuple(ids[mask].tolist()) for ids, mask in there]
@@ -136,10 +136,10 @@ class Scorer:
 
 
 def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:
-    """One reward from those of several members: their mean, or the worst of them.
+    """Combine the members' rewards into one: their mean, or the lowest of them.
 
-    The worst case is what a policy must raise to gain anything, so one member's mistakes are harder
-    to exploit (arXiv 2310.02743).
+    With the lowest, a policy gains only if every member agrees, so the mistakes of one member are
+    harder to exploit (arXiv 2310.02743).
     """
     return rewards.mean(dim=0) if how == "mean" else rewards.amin(dim=0)
 
@@ -158,12 +158,12 @@ def load_scorer(
     Args:
         name: a finished reward stage of ours, or the Hugging Face folder of a one-label classifier.
         accelerator: gives device and precision.
-        combine: how the members of an ensemble become one.
-        sharding: of the stage; where it divides weights, these are divided too, and all processes
-            score at the same time.
-        base: a language model whose frozen weights the reward model was trained beside; then only
-            its adapter is loaded.
-        given: the policy's --chat-template-kwargs, for another program's model that records none.
+        combine: how the rewards of an ensemble are combined.
+        sharding: of the stage; if it shards weights, the reward model is sharded too, and all
+            processes score at the same time.
+        base: a language model with the frozen weights of the reward model, of which then only the
+            adapter is loaded.
+        given: the policy's --chat-template-kwargs, for models that record none.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.
@@ -174,9 +174,9 @@ def load_scorer(
     loaded = [load_module(one, accelerator, sharding, base, given=kwargs) for one in folders]
     description = loaded[0][2]
     members = [(module, bias) for module, bias, _ in loaded]
-    # the attention of a shared base is the policy's
-    mine = base is None and not sharding.shards_weights
-    shared = mine and not any([share_prompts(module.classifier) for module, _ in members])
+    # a shared base keeps the policy's attention
+    can_share = base is None and not sharding.shards_weights
+    shared = can_share and not any([share_prompts(module.classifier) for module, _ in members])
     reader = load_reader(description)
     return Scorer(
         members, description, reader, accelerator, combine, sharding=sharding, shared=shared
@@ -204,9 +204,7 @@ def load_module(
 ) -> tuple[RewardModule, float, dict[str, str]]:
     """A reward model ready to score, the bias to add to its outputs, and its description.
 
-    Where `sharding` divides weights every process keeps its part only, or all hold one model
-    together; with `base` the weights are those of that language model. `given` are
-    --chat-template-kwargs.
+    Arguments as in `load_scorer`, for one model.
 
     Raises:
         InputError: there is no such model, it is not a reward model, or its stage did not finish.

@@ -1,7 +1,7 @@
 """Rewards of responses given as text, from a reward model, a Python function or an HTTP endpoint.
 
-A reward model reads no text inside think tags unless it was trained to; functions and endpoints get
-all of a response, and may leave it out.
+A reward model does not read text inside think tags unless it was trained to; functions and
+endpoints get the whole response.
 
 An endpoint gets POST {"items": [{"messages": [...], "response": "..."}, ...]} and answers
 {"rewards": [number, ...]}, one for each item.
@@ -21,7 +21,7 @@ from reward.data.batches import lay_out, split_packed, split_padded
 from reward.data.groups import Group
 from reward.scoring.scorer import combine_members, load_module, member_folders
 from reward.settings import Combine
-from rlhf.endpoints.retries import ask_patiently
+from rlhf.endpoints.retries import ask_with_retries
 from rlhf.endpoints.signals import load_signal
 from rlhf.endpoints.urls import open_url, read_answer
 from rlhf.errors import InputError
@@ -56,7 +56,7 @@ def load_text_reward(
         name: a reward model, `signal:package.module:function`, or an http(s):// address.
         accelerator: device and precision of a reward model.
         tokens_per_batch: tokens in one forward pass of a reward model.
-        combine: how the members of an ensemble become one.
+        combine: how the rewards of an ensemble are combined.
         given: --chat-template-kwargs of a reward model.
 
     Raises:
@@ -81,11 +81,11 @@ def load_text_reward(
 
 
 def require_numbers(name: str, rewards: Sequence[tuple[Prompt, float]]) -> None:
-    """Refuse rewards that are no numbers.
+    """Refuse rewards that are not finite.
 
     Args:
-        name: what gave them.
-        rewards: each with the prompt that its response answers.
+        name: of the reward, for errors.
+        rewards: each with its prompt.
 
     Raises:
         InputError: one is infinite or not a number.
@@ -134,7 +134,7 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
         with open_url(request, timeout_seconds=TIMEOUT_SECONDS) as answer:
             return read_answer(answer)
 
-    content = ask_patiently(
+    content = ask_with_retries(
         ask,
         address,
         when_refused="Check the address of the reward.",
@@ -158,7 +158,7 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _read_rewards(content: bytes) -> list[float]:
-    """The numbers of an answer; text is none, even where each of its characters is a digit."""
+    """The rewards in an answer, which must be JSON numbers, not text."""
     values = json.loads(content)["rewards"]
     if not isinstance(values, list):
         raise TypeError(f"rewards is a {type(values).__name__}, not a list")
@@ -185,7 +185,7 @@ def load_features(
     tokens_per_batch: int,
     given: dict[str, Any] | None = None,
 ) -> Features:
-    """A function that reads what a reward model's head sees of every response, and its reward.
+    """A function that returns, for every response, the input of the head and the reward.
 
     Args:
         name: a reward model; of an ensemble the first member.
@@ -246,7 +246,7 @@ def _refuse_too_long(groups: Sequence[Group], longest: int | None, name: str) ->
 
 
 def _rows(values: list[float], answers: Sequence[Answers]) -> list[list[float]]:
-    """Cut a flat list into one list for each prompt."""
+    """Split a flat list into one list for each prompt."""
     rows = []
     for _, responses in answers:
         rows.append(values[: len(responses)])

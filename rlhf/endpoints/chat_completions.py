@@ -1,4 +1,4 @@
-"""One request to a server that speaks OpenAI's chat completions; who asks reads the answer."""
+"""Requests to a server with OpenAI's chat completions protocol."""
 
 import json
 import os
@@ -19,17 +19,17 @@ def open_completion(
     timeout_seconds: float,
     total_seconds: float | None = None,
 ) -> AbstractContextManager[HTTPResponse]:
-    """The server's answer, open to be read, whole or as it streams.
+    """Send a request and return the open answer, to be read whole or as a stream.
 
     Args:
         url: the address that ends in /v1.
         body: model, messages and settings.
-        key_variable: the environment variable with the key, where the server wants one.
-        timeout_seconds: of silence.
-        total_seconds: until the answer is whole; as much as of silence when not given.
+        key_variable: the environment variable with the API key, if the server needs one.
+        timeout_seconds: longest pause in the answer.
+        total_seconds: limit for the whole answer; by default `timeout_seconds`.
 
     Raises:
-        InputError: the key fits no header.
+        InputError: the key is not valid in a header.
         HTTPError, URLError, TimeoutError, ConnectionError, HTTPException: as `open_url`.
     """
     headers = {"Content-Type": "application/json", **key_header(key_variable)}
@@ -39,10 +39,10 @@ def open_completion(
 
 
 def text_of(content: Any) -> str:
-    """The text in an answer, "" for none; half characters, which JSON can hold, are replaced.
+    """The text of an answer, "" for None; lone surrogates, which JSON can hold, are replaced.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: it is not text.
     """
     if not isinstance(content, str | None):
         raise TypeError(f"a {type(content).__name__} in the place of text")
@@ -50,10 +50,10 @@ def text_of(content: Any) -> str:
 
 
 def key_header(variable: str) -> dict[str, str]:
-    """The header with the key in an environment variable; nothing where there is none.
+    """The header with the API key in an environment variable; empty if it is not set.
 
     Raises:
-        InputError: the key fits no header; the message does not show it.
+        InputError: the key is not valid in a header; the message does not show it.
     """
     key = os.environ.get(variable, "").strip()
     if not key.isascii() or not key.isprintable():

@@ -1,6 +1,6 @@
-"""A judge model behind an OpenAI-compatible endpoint: what it is asked, and what its answer means.
+"""A judge model behind an OpenAI-compatible endpoint: requests, and verdicts from its answers.
 
-Every pair of answers is asked about in both orders; when the two verdicts disagree, it is a tie.
+Every pair of answers is judged in both orders; if the two verdicts disagree, it is a tie.
 """
 
 import json
@@ -10,14 +10,14 @@ from http.client import BAD_REQUEST
 from urllib.error import HTTPError
 
 from rlhf.endpoints.chat_completions import open_completion, text_of
-from rlhf.endpoints.retries import ask_patiently
+from rlhf.endpoints.retries import ask_with_retries
 from rlhf.endpoints.urls import read_answer
 from rlhf.errors import InputError
 
 API_KEY = "RLHF_JUDGE_API_KEY"
 MAX_TOKENS = 512
 MAX_THINKING_TOKENS = 8192
-THINKING_TIME = 5  # times as long until an answer is given up
+THINKING_TIME = 5  # factor on the timeout for models that think first
 INSTRUCTION = (
     "Two assistants answered the same request. Judge which answer serves the person better. Length "
     "and the order of the answers must not count. Reason in at most three sentences, then end with "
@@ -28,11 +28,11 @@ VERDICT = re.compile(r"\[\[\s*(A|B|TIE|C)\s*\]\]", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where the judge answers."""
+    """Address and name of the judge model."""
 
     url: str
     model: str
-    timeout_seconds: float = 120.0  # until an answer is whole
+    timeout_seconds: float = 120.0  # for a complete answer
     first_pause_seconds: float = 1.0
 
 
@@ -44,33 +44,32 @@ def build_request(prompt: str, first: str, second: str, rubric: str) -> list[dic
 
 
 def read_verdict(answer: str) -> str:
-    """`first`, `second` or `tie`, by the last [[…]] in an answer; `unclear` when there is none."""
+    """`first`, `second` or `tie`, by the last [[…]] in an answer; `unclear` without one."""
     found = VERDICT.findall(answer)
     if not found:
         return "unclear"
     return {"A": "first", "B": "second"}.get(found[-1].upper(), "tie")
 
 
-def combine(there: str, back: str) -> str | None:
-    """One verdict of two: asked in the order shown, and with the two answers swapped.
+def combine_verdicts(verdict: str, swapped: str) -> str | None:
+    """One verdict from two: with the answers in order, and with the answers swapped.
 
-    They agree when the swapped one names the other side. Otherwise it is a tie; None when either
-    was unclear, for then nobody knows what the judge meant.
+    It is a tie if the two name different answers, and None if either is unclear.
     """
-    if "unclear" in (there, back):
+    if "unclear" in (verdict, swapped):
         return None
-    swapped = {"first": "second", "second": "first", "tie": "tie"}[back]
-    return there if there == swapped else "tie"
+    same = {"first": "second", "second": "first", "tie": "tie"}[swapped]
+    return verdict if verdict == same else "tie"
 
 
 def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
-    """The endpoint's answer; a busy or absent server is asked again, with growing pauses.
+    """The endpoint's answer; a busy or absent server is retried, with growing pauses.
 
     Raises:
         InputError: the endpoint refuses the request or answers in another protocol.
         InterruptedRunError: it stays busy or absent.
     """
-    content = ask_patiently(
+    content = ask_with_retries(
         lambda: _post(endpoint, messages),
         endpoint.url,
         when_refused="Check the judge's address and model name, and the key in "
@@ -89,7 +88,7 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
 
 
 def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
-    """Ask greedily and for little; where that is refused, as models are asked that think first."""
+    """Ask for a short greedy answer; if that is refused, as models that think first want it."""
     plain: dict[str, int] = {"temperature": 0, "max_tokens": MAX_TOKENS}
     try:
         return _send(endpoint, messages, plain)

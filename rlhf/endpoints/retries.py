@@ -1,4 +1,4 @@
-"""Asking a server that may be busy, or gone for a moment: again, with growing pauses."""
+"""Requests to a server that may be busy or briefly absent, retried with growing pauses."""
 
 import math
 import time
@@ -11,10 +11,10 @@ from rlhf.errors import InputError, InterruptedRunError
 
 ATTEMPTS = 5
 MAX_ERROR_BYTES = 300
-GLANCE_SECONDS = 0.1  # how often a pause looks whether somebody still waits
+CHECK_SECONDS = 0.1  # how often a pause checks whether the answer is still wanted
 
 
-def ask_patiently(
+def ask_with_retries(
     ask: Callable[[], bytes],
     url: str,
     *,
@@ -22,13 +22,13 @@ def ask_patiently(
     when_absent: str,
     first_pause_seconds: float = 1.0,
 ) -> bytes:
-    """What a server answers to one request.
+    """A server's answer to one request, which is retried.
 
     Args:
         ask: sends the request and reads the whole answer.
-        url: whom it asks.
-        when_refused: what to do about a request that the server will not have.
-        when_absent: what to do about a server that stays busy or absent.
+        url: address of the server, for errors.
+        when_refused: remedy if the server refuses the request.
+        when_absent: remedy if the server stays busy or absent.
         first_pause_seconds: after the first attempt; each later pause is twice as long.
 
     Raises:
@@ -68,7 +68,7 @@ def _pause(seconds: float) -> None:
     if stopped is None:
         time.sleep(seconds)
         return
-    for _ in range(math.ceil(seconds / GLANCE_SECONDS)):
+    for _ in range(math.ceil(seconds / CHECK_SECONDS)):
         if stopped.is_set():
             raise DeadlineError("stopped")
-        time.sleep(GLANCE_SECONDS)
+        time.sleep(CHECK_SECONDS)

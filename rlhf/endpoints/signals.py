@@ -1,7 +1,7 @@
-"""Functions of prompt and response that stand in for a judge: signal annotators and gold scores.
+"""Signals: Python functions that score responses, as annotators, rewards or gold scores.
 
 A signal is named `package.module:function`, takes (prompt text, response text) and returns a
-number, higher is better. The current folder is importable, as with `python -m`.
+number; higher is better. Modules in the current folder can be imported, as with `python -m`.
 """
 
 import math
@@ -21,9 +21,9 @@ NUMBERS_ONLY = "It must return a finite number for every text; fix the function 
 
 
 def load_signal(name: str) -> Signal:
-    """Import `package.module:function`, wrapped so that it can only return finite numbers.
+    """Import `package.module:function`, and check that it returns finite numbers.
 
-    `signal:` may stand before it, as where functions are told from models by it.
+    The prefix `signal:`, which distinguishes functions from models, is optional.
 
     Raises:
         InputError: no colon in the name, no such module, an error in it, or no such function.
@@ -65,10 +65,10 @@ def load_signal(name: str) -> Signal:
 
 @contextmanager
 def _users_code(failure: str, remedy: str) -> Iterator[None]:
-    """Around code that is not ours: its errors are the user's, but for those that are told already.
+    """Around the user's own code: reports its errors as input errors.
 
     Raises:
-        InputError: what failed, and in which line.
+        InputError: names what failed, and the line.
     """
     try:
         yield
@@ -80,6 +80,6 @@ def _users_code(failure: str, remedy: str) -> Iterator[None]:
 
 def _what_and_where(error: Exception) -> str:
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error}"  # which says where
+        return f"{type(error).__name__}: {error}"  # which has the line
     place = extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"

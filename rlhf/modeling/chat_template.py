@@ -1,8 +1,8 @@
-"""What a chat template decides beside the words: its values, and the tokens that end a turn.
+"""The values that a chat template is rendered with, and the tokens that end a turn.
 
-A model may end a turn with several tokens, and with one that is not `tokenizer.eos_token`. The set
-and the template's values are kept in `tokenizer.init_kwargs`, which `save_pretrained` writes to
-tokenizer_config.json: they travel with every folder that is saved here.
+A model may end a turn with several tokens, and with one that is not `tokenizer.eos_token`. The end
+tokens and the template's values are kept in `tokenizer.init_kwargs`, which `save_pretrained` writes
+to tokenizer_config.json.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ TAIL = 8  # tokens; a think tag and a line break are at most so many
 
 
 def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """All tokens that end a response; the one that the chat template closes a turn with is first.
+    """All tokens that end a response; first the one with which the chat template closes a turn.
 
     Sampling stops at each of them, and a reward model's input is closed with the first.
     """
@@ -37,7 +37,7 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 def recorded_end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """What a folder of ours, or `set_end_tokens`, says of them; empty where nothing does."""
+    """The end tokens that the tokenizer's folder or `set_end_tokens` has recorded; else empty."""
     recorded = tokenizer.init_kwargs.get(END_TOKENS)
     if not isinstance(recorded, list) or not all(type(one) is int for one in recorded):
         return ()
@@ -54,14 +54,14 @@ def find_end_tokens(
 
 
 def set_end_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:
-    """Let a tokenizer end responses with these tokens, the closing one first."""
+    """Record the tokens that end responses, the closing one first."""
     tokenizer.init_kwargs[END_TOKENS] = list(ids)
 
 
-def tell_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add the end tokens to a model's generation_config, by which other programs sample.
+def add_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Add the end tokens to a model's generation_config, which other programs read to sample.
 
-    Those that it knows already stay. A classifier has no generation_config.
+    Those already in it are kept. A classifier has no generation_config.
     """
     config = getattr(model, "generation_config", None)
     if config is None:
@@ -83,12 +83,12 @@ def template_kwargs(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def set_template_kwargs(
     tokenizer: PreTrainedTokenizerBase, name: str, given: dict[str, Any]
 ) -> None:
-    """Let a tokenizer render its template with `given` values.
+    """Set the values that a tokenizer renders its template with.
 
     Args:
         tokenizer: of the model `name`.
-        name: as errors call it.
-        given: may be empty, where what the folder records stays.
+        name: for errors.
+        given: the values; empty: keep those that the folder records.
 
     Raises:
         InputError: the folder records other values.
@@ -104,7 +104,7 @@ def set_template_kwargs(
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation that is ready for the assistant's answer.
+    """Token ids of a conversation, up to where the assistant's answer begins.
 
     Raises:
         TemplateError: the template refuses the conversation.
@@ -120,7 +120,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, s
 
 
 def end_tokens_of_model(name: str) -> tuple[int, ...]:
-    """The end tokens of a model's generation_config.json, or of its config.json without one.
+    """The end tokens from a model's generation_config.json, else from its config.json.
 
     Raises:
         InputError: its generation_config.json is broken.
@@ -144,17 +144,17 @@ def end_tokens_of_model(name: str) -> tuple[int, ...]:
 
 
 def opens_thinking(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> bool:
-    """Whether a prompt ends with an open think tag, so that the response begins inside of it."""
+    """Whether a prompt ends with an open think tag, so that the response starts inside it."""
     return str(tokenizer.decode(list(prompt_ids[-TAIL:]))).rstrip().endswith(OPENING)
 
 
 def _closing_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The first added token behind an assistant's words; None where the template puts none."""
+    """The first special token after an assistant's text; None where the template has none."""
     messages = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": WORDS}]
     if not tokenizer.chat_template:
         return None
     text = ""
-    # a template is a program, which may want other conversations; `encode_prompt` tells its errors
+    # a template is a program that may refuse this conversation; `encode_prompt` reports its errors
     with suppress(InputError), as_input_error("The chat template failed", "Fix the template."):
         text = str(
             tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs(tokenizer))

@@ -1,4 +1,4 @@
-"""Whether the hub answers, asked before its library waits for it."""
+"""Checks that the hub answers, before its library waits for it."""
 
 from pathlib import Path
 from ssl import SSLError
@@ -14,7 +14,7 @@ HUB_SECONDS = 10
 
 
 def require_hub(name: str) -> None:
-    """Ask the hub once, where its library would ask for 23 seconds, for what is not on this disk.
+    """Check once that the hub answers, for models not on disk; its library would try for 23 s.
 
     Raises:
         InputError: the hub does not answer.
@@ -26,10 +26,10 @@ def require_hub(name: str) -> None:
         with open_url(Request(constants.ENDPOINT, method="HEAD"), timeout_seconds=HUB_SECONDS):
             return
     except HTTPError:
-        return  # it has answered
+        return  # an answer
     except OSError as error:
         if isinstance(getattr(error, "reason", None), SSLError):
-            return  # its library may know certificates that Python does not
+            return  # its library may have certificates that Python lacks
         raise InputError(
             f"{name} is no folder here, and the hub does not answer ({constants.ENDPOINT})",
             "Check the name and the connection, or download the model and give its folder.",

@@ -1,4 +1,4 @@
-"""Loading and saving models: the only `from_pretrained` of a model in the project.
+"""Loads and saves models: the only `from_pretrained` of a model in the project.
 
 A reward model is an `AutoModelForSequenceClassification` with one label. Its config carries
 `reward_bias`, the constant that plain `from_pretrained` does not add; `rlhf` adds it wherever it
@@ -24,7 +24,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.modeling.attention.matmul import use_products
-from rlhf.modeling.chat_template import tell_end_tokens
+from rlhf.modeling.chat_template import add_end_tokens
 from rlhf.modeling.hub import require_hub
 from rlhf.modeling.model_card import model_card
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
@@ -43,10 +43,10 @@ HEAD = "score"
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """Read a model's config with every dropout at zero: sampling is the only randomness we want.
+    """Read a model's config and set every dropout to zero: only sampling shall be random.
 
     Raises:
-        InputError: there is no such model folder, nor one on the hub, or its config is broken.
+        InputError: there is no such model, on disk or on the hub, or its config is broken.
     """
     looks_local = (
         name.startswith((".", "/", "~")) or name.count("/") != 1 or Path(name).parent.is_dir()
@@ -72,10 +72,10 @@ def load_config(name: str) -> PreTrainedConfig:
 
 
 def model_folder(name: str, stage: str, result: str) -> str:
-    """The model behind `name`: the result of a finished stage of ours, else `name` itself.
+    """The model folder: the result of the finished stage in folder `name`, else `name` itself.
 
     Raises:
-        InputError: `name` is a stage that did not finish or is another stage's.
+        InputError: `name` is a stage that did not finish, or another stage.
     """
     if RunDir(Path(name)).stage_file.is_file():
         return str(require_done(Path(name), stage, result).path / result)
@@ -83,10 +83,10 @@ def model_folder(name: str, stage: str, result: str) -> str:
 
 
 def policy_folder(name: str) -> str:
-    """The language model behind `name`: what finished `rlhf ppo`, `dpo` or `sft` made, else it.
+    """The folder of a language model: the result of `rlhf ppo`, `dpo` or `sft`, else `name` itself.
 
     Raises:
-        InputError: `name` is a stage that did not finish or is another one.
+        InputError: `name` is a stage that did not finish, or another stage.
     """
     found = RunDir(Path(name)).read_stage().get("stage")
     stage = found if found in ("sft", "dpo") else "ppo"
@@ -106,14 +106,14 @@ def load_causal_lm(
     Args:
         name: model folder or hub name.
         dtype: of the weights.
-        quantization: how the linear layers are packed instead.
-        tensor_parallel: each process of the group holds a part of every matrix, and all must call
-            the model with the same inputs at the same time.
-        trained: they will train it.
+        quantization: of the linear layers, instead of `dtype`.
+        tensor_parallel: each process of the group holds a part of every matrix; all must call the
+            model with the same inputs at the same time.
+        trained: it will be trained.
 
     Raises:
-        InputError: there is no such model, its weights are not whole, it is a reward model, or
-            nobody has said how to divide it.
+        InputError: there is no such model, its weights are incomplete, it is a reward model, or
+            transformers cannot split it.
     """
     config = load_config(name)
     if tensor_parallel and trained:
@@ -137,23 +137,22 @@ def new_reward_model(
     *,
     tensor_parallel: bool = False,
 ) -> PreTrainedModel:
-    """A reward model to train: a language model with a fresh scalar head, or one that has its head.
+    """A reward model to train: a language model with a fresh head, or a trained reward model.
 
-    The weight of a fresh head ~ N(0, std 1/√(d+1)), as the code of arXiv 2009.01325 has it. A
-    trained head stays as it is, its `reward_bias` in the config.
+    The weights of a fresh head are drawn from N(0, 1/(d+1)), as in the code of arXiv 2009.01325. A
+    trained head is kept, and its `reward_bias` stays in the config.
 
     Args:
         name: model folder or hub name.
         pad_token_id: stored in the config.
         seed: of a fresh head.
         dtype: of the weights; the head's are float32.
-        quantization: how the linear layers are packed instead.
-        tensor_parallel: each process of the group holds a part of every matrix, as in
-            `load_causal_lm`; the head is whole.
+        quantization: of the linear layers, instead of `dtype`.
+        tensor_parallel: as in `load_causal_lm`; every process has the whole head.
 
     Raises:
-        InputError: there is no such model, its weights are not whole, it is a classifier with
-            another number of labels, or it cannot be divided so.
+        InputError: there is no such model, its weights are incomplete, it is a classifier with
+            another number of labels, or it cannot be split.
     """
     is_trained = is_reward_model(name)
     config = _classifier_config(name, pad_token_id)
@@ -195,16 +194,16 @@ def _require_one_label(name: str, config: PreTrainedConfig, remedy: str) -> None
 
 
 def _exact_head(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """A classifier's class that loads its head in float32, also beside a trunk in bf16."""
+    """A classifier's class that loads its head in float32 even if the trunk is bf16."""
     plain = type(_empty(AutoModelForSequenceClassification, _plain(config)))
     exact = {*(plain._keep_in_fp32_modules_strict or ()), rf"^{HEAD}\."}
-    # transformers asks the module of a class what its attention can do
-    said = {"_keep_in_fp32_modules_strict": exact, "__module__": plain.__module__}
-    return type(plain.__name__, (plain,), said)
+    # transformers looks up attention support in the module of a class
+    attributes = {"_keep_in_fp32_modules_strict": exact, "__module__": plain.__module__}
+    return type(plain.__name__, (plain,), attributes)
 
 
 def start_head(head: nn.Linear, seed: int) -> None:
-    """Give a scalar head its first weights."""
+    """Initialize a scalar head."""
     generator = torch.Generator().manual_seed(seed)
     std = 1 / math.sqrt(head.in_features + 1)
     with torch.no_grad():
@@ -212,11 +211,11 @@ def start_head(head: nn.Linear, seed: int) -> None:
 
 
 def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
-    """A plain float32 reward model without storage: what to save weights by, whoever holds them.
+    """A float32 reward model without storage, through which any weights can be saved.
 
     Args:
-        config: of the trained model; how that one packs its weights or attends is left behind.
-        bias: what scoring adds to the head's output.
+        config: of the trained model; its quantization and attention are dropped.
+        bias: added to the head's output in scoring.
     """
     plain = _plain(config)
     plain.reward_bias = bias
@@ -224,7 +223,7 @@ def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel
 
 
 def empty_causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
-    """The same for a language model."""
+    """A float32 language model without storage, as `empty_reward_model`."""
     return _empty(AutoModelForCausalLM, _plain(config))
 
 
@@ -244,7 +243,7 @@ def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
-    """A reward model on a trunk that is there, with a float32 head that says 0.
+    """A reward model on an existing trunk, with a float32 head of zeros.
 
     Args:
         trunk: the base model of a language model; it is not copied, and its config changes.
@@ -254,7 +253,7 @@ def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
     trunk.config.get_text_config().pad_token_id = pad_token_id
     model = _empty(AutoModelForSequenceClassification, _plain(trunk.config))
     setattr(model, model.base_model_prefix, trunk)
-    model.config = trunk.config  # one config says how all layers attend
+    model.config = trunk.config  # the attention of all layers is chosen in one config
     head = reward_head(model).to_empty(device="cpu")
     with torch.no_grad():
         for value in head.parameters():
@@ -263,11 +262,11 @@ def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
 
 
 def load_reward_model(name: str, *, tensor_parallel: bool = False) -> PreTrainedModel:
-    """Load a trained reward model; `together` as in `load_causal_lm`.
+    """Load a trained reward model; `tensor_parallel` as in `load_causal_lm`.
 
     Raises:
-        InputError: there is no such model, its weights are not whole, it has not exactly one
-            output, or nobody has said how to divide it.
+        InputError: there is no such model, its weights are incomplete, it does not have one output,
+            or transformers cannot split it.
     """
     config = load_config(name)
     _require_one_label(
@@ -310,13 +309,13 @@ def reward_head(model: nn.Module) -> nn.Linear:
     """The scalar head of a reward model.
 
     Raises:
-        InputError: the architecture keeps its head under a name we do not know.
+        InputError: the head of this architecture has another name.
     """
     head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear):
         raise InputError(
             f"{type(model).__name__} has no linear head `score`",
-            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin have one.",
+            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar ones have one.",
         )
     return head
 
@@ -333,8 +332,8 @@ def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, 
     """Path, weights fingerprint and tokenizer fingerprint of a model, as manifests record them.
 
     Raises:
-        InputError: there is no such model, or no tokenizer of its own beside it; or it records
-            other --chat-template-kwargs than those `given`.
+        InputError: there is no such model, its tokenizer is missing or another model's, or it
+            records other --chat-template-kwargs than `given`.
     """
     config, tokenizer = load_config(name).get_text_config(), load_tokenizer(name, given)
     rows = getattr(config, "vocab_size", None) or 0
@@ -367,9 +366,9 @@ def save_model(
     folder: Path,
     state: dict[str, Any] | None = None,
 ) -> None:
-    """Save a plain Hugging Face folder, atomically; in a stage's folder with a model card."""
+    """Save a plain Hugging Face folder atomically; inside a stage's folder with a model card."""
     with new_folder(folder) as partial:
-        tell_end_tokens(model, tokenizer)
+        add_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
         stage = RunDir(folder.parent).read_stage()

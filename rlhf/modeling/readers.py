@@ -1,4 +1,4 @@
-"""How a model reads text, from what was recorded of it: its tokenizer, and for rewards thinking."""
+"""How a model reads text: its tokenizer and, for a reward model, whether it reads thinking."""
 
 import json
 from collections.abc import Sequence
@@ -22,27 +22,27 @@ from rlhf.records.schema import Response
 
 
 def described_kwargs(description: dict[str, str]) -> dict[str, Any]:
-    """The --chat-template-kwargs of a model, as `describe_model` gave them."""
+    """The --chat-template-kwargs of a model described by `describe_model`."""
     kwargs: dict[str, Any] = json.loads(description.get(TEMPLATE_KWARGS, "{}"))
     return kwargs
 
 
 def kwargs_for(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The --chat-template-kwargs to give a model that another one is used with.
+    """The --chat-template-kwargs for a second model: `given`, unless it records its own.
 
     Args:
-        name: model folder or hub name.
-        given: the other's; none of them where this one records its own.
+        name: folder or hub name of the second model.
+        given: those of the first model.
     """
     return given if given and not template_kwargs(load_tokenizer(name)) else {}
 
 
 def reward_kwargs(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The --chat-template-kwargs to give a reward model beside a policy.
+    """The --chat-template-kwargs for a reward model that scores a policy.
 
     Args:
-        name: a reward stage of ours, which knows with which values it was trained, be it none; or
-            another program's model.
+        name: a reward stage, which records the values it was trained with, if any; or another
+            program's model.
         given: the policy's.
 
     Raises:
@@ -56,10 +56,10 @@ def reward_kwargs(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_described_kwargs(description: dict[str, str], place: str) -> None:
-    """Refuse a model's description that holds no JSON object of --chat-template-kwargs.
+    """Refuse a model's description whose --chat-template-kwargs are not a JSON object.
 
     Raises:
-        InputError: names the place and what it holds.
+        InputError: names the place and the value.
     """
     text = description.get(TEMPLATE_KWARGS, "{}")
     try:
@@ -81,7 +81,7 @@ def tokenizer_of(description: dict[str, str]) -> PreTrainedTokenizerBase:
 
 @dataclass(frozen=True)
 class Reader:
-    """How a reward model reads: its tokenizer, and whether it reads the text in think tags."""
+    """The tokenizer of a reward model, and whether it reads the text in think tags."""
 
     tokenizer: PreTrainedTokenizerBase
     reads_thinking: bool
@@ -98,7 +98,7 @@ class Reader:
 
 
 def reads_thinking(name: str) -> bool:
-    """Whether a reward model reads the text in think tags: what its config.json says.
+    """Whether a reward model reads the text in think tags, by its config.json.
 
     Raises:
         InputError: there is no such model.
@@ -112,11 +112,11 @@ def _is_early(config: PreTrainedConfig) -> bool:
 
 
 def load_reader(description: dict[str, str]) -> Reader:
-    """How a reward model reads that `rlhf.modeling.models.describe_model` described.
+    """The reader of a reward model that `rlhf.modeling.models.describe_model` described.
 
-    One of ours that does not say whether it reads thinking is from a version that trained on all
-    text, closed by `tokenizer.eos_token`: it goes on reading so. Another program's model reads
-    thinking if its config.json says `"reads_thinking": true`.
+    A model of this project without `reads_thinking` in its config.json comes from a version that
+    trained on all text, closed by `tokenizer.eos_token`, and keeps reading so. Another program's
+    model reads thinking if its config.json has `"reads_thinking": true`.
 
     Raises:
         InputError: there is no such model.

@@ -1,6 +1,6 @@
-"""The setting `--chat-template-kwargs`: values that a chat template is rendered with; torch-free.
+"""The setting `--chat-template-kwargs`: values that a chat template is rendered with.
 
-`{"enable_thinking": false}` is what most people give.
+The usual value is `{"enable_thinking": false}`. Imports no torch.
 """
 
 import json
@@ -13,7 +13,7 @@ from rlhf.errors import ConfigError
 
 FLAG = "--chat-template-kwargs"
 NAME = "chat_template_kwargs"
-# What `apply_chat_template` is given by this project alone.
+# Arguments of `apply_chat_template` that this project sets.
 RESERVED = (
     "conversation",
     "chat_template",
@@ -26,14 +26,14 @@ RESERVED = (
 
 
 def are_template_kwargs(value: Any) -> bool:
-    """Whether a JSON value is an object, and names only what is the template's."""
+    """Whether a JSON value is an object without reserved names."""
     return isinstance(value, dict) and not value.keys() & set(RESERVED)
 
 
 def as_one_token(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a file with this mapping as a JSON object.
+    """The settings of a file with this mapping as JSON text.
 
-    The parser would make text of every value, and `false` and `"false"` would be one.
+    The parser would turn every value into text, and confuse `false` with `"false"`.
     """
     return {
         key: json.dumps(value)
@@ -47,7 +47,7 @@ def read_template_kwargs(kind: Any, tokens: Any) -> dict[str, Any]:
     """The values from a JSON object, or from several `--chat-template-kwargs.NAME VALUE`.
 
     Raises:
-        ConfigError: it is no JSON object, or names what is not the template's.
+        ConfigError: it is not a JSON object, or has reserved names.
     """
     if isinstance(tokens, dict):
         found = {name: _plain(value) for name, value in tokens.items()}

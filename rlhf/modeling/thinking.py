@@ -1,19 +1,19 @@
-"""What a model thinks aloud before it answers: the text inside think tags.
+"""Thinking: the text inside think tags, before the answer.
 
-People judge the answer. Thinking is shown folded to them, and reward models do not read it unless
-they were trained to (`--reads-thinking`).
+People judge the answer and see the thinking collapsed; reward models do not read it unless they
+were trained to (`--data.reads-thinking`).
 """
 
 OPENING, CLOSING = "<think>", "</think>"
-NO_THOUGHT = f"\n{CLOSING}\n\n"  # behind an opening tag, as templates write it
+NO_THOUGHT = f"\n{CLOSING}\n\n"  # after an opening tag, as templates write it
 
 
 def split_thinking(text: str) -> tuple[str, str]:
     """The thinking and the answer of a response; text without think tags is all answer.
 
-    Thinking that was cut before its end has no answer. Some templates open the tag in the prompt,
-    so text before a first closing tag is thinking, too. A tag that opens in the middle of an answer
-    and is never closed is part of the answer, or the rest would be hidden.
+    Thinking that is never closed has no answer. Some templates open the tag in the prompt, so text
+    before a first closing tag is thinking. A tag that opens inside the answer and is never closed
+    is part of the answer: the rest would be hidden otherwise.
     """
     if CLOSING not in text:
         begun = text.lstrip()
@@ -30,7 +30,7 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def behind_opening(text: str) -> str:
-    """The text of a response as it goes on from a prompt that has opened the think tag."""
+    """The text of a response that continues a prompt with an open think tag."""
     begun = text.lstrip()
     if begun.startswith(OPENING):
         return begun.removeprefix(OPENING).removeprefix("\n")
@@ -38,5 +38,5 @@ def behind_opening(text: str) -> str:
 
 
 def has_thinking(text: str) -> bool:
-    """Whether a part of a response, be it empty, stands inside think tags."""
+    """Whether a response has think tags, even empty ones."""
     return split_thinking(text)[1] != text

@@ -1,4 +1,4 @@
-"""From text to token ids and padded batches: the only tokenising and padding in the project.
+"""From text to token ids and padded batches: the only tokenizing and padding in the project.
 
 Letters: B sequences, T tokens. Every mask is True at a real token.
 """
@@ -67,7 +67,7 @@ def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrained
 
     Args:
         name: model folder or hub name.
-        given: --chat-template-kwargs; what a folder of ours records needs not be given again.
+        given: --chat-template-kwargs; not needed for folders that record them.
 
     Raises:
         InputError: no tokenizer there, no end-of-sequence token, no token left to pad with, or the
@@ -109,9 +109,9 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str, ends: tuple
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of what decides how text becomes token ids: vocabulary, merges, chat template.
+    """A hash of all that decides how text becomes token ids.
 
-    And the --chat-template-kwargs, where there are any.
+    That is vocabulary, merges, normalization, chat template and --chat-template-kwargs.
     """
     parts: dict[str, Any] = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
@@ -171,15 +171,15 @@ def encode_response(
 ) -> list[int]:
     """Token ids of a response as a reward model reads it: closed as its template closes a turn.
 
-    The sampled ones where this tokenizer made them, else the text's. One that was cut at the
-    length limit is closed, too: a score read in mid-sentence says little. One that ended with
-    another end token gets the template's in its place, so that all scores are read at one token.
+    These are the sampled ids if this tokenizer made them, else the ids of the text. A response that
+    was cut at the length limit is closed too, since a score read in mid-sentence says little; any
+    other end token is replaced by the template's, so that all scores are read at the same token.
 
     Args:
         tokenizer: the tokenizer of the model that will read the response.
         response: the response.
         fingerprint: `tokenizer_fingerprint(tokenizer)`, computed once by the caller.
-        reads_thinking: whether that model reads what stands inside think tags.
+        reads_thinking: whether that model reads text inside think tags.
         opened: whether the prompt ends with an open think tag (`opens_thinking`), which is closed
             before an answer that is read without thinking.
     """
@@ -200,7 +200,7 @@ def encode_response(
 
 
 def closed(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Token ids that end with the first of the end tokens, which replaces another one."""
+    """Token ids that end with the first end token; it replaces any other end token."""
     words = ids[:-1] if ids and ids[-1] in ends else ids
     return [*words, ends[0]]
 
@@ -210,13 +210,13 @@ def decode_response(
 ) -> str:
     """The text of a response without end token and other special tokens.
 
-    Think tags are kept, and one that the prompt opened is put before the text: people and reward
-    models must be able to tell thinking from the answer.
+    Think tags are kept, and one that the prompt opened is added, so that people and reward models
+    can tell thinking from the answer.
 
     Args:
         tokenizer: of the model that gave the response.
-        ids: the response, with or without its end token.
-        prompt_ids: what it answers.
+        ids: of the response, with or without its end token.
+        prompt_ids: of its prompt.
     """
     ends, tags = end_token_ids(tokenizer), _special_think_tags(tokenizer)
     words = list(ids[:-1] if ids and ids[-1] in ends else ids)
@@ -228,13 +228,13 @@ def decode_response(
 
 
 def _special_think_tags(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The think tags that `skip_special_tokens` would leave out."""
+    """The think tags that `skip_special_tokens` would drop."""
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     return {number for token, number in special if token in (OPENING, CLOSING)}
 
 
 def pad_left(sequences: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
-    """Stack sequences so that their last tokens align: the form sampling wants."""
+    """Stack sequences so that their last tokens align, as sampling needs."""
     return _pad(sequences, pad_id, left=True)
 
 
@@ -255,7 +255,7 @@ def _pad(sequences: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> Toke
 
 
 def join(prompts: TokenBatch, responses: TokenBatch) -> TokenBatch:
-    """Left-padded prompts beside right-padded responses: all responses start in one column."""
+    """Left-padded prompts followed by right-padded responses, which all start in one column."""
     return TokenBatch(
         torch.cat([prompts.ids, responses.ids], dim=1),
         torch.cat([prompts.mask, responses.mask], dim=1),
@@ -268,7 +268,7 @@ def position_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 
 
 def close(batch: TokenBatch, ends: Sequence[int]) -> TokenBatch:
-    """Right-padded rows that all end with the first end token, as `closed` has it."""
+    """`closed` for a batch: right-padded rows that all end with the first end token."""
     batch = to_right_padding(batch)
     width = batch.ids.shape[1]
     lengths = batch.mask.sum(dim=1)

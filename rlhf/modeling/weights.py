@@ -1,7 +1,7 @@
-"""Reading weights: a model has all that its config describes and nothing else, or is refused.
+"""Reads weights, and refuses files that do not match the model's config exactly.
 
-`transformers` makes up what a file lacks and passes over what it does not know; only a log line
-tells. A trained model with made-up weights gives numbers that look like any others.
+`transformers` initializes missing weights at random and ignores unknown ones, with only a log line;
+the numbers of such a model look like any others.
 """
 
 import sys
@@ -27,7 +27,7 @@ Mismatch = tuple[str, Collection[int], Collection[int]]
 def load_weights(
     kind: type[Any], name: str, *, new_head: bool = False, **settings: Any
 ) -> PreTrainedModel:
-    """Load a model, all of it.
+    """Load a model with all its weights.
 
     Args:
         kind: one of transformers' automatic classes.
@@ -70,13 +70,13 @@ def require_whole(
     unexpected: Collection[str],
     mismatched: Collection[Mismatch],
 ) -> None:
-    """Refuse weights that are not those of the model.
+    """Refuse weights that do not match the model.
 
     Args:
-        name: whose they are.
+        name: of the model, for errors.
         config: the file that describes the model.
-        missing: weights that the model has and the file has not.
-        unexpected: weights that the file has and the model has not.
+        missing: weights of the model that the file lacks.
+        unexpected: weights in the file that the model lacks.
         mismatched: weights with their shape in the file and in the model.
 
     Raises:

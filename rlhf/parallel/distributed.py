@@ -34,8 +34,8 @@ from rlhf.ranks import ATTEMPT, world_size
 Value = TypeVar("Value")
 
 RANK_SEED_STRIDE = 100_003
-SHUTDOWN_SECONDS = "240"  # for the step in work and a checkpoint, between SIGTERM and SIGKILL
-PATIENCE = timedelta(hours=24)  # of a collective; rlhf.run.watchdog says more, and sooner
+SHUTDOWN_SECONDS = "240"  # between SIGTERM and SIGKILL: for the present step and a checkpoint
+COLLECTIVE_TIMEOUT = timedelta(hours=24)  # rlhf.run.watchdog reports stalls earlier
 PRECISIONS = ("auto", "bf16", "fp32")
 DELIBERATE = (InputError.exit_code, GuardError.exit_code)
 HOOKS = {
@@ -44,15 +44,15 @@ HOOKS = {
     "bf16": DDPCommunicationHookType.BF16,
     "powersgd": DDPCommunicationHookType.POWER_SGD,
 }
-# torch would begin after 1000 steps, which few runs here have, and with rank 1
+# torch's defaults are 1000 steps, which few runs here have, and rank 1
 POWERSGD = {"start_powerSGD_iter": 10, "matrix_approximation_rank": 4}
 
 
 def launch(processes: int, max_restarts: int = 0) -> None:
     """Run this command line again in N processes under torchrun's agent, exit with their status.
 
-    Returns at once when one process is wanted that nobody is to restart, or inside a group that
-    torchrun or accelerate has started.
+    Returns at once for a single process without restarts, and inside a group that torchrun or
+    accelerate has started.
 
     Raises:
         InterruptedRunError: this process was asked to stop, or one of the N was killed.
@@ -64,9 +64,9 @@ def launch(processes: int, max_restarts: int = 0) -> None:
 
 
 def run_with_restarts(command: list[str], processes: int, max_restarts: int) -> int:
-    """Run a group, again after every failure that was not on purpose, and return its exit code.
+    """Run a group, restart it after failures that were not deliberate, and return its exit code.
 
-    A process that finds itself started again resumes from the last checkpoint.
+    A restarted process resumes from the last checkpoint.
 
     Raises:
         InterruptedRunError: this process was asked to stop, or the last attempt was killed.
@@ -106,7 +106,7 @@ def run_processes(command: list[str], processes: int) -> int:
         max_restarts=0,
         start_method="spawn",
     )
-    # what it would log, the processes and the errors below say better
+    # the processes and the errors below report the same more clearly
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, command[0])(*command[1:])
@@ -120,7 +120,7 @@ def run_processes(command: list[str], processes: int) -> int:
 
 
 def _exit_code(error: ChildFailedError) -> int:
-    """The exit code of the process that failed first; what a process said on purpose goes first."""
+    """The exit code of the process that failed first; deliberate exit codes take precedence."""
     codes = [failure.exitcode for failure in error.failures.values()]
     killed = [item for item in error.failures.items() if item[1].exitcode == -signal.SIGKILL]
     rank, first = killed[0] if killed else error.get_first_failure()
@@ -135,12 +135,12 @@ def _exit_code(error: ChildFailedError) -> int:
 
 
 def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
-    """Join the group that is there, choose device and precision, seed every rank differently.
+    """Join the process group, choose device and precision, and seed every rank differently.
 
     Args:
         precision: auto, bf16 or fp32.
         seed: of process 0.
-        comm_hook: how data-parallel processes compress gradients for each other; one of HOOKS.
+        comm_hook: how gradients are compressed between data-parallel processes; one of HOOKS.
 
     Raises:
         ConfigError: the precision is unknown, or the hook does not run on this device.
@@ -154,31 +154,31 @@ def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
         comm_hook=HOOKS[comm_hook], comm_state_option=POWERSGD if comm_hook == "powersgd" else {}
     )
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed complains when it has to guess
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it guesses
     # without `cpu` accelerate would not join a group on a machine that has no GPU
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         mixed_precision=choose_precision(precision),
-        kwargs_handlers=[parallel, InitProcessGroupKwargs(timeout=PATIENCE)],
+        kwargs_handlers=[parallel, InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
     )
     seed_all(seed + RANK_SEED_STRIDE * accelerator.process_index)
     return accelerator
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator; NumPy takes 32 bits, so that seeds 2³² apart are the same."""
+    """Seed every generator, modulo 2³²: NumPy takes 32 bits."""
     set_seed(seed % (MAX_SEED + 1))
 
 
 def start_alone(precision: str, seed: int) -> Accelerator:
-    """`start` for work that several processes would not share but repeat.
+    """`start`, for commands that only one process can run.
 
     Raises:
         ConfigError: torchrun or accelerate has started several.
     """
     if world_size() > 1:
         raise ConfigError(
-            f"{world_size()} processes were started for a command that is one process's work",
+            f"{world_size()} processes were started for a command that runs in one process",
             "Start it by itself, without torchrun or accelerate.",
         )
     return start(precision, seed)
@@ -206,7 +206,7 @@ def _multiplies_bf16() -> bool:
 
 
 def from_main(value: Value) -> Value:
-    """The main process's value, on every rank; on shared disks each may see something else."""
+    """The main process's value, on every rank; each may see another state of a shared disk."""
     values: list[Value] = broadcast_object_list([value])
     return values[0]
 

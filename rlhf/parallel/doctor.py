@@ -1,4 +1,4 @@
-"""What this machine offers, and what to do where that is not enough."""
+"""Checks of this machine: Python, packages, device, memory, disk, SQLite."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `remedy` is what to do about it, empty when all is well."""
+    """The result of one check; `remedy` says how to fix it, empty when nothing is wrong."""
 
     what: str
     value: str
@@ -30,10 +30,10 @@ class Finding:
 
 
 def examine(path: Path, min_memory_gib: float, min_disk_gib: float) -> list[Finding]:
-    """Look at everything that a stage needs from this machine.
+    """Check everything that a stage needs from this machine.
 
     Args:
-        path: a folder on the disk that must have room.
+        path: a folder on the disk that is checked.
         min_memory_gib: GiB of main memory that must be free.
         min_disk_gib: GiB of disk that must be free.
     """
@@ -51,7 +51,7 @@ def examine(path: Path, min_memory_gib: float, min_disk_gib: float) -> list[Find
 
 
 def require_healthy(findings: list[Finding]) -> None:
-    """Refuse when something is missing or too small.
+    """Refuse a machine on which something is missing or too small.
 
     Raises:
         InputError: lists every finding that has a remedy.

@@ -1,4 +1,4 @@
-"""All weights of a sharded model in one place: to sample from it, and to save it."""
+"""Gather all weights of a sharded model, to sample from it or to save it."""
 
 import copy
 from collections.abc import Iterator
@@ -14,17 +14,15 @@ from rlhf.parallel.sharding import Sharding, unwrap
 
 
 class GatheredModel:
-    """A plain copy of a model that has weights only while somebody needs them.
+    """A plain copy of a sharded model that holds weights only inside `gathered`.
 
-    A sharded model would gather its weights again for every token that is sampled. The copy gathers
-    them once, is used as often as needed, and frees them. `fills` counts how often.
-
-    Where every process holds all weights anyway, the copy is the model itself.
+    A sharded model would gather its weights again for every sampled token; the copy gathers them
+    once. `fills` counts how often. Where every process holds all weights, it is the model itself.
 
     Args:
         model: the model, before it is prepared.
         device: where the copy works.
-        sharding: what will be done to the model.
+        sharding: of the model.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, sharding: Sharding) -> None:
@@ -37,7 +35,7 @@ class GatheredModel:
         empty = {
             id(parameter): nn.Parameter(
                 torch.empty(0, dtype=parameter.dtype, device=device),
-                # autocast casts once what wants gradients, and anew for every token what does not
+                # autocast caches casts of weights that require gradients, others it casts per token
                 requires_grad=parameter.requires_grad,
             )
             for parameter in model.parameters()
@@ -72,7 +70,7 @@ class GatheredModel:
 
 @torch.no_grad()
 def whole(parameter: Tensor, device: torch.device) -> Tensor:
-    """All of a parameter, on every process; a view of it where nothing is divided."""
+    """The whole parameter, on every process; a view of it where it is not sharded."""
     if isinstance(parameter, DTensor):
         here: Any = parameter.detach().to(device)
         gathered: Tensor = here.full_tensor()
@@ -85,9 +83,9 @@ def whole(parameter: Tensor, device: torch.device) -> Tensor:
 
 
 def full_state(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
-    """The whole state of a prepared model by plain names; empty but in the main process.
+    """The whole state of a prepared model by plain names, in the main process; empty in others.
 
-    All processes call it: divided weights are gathered one at a time, into main memory.
+    All processes call it: sharded weights are gathered one at a time, into main memory.
     """
     state: dict[str, Tensor] = {}
     for name, value in unwrap(model).state_dict(keep_vars=True).items():

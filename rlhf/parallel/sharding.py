@@ -56,10 +56,10 @@ class Sharding:
     Attributes:
         strategy: what is sharded.
         offload: what is sharded is kept in main memory.
-        group: processes that shard one copy; every such group holds a copy. 0: all of them.
-        reshard: layers are given back after the forward pass and gathered again for the backward.
-        deepspeed: a DeepSpeed configuration of the user's own.
-        tensor_parallel: processes over which every matrix is split; all there are, or 1.
+        group: processes that shard one copy; each such group holds a copy. 0: all processes.
+        reshard: layers are freed after the forward pass and gathered again for the backward pass.
+        deepspeed: the user's own DeepSpeed configuration.
+        tensor_parallel: processes over which every matrix is split: all processes, or 1.
     """
 
     strategy: Strategy = "auto"
@@ -71,7 +71,7 @@ class Sharding:
 
     @property
     def zero_stage(self) -> int:
-        """DeepSpeed's stage; 0 where DeepSpeed has no part."""
+        """DeepSpeed's ZeRO stage; 0 without DeepSpeed."""
         return int(self.strategy[-1]) if self.strategy.startswith("zero") else 0
 
     @property
@@ -92,10 +92,10 @@ class Sharding:
     def in_step(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()
     ) -> Sequence[Value]:
-        """A process's parts of some work; where weights are divided, equally many in each.
+        """This process's parts of some work, as many as in every process where weights are sharded.
 
-        Processes must ask a divided model equally often: their last parts come again, and a process
-        that has none gets `spare`.
+        All processes must call a sharded model equally often: those with fewer parts repeat their
+        last one, and a process without any gets `spare`.
         """
         if not self.shards_weights:
             return parts
@@ -108,14 +108,14 @@ class Sharding:
 def prepare(
     accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, sharding: Sharding
 ) -> tuple[nn.Module, Optimizer]:
-    """Spread a model and its optimizer over the group; use what comes back in their place.
+    """Shard or replicate a model and its optimizer over the group; use the returned ones instead.
 
     Raises:
         InputError: DeepSpeed is asked for and not installed.
     """
     if not sharding.is_sharded:
-        spread: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
-        return spread
+        replicated: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
+        return replicated
     autocast_forward(accelerator, model)
     if sharding.is_tensor_parallel:
         model.to(accelerator.device)
@@ -147,7 +147,7 @@ def _initialize_deepspeed(
 def autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
     """Let a model multiply in the accelerator's precision wherever it is called."""
     plain: Callable[..., Any] = model.forward
-    # each weight is multiplied once, and copies of all of them would be those of the whole model
+    # each weight is multiplied once: cached bf16 copies would add up to the whole model
     no_copies = AutocastKwargs(cache_enabled=False)
 
     @wraps(plain)
@@ -159,9 +159,9 @@ def autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
 
 
 def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
-    """Processes in one row that divides, or in rows of `group`: a row divides, columns hold copies.
+    """The mesh of processes: one row, or rows of `group`. A row shards, columns hold copies.
 
-    Neighbours, which are in one machine, come into one row.
+    Neighboring ranks, which are on one machine, are in one row.
     """
     if not group:
         return init_device_mesh(device.type, (processes,))
@@ -172,10 +172,10 @@ def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
 def shard(
     model: nn.Module, optimizer: Optimizer, sharding: Sharding, mesh: DeviceMesh, *, bf16: bool
 ) -> None:
-    """Divide every layer, then what is left, and give the optimizer the divided parameters.
+    """Shard every layer, then the rest, and give the optimizer the sharded parameters.
 
     With bf16, layers are gathered in bf16, as autocast would round their matrices; only the weights
-    of their norms are rounded besides. Copies that autocast makes would outlive the gathering.
+    of their norms are rounded in addition. Copies made by autocast would outlive the gathering.
     """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
     _shard_layers(model, sharding, mesh, bf16=bf16)
@@ -187,10 +187,10 @@ def shard(
 def shard_frozen(
     accelerator: Accelerator, model: nn.Module, sharding: Sharding, *, exact: bool = False
 ) -> None:
-    """Divide a model that is only asked where weights are divided, else only move it.
+    """Shard a frozen model where the strategy shards weights, else only move it to the device.
 
-    All processes must ask a divided one equally often. With bf16 its layers are gathered in bf16,
-    which rounds the weights of norms; `exact` ones in their own precision.
+    All processes must call a sharded one equally often. With bf16 its layers are gathered in bf16,
+    which rounds the weights of norms; `exact` keeps their own precision.
     """
     if not sharding.shards_weights:
         model.to(accelerator.device)
@@ -209,9 +209,9 @@ def _shard_layers(
     bf16: bool,
     give_back: bool | None = None,
 ) -> None:
-    """Divide every layer, then what is left.
+    """Shard every layer, then the rest.
 
-    The latter stays gathered between forward and backward pass unless told to `give_back`.
+    The rest stays gathered between forward and backward pass, unless it is to be given back.
     """
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
@@ -228,7 +228,7 @@ def _shard_layers(
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of every language model inside: what transformers says must not be split."""
+    """The layers of every language model inside: the modules that must not be split."""
     names = {
         name
         for part in model.modules()
@@ -243,15 +243,15 @@ def unwrap(model: nn.Module) -> Any:
 
 
 def is_zero(model: nn.Module) -> bool:
-    """True for a model that DeepSpeed drives."""
+    """True for a model that DeepSpeed has prepared."""
     return type(model).__name__ == "DeepSpeedEngine"
 
 
 @contextmanager
 def accumulating(accelerator: Accelerator, model: nn.Module, *, last: bool) -> Iterator[None]:
-    """Around the forward and backward of a micro-batch: only the last one of a step meets others.
+    """Around forward and backward of a micro-batch: only the last of a step averages gradients.
 
-    Where gradients are divided every micro-batch does, or each process would gather them whole.
+    Where gradients are sharded every micro-batch does, or each process would hold them all.
     """
     if is_zero(model):
         engine: Any = model
@@ -265,7 +265,7 @@ def accumulating(accelerator: Accelerator, model: nn.Module, *, last: bool) -> I
 
 
 def backward(accelerator: Accelerator, model: nn.Module, loss: Tensor) -> None:
-    """Add a loss's gradients; over processes they are averaged under every strategy."""
+    """Add a loss's gradients, averaged over processes under every strategy."""
     if is_zero(model):
         engine: Any = model
         engine.backward(loss)
@@ -276,7 +276,7 @@ def backward(accelerator: Accelerator, model: nn.Module, loss: Tensor) -> None:
 def clip_gradients(
     accelerator: Accelerator, model: nn.Module, parameters: Iterable[Tensor], max_norm: float
 ) -> float:
-    """Scale the gradients of some of a model's parameters down to `max_norm`; their norm before."""
+    """Clip the gradients of some parameters to `max_norm`; returns the norm before clipping."""
     if is_zero(model):
         from rlhf.parallel import zero
 
@@ -290,7 +290,7 @@ def clip_gradients(
 
 
 def reshard(model: nn.Module) -> None:
-    """Give back what a forward pass without a backward one has left gathered: FSDP's root does."""
+    """Free what FSDP's root leaves gathered after a forward pass without a backward pass."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
@@ -299,9 +299,9 @@ def reshard(model: nn.Module) -> None:
 def assign(parameter: Tensor, value: Tensor) -> None:
     """Overwrite one parameter of a prepared model; all processes call it with the same value.
 
-    After a forward pass `reshard` comes first: what is gathered is thrown away.
+    Call `reshard` first after a forward pass: FSDP discards changes to gathered weights.
     """
-    shape = getattr(parameter, "ds_shape", parameter.shape)  # what ZeRO 3 has divided shows none
+    shape = getattr(parameter, "ds_shape", parameter.shape)  # under ZeRO 3 `shape` is empty
     value = value.detach().view(shape)
     if isinstance(parameter, DTensor):
         mesh, placements = parameter.device_mesh, parameter.placements

@@ -1,4 +1,4 @@
-"""Which sharding the flags ask for, or what `accelerate launch` was configured with."""
+"""Choose the sharding from the flags, or from the configuration of `accelerate launch`."""
 
 import os
 
@@ -8,7 +8,7 @@ from torch import distributed
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from rlhf.errors import ConfigError
-from rlhf.parallel.distributed import PATIENCE
+from rlhf.parallel.distributed import COLLECTIVE_TIMEOUT
 from rlhf.parallel.settings import GroupSettings, Strategy
 from rlhf.parallel.sharding import Sharding
 from rlhf.ranks import world_size
@@ -18,13 +18,14 @@ ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 
 
 def choose_sharding(settings: GroupSettings) -> Sharding:
-    """What the flags say; where they say nothing, what `accelerate launch` was configured with.
+    """The sharding that the flags ask for, else the one `accelerate launch` was configured with.
 
-    Call it before the group is formed: accelerate's own switches are read and turned off here.
+    Call it before the process group is formed: it reads accelerate's own switches and turns them
+    off.
 
     Raises:
-        ConfigError: one process cannot divide anything, offloading has nothing to offload, the
-            processes do not make whole groups, or are not those that hold a model together.
+        ConfigError: there is one process only, nothing to offload, or a number of processes that
+            the groups or tensor parallelism do not fit.
     """
     strategy, parallel = settings.sharding, settings.parallel
     offload, group = parallel.offload, parallel.shard_group or 0
@@ -50,7 +51,7 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
         )
     _require_whole_groups(sharding)
     if strategy == "fsdp" and offload:
-        _let_main_memory_speak()
+        _init_gpu_and_cpu_group()
     return sharding
 
 
@@ -83,10 +84,10 @@ def _require_whole_groups(sharding: Sharding) -> None:
         )
 
 
-def _let_main_memory_speak() -> None:
-    """Form a group that sums tensors in main memory, such as offloaded gradients, too."""
+def _init_gpu_and_cpu_group() -> None:
+    """Form a group that also sums tensors in main memory, such as offloaded gradients."""
     if torch.cuda.is_available() and not distributed.is_initialized():
-        distributed.init_process_group("cuda:nccl,cpu:gloo", timeout=PATIENCE)
+        distributed.init_process_group("cuda:nccl,cpu:gloo", timeout=COLLECTIVE_TIMEOUT)
 
 
 def _from_fsdp(plugin: FullyShardedDataParallelPlugin, offload: bool, group: int) -> Sharding:
@@ -99,7 +100,7 @@ def _from_fsdp(plugin: FullyShardedDataParallelPlugin, offload: bool, group: int
     sharding = Sharding("fsdp", offload, group, reshard=bool(plugin.reshard_after_forward))
     _require_whole_groups(sharding)
     if offload:
-        _let_main_memory_speak()
+        _init_gpu_and_cpu_group()
     return sharding
 
 

@@ -1,8 +1,8 @@
-"""Training a model that all processes hold together, under `--parallel.tensor-parallel`.
+"""`--parallel.tensor-parallel`: every process holds a part of each matrix of one model.
 
-transformers divides embeddings and the matrices of layers while it loads (its `tp_plan`) and adds
-up what the processes compute; norms and heads are whole in each. All processes see the same batch,
-so all that is whole gets the same gradients everywhere, and none needs an average.
+transformers splits embeddings and the matrices of layers while loading (its `tp_plan`) and sums
+what the processes compute; norms and heads are replicated. All processes see the same batch, so
+replicated weights get the same gradients everywhere, and nothing is averaged.
 """
 
 from functools import wraps
@@ -22,10 +22,10 @@ SUMMED_AGAIN = "replicated_with_grad_allreduce"
 
 
 def tensor_parallel_options(name: str, config: PreTrainedConfig) -> dict[str, Any]:
-    """What `from_pretrained` is told so that each process loads its part of every matrix.
+    """Options of `from_pretrained` with which each process loads its part of every matrix.
 
     Raises:
-        InputError: nobody has said how to divide this model, or not between so many processes.
+        InputError: transformers cannot split this model, or not over this many processes.
     """
     text: Any = config.get_text_config()
     if not getattr(text, "base_model_tp_plan", None):
@@ -44,7 +44,7 @@ def tensor_parallel_options(name: str, config: PreTrainedConfig) -> dict[str, An
 
 
 def require_trainable_parts(name: str, config: PreTrainedConfig) -> None:
-    """Per-head norms: transformers sums their gradients over processes again in every pass.
+    """Refuse models with norms per attention head, whose gradients transformers sums repeatedly.
 
     Raises:
         InputError: the model has such norms.
@@ -59,7 +59,7 @@ def require_trainable_parts(name: str, config: PreTrainedConfig) -> None:
 
 
 def prepare_tensor_parallel(model: nn.Module, optimizer: Optimizer) -> None:
-    """Let gradients be divided as weights are, and step divided weights and whole ones at once."""
+    """Split gradients as the weights are, and step split and replicated weights together."""
     for parameter in model.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_keep_part)  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ def prepare_tensor_parallel(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _keep_part(parameter: Tensor) -> None:
-    """The gradient of divided embeddings comes whole."""
+    """Keep this process's part of a gradient: that of split embeddings comes whole."""
     gradient: Any = parameter.grad
     placements = parameter.placements  # type: ignore[attr-defined]
     if gradient.placements != placements:

@@ -1,7 +1,7 @@
-"""The parts of `rlhf.parallel.sharding` that speak to DeepSpeed; importing this imports DeepSpeed.
+"""The parts of `rlhf.parallel.sharding` that use DeepSpeed; importing this imports DeepSpeed.
 
-DeepSpeed knows one gradient norm, over all parameters; policy and critic are clipped each by its
-own here, as under every other strategy.
+DeepSpeed has one gradient norm, over all parameters; here policy and critic are clipped separately,
+as under every other strategy.
 """
 
 import logging
@@ -29,23 +29,23 @@ from rlhf.parallel.settings import BUCKET
 
 @final
 class ZeroOptimizer(Optimizer):
-    """DeepSpeed's optimizer with the face of PyTorch's: `step` steps, `zero_grad` forgets."""
+    """DeepSpeed's optimizer with the interface of PyTorch's."""
 
     def __init__(self, engine: Any) -> None:  # no super().__init__: the groups are the engine's
         self.engine = engine
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups whose learning rates count."""
+        """The groups whose learning rates are used."""
         groups: list[dict[str, Any]] = self.engine.optimizer.param_groups
         return groups
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update the weights, with gradients as they are."""
+        """Update the weights, without clipping."""
         self.engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, also those already divided and averaged."""
+        """Clear all gradients, also those already sharded and averaged."""
         zero = self.engine.optimizer
         zero.zero_grad(set_to_none=True)
         if self.engine.zero_optimization_stage() == 3:
@@ -55,13 +55,13 @@ class ZeroOptimizer(Optimizer):
             zero.micro_step_id = INITIAL_MICRO_STEP_ID
 
 
-# what DeepSpeed's files name besides tensors
+# classes in DeepSpeed's files besides tensors
 NAMED = (DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address)
 
 
 @final
 class _DataEngine(TorchCheckpointEngine):  # type: ignore[misc]
-    """Reads DeepSpeed's files as data: nothing else that they name is called."""
+    """Reads DeepSpeed's files as data: no code named in them is called."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
         with torch.serialization.safe_globals(list(NAMED)):
@@ -69,11 +69,11 @@ class _DataEngine(TorchCheckpointEngine):  # type: ignore[misc]
 
 
 def load_state(engine: Any, folder: Path, tag: str) -> None:
-    """Go on from what the engine has saved.
+    """Load what the engine has saved.
 
     Raises:
-        UnpicklingError: a file names what no such state consists of.
-        Exception: of any kind, where files are broken, lost or another model's.
+        UnpicklingError: a file names a class or function that is not part of a state.
+        Exception: of any kind, where files are broken, missing or of another model.
     """
     if type(engine.checkpoint_engine) is TorchCheckpointEngine:  # others load weights only
         engine.checkpoint_engine = _DataEngine(engine._config)
@@ -88,24 +88,24 @@ def prepare(
     """A DeepSpeed engine and its optimizer.
 
     Args:
-        model: on its device already.
+        model: already on its device.
         optimizer: any of PyTorch's.
-        stage: of ZeRO, 1 to 3.
+        stage: ZeRO stage, 1 to 3.
         offload: keep the optimizer, and with stage 3 the weights, in main memory.
-        given: the user's own DeepSpeed configuration; goes before the rest.
+        given: the user's own DeepSpeed configuration, which takes precedence.
     """
-    logger.setLevel(logging.ERROR)  # it announces every setting
+    logger.setLevel(logging.ERROR)  # it logs every setting
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names it still uses
     compatible_operators[ShareMemCommBuilder.NAME] = False  # a minute of compiling, for CPUs only
     target = {"device": "cpu"}
-    divided: dict[str, Any] = {"stage": stage, **({"offload_optimizer": target} if offload else {})}
-    divided["reduce_bucket_size"] = BUCKET  # 5·10⁸ by itself, held twice
+    zero: dict[str, Any] = {"stage": stage, **({"offload_optimizer": target} if offload else {})}
+    zero["reduce_bucket_size"] = BUCKET  # default 5·10⁸, held twice
     if offload and stage == 3:
-        divided["offload_param"] = target
+        zero["offload_param"] = target
     config = {
-        "zero_optimization": divided,
+        "zero_optimization": zero,
         **{name: value for name, value in given.items() if value != "auto"},
-        "train_micro_batch_size_per_gpu": 1,  # we make the batches; it only wants a number
+        "train_micro_batch_size_per_gpu": 1,  # required, but batches are made here
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
@@ -118,7 +118,7 @@ def prepare(
 
 
 def clip_gradients(engine: Any, parameters: Iterable[Tensor], max_norm: float) -> float:
-    """Scale the gradients of some parameters down to `max_norm`; returns their norm before."""
+    """Clip the gradients of some parameters to `max_norm`; returns the norm before clipping."""
     zero = engine.optimizer
     wanted = {id(parameter) for parameter in parameters}
     stage3 = engine.zero_optimization_stage() == 3
@@ -144,7 +144,7 @@ def _norms_of_stage_2(zero: Any) -> list[Any]:
 
 
 def _gradients(zero: Any, group: int, stage3: bool) -> list[Tensor]:
-    """Where the averaged gradients of one group wait for the step."""
+    """The averaged gradients of one group."""
     if stage3 and zero.offload_optimizer:
         return [zero.fp32_partitioned_groups_flat[group].grad]
     if not stage3 and zero.cpu_offload:
@@ -153,7 +153,7 @@ def _gradients(zero: Any, group: int, stage3: bool) -> list[Tensor]:
 
 
 def whole(parameter: Any) -> Tensor:
-    """All of a parameter that ZeRO 3 has divided, on every process."""
+    """The whole of a parameter that ZeRO 3 has sharded, on every process."""
     with deepspeed.zero.GatheredParameters([parameter]):
         copied: Tensor = parameter.data.clone()
     return copied

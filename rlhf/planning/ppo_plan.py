@@ -5,7 +5,7 @@
     reward models   frozen
     reference       in memory with `--kl.source resident`; loaded for audits where it does not lie
                     beneath the policy's adapters
-    --share-base    one frozen model under policy, critic and reward models, which are adapters
+    --lora.share-base   one frozen model under policy, critic and reward models, their adapters
 
 `--sharding` over N processes shards the optimizer (zero1), gradients too (zero2), and weights too
 (zero3, fsdp); weights are gathered while PPO samples. What is offloaded is in main memory.

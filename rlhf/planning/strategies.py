@@ -20,11 +20,11 @@ The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the pla
 BUCKET of rlhf/parallel/settings.py; R, which DeepSpeed does not give back because they are used
 again soon, is REUSED; of both no more than P.
 FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N; where
-activations are fewer than 8·E, what is outside of layers decides at the end of the backward pass:
-12·E, with its gradients and their copy for the others. While PPO samples under ZeRO-3 or FSDP,
-every device holds policy and critic whole besides: 4·P. LoRA is for PPO one model with
-`--share-base`, as in rlhf/planning/ppo_plan.py. Reference outputs are made by a model that each
-device holds whole.
+activations are fewer than 8·E, the parameters outside of layers decide at the end of the backward
+pass: 12·E, with their gradients and the copy for communication. While PPO samples under ZeRO-3 or
+FSDP, every device also holds the whole policy and critic: 4·P. For PPO, LoRA is one model with
+`--lora.share-base`, as in rlhf/planning/ppo_plan.py. Reference outputs are made by a model that
+each device holds whole.
 
 Bytes that each device sends and receives in one optimizer step of M forward and backward passes,
 W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
@@ -58,7 +58,8 @@ SHARDINGS: dict[str, Strategy] = {
 STRATEGIES = (*SHARDINGS, "LoRA")
 BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
 WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
-ADAPTED_BY = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
+ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
+CHECKPOINTING = "--batch.gradient-checkpointing"
 REUSED = 10**9  # weights: DeepSpeed's stage3_max_reuse_distance, as it comes
 USABLE = 0.9
 MAX_GPUS = 4096
@@ -324,23 +325,28 @@ def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> st
         return _reference_advice(shape, load, gpus, usable)
     checkpointed = replace(load, checkpointing=True)
     lightest = replace(checkpointed, batch=1)
-    tries = (
+    for one, words in (
         (load, ""),
-        (checkpointed, " with --gradient-checkpointing"),
-        (lightest, " with --gradient-checkpointing"),
-    )
-    for one, words in tries:
+        (checkpointed, f" with {CHECKPOINTING}"),
+        (lightest, f" with {CHECKPOINTING}"),
+    ):
         for strategy in BY_TRAFFIC:
             if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
                 batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
                 name = strategy
                 if strategy == "LoRA":
-                    name += f" ({ADAPTED_BY[stage]} --lora.rank {load.lora_rank})"
-                return f"{stage}: {name}{words}, up to {batch} sequences in a forward pass."
+                    name += f" ({ADAPTERS[stage]} --lora.rank {load.lora_rank})"
+                return f"{stage}: {name}{words}, up to {_sequences(batch)} in a forward pass."
     count = 2 * gpus
     while count <= MAX_GPUS:
         if stage_bytes(stage, "FSDP", shape, replace(lightest, group=0), count) <= usable:
-            return f"{stage}: FSDP fits on {count} such GPUs{tries[1][1]} and --batch 1."
+            smallest = {
+                "reward": f"--batch.micro-tokens {load.length}",
+                "ppo": "--batch.micro-batch-size 1",
+            }
+            return (
+                f"{stage}: FSDP fits on {count} such GPUs with {CHECKPOINTING} {smallest[stage]}."
+            )
         count *= 2
     return f"{stage}: {NOTHING_FITS}"
 
@@ -351,12 +357,16 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str
     for one in (load, lightest):
         if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
             batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
-            return f"reference: DDP, up to {batch} sequences in a forward pass."
-    for one, words in ((load, ""), (lightest, " and --batch-size 1")):
+            return f"reference: DDP, up to {_sequences(batch)} in a forward pass."
+    for one, words in ((load, ""), (lightest, " --batch-size 1")):
         count = _fewest_tensor_parallel(shape, one, gpus, usable)
         if count:
             return f"reference: --processes {count} --parallel.tensor-parallel {count}{words}."
     return f"reference: {NOTHING_FITS}"
+
+
+def _sequences(number: int) -> str:
+    return f"{number} sequence{'s' * (number > 1)}"
 
 
 def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) -> int:

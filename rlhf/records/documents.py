@@ -1,4 +1,4 @@
-"""JSON documents of runs and exports: what is wrong with one is the file's fault, and is named."""
+"""JSON documents of runs and exports; errors name the file and the key."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -27,13 +27,13 @@ STAGE_KINDS: Kinds = {
 
 @final
 class Document(dict[str, Any]):
-    """An object of a document; a key that is asked for and not there is the document's fault."""
+    """An object of a document, for which a missing key is an InputError that names the file."""
 
     place = "A document"
 
     @classmethod
     def of(cls, content: Mapping[str, Any], place: str) -> Self:
-        """A JSON object, and all objects in it, as documents of this place."""
+        """A JSON object, and all objects in it, as documents; `place` is for errors."""
         document = cls({key: cls._within(one, place) for key, one in content.items()})
         document.place = place
         return document
@@ -45,10 +45,10 @@ class Document(dict[str, Any]):
         return cls.of(value, place) if isinstance(value, dict) else value
 
     def __missing__(self, key: str) -> Any:
-        """Refuse the document.
+        """Report a missing key.
 
         Raises:
-            InputError: always; it names file and key.
+            InputError: always; names file and key.
         """
         raise InputError(f"{self.place} has no {key!r}", REMEDY)
 
@@ -58,11 +58,10 @@ def read_document(path: Path, kinds: Kinds | None = None) -> Document:
 
     Args:
         path: the file.
-        kinds: what values must be where they are there, by key.
+        kinds: types of the values, by key; a key may be absent.
 
     Raises:
-        InputError: the file cannot be read, is no JSON object, or holds something else than `kinds`
-            say.
+        InputError: the file cannot be read, is not a JSON object, or has values of other types.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -81,7 +80,7 @@ def read_stage_document(path: Path) -> Document:
     """Read the stage.json of a run.
 
     Raises:
-        InputError: it cannot be read, or its values are of other kinds than a stage writes.
+        InputError: it cannot be read, or its values have other types than a stage writes.
     """
     content = read_document(path, STAGE_KINDS)
     for name in ("started_at", "finished_at"):
@@ -94,7 +93,7 @@ def read_stage_document(path: Path) -> Document:
 
 
 def require_kinds(value: Mapping[str, Any], kinds: Kinds, place: str) -> None:
-    """Refuse an object whose values are of other kinds; those that it lacks are not judged.
+    """Refuse an object with values of other types; keys may be absent.
 
     Raises:
         InputError: names the place, the key and the value.
@@ -108,7 +107,7 @@ def require_kinds(value: Mapping[str, Any], kinds: Kinds, place: str) -> None:
 
 
 def _require_date(text: str | None, place: str) -> None:
-    """Refuse a date that is none, or that names no time zone.
+    """Refuse text that is not a date with a time zone.
 
     Raises:
         InputError: names the place and the date.

@@ -1,4 +1,4 @@
-"""Content hashes by which a stage knows that its inputs are what they were."""
+"""Content hashes, by which a stage detects changed inputs."""
 
 import hashlib
 from pathlib import Path

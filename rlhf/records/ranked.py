@@ -1,6 +1,6 @@
 """The folder that `rlhf export --format ranked` writes and training reads.
 
-DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt a line
+DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt per line
 DIR/manifest.json                 counts and the content hash of the two files
 """
 
@@ -41,7 +41,7 @@ def read_ranked(folder: Path) -> list[RankedPrompt]:
     """Read a ranked dataset, train prompts first.
 
     Raises:
-        InputError: not a ranked export, or its files were changed after the export.
+        InputError: it is not a ranked export, or its files were changed after the export.
     """
     manifest = read_manifest(folder)
     if manifest.get("format") != "ranked":

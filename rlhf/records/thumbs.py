@@ -1,10 +1,10 @@
-"""Pointwise judgments: what the flags of a ranking say about single responses.
+"""Pointwise judgments: single responses that the flags of a ranking call good or bad.
 
-| flag | says |
+| flag | meaning |
 | --- | --- |
 | `thumbs-up`, `thumbs-down` | the best tier, which is one response for a thumb, is good or bad |
 | `thumbs-up@ID`, `thumbs-down@ID` | that response is good or bad |
-| `all-bad` | every response in the tiers is bad; what the tiers say about their order still holds |
+| `all-bad` | every response in the tiers is bad; the order of the tiers still counts |
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -34,7 +34,7 @@ def pointwise_judgments(
 ) -> Iterator[PointwiseJudgment]:
     """Every pointwise judgment of one prompt.
 
-    About a response that an annotator gave a thumb, the thumb replaces that annotator's "all bad".
+    A thumb replaces the same annotator's "all bad" for that response.
 
     Args:
         rankings: of one prompt.

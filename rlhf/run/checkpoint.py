@@ -1,12 +1,12 @@
-"""Saving and resuming a training loop, atomically and for every rank.
+"""Saves and resumes a training loop, atomically and for every rank.
 
 checkpoints/step-000100/   state/ (weights, optimizer), rng-N.pt of every rank, progress.json
 checkpoints/latest         the name of the newest complete one
 
-PyTorch's distributed checkpoint names every weight, whoever holds which part of it, so a run goes
-on under another number of processes or between `auto`, `ddp` and `fsdp`. DeepSpeed has a form of
-its own, which only the same ZeRO stage and number of processes read. With the same number of
-processes a resumed run is the undisturbed one bit for bit; with another the random numbers differ.
+PyTorch's distributed checkpoint stores weights by name, however they are sharded, so a run can
+continue with another number of processes, or under another of `auto`, `ddp` and `fsdp`. DeepSpeed
+has its own format, which needs the same ZeRO stage and number of processes. With the same number of
+processes a resumed run equals an uninterrupted one bit for bit; else random numbers differ.
 """
 
 import json
@@ -48,20 +48,20 @@ PROGRESS = "progress.json"
 STATE = "state"
 WRITTEN_BY = "written_by"
 STEP_FOLDER = re.compile(r"step-\d+")
-# A frozen weight is in the model that the run started from.
+# Frozen weights are read from the model that the run started from.
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 def save_checkpoint(
     accelerator: Accelerator, folder: Path, step: int, progress: dict[str, Any], keep: int
 ) -> Path:
-    """Write the state after `step`; all ranks call this together.
+    """Write the state after `step`; all ranks call this.
 
     Args:
-        accelerator: knows the prepared model and optimizer.
+        accelerator: with the prepared model and optimizer.
         folder: the run's checkpoints folder.
         step: steps done.
-        progress: JSON values that the loop needs to go on.
+        progress: JSON values that the loop needs to continue.
         keep: how many checkpoints stay on disk.
     """
     beat("saving", step)
@@ -83,7 +83,7 @@ def save_checkpoint(
         flush(folder)
         write_text_atomically(folder / LATEST, lambda stream: stream.write(final_name.name))
         flush(folder)
-        # last is the one just written, also where an abandoned course left later ones
+        # the new one is last, even where a run that was resumed earlier has left later ones
         kept = sorted(folder.glob("step-*"), key=lambda path: (path == final_name, path.name))
         for old in kept[:-keep]:
             shutil.rmtree(old)
@@ -95,7 +95,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint that a resumed run would start from.
 
     Raises:
-        InputError: `latest` names something else.
+        InputError: `latest` does not name a checkpoint.
     """
     latest = folder / LATEST
     if not latest.is_file():
@@ -114,19 +114,19 @@ def _try_another(folder: Path) -> str:
 
 
 def last_good(checkpoint: Path | None) -> str:
-    """What a stopped run may be taken up from, in words."""
+    """Which checkpoint a stopped run can be resumed from, in words."""
     return f"{checkpoint} is the last good checkpoint" if checkpoint else "No checkpoint was saved"
 
 
 def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None:
-    """Load the newest checkpoint into what was prepared; None when there is none.
+    """Load the newest checkpoint into the prepared model and optimizer; None without one.
 
     Returns:
         The `progress` that was saved with it, and `step`.
 
     Raises:
-        InputError: the checkpoint is gone or broken, or a DeepSpeed one and this run is of another
-            form.
+        InputError: the checkpoint is missing or broken, or its format is DeepSpeed's and this run's
+            is not, or the other way round.
     """
     newest = newest_checkpoint(folder)
     if newest is None:
@@ -156,7 +156,7 @@ def _prepared(accelerator: Accelerator) -> tuple[nn.Module, list[Optimizer]]:
 
 
 def _format(accelerator: Accelerator) -> str:
-    """The name of the form that this run's state is written in."""
+    """The name of the format of this run's state."""
     model: Any = accelerator._models[0]
     return f"zero{model.zero_optimization_stage()}" if is_zero(model) else "torch"
 
@@ -213,14 +213,14 @@ def _load_state(accelerator: Accelerator, folder: Path) -> None:
 
 @contextmanager
 def _alone(accelerator: Accelerator) -> Iterator[bool]:
-    """True for a single process; PyTorch's warning that there is no group is no news then."""
+    """True for a single process, where PyTorch's warning about a missing group is suppressed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield accelerator.num_processes == 1
 
 
 def random_states() -> dict[str, Any]:
-    """The states of all generators, as values that torch.load reads without running code."""
+    """The states of all random generators, in types that torch.load reads as data."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -231,7 +231,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Let all generators go on from what `random_states` gave."""
+    """Restore the states that `random_states` returned."""
     random.setstate(states["python"])
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
@@ -242,13 +242,13 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 @final
 class Saver:
-    """Saves a loop's state every so many steps or minutes, and once more when told to stop.
+    """Saves a loop's state every few steps or minutes, and when the process is told to stop.
 
     Args:
-        accelerator: knows the prepared model and optimizer.
+        accelerator: with the prepared model and optimizer.
         folder: the run's checkpoints folder.
-        every_steps: steps between checkpoints; 0 for none.
-        every_minutes: minutes between checkpoints; 0 for none.
+        every_steps: steps between checkpoints; 0: none.
+        every_minutes: minutes between checkpoints; 0: none.
         keep: how many checkpoints stay on disk.
     """
 
@@ -272,7 +272,7 @@ class Saver:
 
     @classmethod
     def of(cls, settings: Any, accelerator: Accelerator, folder: Path) -> "Saver":
-        """A saver that does what a training's settings say."""
+        """A saver configured by the settings of a training."""
         return cls(
             accelerator,
             folder,
@@ -283,7 +283,7 @@ class Saver:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGTERM waits for the end of the step inside; a second one does not wait."""
+        """SIGTERM takes effect after the current step; a second SIGTERM at once."""
         before = signal.getsignal(signal.SIGTERM)
 
         def remember(number: int, frame: FrameType | None) -> None:
@@ -299,22 +299,22 @@ class Saver:
     def after_step(
         self, step: int, progress: dict[str, Any], *, is_good: bool = True, is_last: bool = False
     ) -> None:
-        """Save where it is time; all ranks call this after every step.
+        """Save if a checkpoint is due; all ranks call this after every step.
 
-        A step that is not good waits for the next one that is, unless the process must stop. The
-        last step of a training long enough to be saved on its way is saved, too: what follows it
-        may fail.
+        If the step is not good, saving waits for the next good one, unless the process must stop.
+        The last step is also saved if the training is longer than `every_steps`, since the work
+        that follows may fail.
 
         Raises:
             InterruptedRunError: a process was asked to stop; the state is saved.
         """
         late = self._every_seconds and time.monotonic() - self._saved_at >= self._every_seconds
-        wishes = torch.tensor(
+        requests = torch.tensor(
             [self._asked_to_stop, bool(late and self._accelerator.is_main_process)],
             dtype=torch.int32,
             device=self._accelerator.device,
         )
-        stop, late = self._accelerator.reduce(wishes, reduction="sum").tolist()
+        stop, late = self._accelerator.reduce(requests, reduction="sum").tolist()
         on_time = self._every_steps and step % self._every_steps == 0
         if is_last:
             on_time = 0 < self._every_steps < step

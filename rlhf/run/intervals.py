@@ -1,20 +1,19 @@
-"""When an interval may be claimed at all, and a rate with its interval in words."""
+"""The minimum sample for an interval, and a rate with its interval in words."""
 
 from collections.abc import Mapping
 from typing import Any
 
-MIN_PROMPTS = 5  # resampling fewer gives intervals of no width, which look like certainty
+MIN_PROMPTS = 5  # resampling fewer gives intervals that are far too narrow
 TOO_FEW = "too few prompts for an interval"
 
 
 def in_words(rate: Mapping[str, Any]) -> str:
-    """A rate as people read it.
+    """A rate with its interval in words.
 
     Args:
-        rate: `value`, `low` and `high`, the latter two None where there is no interval, and
-            perhaps `level`.
+        rate: `value`; `low` and `high`, None where there is no interval; `level`, 0.95 if absent.
 
-    A worked example: `{"value": 0.82, "low": 0.75, "high": 0.88}` is
+    Example: `{"value": 0.82, "low": 0.75, "high": 0.88}` is
     "82 % (95 % interval 75–88 %)".
     """
     value = f"{100 * rate['value']:.0f} %"

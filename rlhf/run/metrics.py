@@ -28,11 +28,11 @@ def append_metrics(path: Path, row: Metrics) -> None:
 def read_metrics(path: Path) -> list[Metrics]:
     """All steps so far, oldest first; empty when there are none.
 
-    A last line that a kill has cut short is left out.
+    An incomplete last line, left by a killed process, is ignored.
 
     Raises:
-        InputError: the file is no text.
-        BadLineError: a line is no JSON object.
+        InputError: the file is not text.
+        BadLineError: a line is not a JSON object.
     """
     if not path.is_file():
         return []
@@ -47,10 +47,10 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 def forget_metrics_after(path: Path, step: int) -> None:
-    """Drop the rows of steps that a resumed run will take again.
+    """Drop the rows of steps that a resumed run will repeat.
 
     Raises:
-        InputError: the file is no text, or a row of it names no step.
+        InputError: the file is not text, or a row has no step.
     """
     if not is_main_process() or not path.is_file():
         return
@@ -61,7 +61,7 @@ def forget_metrics_after(path: Path, step: int) -> None:
 
 
 class Bar:
-    """What `progress` gives: `advance` by work done, `show` a few words beside the bar."""
+    """A progress bar: `advance` counts work done, `show` sets a few words beside the bar."""
 
     def __init__(self, progress: Progress, task: Any) -> None:
         self._progress = progress

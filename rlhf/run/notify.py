@@ -1,4 +1,4 @@
-"""Telling a chat or a pager how a run ended: one JSON object to a URL, in the form Slack takes."""
+"""`--notify`: posts how a run ended to a chat or pager, as a JSON object that Slack accepts."""
 
 import json
 import sys
@@ -12,10 +12,10 @@ TIMEOUT_SECONDS = 10
 
 
 def notify(url: str | None, run: str, status: str, details: str = "") -> None:
-    """Post `text`, `run` and `status`; a URL that does not answer is said, and changes nothing.
+    """Post `text`, `run` and `status`; if the URL does not answer, only print a warning.
 
     Args:
-        url: where to; nothing is sent without one.
+        url: address; None: send nothing.
         run: the folder of the stage.
         status: done, failed, interrupted or stalled.
         details: the message of an error.
@@ -29,5 +29,5 @@ def notify(url: str | None, run: str, status: str, details: str = "") -> None:
         with open_url(request, timeout_seconds=TIMEOUT_SECONDS):
             pass
     except (OSError, HTTPException, ValueError) as error:
-        host = urlsplit(url).hostname  # the rest of the address is the key to the chat
+        host = urlsplit(url).hostname  # the rest of the address is a secret
         sys.stderr.write(f"--notify: {host} does not answer ({error})\n")

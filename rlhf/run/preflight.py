@@ -1,8 +1,8 @@
-"""What is looked at before a training loads anything: cheap to find now, expensive after an hour.
+"""Checks before a training loads anything, of errors that would otherwise show hours later.
 
-All processes must have the same packages and inputs, see the same folder, and find room for the
-checkpoints. The canary goes further: it multiplies, trains two steps and adds up numbers over all
-processes on every device.
+All processes must have the same packages and inputs, see the same folder, and have disk space for
+the checkpoints. The hardware canary also multiplies matrices, trains two steps and sums numbers
+over all processes, on every device.
 """
 
 import math
@@ -43,14 +43,14 @@ def check_before_training(
     inputs: dict[str, Any],
     room: int,
 ) -> None:
-    """Compare what the processes have, look for room, and run the hardware canary where asked to.
+    """Compare the processes, check the disk space, and run the hardware canary with `--preflight`.
 
     Args:
         accelerator: of the run.
         settings: of the run.
         out: its folder.
         inputs: its inputs with their hashes.
-        room: bytes that its checkpoints and its result take.
+        room: bytes of its checkpoints and its result.
 
     Raises:
         MismatchError: a process has other packages or inputs than the first.
@@ -69,7 +69,7 @@ def check_before_training(
 
 
 def describe_process(inputs: dict[str, Any]) -> dict[str, str]:
-    """What must be the same everywhere: versions of packages, hashes of inputs."""
+    """What must be the same in all processes: versions of packages, hashes of inputs."""
     versions = {f"version of {name}": str(package_version(name)) for name in PACKAGES}
     return versions | {f"input {name}": str(one["hash"]) for name, one in inputs.items()}
 
@@ -95,7 +95,7 @@ def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:
 
 
 def room_bytes(trained: int, saved: int, checkpoints: int) -> int:
-    """Bytes of the checkpoints that are kept, of one more while it is written, and of the result.
+    """Bytes on disk of the kept checkpoints, of one more during writing, and of the result.
 
     Args:
         trained: parameters that are trained; the others are not in checkpoints.
@@ -106,11 +106,11 @@ def room_bytes(trained: int, saved: int, checkpoints: int) -> int:
 
 
 def require_room(out: Path, wanted: int) -> None:
-    """Refuse a disk that will not hold what a run writes; the checkpoints that it has make room.
+    """Refuse a disk without space for what a run writes; its old checkpoints will be replaced.
 
     Args:
         out: its folder.
-        wanted: bytes that it holds in the end, and while a checkpoint is written.
+        wanted: bytes that it takes at most.
 
     Raises:
         InputError: names both sizes.
@@ -118,7 +118,7 @@ def require_room(out: Path, wanted: int) -> None:
     run = RunDir(out)
     if run.is_done:
         return
-    with suppress(FileNotFoundError):  # somebody else is at work there, as will be said
+    with suppress(FileNotFoundError):  # another process works there, which is reported later
         files = [path for path in run.checkpoints.rglob("*") if path.is_file()]
         wanted -= sum(file.stat().st_size for file in files)
     there = next(folder for folder in (out, *out.resolve().parents) if folder.is_dir())
@@ -132,7 +132,7 @@ def require_room(out: Path, wanted: int) -> None:
 
 
 def require_shared(run: RunDir) -> None:
-    """Refuse a folder that only the first process's machine sees.
+    """Refuse a folder that is not shared with the first process's machine.
 
     Raises:
         InputError: what the first process has written is not there.
@@ -148,7 +148,7 @@ def require_shared(run: RunDir) -> None:
 
 
 def run_canary(accelerator: Accelerator, folder: Path) -> list[dict[str, Any]]:
-    """Multiply, train two steps and add up over all processes; what each process found.
+    """Multiply, train two steps and sum over all processes; returns the findings of each process.
 
     Raises:
         InputError: a device multiplies wrongly, or processes end with different weights.
@@ -205,7 +205,7 @@ def product_error(device: torch.device) -> float:
 
 
 def train_two_steps(accelerator: Accelerator) -> float:
-    """Two real steps of a small model, gradients averaged over all; the norm of its weights."""
+    """Train a small model for two steps, averaging gradients; returns the norm of its weights."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, 1))
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
@@ -224,7 +224,7 @@ def train_two_steps(accelerator: Accelerator) -> float:
 
 
 def measure_sum(accelerator: Accelerator) -> float:
-    """Gigabytes a second of one sum over all processes, after one to warm up; 0 when alone."""
+    """Gigabytes per second of a sum over all processes, after a warm-up; 0 for one process."""
     if accelerator.num_processes == 1:
         return 0.0
     numbers = torch.ones(NETWORK_ELEMENTS, device=accelerator.device)

@@ -1,8 +1,7 @@
-"""`--profile N`: where the time of N steps goes, as a trace for the eye and a table of phases.
+"""`--profile N`: where the time of N steps goes, as traces and as a table of phases.
 
-The phases are those that a loop tells the watchdog, so the table and a stall speak of the same
-things. OUT/profile/ gets phases.json from the first rank, trace-rank-00000.json.gz from every one:
-chrome://tracing and Perfetto read them.
+The phases are those that a loop reports to the watchdog. OUT/profile/ gets phases.json from the
+first rank and trace-rank-00000.json.gz from every rank, for chrome://tracing and Perfetto.
 """
 
 import sys
@@ -26,18 +25,18 @@ FIRST_STEP = 2  # the first one warms caches and allocators
 
 @contextmanager
 def profiling(accelerator: Accelerator, steps: int | None, folder: Path) -> Iterator[None]:
-    """Profile some steps of the loop inside, from the second that it takes on.
+    """Profile some steps of the loop inside, starting with its second step.
 
     Args:
         accelerator: knows rank and device.
-        steps: how many; None profiles nothing.
-        folder: gets the files, when the steps are done or the block ends.
+        steps: how many; None: profile nothing.
+        folder: for the files, written when the steps are done or the block ends.
     """
     if not steps:
         yield
         return
     recorder = _Recorder(accelerator, steps, folder)
-    with listening(recorder.hear):
+    with listening(recorder.on_phase):
         try:
             yield
         finally:
@@ -46,7 +45,7 @@ def profiling(accelerator: Accelerator, steps: int | None, folder: Path) -> Iter
 
 @final
 class _Recorder:
-    """Follows the beats of a loop: which phase begins, in which step."""
+    """Records the phases of a loop and the time of each."""
 
     def __init__(self, accelerator: Accelerator, steps: int, folder: Path) -> None:
         self._accelerator = accelerator
@@ -60,8 +59,8 @@ class _Recorder:
         self._seconds: dict[str, float] = {}
         self._times: dict[str, int] = {}
 
-    def hear(self, phase: str, step: int) -> None:
-        """A phase begins."""
+    def on_phase(self, phase: str, step: int) -> None:
+        """Called when a phase begins."""
         self._close_phase()
         if step and step not in self._seen:
             self._seen.append(step)
@@ -75,7 +74,7 @@ class _Recorder:
             self._range.__enter__()
 
     def end(self) -> None:
-        """Write the files; once, and not before a step was seen."""
+        """Write the files once; only warns if no step was profiled."""
         self._close_phase()
         if self._profile is None:
             if len(self._seen) < FIRST_STEP:

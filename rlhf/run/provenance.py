@@ -29,7 +29,7 @@ CODE = Path(__file__).parents[1]
 def describe_environment() -> dict[str, Any]:
     """What stage.json keeps of the code, the packages, the machine and the command line."""
     diff = code_diff()
-    torch: Any = sys.modules.get("torch")  # a stage that computes has loaded it
+    torch: Any = sys.modules.get("torch")  # loaded by every stage that computes
     return {
         "versions": {name: package_version(name) for name in PACKAGES},
         "git_commit": _git("describe", "--always", "--dirty"),
@@ -64,12 +64,12 @@ def package_version(package: str) -> str | None:
 
 
 def code_diff() -> str:
-    """What the code differs by from its commit; empty when it does not, or is no checkout."""
+    """The difference of the code from its commit; empty without one, or outside a checkout."""
     return _git("diff", "HEAD") or ""
 
 
 def _command() -> list[str]:
-    """The command line but for the address of --notify: who knows it can write to the chat."""
+    """The command line without the address of --notify, which would let readers post there."""
     words = list(sys.argv)
     for place, word in enumerate(words):
         if word.startswith("--notify="):
@@ -80,7 +80,7 @@ def _command() -> list[str]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says; None without git, or where this code is no checkout but lies in one."""
+    """Git's output; None without git, or if no checkout tracks this code."""
     try:
         tracked = ["git", "-C", str(CODE), "ls-files", "--error-unmatch", __file__]
         if subprocess.run(tracked, capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""What a stage leaves behind, and the only place that knows the names of those files.
+"""The files of a stage; no other module knows their names.
 
 OUT/config.yaml     the resolved settings
 OUT/stage.json      stage, status, inputs and their hashes, versions, git commit, seed, hardware
@@ -10,7 +10,7 @@ OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest comple
 OUT/model | policy | outputs    what the next stage reads
 OUT/report.json  report.html    what people read
 OUT/answers.jsonl   evaluate: the answers that were compared
-OUT/judge.jsonl     evaluate: what a judge model was asked and what it said
+OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
 """
 
 import fcntl
@@ -42,8 +42,8 @@ from rlhf.run.notify import notify
 from rlhf.run.provenance import all_packages, code_diff, describe_environment
 from rlhf.run.watchdog import watching
 
-# What a run may change when it goes on: where it lives, how it is spread, saved and watched, how
-# much is in memory at once. Samples of other batches are others, as under other processes.
+# What may change when a run is resumed: its folder, how it is parallelized, saved and watched, and
+# how much is in memory at once. Batch sizes and processes do change which samples are drawn.
 FREE_TO_CHANGE = (
     "out",
     "resume",
@@ -98,7 +98,7 @@ class RunDir:
 
     @property
     def diff_file(self) -> Path:
-        """What the code differs by from its commit; not there when it does not."""
+        """The difference of the code from its commit; absent if there is none."""
         return self.path / "code.diff"
 
     @property
@@ -113,12 +113,12 @@ class RunDir:
 
     @property
     def best_checkpoint(self) -> Path:
-        """Folder of the best state that an evaluation while training has seen."""
+        """Folder of the state with the best evaluation so far."""
         return self.checkpoints / "best"
 
     @property
     def heartbeat(self) -> Path:
-        """Folder where every rank says how far it is."""
+        """Folder of the progress files of all ranks."""
         return self.path / "heartbeat"
 
     @property
@@ -143,22 +143,22 @@ class RunDir:
 
     @property
     def report_json(self) -> Path:
-        """What the stage found, for programs."""
+        """The results of the stage, for programs."""
         return self.path / "report.json"
 
     @property
     def report_html(self) -> Path:
-        """What the stage found, for people."""
+        """The results of the stage, for people."""
         return self.path / "report.html"
 
     @property
     def answers(self) -> Path:
-        """The answers that an evaluation compared: one `RankedPrompt` a line."""
+        """The answers that an evaluation compared: one `RankedPrompt` per line."""
         return self.path / "answers.jsonl"
 
     @property
     def judge_log(self) -> Path:
-        """What a judge model was asked in an evaluation, and what it said."""
+        """The requests to a judge model in an evaluation, and its answers."""
         return self.path / "judge.jsonl"
 
     def read_stage(self) -> dict[str, Any]:
@@ -173,11 +173,11 @@ class RunDir:
 
     @property
     def inputs(self) -> Inputs:
-        """`path` and `hash` of what the stage was given, as stage.json holds them."""
+        """`path` and `hash` of the inputs, from stage.json."""
         return dict(self.read_stage().get("inputs", {}))
 
     def read_report(self) -> dict[str, Any]:
-        """The content of report.json: what a finished stage found.
+        """The content of report.json: the results of a finished stage.
 
         Raises:
             InputError: it is broken.
@@ -185,7 +185,7 @@ class RunDir:
         return read_document(self.report_json)
 
     def reading_report(self) -> AbstractContextManager[None]:
-        """Around code that takes the report as its stage wrote it; if it fails, it is not."""
+        """Around code that reads the report: its errors are blamed on a changed report.json."""
         return as_input_error(f"{self.report_json} is not what its stage writes", REMEDY)
 
     @property
@@ -195,23 +195,23 @@ class RunDir:
 
 
 def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: bool) -> RunDir:
-    """Create the folder of a stage, or reopen it to resume; only the main process looks and writes.
+    """Create the folder of a stage, or reopen it to resume; does nothing but in the main process.
 
     Args:
         out: the folder.
         stage: a key of STAGE_COMMANDS.
         settings: the dataclass of resolved settings; written to config.yaml.
         inputs: for every input its `path` and `hash`; written to stage.json.
-        resume: go on in an existing folder; one that does not exist yet is created all the same.
+        resume: continue in an existing folder; one that does not exist is created.
 
     Raises:
-        InputError: the folder exists and `resume` is off, its settings or inputs were others, or
-            another process is at work in it.
+        InputError: the folder exists and `resume` is off, its settings or inputs differ, or another
+            process works in it.
     """
     run = RunDir(out)
     if not is_main_process():
         return run
-    if any(out.glob("[!.]*")):  # another job that begins now may have hidden files there
+    if any(out.glob("[!.]*")):  # another job that starts now may have hidden files there
         if not resume and not is_restart():
             status = run.read_stage().get("status", "no stage of ours")
             raise InputError(
@@ -237,16 +237,16 @@ def stage_status(
     *,
     alone: bool = True,
 ) -> Iterator[None]:
-    """Record in stage.json how the block ended: done, failed or interrupted; tell a URL, too.
+    """Record in stage.json how the block ended (done, failed or interrupted), and notify a URL.
 
     Args:
         run: the stage.
-        url: who is told.
-        is_complete: asked at the end; a stage that other jobs have yet to complete stays running.
-        alone: nobody else may be at work in the folder.
+        url: address to notify.
+        is_complete: called at the end; a stage that other jobs must still complete stays running.
+        alone: no other process may work in the folder.
 
     Raises:
-        InputError: somebody is; stage.json stays as it was.
+        InputError: another process does; stage.json is not changed.
     """
 
     def end(status: str, **extra: str) -> None:
@@ -278,7 +278,7 @@ def _locked(run: RunDir) -> Iterator[None]:
 
 
 def _lock(run: RunDir) -> None:
-    """Keep other processes out of a stage; the system unlocks it when this one ends, however."""
+    """Keep other processes out of a stage; the system unlocks it when this process ends."""
     if run.path in _locks:
         return
     with ExitStack() as stack:
@@ -306,13 +306,13 @@ def watching_stage(
     url: str | None = None,
     heartbeat: Path | None = None,
 ) -> Iterator[None]:
-    """Watch for a stall of any rank: stage.json records it, stderr says it, the exit code is 75.
+    """Watch for a stall of any rank, record it in stage.json, print it, and exit with code 75.
 
     Args:
         run: the stage.
-        timeout_seconds: without a sign of progress; None is never.
-        url: who is told.
-        heartbeat: where the ranks' files are; of jobs that fill one stage each has its own.
+        timeout_seconds: time without progress that counts as a stall; None: never.
+        url: address to notify.
+        heartbeat: folder of the ranks' files; jobs that write one stage have one each.
     """
 
     def report(error: InterruptedRunError) -> None:
@@ -328,10 +328,10 @@ def watching_stage(
 
 
 def require_done(path: Path, stage: str, result: str) -> RunDir:
-    """The finished stage in `path`, whose folder `result` the caller is about to read.
+    """The finished stage in `path`, whose folder `result` the caller will read.
 
     Raises:
-        InputError: the folder is missing, is another stage's, did not finish, or was changed since.
+        InputError: the stage is missing, another one or unfinished, or its `result` is missing.
     """
     run = RunDir(path)
     content, command = run.read_stage(), STAGE_COMMANDS[stage]
@@ -361,14 +361,14 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             f"{run.path} exists but holds no run of ours (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    # of sft and dpo it is the batch of an optimizer step
+    # for sft and dpo, batch_size is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage in ("sft", "dpo") else (*FREE_TO_CHANGE, "batch_size")
     recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)
-    if run.is_done:  # nothing is left to do by them
+    if run.is_done:  # they have no effect any more
         earlier = {name: read_setting(settings, name) for name in earlier}
     require_same_settings(run.path, settings, recorded, earlier, free)
-    before = run.read_stage().get("inputs", inputs)  # none yet where two jobs begin together
+    before = run.read_stage().get("inputs", inputs)  # absent where two jobs start at once
     for name, value in inputs.items():
         if before.get(name, {}).get("hash") != value["hash"]:
             raise InputError(

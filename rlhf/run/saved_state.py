@@ -1,8 +1,8 @@
-"""Reading a saved training state as data: nothing that its files name is called.
+"""Reads a saved training state as data, without executing anything in its files.
 
-PyTorch's distributed checkpoint unpickles the list of its tensors and every value that is no tensor
-(a learning rate, say), and pickled data may name any function to be called. Here they may name the
-few classes that such files consist of.
+PyTorch's distributed checkpoint unpickles the list of its tensors and every value that is not a
+tensor (a learning rate, say), and pickled data may call any function. Here only the few classes are
+allowed that such files consist of.
 """
 
 import pickle
@@ -45,30 +45,30 @@ NAMED: dict[tuple[str, str], Any] = {
 
 
 def load_data(content: dict[str, Any], folder: Path, *, alone: bool) -> None:
-    """Fill a state with what `torch.distributed.checkpoint` has saved of it.
+    """Fill a state with what `torch.distributed.checkpoint` has saved.
 
     Args:
-        content: the state to be filled, whose tensors say what is wanted of the saved ones.
+        content: the state to be filled; its tensors decide which parts of the saved ones are read.
         folder: where it was saved.
         alone: this process is the only one.
 
     Raises:
-        UnpicklingError: a file names what no such state consists of.
-        Exception: of any kind, where files are broken, lost or another model's.
+        UnpicklingError: a file names a class or function that is not part of a state.
+        Exception: of any kind, where files are broken, missing or of another model.
     """
     reader = _DataReader(folder)
-    reader.read_metadata()  # PyTorch would log a failure with its traceback, and look elsewhere
+    reader.read_metadata()  # or PyTorch would log a failure with its traceback, and look elsewhere
     try:
         state_dict_loader.load(
             content, storage_reader=reader, planner=_DataPlanner(), no_dist=alone
         )
-    except CheckpointException as failed:  # no `Exception`, though what it holds is
+    except CheckpointException as failed:  # it is not an `Exception`, but holds one
         raise next(failure for failure, _ in failed.failures.values()) from None
 
 
 class _DataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Where it was saved from is a path, whose class has another module in later Pythons."""
+        """A class of NAMED, a path (whose module differs between Pythons) or a dtype."""
         if (module, name) in NAMED:
             return NAMED[module, name]
         if name == PosixPath.__name__ and module.startswith("pathlib"):
@@ -82,7 +82,7 @@ class _DataUnpickler(pickle.Unpickler):
 @final
 class _DataReader(FileSystemReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The list of saved tensors, all in files of its own folder."""
+        """The list of saved tensors, which must all be in files of this folder."""
         with (Path(self.path) / METADATA).open("rb") as stream:
             found = _DataUnpickler(stream).load()
         if not isinstance(found, Metadata):
@@ -100,7 +100,7 @@ class _DataReader(FileSystemReader):
 @final
 class _DataPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
-        """One value that is no tensor; PyTorch reads our copy of it."""
+        """Check a value that is not a tensor, and pass PyTorch a clean copy."""
         copy = BytesIO()
         torch.save(torch.load(value, weights_only=True), copy)
         copy.seek(0)

@@ -1,4 +1,4 @@
-"""What surrounds every training: checks before it, its folder, its status, tracker and profile."""
+"""Everything around a training loop: checks, run folder, status, watchdog, tracker, profiler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +24,8 @@ def training_stage(
 ) -> Iterator[RunDir]:
     """Open the run folder for a training and record how the block ends.
 
-    Every process calls this. If the run is already finished, the block runs with nothing around
-    it: look at `run.is_done` first and return the report.
+    Every process calls this. A finished run is only opened, nothing is recorded: check
+    `run.is_done` first and return the report.
 
         with training_stage(accelerator, "reward", settings, inputs, room) as run:
             if run.is_done:
@@ -38,8 +38,8 @@ def training_stage(
         settings: a `ClusterSettings` with `out` and `resume`.
         inputs: for every input its `path` and `hash`.
         room: bytes on disk for the checkpoints and the result.
-        is_member: one model of an ensemble. The ensemble reports to `--notify` how it ended; a
-            stall ends the process, so it is reported from here all the same.
+        is_member: one model of an ensemble, which itself reports to `--notify` how it ended; stalls
+            are still reported from here, because they end the process.
 
     Raises:
         InputError: the folder cannot be used, the disk is too small, or a device fails.

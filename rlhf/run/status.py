@@ -1,13 +1,15 @@
-"""What the stages of a run say of themselves, in stage.json, config.yaml, reports and metrics."""
+"""`rlhf status`: reads stage.json, config.yaml, reports and metrics of runs, and shows them."""
 
 import math
 import shlex
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rlhf.config import flatten, read_settings_file
+from rlhf.config.paths import with_new_names
 from rlhf.errors import InputError
 from rlhf.records.documents import REMEDY, Document
 from rlhf.records.schema import is_finite_number
@@ -21,7 +23,7 @@ Run = dict[str, StageStatus]
 
 FACTS = ("status", "error", "started_at", "finished_at", "git_commit", "steps")
 DIFFERENT = "≠"
-UNTOLD = "-"
+ABSENT = "-"
 NOT_COMPARED = ("out", "resume")
 CURVES = ("loss", "accuracy", "reward/mean", "kl/forward_k3_per_token", "entropy", "length")
 SHOWN = (
@@ -38,8 +40,12 @@ MAX_LIST_CHARACTERS = 60
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
     """Every stage of a run by name; a folder of one stage is a run of that stage.
+
+    Args:
+        path: folder of the run.
+        kinds: the settings class of each stage, which knows the old names of its settings.
 
     Raises:
         InputError: the folder does not exist, or holds no stage.
@@ -47,11 +53,13 @@ def read_run(path: Path) -> Run:
     if not path.is_dir():
         raise InputError(f"No such run: {path}", "Check the path; `ls` its folder to see the runs.")
     folders = [path] if RunDir(path).stage_file.is_file() else sorted(path.iterdir())
-    found = [read_stage(RunDir(folder)) for folder in folders if (folder / "stage.json").is_file()]
+    found = [
+        read_stage(RunDir(folder), kinds) for folder in folders if (folder / "stage.json").is_file()
+    ]
     if not found:
         raise InputError(
-            f"{path} holds no stage of ours (no stage.json)",
-            "Give a folder runs/NAME that a command was told with --out runs/NAME/STAGE.",
+            f"{path} holds no stage of a run (no stage.json)",
+            "Give the folder of a run, such as runs/NAME after --out runs/NAME/reward.",
         )
     found.sort(key=lambda stage: (_place(stage["stage"]), Path(stage["path"]).name))
     stages = [stage["stage"] for stage in found]
@@ -67,20 +75,21 @@ def _with_folder(stage: StageStatus) -> str:
 
 
 def _place(name: str) -> int:
-    """Where a stage stands in the pipeline."""
+    """The position of a stage in the pipeline."""
     order, (stage, *_) = list(STAGE_COMMANDS), name.split(" in ")
     return order.index(stage) if stage in order else len(order)
 
 
-def read_stage(run: RunDir) -> StageStatus:
+def read_stage(run: RunDir, kinds: Mapping[str, type[Any]]) -> StageStatus:
     """One stage: the facts of stage.json, its settings, its last metrics and its report.
 
-    Files that are not there yet leave their part empty.
+    Settings have the names of today. Parts whose file does not exist yet are empty.
     """
     content = run.read_stage()
     steps = read_metrics(run.metrics_file)
     config = run.config_file
-    settings = read_settings_file(config) if config.is_file() else {}
+    recorded = read_settings_file(config) if config.is_file() else {}
+    settings = with_new_names(recorded, kinds.get(content["stage"]))
     return {
         "stage": content["stage"],
         "path": str(run.path),
@@ -117,9 +126,9 @@ def is_number(value: Any) -> bool:
 
 
 def _death(run: RunDir, content: dict[str, Any]) -> StageStatus:
-    """What a process could not say itself: that it was killed, and when it last wrote."""
+    """That a process was killed, which it could not record itself, and when it last wrote."""
     hearts = read_hearts(run.heartbeat)
-    jobs = any(run.heartbeat.glob("job-*"))  # each has its own hearts, on whatever machine
+    jobs = any(run.heartbeat.glob("job-*"))  # with heartbeats of their own, maybe elsewhere
     if content.get("status") != "running" or not hearts or jobs or not all(map(is_gone, hearts)):
         return {}
     if run.read_stage().get("status") != "running":  # it ended while this looked
@@ -129,14 +138,14 @@ def _death(run: RunDir, content: dict[str, Any]) -> StageStatus:
 
 
 def _origin(content: dict[str, Any]) -> dict[str, Any]:
-    """Versions, hashes of inputs, code and machine: what runs may differ by besides settings."""
+    """Versions, hashes of inputs, code and hardware: differences besides settings."""
     hashes = {name: one.get("hash") for name, one in content.get("inputs", {}).items()}
     kept = {name: content.get(name) for name in ("versions", "hardware", "code_diff")}
     return flatten({"inputs": hashes, **{k: v for k, v in kept.items() if v is not None}})
 
 
 def _curves(steps: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """The course of the metrics worth a picture: means over at most CURVE_POINTS parts of a run."""
+    """The curves of the main metrics: means over at most CURVE_POINTS parts of a run."""
     size = -(-len(steps) // CURVE_POINTS) or 1
     parts = [steps[first : first + size] for first in range(0, len(steps), size)]
     return {
@@ -161,7 +170,7 @@ def sparklines(curves: list[list[float]]) -> list[str]:
 
 
 def differing_settings(runs: dict[str, Run]) -> dict[str, list[str]]:
-    """For every stage the settings that are not the same in all runs that have the stage."""
+    """For every stage, the settings that differ between the runs that have this stage."""
     differing: dict[str, list[str]] = {}
     for stage in _stages(runs):
         settings = [run[stage]["settings"] for run in runs.values() if stage in run]
@@ -179,7 +188,7 @@ def _stages(runs: dict[str, Run]) -> list[str]:
 
 
 def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
-    """A line for each stage of every run; what several runs differ by, and their curves."""
+    """A line for each stage of every run; for several runs also differences and curves."""
     blocks = [
         "\n".join([name, _align([_line(*item) for item in run.items()])])
         for name, run in runs.items()
@@ -194,7 +203,7 @@ def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
 
 
 def _line(name: str, stage: StageStatus) -> list[str]:
-    """Name, status, duration, main number, and what to type where the stage has to go on."""
+    """Name, status, duration, main number, and for an unfinished stage the command to resume it."""
     cells = [f"  {name}", stage["status"], _duration(stage), _main_number(stage)]
     if stage["status"] in UNFINISHED and stage["stage"] in STAGE_COMMANDS:
         config = RunDir(Path(stage["path"])).config_file
@@ -205,7 +214,7 @@ def _line(name: str, stage: StageStatus) -> list[str]:
 
 def _duration(stage: StageStatus) -> str:
     if stage["started_at"] is None:
-        return UNTOLD
+        return ABSENT
     begun = datetime.fromisoformat(stage["started_at"])
     ended = stage["finished_at"] and stage["status"] != "running"
     until = datetime.fromisoformat(stage["finished_at"]) if ended else datetime.now(UTC)
@@ -215,7 +224,7 @@ def _duration(stage: StageStatus) -> str:
 
 
 def _main_number(stage: StageStatus) -> str:
-    """What a finished stage found, why one failed, and else how far it is."""
+    """The main result of a finished stage, the error of a failed one, else its progress."""
     report = stage["report"] if stage["status"] == "done" else {}
     judge = report.get("verdict.judge")
     if stage["error"]:
@@ -252,7 +261,7 @@ def _compared_curves(stage: str, runs: dict[str, Run]) -> list[list[str]]:
 
 
 def tables(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
-    """One table for each stage: facts, settings (≠: they differ), last step and report."""
+    """A table for each stage: facts, settings (≠ marks differences), last step and report."""
     return "\n\n".join(_table(stage, runs, differing[stage]) for stage in _stages(runs))
 
 
@@ -274,13 +283,13 @@ def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
             mark = DIFFERENT if part == "settings" and name in differing else " "
             rows.append([f"{mark} {name}", *(_show(group.get(name)) for group in groups)])
     rows = [
-        row for row in rows if any(cell not in ("", UNTOLD) for cell in row[1:]) or len(row) == 1
+        row for row in rows if any(cell not in ("", ABSENT) for cell in row[1:]) or len(row) == 1
     ]
     return _align(rows)
 
 
 def _origin_rows(columns: list[StageStatus]) -> list[list[str]]:
-    """Where the runs come from, as far as they differ in it."""
+    """The inputs, versions, code and hardware in which the runs differ."""
     groups = [one.get("origin", {}) for one in columns]
     names = list({name: None for group in groups for name in group})
     there = [group for group in groups if group]
@@ -297,7 +306,7 @@ def _curve_rows(columns: list[StageStatus]) -> list[list[str]]:
 
 def _show(value: Any) -> str:
     if value is None:
-        return UNTOLD
+        return ABSENT
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list) and len(str(value)) > MAX_LIST_CHARACTERS:

@@ -1,6 +1,6 @@
-"""`--track`: what metrics.jsonl gets also goes to a tracker, through accelerate.
+"""`--track`: also sends the rows of metrics.jsonl to a tracker, through accelerate.
 
-The loops call `accelerator.log`, which reaches the trackers that are open here and no others.
+The loops call `accelerator.log`, which writes to the trackers that are opened here.
 """
 
 import os
@@ -24,9 +24,9 @@ def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any)
 
     Args:
         accelerator: logs while the block runs.
-        track: which; none opens nothing.
-        out: the stage's folder; its last two names are the run's, trackers that write files write
-            them into `tracking` there.
+        track: which tracker; none: no tracker.
+        out: the stage's folder. The run is named after its last two parts; trackers that write
+            files use `tracking` in it.
         settings: the dataclass of resolved settings.
 
     Raises:
@@ -43,12 +43,14 @@ def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any)
             f"pip install {track}, or leave --track out: metrics.jsonl has the same numbers.",
         )
     places = {}
-    if track == "mlflow" and "MLFLOW_TRACKING_URI" not in os.environ:  # no server: files, here
+    if (
+        track == "mlflow" and "MLFLOW_TRACKING_URI" not in os.environ
+    ):  # without a server: files in the run folder
         places["MLFLOW_TRACKING_URI"] = folder.resolve().as_uri()
         places["MLFLOW_ALLOW_FILE_STORE"] = "true"
     accelerator.project_configuration.set_directories(str(folder))
     name = "-".join(out.resolve().parts[-2:])
-    with patch_environment(**places):  # the next member of an ensemble has files of its own
+    with patch_environment(**places):  # each member of an ensemble has its own files
         accelerator.init_trackers(name, config=flat(to_plain(without_secrets(settings))))
         try:
             yield

@@ -1,10 +1,10 @@
-"""A heartbeat for each rank, and what to do when hearts stop: say who, where, and end with 75.
+"""Detects stalls by a heartbeat of each rank: reports the slow ranks and exits with code 75.
 
-Every rank counts its beats in heartbeat/rank-00000.json. When a rank has not beaten for the
-timeout, a thread beside it writes its stacks to heartbeat/rank-00000.stack and whether it only
-waits for others; one that waits for ranks which do beat has patience. A few seconds later all ranks
-have done so, or are too stuck to: those that do not wait are the slow ones. PyTorch's own timeouts
-name a collective; this names a rank and a phase.
+Every rank counts its progress in heartbeat/rank-00000.json. When a rank makes none for the timeout,
+a thread writes its stacks to heartbeat/rank-00000.stack and whether it only waits for other ranks;
+a rank that waits for others which still make progress is not stalled. A few seconds later all ranks
+have done so, unless they are too stuck to: those that do not wait are the slow ones. PyTorch's own
+timeouts name a collective operation; this names a rank and a phase.
 """
 
 import faulthandler
@@ -25,21 +25,21 @@ from rlhf.records.documents import Kinds, read_document
 from rlhf.records.jsonl import write_json
 
 GRACE_SECONDS = 2.0
-LATE_SHARE = 0.7  # of the timeout: what ranks see of each other is up to a fifth of it old
+LATE_SHARE = 0.7  # of the timeout: heartbeats of other ranks are up to a fifth of it old
 COLLECTIVES = (
     "torch/distributed/",
     "torch/nn/parallel/",
     "torch/_ops.py",
     "accelerate/utils/operations.py",
 )
-BACKWARD = ("torch/autograd/graph.py",)  # below it, out of Python's sight, DDP waits for others
+BACKWARD = ("torch/autograd/graph.py",)  # calls C++, in which DDP waits for others
 
 
 @dataclass
 class Heartbeat:
-    """What a rank last said: how many beats so far, where it was, and whether it waits.
+    """The last report of a rank: its number of beats, phase and step, and whether it waits.
 
-    In a backward pass it computes, or waits for those of others.
+    A rank in a backward pass computes, or waits for the backward passes of others.
     """
 
     rank: int
@@ -65,7 +65,7 @@ HEART_KINDS: Kinds = {
 
 
 class _Watch:
-    """The heart of this process; beats go nowhere while nobody watches."""
+    """The heartbeat of this process; it is written to files only inside `watching`."""
 
     def __init__(self) -> None:
         self.heart = Heartbeat(rank(), socket.gethostname(), os.getpid())
@@ -78,11 +78,11 @@ _watch = _Watch()
 
 
 def beat(phase: str | None = None, step: int | None = None) -> None:
-    """Say that this rank gets on; cheap, call it wherever work is done.
+    """Report that this rank makes progress; cheap, call it wherever work is done.
 
     Args:
-        phase: what it does from now on; None goes on with the same.
-        step: the step it is in; None is the same.
+        phase: what the rank does from now on; None: unchanged.
+        step: the step it is in; None: unchanged.
     """
     heart = _watch.heart
     moved = (phase or heart.phase, heart.step if step is None else step)
@@ -100,7 +100,7 @@ def beat(phase: str | None = None, step: int | None = None) -> None:
 
 @contextmanager
 def listening(listener: Callable[[str, int], None]) -> Iterator[None]:
-    """Tell a listener of every phase and step that begins while the block runs."""
+    """Call a listener for every phase and step that begins while the block runs."""
     _watch.listeners.append(listener)
     try:
         yield
@@ -112,12 +112,12 @@ def listening(listener: Callable[[str, int], None]) -> Iterator[None]:
 def watching(
     folder: Path, timeout_seconds: float | None, on_stall: Callable[[InterruptedRunError], None]
 ) -> Iterator[None]:
-    """Watch this rank while the block runs; 0 seconds never time out.
+    """Watch this rank while the block runs; without a timeout, only write heartbeats.
 
     Args:
         folder: shared by all ranks; their files are in it.
-        timeout_seconds: without a beat for so long, a rank is stuck.
-        on_stall: told once, by one rank; the process ends with 75 afterwards.
+        timeout_seconds: without progress for so long, a rank counts as stalled.
+        on_stall: called once, by one rank; afterwards the process exits with 75.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _watch.folder = folder
@@ -126,7 +126,7 @@ def watching(
     write_json(_file(folder, _watch.heart.rank), asdict(_watch.heart))  # not an earlier attempt's
     ended = threading.Event()
     arguments = (folder, timeout_seconds, on_stall, ended)
-    thread = threading.Thread(target=_stand_guard, args=arguments, daemon=True)
+    thread = threading.Thread(target=_watch_for_stalls, args=arguments, daemon=True)
     if timeout_seconds:
         thread.start()
     try:
@@ -136,7 +136,7 @@ def watching(
         _watch.folder = None
 
 
-def _stand_guard(
+def _watch_for_stalls(
     folder: Path,
     timeout_seconds: float,
     on_stall: Callable[[InterruptedRunError], None],
@@ -146,7 +146,7 @@ def _stand_guard(
     while not ended.wait(min(1.0, timeout_seconds / 10)):
         try:
             stalled = guard.sees_a_stall()
-        except OSError:  # the folder is away or full: only this heart can be heard
+        except OSError:  # the folder is gone or full: look at this rank alone
             stalled = guard.silence() > timeout_seconds
         if stalled:
             break
@@ -164,37 +164,37 @@ def _stand_guard(
         if _watch.heart.rank == reporting_rank(slow, world_size()):
             on_stall(describe_stall(hearts, slow, timeout_seconds, folder))
         else:
-            time.sleep(GRACE_SECONDS)  # the agent ends every process when the first one ends
-    finally:  # also when the disk is full, or this rank would be stuck for good
+            time.sleep(GRACE_SECONDS)  # the agent stops all processes when the first one ends
+    finally:  # also when the disk is full, or this rank would hang for good
         if not goes_on:
             os._exit(InterruptedRunError.exit_code)
 
 
 class _Guard:
-    """What the guard of one rank knows: of its own heart, and now and then of all."""
+    """The view of one rank: its own heartbeat, and from time to time those of all."""
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
         self.folder = folder
         self.timeout = timeout_seconds
         self.looked_at = time.monotonic()
         self.beats: int | None = None  # of the other ranks, when last looked at
-        self.excused_at = 0.0  # when last seen to wait for others that got on
+        self.excused_at = 0.0  # when it last waited for others that made progress
 
     def silence(self) -> float:
-        """Seconds for which this rank has neither beaten nor been excused."""
+        """Seconds since this rank last made progress or was excused."""
         return time.monotonic() - max(_watch.beaten_at, self.excused_at)
 
     def sees_a_stall(self) -> bool:
-        """Whether this rank has been silent for too long, or nearly and others have found so."""
+        """Whether this rank is silent for the timeout, or nearly and another rank has stalled."""
         if time.monotonic() - self.looked_at >= self.timeout / 10:
-            self._look_around()
+            self._exchange()
         silence = self.silence()
         nearly = LATE_SHARE * self.timeout < silence
         return silence > self.timeout or (
             nearly and any(one.waits is not None and not is_gone(one) for one in self._others())
         )
 
-    def _look_around(self) -> None:
+    def _exchange(self) -> None:
         write_json(_file(self.folder, _watch.heart.rank), asdict(_watch.heart))
         beats = sum(one.beats for one in self._others())
         if self.beats not in (None, beats) and _waits():
@@ -224,7 +224,7 @@ def _is_in(files: tuple[str, ...], frame: FrameType | None) -> bool:
 
 
 def read_hearts(folder: Path) -> list[Heartbeat]:
-    """What all ranks last said, by rank.
+    """The last heartbeats of all ranks, by rank.
 
     Raises:
         InputError: a file is broken.
@@ -239,14 +239,14 @@ def _read_heart(file: Path) -> Heartbeat:
 
 
 def is_gone(heart: Heartbeat) -> bool:
-    """Whether the process of a rank has ended; of those on other machines nothing is known."""
+    """Whether the process of a rank has ended; False on other machines, where it is unknown."""
     if heart.host != socket.gethostname():
         return False
     try:
-        os.kill(heart.pid, 0)  # asks only whether it is there
-    except (ProcessLookupError, OverflowError):  # no process has a number so large
+        os.kill(heart.pid, 0)  # sends nothing, only checks that it exists
+    except (ProcessLookupError, OverflowError):  # larger than any process id
         return True
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # another user's process
         pass
     return False
 
@@ -254,8 +254,8 @@ def is_gone(heart: Heartbeat) -> bool:
 def find_slow(hearts: list[Heartbeat], ranks: int) -> list[int]:
     """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats.
 
-    A backward pass may wait for those of others, so it is busy only where not all are in one; and
-    being busy singles nobody out where all are.
+    A backward pass may wait for other ranks, so it counts as busy only if not all are in one; and
+    if all are busy, that distinguishes none.
     """
     known = {heart.rank: heart for heart in hearts}
     silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
@@ -267,14 +267,14 @@ def find_slow(hearts: list[Heartbeat], ranks: int) -> list[int]:
 
 
 def reporting_rank(slow: list[int], ranks: int) -> int:
-    """The rank that tells the user: the first that is not stuck, else the first of all."""
+    """The rank that reports to the user: the first that is not slow, else the first slow one."""
     return next((one for one in range(ranks) if one not in slow), slow[0] if slow else 0)
 
 
 def describe_stall(
     hearts: list[Heartbeat], slow: list[int], timeout_seconds: float, folder: Path
 ) -> InterruptedRunError:
-    """The one message about a stall: which rank, where, and what the others do."""
+    """The message about a stall: which ranks, and in which phase and step."""
     known = {heart.rank: heart for heart in hearts}
     named = "; ".join(
         f"rank {one} ({known[one].host}, process {known[one].pid}) is stuck in "

@@ -78,7 +78,7 @@ def test_every_command_that_is_quoted_has_its_flags(page: Path) -> None:
                 assert known, f"rlhf {name} has no {flag}"
 
 
-def rooms(page: Path) -> set[str]:
+def packages_in(page: Path) -> set[str]:
     """The folders in the diagram of a page: two spaces of indentation lead one deeper."""
     [block] = re.findall(r"^```text\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     found: set[str] = set()
@@ -96,12 +96,12 @@ def folders(package: str) -> set[str]:
 
 
 def test_the_diagram_shows_every_folder() -> None:
-    assert rooms(REPOSITORY / "rlhf" / "README.md") == set().union(*map(folders, PACKAGES))
+    assert packages_in(REPOSITORY / "rlhf" / "README.md") == set().union(*map(folders, PACKAGES))
 
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
-def test_the_diagram_of_a_package_shows_its_rooms(package: str) -> None:
-    shown = rooms(REPOSITORY / package / "README.md")
+def test_the_diagram_of_a_package_shows_its_packages(package: str) -> None:
+    shown = packages_in(REPOSITORY / package / "README.md")
     assert shown <= folders(package)
     assert shown >= {name for name in folders(package) if name.count("/") <= 1}
 

@@ -77,11 +77,11 @@ def test_the_other_stages_of_each_phase_are_as_its_plan_says():
     rows = re.findall(r"^\| \d \| (.*) \| (.*) \|$", README, flags=re.MULTILINE)
     assert plans[0][0].startswith("nothing fits")
     assert rows[0] == ("nothing fits: phase 2", "waits for the reference outputs")
-    sizes = (["--batch-size"], ["--micro-batch-size", "--sample-batch-size"])
+    sizes = (["--batch-size"], ["--batch.micro-batch-size", "--sampling.batch-size"])
     for row, plan in zip(rows[1:], plans[1:], strict=True):
         for names, cell, planned in zip(sizes, row, plan, strict=True):
-            batches = re.findall(r"up to (\d+) sequences", planned)
-            flags = re.findall(r"--[a-z-]+(?: \d+)?", planned)
+            batches = re.findall(r"up to (\d+) sequences?", planned)
+            flags = re.findall(r"--[a-z.-]+(?: \d+)?", planned)
             flags += [f"{name} {size}" for name in names for size in batches]
             flags += ["--sharding fsdp"] * planned.startswith("FSDP")
             assert [flag for flag in flags if flag not in cell] == []

@@ -119,7 +119,7 @@ def run(in_memory: Path) -> RunDir:
 
 def read_all(run: RunDir) -> None:
     """What `rlhf status` and the next stage read of a run."""
-    runs = {"run": read_run(run.path.parent)}
+    runs = {"run": read_run(run.path.parent, {})}
     text = overview(runs, differing_settings(runs)) + tables(runs, differing_settings(runs))
     (text + json.dumps(runs, ensure_ascii=False)).encode()
     policy_folder(str(run.path))
@@ -161,7 +161,7 @@ def test_heartbeats(run: RunDir, count: int) -> None:
 
     def check(content: bytes) -> None:
         (run.heartbeat / "rank-00000.json").write_bytes(content)
-        problem = refusal(lambda: read_run(run.path))
+        problem = refusal(lambda: read_run(run.path, {}))
         assert problem is None or "rank-00000.json" in problem
 
     run_cases(check, mutated(HEART), count)

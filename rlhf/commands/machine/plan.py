@@ -38,7 +38,7 @@ class Settings:
     network: float = 0.0
     """Measured bandwidth of a device to others, in GB/s; with --tflops, shows times."""
     lora_rank: int = 16
-    """Adapter rank in the LoRA row: train-reward --adapter lora, ppo --share-base."""
+    """Adapter rank in the LoRA row: train-reward --adapter lora, ppo --lora.share-base."""
 
     def __post_init__(self) -> None:
         require_range("gpus", self.gpus, 1)

@@ -6,9 +6,18 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf status runs/first runs/second"
+STAGES = {
+    "sft": sft,
+    "reward": train_reward,
+    "reference": reference,
+    "ppo": ppo,
+    "dpo": dpo,
+    "evaluate": evaluate,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +39,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Show what each stage of a run did; settings that differ between runs are marked."""
     from rlhf.run.status import differing_settings, read_run
 
-    runs = {str(path): read_run(path) for path in settings.runs}
+    kinds = {stage: command.Settings for stage, command in STAGES.items()}
+    runs = {str(path): read_run(path, kinds) for path in settings.runs}
     return {"runs": runs, "differing_settings": differing_settings(runs)}
 
 

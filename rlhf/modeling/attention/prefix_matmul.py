@@ -50,7 +50,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """How to attend a row, and where each of its tokens lies in what the blocks give."""
 
     blocks: tuple[Block, ...]
@@ -100,7 +100,7 @@ def _rows(x: Float[Tensor, "T H D"], places: Int[Tensor, "..."]) -> Float[Tensor
 
 
 @lru_cache(maxsize=2)
-def make_plan(layout: Layout, device: torch.device) -> Plan:
+def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
     """Which stretches of a row go together; the same for every layer, forward and backward."""
     starts = [0, *accumulate(one.prompt + sum(one.responses) for one in layout)]
     blocks, order, done = [], torch.empty(starts[-1], dtype=torch.long), 0
@@ -115,7 +115,7 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
             order[places[real]] = done + torch.arange(places.numel()).view_as(places)[real]
             done += places.numel()
         blocks.append(Block(*(x.to(device) for x in vars(block).values())))
-    return Plan(tuple(blocks), order.to(device))
+    return AttentionPlan(tuple(blocks), order.to(device))
 
 
 def alike(layout: Layout) -> list[list[int]]:

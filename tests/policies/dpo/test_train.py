@@ -12,18 +12,18 @@ from transformers import AutoModelForCausalLM
 
 from policies.dpo.pairs import read_pairs
 from policies.dpo.settings import DPOSettings
+from policies.dpo.train import _arguments, _build_trainer, _on_disk
 from rlhf.cli import main
 from rlhf.errors import ConfigError
+from rlhf.modeling.chat_template import template_kwargs
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_hearts
+from tests.families import FAMILIES, build_family_model
 from tests.pipeline.test_resume import kill_once, stop_after
-
-# trl asks transformers by the old name
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 TEXTS = ("The weather was lovely.", "It rained all day.", "We loved the warm food and the music.")
 SETTINGS = ("--precision", "fp32", "--micro-batch-size", "2", "--learning-rate", "0.005")
@@ -68,8 +68,8 @@ def rankings(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def dpo(tiny_model, rankings, tmp_path, capsys):
-    def run(*more: str, out: str = "out", source: Path = rankings) -> dict | str:
-        code = main(arguments(tiny_model, source, tmp_path / out, *more, "--json"))
+    def run(*more: str, source: Path = rankings, model: Path = tiny_model) -> dict | str:
+        code = main(arguments(model, source, tmp_path / "out", *more, "--json"))
         captured = capsys.readouterr()
         return captured.err if code else json.loads(captured.out.splitlines()[-1])
 
@@ -207,6 +207,21 @@ def test_a_stopped_run_with_an_adapter_goes_on(tiny_model, rankings, tmp_path) -
     shutil.rmtree(runs[1].policy)
     assert main([*stopped, "--resume"]) == 0
     require_same_end(*runs, steps=16)
+
+
+# a trainer that is built outside of its stage
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_template_values_reach_every_row_and_are_kept(dpo, tmp_path, rankings) -> None:
+    folder = build_family_model(tmp_path / "qwen", FAMILIES["qwen"])
+    dpo("--chat-template-kwargs", '{"enable_thinking": false}', model=folder)
+    tokenizer = load_tokenizer(str(tmp_path / "out" / "policy"))
+    assert template_kwargs(tokenizer) == {"enable_thinking": False}
+    settings = DPOSettings(rankings=rankings, model=str(folder), out=tmp_path / "other")
+    rows, _, _ = read_pairs(rankings)
+    data = _on_disk(rows, tokenizer, RunDir(settings.out))
+    trainer = _build_trainer(settings, _arguments(settings), data, tokenizer)
+    for row in trainer.train_dataset:
+        assert tokenizer.decode(row["prompt_ids"]).endswith("<think>\n\n</think>\n\n")
 
 
 def test_refusals(dpo, tmp_path) -> None:

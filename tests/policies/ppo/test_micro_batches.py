@@ -18,7 +18,7 @@ def test_batches_hold_as_many_rows_as_the_budget_takes() -> None:
     parts = split_by_length(lengths, 0, 8)
     # sorted 1 2 3 | 4 | 9: three rows of 3 are 9 tokens, two of 4 are 8, and 9 is alone
     assert [lengths[part].tolist() for part in parts] == [[1, 2], [3, 4], [9]]
-    assert [len(part) for part in split_by_length(lengths, 2, 0)] == [2, 2, 1]
+    assert [len(part) for part in split_by_length(lengths, 2, None)] == [2, 2, 1]
 
 
 class ThreeProcesses:

@@ -93,8 +93,8 @@ def weights_after_update(
     return {k: v.clone() for k, v in plain.state_dict().items()}, statistics
 
 
-@pytest.mark.parametrize("micro_tokens", [0, 20])
-def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int) -> None:
+@pytest.mark.parametrize("micro_tokens", [None, 20])
+def test_a_frozen_critic_is_not_read_again(tiny_model: Path, micro_tokens: int | None) -> None:
     experience = build_experience()
     assert not build_model(tiny_model).reads_frozen_features
     models = []

@@ -226,7 +226,7 @@ def test_a_stage_under_way_has_no_report_yet(tmp_path: Path, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(False, "No such run: "), (True, "holds no stage of ours (no stage.json)")],
+    [(False, "No such run: "), (True, "holds no stage of a run (no stage.json)")],
 )
 def test_no_run(tmp_path: Path, capsys, make: bool, message: str) -> None:
     if make:
@@ -268,3 +268,14 @@ def test_two_stages_of_a_kind_both_show(runs: Path, capsys) -> None:
     assert [row[0] for row in rows[1:]] == ["reward", "ppo in again", "ppo"]
     both = table(capsys, str(runs / "a"), str(runs / "b"))
     assert {"ppo", "ppo in again", "reward"} <= both.keys()
+
+
+def test_old_names_of_settings_are_no_difference(runs: Path, capsys) -> None:
+    old, new = runs / "a" / "reward", runs / "b" / "reward"
+    make_stage(new, "reward", 1.0)
+    (old / "config.yaml").write_text("learning_rate: 1.0e-5\nepochs: 1\ncentring: 0.01\n")
+    groups = "optim:\n  epochs: 2\n  learning_rate: 1.0e-5\nobjective:\n  centering: 0.01\n"
+    (new / "config.yaml").write_text(groups)
+    rows = table(capsys, str(old), str(new))
+    assert rows["optim.learning_rate"] == ["1e-05", "1e-05"]
+    assert [name for name in rows if name.startswith("≠")] == ["≠ optim.epochs"]

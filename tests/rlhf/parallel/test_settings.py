@@ -86,10 +86,12 @@ def test_off_was_0_once(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_ppo_too_had_zeros_for_off(capsys: pytest.CaptureFixture[str]) -> None:
-    zeros = ["--lora-rank=0", "--kl.audit-every=0", "--guards.patience=0"]
+    zeros = ["--lora-rank=0", "--kl.audit-every=0", "--guards.patience=0", "--micro-tokens=0"]
     found = resolve("ppo", [*COMMANDS["ppo"], *zeros], capsys)
-    values = (found["lora"]["rank"], found["kl"]["audit_every"], found["guards"]["patience"])
-    assert values == (None, None, None)
+    assert found["lora"]["rank"] is None
+    assert found["kl"]["audit_every"] is None
+    assert found["guards"]["patience"] is None
+    assert found["batch"]["micro_tokens"] is None
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_advice_names_the_flags_of_adapters() -> None:
         "reward: LoRA (--adapter lora --lora.rank 16), up to "
     )
     assert advice("ppo", SHAPE, LOAD, 1, 40 * GIB).startswith(
-        "ppo: LoRA (--lora.share-base --lora.rank 16) with --gradient-checkpointing, up to "
+        "ppo: LoRA (--lora.share-base --lora.rank 16) with --batch.gradient-checkpointing, up to "
     )
 
 
@@ -160,11 +160,12 @@ def test_advice_goes_from_the_cheap_to_the_dear() -> None:
     heavy = Load(length=2048, batch=4, checkpointing=False, lora_rank=16)
     # activations 57 GiB, checkpointed 7.5
     assert advice("reward", SHAPE, heavy, 8, 40 * GIB) == (
-        "reward: FSDP with --gradient-checkpointing, up to 8 sequences in a forward pass."
+        "reward: FSDP with --batch.gradient-checkpointing, up to 8 sequences in a forward pass."
     )
     # 16 bytes for each of 6.9e9 parameters on 16 devices: 6.4 GiB; gathered 2.1, two layers 0.4
     assert advice("reward", SHAPE, LOAD, 1, 9.5 * GIB) == (
-        "reward: FSDP fits on 16 such GPUs with --gradient-checkpointing and --batch 1."
+        "reward: FSDP fits on 16 such GPUs with --batch.gradient-checkpointing "
+        "--batch.micro-tokens 512."
     )
     assert advice("ppo", SHAPE, LOAD, 1, 0.1 * GIB) == (
         "ppo: nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
@@ -178,7 +179,7 @@ def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
         "reference: DDP, up to 8 sequences in a forward pass."
     )
     assert advice("reference", SHAPE, heavy, 8, 14 * GIB) == (
-        "reference: --processes 2 --parallel.tensor-parallel 2 and --batch-size 1."
+        "reference: --processes 2 --parallel.tensor-parallel 2 --batch-size 1."
     )
     assert advice("reference", SHAPE, LOAD, 1, 14 * GIB).startswith("reference: nothing fits")
 
