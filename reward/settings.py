@@ -258,7 +258,8 @@ class RewardSettings(ClusterSettings):
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Saved states."""
     annotator_weights: Annotated[
-        dict[str, float] | Literal["auto"], Parameter(converter=_read_weights)
+        dict[str, float] | Literal["auto"],
+        Parameter(converter=_read_weights, metavar="auto", show_choices=False),
     ] = field(default_factory=dict)
     """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
     0.5; others count 1, and 0 leaves one out. auto: estimate all from how well annotators agree."""
@@ -271,6 +272,9 @@ class RewardSettings(ClusterSettings):
     """Seed of a fresh head and of the order of prompts."""
     seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
     """Train an ensemble, one model for each of these, such as 0,1,2."""
+    learning_curve: bool = False
+    """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
+    twice the labels would give; takes about twice the time."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32); weights stay
     float32."""
@@ -301,6 +305,12 @@ class RewardSettings(ClusterSettings):
             raise ConfigError(
                 f"--seeds {','.join(map(str, self.seeds))} does not name different models",
                 "Give two or more different seeds, such as 0,1,2, or one --seed.",
+            )
+        if self.seeds and self.learning_curve:
+            raise ConfigError(
+                "--learning-curve measures one model of each size, not an ensemble of "
+                f"{len(self.seeds)}",
+                "Leave --learning-curve or --seeds out.",
             )
         if self.objective.margin and self.loss != "bradley_terry":
             raise ConfigError(

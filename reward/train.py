@@ -7,6 +7,7 @@ to 0; rewards are scaled at the end, on reference outputs if the dataset has eno
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from reward.model.save import describe_run, measure_scale, plain_accuracy, save_
 from reward.report.accuracy import Accuracy, pair_accuracy
 from reward.report.baseline import base_log_probs
 from reward.report.evaluation import Best, compare, evaluate
-from reward.report.health import collect_verdicts
+from reward.report.health import collect_verdicts, count_by_prompt
+from reward.report.learning_curve import Point, measure_curve
 from reward.report.thumbs import describe_thumbs
 from reward.settings import RewardSettings
 from reward.step import TrainState, fit_thresholds, score_groups, take_step
@@ -54,7 +56,8 @@ from rlhf.run.watchdog import beat
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-5  # PyTorch's 1e-8 makes the first steps of a fresh head far too large
-DETAILS = ("health", "worst")  # in report.json, too long for a terminal
+DETAILS = ("health", "worst", "held_out_counts")  # in report.json, too long for a terminal
+PARTS = (8, 4, 2)  # what of the train prompts a learning curve trains on before all: 1 / part
 
 
 @dataclass(frozen=True)
@@ -132,9 +135,23 @@ def train_reward(
         }
         if accelerator.is_main_process:
             verdicts = collect_verdicts(data.held_out, held_out)
+            if settings.learning_curve:
+                counts = {"held_out_counts": count_by_prompt(verdicts)}
+                report["learning_curve"] = _measure_parts(run, {**report, **counts})
             write_report(run, report, verdicts, reference, tokenizer)
         accelerator.wait_for_everyone()
     return report
+
+
+def part_folder(out: Path, part: int) -> Path:
+    """Where the training on 1 / `part` of the prompts of a learning curve is."""
+    return out / f"part-1-of-{part}"
+
+
+def _measure_parts(run: RunDir, report: dict[str, Any]) -> dict[str, Any]:
+    """The learning curve of the finished parts of a run and of the whole."""
+    parts = [RunDir(part_folder(run.path, part)).read_report() for part in PARTS]
+    return measure_curve([Point.of(one) for one in (*parts, report)])
 
 
 def _read_done(run: RunDir) -> dict[str, Any]:

@@ -83,6 +83,11 @@ class Group:
         return len(self.prompt) + max(len(response) for response in self.responses)
 
     @property
+    def num_labels(self) -> int:
+        """What annotators said of the prompt: rankings and thumbs."""
+        return len(self.rankings) + sum(one.kind == "thumbs" for one in self.pointwise)
+
+    @property
     def num_preferences(self) -> int:
         """Pairs that are not ties."""
         return sum(pair.outcome != 0.5 for pair in self.pairs)

@@ -13,7 +13,7 @@ from reward.model.normalize import Scale, fit_scale, fold_into_head
 from reward.model.origin import describe_origin
 from reward.report.accuracy import Accuracy
 from reward.report.evaluation import Best
-from reward.report.health import Verdict, measure_health, worst
+from reward.report.health import Verdict, count_by_prompt, measure_health, worst
 from reward.report.health_page import write_page
 from reward.settings import RewardSettings
 from reward.step import TrainState, score_groups
@@ -114,6 +114,10 @@ def describe_run(
         "best": best and {"step": best.step, "loss": best.loss, "prompts": len(data.validation)},
         "normalisation": asdict(scale),
         "counts": data.counts,
+        "trained_on": {
+            "prompts": len(data.train),
+            "labels": sum(group.num_labels for group in data.train),
+        },
         "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),
     }
@@ -141,6 +145,11 @@ def write_report(
         }
         for verdict in worst(verdicts)
     ]
-    full = {**report, "health": measure_health(verdicts), "worst": disagreements}
+    full = {
+        **report,
+        "health": measure_health(verdicts),
+        "worst": disagreements,
+        "held_out_counts": count_by_prompt(verdicts),
+    }
     write_page(run.report_html, full, reference)
     write_json(run.report_json, full)

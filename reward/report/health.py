@@ -88,19 +88,28 @@ def accuracy_by(
     parts: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         parts[label(verdict)].append(verdict)
-    found = {
-        name: _accuracy(part, lambda v: how_right(v.difference)) for name, part in parts.items()
-    }
+    found = {name: _accuracy(part, _is_right) for name, part in parts.items()}
     return {name: found[name] for name in sorted(found)}
 
 
 def _accuracy(verdicts: Sequence[Verdict], right: Callable[[Verdict], float]) -> dict[str, Any]:
+    accuracy = accuracy_of_counts(count_by_prompt(verdicts, right).values())
+    return asdict(accuracy) if accuracy else {}
+
+
+def _is_right(verdict: Verdict) -> float:
+    return how_right(verdict.difference)
+
+
+def count_by_prompt(
+    verdicts: Sequence[Verdict], right: Callable[[Verdict], float] = _is_right
+) -> dict[str, tuple[float, int]]:
+    """For every prompt, by id, how many verdicts are right and how many there are."""
     counts: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for verdict in verdicts:
         before, number = counts[verdict.group.prompt_id]
         counts[verdict.group.prompt_id] = (before + right(verdict), number + 1)
-    accuracy = accuracy_of_counts(counts.values())
-    return asdict(accuracy) if accuracy else {}
+    return dict(counts)
 
 
 def _strength(verdict: Verdict) -> str:

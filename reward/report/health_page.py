@@ -1,4 +1,4 @@
-"""The health report as one page that opens offline: tables, two pictures, the worst disagreements.
+"""The health report as one page that opens offline: tables, pictures, the worst disagreements.
 
 Texts come from models and people: they are escaped, and the page allows no script.
 """
@@ -9,11 +9,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reward.report.annotators import describe_annotators
+from reward.report.learning_curve import describe_curve
 from rlhf.records.jsonl import write_text_atomically
 
 ACCENT, GREY = "#2563eb", "#94a3b8"
@@ -31,11 +33,14 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
+    curve = report.get("learning_curve")
     page = environment.get_template("report.html").render(
         report=report,
         health=report["health"],
         worst=report["worst"],
         annotators=list(describe_annotators(report["annotators"])),
+        forecast=describe_curve(curve) if curve else "",
+        learning_curve=_data_uri(draw_learning_curve(curve)) if curve else "",
         reliability=_data_uri(draw_reliability(report["health"]["calibration"]["bins"])),
         histogram=_data_uri(draw_histogram(rewards)),
     )
@@ -55,6 +60,27 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> Figure:
         color=ACCENT,
     )
     axes.set(xlim=(0.48, 1.02), ylim=(-0.04, 1.04), xlabel="confidence", ylabel="right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw_learning_curve(curve: Mapping[str, Any]) -> Figure:
+    """Accuracy against labels with 95 % intervals; the fitted curve, and the forecast as a ring."""
+    figure = Figure(SIZE, layout="constrained")
+    axes = figure.subplots()
+    points, forecast, fit = curve["points"], curve["forecast"], curve["fit"]
+    labels = np.geomspace(points[0]["labels"], forecast["labels"], 100)
+    axes.plot(labels, fit["a"] - fit["b"] * labels ** -fit["c"], color=GREY, linestyle="--")
+    for row in (*points, forecast):
+        if row["low"] is not None:
+            axes.plot([row["labels"]] * 2, [row["low"], row["high"]], color=GREY)
+    for rows, fill in ((points, ACCENT), ([forecast], "white")):
+        found = [row["labels"] for row in rows], [row["value"] for row in rows]
+        axes.plot(*found, "o", color=ACCENT, markerfacecolor=fill)
+    axes.set(xscale="log", xlabel="labels", ylabel="right")
+    axes.set_xticks([row["labels"] for row in (*points, forecast)], minor=False)
+    axes.set_xticklabels([f"{row['labels']:,}" for row in (*points, forecast)])
+    axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

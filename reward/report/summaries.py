@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reward.report.annotators import describe_annotators
+from reward.report.learning_curve import describe_curve
 from reward.settings import RewardSettings
 from rlhf.records.schema import RankedPrompt, Sampling
 from rlhf.run.intervals import in_words
@@ -36,6 +37,8 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
         lines.append(_rankings(report["counts"]))
     else:
         lines.append(f"An ensemble of {len(report['members'])}, whose reports are in {run.path}.")
+    if "learning_curve" in report:
+        lines.append(describe_curve(report["learning_curve"]))
     lines += describe_annotators(report.get("annotators", {}))
     if run.report_html.is_file():
         lines.append(f"Report: {run.report_html}")

@@ -19,6 +19,10 @@ def run(settings: Settings) -> dict[str, Any]:
         from reward.ensemble import train_ensemble
 
         return train_ensemble(settings)
+    if settings.learning_curve:
+        from reward.learning_curve import train_learning_curve
+
+        return train_learning_curve(settings)
     from reward.train import train_reward
 
     return train_reward(settings)

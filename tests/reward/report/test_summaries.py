@@ -24,7 +24,7 @@ def told(tmp_path: Path, **changes: object) -> list[str]:
     settings = reward_settings(
         rankings=Path("my rankings"), model="models/m", out=tmp_path / "reward"
     )
-    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward").mkdir(parents=True)
     (tmp_path / "reward" / "report.html").touch()
     return describe_training(settings, REPORT | changes).splitlines()
 
@@ -42,6 +42,19 @@ def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
         "Next: rlhf reference --prompts 'my rankings' --model models/m "
         f"--reward {out} --out {tmp_path}/reference",
     ]
+
+
+def test_what_more_labels_would_give(tmp_path: Path) -> None:
+    curve = {
+        "points": [{"labels": 400, "value": 0.68}, {"labels": 800, "value": 0.712}],
+        "forecast": {"labels": 1600, "value": 0.741, "low": 0.72, "high": 0.768},
+        "gain": {"value": 0.03, "low": 0.01, "high": 0.05},
+    }
+    sentence = "800 labels give 71 %; 1,600 would give 74 % (95 % interval 72–77 %)."
+    assert sentence in told(tmp_path / "a", learning_curve=curve)
+    curve["gain"]["low"] = 0.004
+    doubt = f"{sentence} That cannot be told from no gain."
+    assert doubt in told(tmp_path / "b", learning_curve=curve)
 
 
 @pytest.mark.parametrize(
