@@ -129,21 +129,6 @@ def collect(
     return episodes, scores, measured, experience
 
 
-def collect(
-    environment: Environment,
-    model: Any,
-    prompts: Sequence[tuple[ReferenceRow, ...]],
-    settings: PPOSettings,
-) -> tuple[Episodes, Scores, Measured, Experience]:
-    """A rollout and what is learnt from it, as a step of the loop gets them."""
-    episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
-    scores = score_episodes(environment, episodes, settings)
-    measured = measure_episodes(environment, model, episodes, settings)
-    accelerator = environment.accelerator
-    experience = build_experience(accelerator, episodes, scores, measured, settings)
-    return episodes, scores, measured, experience
-
-
 def trained_policy(
     settings: PPOSettings,
     arms: np.ndarray,
@@ -175,15 +160,6 @@ def trained_policy(
         settings.shaping,
         sampler,
         settings.sampler_correction,
-    )
-    environment = Environment(
-        accelerator,
-        tokenizer,
-        Reward((score,), (1.0,), "sum", {}, tuple),
-        reference,
-        {PROMPT.id: [0.0]},
-        Sampling(temperature=1.0, max_new_tokens=1, seed=0),
-        sampler,
     )
     rows = stored_rows()
     used = rows if settings.kl.source == "reference" else []
