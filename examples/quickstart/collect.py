@@ -7,9 +7,7 @@ validation.jsonl.
 """
 
 import json
-import re
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +30,7 @@ def collect(run: Path) -> dict[str, Any]:
         "counts": reward["counts"],
         **{name: evaluate[name] for name in ("win_rate", "kl", "length", "eos_rate", "gold")},
         "tied": count_ties(evaluate["scores"]["gold"], len(evaluate["samples"])),
-        "commonest": {
-            side: commonest([one["answers"][side] for one in evaluate["samples"]])
-            for side in ("reference", "policy")
-        },
+        "commonest": {side: evaluate["template"][side] for side in ("reference", "policy")},
         "samples": [
             {"prompt": one["turns"][-1]["content"], **one["answers"]}
             for one in evaluate["samples"][:SHOWN]
@@ -48,16 +43,6 @@ def count_ties(scores: dict[str, list[float]], prompts: int) -> float:
     """The share of comparisons, every new answer with every original one, that score the same."""
     ours, theirs = (np.reshape(scores[side], (prompts, -1)) for side in ("policy", "reference"))
     return float((ours[:, :, None] == theirs[:, None, :]).mean())
-
-
-def commonest(answers: list[str]) -> dict[str, Any]:
-    """The four words in a row that most answers have, and the share of answers that have them."""
-    seen: Counter[tuple[str, ...]] = Counter()
-    for answer in answers:
-        words = re.findall(r"[\w'’]+", answer.lower())
-        seen.update({tuple(words[start : start + 4]) for start in range(len(words) - 3)})
-    [(phrase, count)] = seen.most_common(1)
-    return {"words": " ".join(phrase), "share": count / len(answers)}
 
 
 def percent(share: float) -> str:

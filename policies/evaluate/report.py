@@ -24,6 +24,9 @@ policy, reference, or rival where another model was compared too:
     eos_rate.SIDE           fraction of answers with an end token
     distinct.SIDE           distinct_1 distinct_2
     self_bleu.SIDE          optional: how much the answers repeat each other
+    template.SIDE           optional: words and share: the commonest four words in a row, and the
+                            fraction of first answers that have them
+    repeats.SIDE            optional: fraction of first answers with four words in a row twice
     scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
     verdicts                optional: asked of the AI judge, and how many are unclear
     votes                   optional: given, prompts, same_answers, still_needed of a blind vote by

@@ -6,6 +6,7 @@ each other, so counting each of them as independent evidence would make an inter
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -205,6 +206,32 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
 def _n_grams(words: list[str], n: int) -> list[tuple[str, ...]]:
     return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+
+
+def commonest_phrase(texts: Sequence[str], n: int = 4) -> tuple[str, float]:
+    """The n words in a row that the most texts have, and the share of texts that have them.
+
+    A policy that has found one phrase that a reward model likes uses it everywhere: a template.
+    Words are those of `distinct_n`; of phrases in equally many texts the first to appear counts,
+    and without n words in any text the phrase is empty and the share 0.
+    """
+    counts: Counter[tuple[str, ...]] = Counter()
+    for text in texts:
+        grams = _n_grams(WORD.findall(text.lower()), n)
+        counts.update(list(dict.fromkeys(grams)))  # once a text, in order
+    if not counts:
+        return "", 0.0
+    [(phrase, count)] = counts.most_common(1)
+    return " ".join(phrase), count / len(texts)
+
+
+def repeating_fraction(texts: Sequence[str], n: int = 4) -> float:
+    """The fraction of texts in which some n words in a row occur twice; 0 of no texts."""
+    repeats = []
+    for text in texts:
+        grams = _n_grams(WORD.findall(text.lower()), n)
+        repeats.append(len(set(grams)) < len(grams))
+    return sum(repeats) / max(len(repeats), 1)
 
 
 def self_bleu(texts: Sequence[str]) -> float:

@@ -12,6 +12,7 @@ from policies.sampling.settings import GenerateSettings
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
 
+TEMPLATE_SHARE = 0.05  # of the answers; more often, a phrase is a template
 VERDICTS = {
     "better": "The new model is better.",
     "worse": "The new model is worse.",
@@ -85,6 +86,7 @@ def describe_evaluation(
         *_unclear(report.get("verdicts", {"asked": 0, "unclear": 0})),
         f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens; reverse KL "
         f"{kl['nats']:.2f} nats per answer.",
+        *_template(report.get("template")),
         f"Report: {RunDir(out).report_html}",
     ]
     if votes:
@@ -103,6 +105,19 @@ def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -
     needed = part.get("votes", {}).get("still_needed")
     if needed:
         yield f"About {needed} more votes, on other prompts, would prove a difference of this size."
+
+
+def _template(found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:
+    """A warning where a phrase stands in many of the new answers and in few of the original's."""
+    if found is None:
+        return
+    new, original = found["policy"], found["reference"]
+    if new["share"] > max(TEMPLATE_SHARE, 2 * original["share"]):
+        yield (
+            f"A template: {100 * new['share']:.0f} % of the new answers say “{new['words']}” (the "
+            f"original's commonest four words stand in {100 * original['share']:.0f} %). Read the "
+            "samples before you trust the win rate."
+        )
 
 
 def _unclear(verdicts: Mapping[str, int]) -> Iterator[str]:

@@ -15,8 +15,10 @@ from policies.evaluate.length_control import length_controlled_rate
 from policies.evaluate.statistics import (
     best_of_n,
     best_of_n_nats,
+    commonest_phrase,
     distinct_n,
     judge_wins,
+    repeating_fraction,
     self_bleu,
     spread,
 )
@@ -101,12 +103,17 @@ def sides_of(sides: Mapping[str, Side], scores: Scores) -> dict[str, Any]:
             name: float(np.mean([s.finished for row in side.samples for s in row]))
             for name, side in sides.items()
         },
-        # one answer to each prompt: both measures compare sets of equal size only
+        # one answer to each prompt: these measures compare sets of equal size only
         "distinct": {
             name: {f"distinct_{n}": distinct_n(_first(side), n) for n in (1, 2)}
             for name, side in sides.items()
         },
         "self_bleu": {name: self_bleu(_first(side)) for name, side in sides.items()},
+        "template": {
+            name: dict(zip(("words", "share"), commonest_phrase(_first(side)), strict=True))
+            for name, side in sides.items()
+        },
+        "repeats": {name: repeating_fraction(_first(side)) for name, side in sides.items()},
         **{
             judge: {name: spread(values.ravel()).to_json() for name, values in of.items()}
             for judge, of in scores.items()

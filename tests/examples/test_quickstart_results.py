@@ -8,7 +8,6 @@ import pytest
 from examples.quickstart.collect import (
     RESULTS,
     TRIES,
-    commonest,
     count_ties,
     missed,
     samples,
@@ -59,9 +58,3 @@ def test_every_seed_wins_clearly_more_than_half(one: dict[str, Any]) -> None:
 def test_ties_are_counted_over_all_comparisons_of_a_prompt() -> None:
     scores = {"policy": [0.5, 0.0, 1.0, 1.0], "reference": [0.0, 0.0, 1.0, 0.2]}
     assert count_ties(scores, 2) == 0.5  # second answer twice; then each with the first
-
-
-def test_the_commonest_words_count_once_an_answer() -> None:
-    answers = ["So glad to be here. So glad to be here!", "I am so glad to be!", "Too short."]
-    found = commonest(answers)
-    assert found == {"words": "so glad to be", "share": pytest.approx(2 / 3)}

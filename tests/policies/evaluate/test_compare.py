@@ -88,7 +88,16 @@ def test_the_report_names_judges_sides_and_inputs(done: RunDir) -> None:
     assert report["verdict"]["judge"] == "ai"
     assert report["judges"]["ai"] == {"kind": "AI judge", "name": "m"}
     assert report["judges"]["reward"]["is_objective"] is False  # the policy is a plain folder
-    for measure in ("length", "eos_rate", "distinct", "self_bleu", "reward", "gold"):
+    for measure in (
+        "length",
+        "eos_rate",
+        "distinct",
+        "self_bleu",
+        "template",
+        "repeats",
+        "reward",
+        "gold",
+    ):
         assert set(report[measure]) == {"reference", "policy", "rival"}
     assert set(report["inputs"]) == {"policy", "reward", "reference", "against"}
     assert [point["n"] for point in report["best_of_n"]] == [1, 2, 3]

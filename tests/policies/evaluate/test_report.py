@@ -82,6 +82,12 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
         "length": {"policy": 38.14, "reference": 36.85, "rival": 40.62},
         "eos_rate": {"policy": 0.4219, "reference": 0.5156, "rival": 0.3},
         "self_bleu": {"policy": 0.2213, "reference": 0.1107, "rival": 0.1},
+        "template": {
+            "policy": {"words": "i'm here to help", "share": 0.3217},
+            "reference": {"words": "<b>one of the</b>", "share": 0.0213},
+            "rival": {"words": "one of the best", "share": 0.0313},
+        },
+        "repeats": {"policy": 0.0721, "reference": 0.0611, "rival": 0.05},
         "distinct": {
             "policy": {"distinct_1": 0.3124, "distinct_2": 0.7113},
             "reference": {"distinct_1": 0.4021, "distinct_2": 0.8307},
@@ -211,6 +217,8 @@ def test_the_page_shows_all_the_numbers_that_the_contract_names() -> None:
     for side in ("policy", "reference", "rival"):
         wanted |= {
             f"/self_bleu/{side}",
+            f"/template/{side}/share",
+            f"/repeats/{side}",
             f"/length/{side}",
             f"/eos_rate/{side}",
             f"/reward/{side}/mean",
@@ -335,7 +343,7 @@ def test_reward_hacking_is_seen_where_a_better_judge_sees_less(interval, found, 
 
 def test_a_report_of_the_bare_minimum_renders() -> None:
     report = example()
-    for name in ("judges", "gold", "rival", "best_of_n", "self_bleu"):
+    for name in ("judges", "gold", "rival", "best_of_n", "self_bleu", "template", "repeats"):
         del report[name]
     del report["win_rate_by_source"], report["win_rate_by_length"]
     del report["kl"]["reverse"]

@@ -9,9 +9,11 @@ from policies.evaluate.statistics import (
     best_of_n,
     best_of_n_nats,
     bootstrap_interval,
+    commonest_phrase,
     compare,
     distinct_n,
     judge_wins,
+    repeating_fraction,
     self_bleu,
     sign_test,
     spread,
@@ -208,6 +210,20 @@ def test_the_best_of_more_than_there_are_is_refused() -> None:
 def test_best_of_n_nats() -> None:
     assert best_of_n_nats(1) == 0
     assert best_of_n_nats(4) == pytest.approx(1.3862943611 - 0.75)
+
+
+def test_the_commonest_phrase_counts_once_a_text() -> None:
+    texts = ["So glad to be here. So glad to be here!", "I'm so glad to be", "Too short."]
+    assert commonest_phrase(texts) == ("so glad to be", 2 / 3)
+    assert commonest_phrase(["one two three four five"]) == ("one two three four", 1.0)
+    assert commonest_phrase(["a b c", ""]) == ("", 0.0)
+    assert commonest_phrase([]) == ("", 0.0)
+
+
+def test_a_text_repeats_itself_where_four_words_come_again() -> None:
+    texts = ["so glad to be so glad to be", "so glad to be", "glad to be so glad to be", ""]
+    assert repeating_fraction(texts) == 1 / 4
+    assert repeating_fraction([]) == 0.0
 
 
 def test_self_bleu_is_one_for_copies_and_small_for_strangers() -> None:

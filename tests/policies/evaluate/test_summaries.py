@@ -101,6 +101,29 @@ def test_verdicts_that_nobody_can_read_are_told() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("original", "new", "warns"), [(0.02, 0.06, True), (0.02, 0.05, False), (0.04, 0.08, False)]
+)
+def test_a_template_is_warned_of(original: float, new: float, warns: bool) -> None:
+    settings = EvaluateSettings(policy="p", reference=Path("r"), reward="rm", out=RUN / "evaluate")
+    report = {
+        "verdict": {"judge": "reward", "outcome": "better"},
+        "win_rate": {"reward": rate(0.9)},
+        "judges": {"reward": {"kind": "reward model", "name": ""}},
+        "length": {"reference": 19.4, "policy": 22.6},
+        "kl": {"reverse": {"nats": 6.1}},
+        "template": {
+            "reference": {"words": "one of the most", "share": original},
+            "policy": {"words": "i'm here to help", "share": new},
+        },
+    }
+    warning = (
+        "A template: 6 % of the new answers say “i'm here to help” (the original's commonest four "
+        "words stand in 2 %). Read the samples before you trust the win rate."
+    )
+    assert (warning in describe_evaluation(settings, report).splitlines()) == warns
+
+
 def test_a_verdict_with_all_judges_and_a_rival() -> None:
     settings = EvaluateSettings(policy="p", reference=Path("r"), reward="rm", out=RUN / "evaluate")
     report = {

@@ -73,6 +73,8 @@ def test_every_side_is_measured() -> None:
     assert found["gold"]["policy"] == {"mean": 2.0, "std": 1.0}
     assert found["scores"]["gold"]["policy"] == [1.0, 3.0]
     assert found["distinct"]["policy"]["distinct_1"] == 1.0
+    assert found["template"]["policy"] == {"words": "", "share": 0.0}
+    assert found["repeats"] == {"policy": 0.0, "reference": 0.0}
 
 
 def test_the_best_of_n_curve_chooses_by_reward_and_scores_by_every_judge() -> None:
