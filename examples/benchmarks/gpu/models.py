@@ -110,7 +110,9 @@ def write_reward_adapter(arguments: Namespace, model: Path) -> Path:
     if (folder / FOLDER / "base.json").is_file():
         return folder
     tokenizer = build_tokenizer()
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    base = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.bfloat16, trust_remote_code=False
+    )
     classifier = put_head_on(base.base_model, int(tokenizer.pad_token_id))
     start_head(reward_head(classifier), seed=1)
     add_adapters(classifier, RANK, 2 * RANK, seed=1)

@@ -3,6 +3,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from reward.data.annotators import AnnotatorWeights
 from reward.data.groups import Group
 from reward.data.loading import Data
 from reward.losses import Objective
@@ -55,7 +56,7 @@ def test_few_reference_outputs_set_no_scale(outputs, fitted_on):
     state = TrainState(accelerator, LastToken(), unused, 0, 2048, Objective(), shared=False)
     # rewards 0 and 1 in turn: mean 1/2, deviation 1/2
     reference = [Group(str(number), (5,), ((number % 2,),)) for number in range(outputs)]
-    data = Data([], [], [], reference, "test prompts", {})
+    data = Data([], [], [], reference, "test prompts", {}, AnnotatorWeights({}))
     scale, normalized = measure_scale(state, data, [[1.0, 3.0]])  # mean 2, deviation 1
     assert scale.fitted_on == fitted_on
     if outputs < 32:
