@@ -140,7 +140,7 @@ def log_probs_at(
 def top_log_probs(
     logits: Float[Tensor, "B R V"], k: int, temperature: float
 ) -> tuple[Int[Tensor, "B R K"], Float[Tensor, "B R K"], Float[Tensor, "B R"]]:
-    """The k likeliest tokens at every place, their log-probs, and log Σ exp(z / τ)."""
+    """The k most likely tokens at every place, their log-probs, and log Σ exp(z / τ)."""
     ids = logits.topk(k, dim=2).indices
     log_probs = log_probs_at(logits, ids, temperature)
     first = logits.gather(2, ids[:, :, :1]).float() / (temperature + TEMPERATURE_EPSILON)
@@ -154,10 +154,10 @@ def entropy_of(
     """Entropy in nats of the distribution at every response token, 0 at padding; no gradient."""
     scale = temperature + TEMPERATURE_EPSILON
     flat = logits.flatten(0, 1)
-    normalisers = _log_sum_exp(flat, scale)
-    entropy = torch.zeros_like(normalisers)
+    log_sums = _log_sum_exp(flat, scale)
+    entropy = torch.zeros_like(log_sums)
     for part in flat.split(VOCABULARY_CHUNK, dim=1):
-        probabilities = (part.float() / scale).sub_(normalisers[:, None]).exp_()
+        probabilities = (part.float() / scale).sub_(log_sums[:, None]).exp_()
         entropy += torch.special.entr(probabilities).sum(dim=1)
     return entropy.view_as(responses.ids) * responses.mask
 
@@ -179,14 +179,14 @@ class _ChosenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, scale: float) -> Tensor:
-        normalisers = _log_sum_exp(logits, scale)
-        ctx.save_for_backward(logits, ids, normalisers)
+        log_sums = _log_sum_exp(logits, scale)
+        ctx.save_for_backward(logits, ids, log_sums)
         ctx.scale = scale
-        return logits.gather(1, ids).float() / scale - normalisers[:, None]
+        return logits.gather(1, ids).float() / scale - log_sums[:, None]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits, ids, normalisers = ctx.saved_tensors
+        logits, ids, log_sums = ctx.saved_tensors
         slopes = gradients[0] / ctx.scale
         total = slopes.sum(dim=1, keepdim=True)
         result = torch.empty_like(logits)
@@ -196,7 +196,7 @@ class _ChosenLogProbs(torch.autograd.Function):
             strict=True,
         )
         for number, (part, into) in enumerate(parts):
-            gradient = (part.float() / ctx.scale).sub_(normalisers[:, None]).exp_().mul_(-total)
+            gradient = (part.float() / ctx.scale).sub_(log_sums[:, None]).exp_().mul_(-total)
             places = ids - number * VOCABULARY_CHUNK
             here = (places >= 0) & (places < part.shape[1])
             into.copy_(gradient.scatter_add_(1, places.where(here, 0), slopes.where(here, 0.0)))

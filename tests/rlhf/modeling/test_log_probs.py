@@ -31,8 +31,8 @@ def one_by_one(model: torch.nn.Module, temperature: float) -> list[np.ndarray]:
             )
         shifted = logits[len(prompt) - 1 : -1]
         top = shifted.max(axis=1)
-        normaliser = np.log(np.exp(shifted - top[:, None]).sum(axis=1)) + top
-        expected.append(shifted[np.arange(len(response)), response] - normaliser)
+        log_sum = np.log(np.exp(shifted - top[:, None]).sum(axis=1)) + top
+        expected.append(shifted[np.arange(len(response)), response] - log_sum)
     return expected
 
 
@@ -72,22 +72,6 @@ def test_trimming_drops_only_columns_of_padding() -> None:
     assert isinstance(trimmed.prompts, TokenBatch)
 
 
-def test_the_gradient_is_that_of_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "rlhf.modeling.log_probs.VOCABULARY_CHUNK", 12
-    )  # several chunks, the last one short
-    responses = pad_right(RESPONSES, 0)
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn((3, 4, 50), generator=generator).requires_grad_()
-    weights = torch.randn((3, 4), generator=generator)
-    log_probs = log_probs_of(logits, responses, 0.7)
-    (mine,) = torch.autograd.grad((weights * log_probs).sum(), logits)
-    expected = (logits / 0.7).log_softmax(2).gather(2, responses.ids[:, :, None]).squeeze(2)
-    torch.testing.assert_close(log_probs, expected * responses.mask, rtol=1e-5, atol=1e-6)
-    (theirs,) = torch.autograd.grad((weights * expected * responses.mask).sum(), logits)
-    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
-
-
 def test_the_gradient_of_several_tokens_a_place_is_that_of_log_softmax(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -114,11 +98,11 @@ def test_the_size_of_the_chunks_changes_nothing(size: int, monkeypatch: pytest.M
     responses = pad_right([[19, 30, 21, 40, 49, 14]], 0)
     z = logits[0].double().numpy() / 0.7
     top = z.max(axis=1)
-    normaliser = np.log(np.exp(z - top[:, None]).sum(axis=1)) + top
-    p = np.exp(z - normaliser[:, None])
+    log_sum = np.log(np.exp(z - top[:, None]).sum(axis=1)) + top
+    p = np.exp(z - log_sum[:, None])
     monkeypatch.setattr("rlhf.modeling.log_probs.VOCABULARY_CHUNK", size)
     log_probs = log_probs_of(logits.requires_grad_(), responses, 0.7)
-    chosen = z[np.arange(6), responses.ids[0].numpy()] - normaliser
+    chosen = z[np.arange(6), responses.ids[0].numpy()] - log_sum
     np.testing.assert_allclose(log_probs[0].detach().numpy(), chosen, rtol=1e-5, atol=1e-5)
     entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=1)
     found = entropy_of(logits, responses, 0.7)[0]
@@ -128,13 +112,13 @@ def test_the_size_of_the_chunks_changes_nothing(size: int, monkeypatch: pytest.M
     np.testing.assert_allclose(gradient[0].numpy(), expected, atol=1e-5)
 
 
-def test_the_likeliest_tokens_and_the_normaliser_give_the_logits_back() -> None:
+def test_top_log_probs_and_their_log_sum_exp() -> None:
     logits = torch.randn((2, 3, 50), generator=torch.Generator().manual_seed(0))
     ids, log_probs, log_sum_exp = top_log_probs(logits, 5, 0.7)
     z = logits.double().numpy() / 0.7
     order = np.argsort(-z, axis=2)[:, :, :5]
-    normaliser = np.log(np.exp(z).sum(axis=2))
+    log_sum = np.log(np.exp(z).sum(axis=2))
     np.testing.assert_array_equal(ids.numpy(), order)
-    expected = np.take_along_axis(z, order, axis=2) - normaliser[:, :, None]
+    expected = np.take_along_axis(z, order, axis=2) - log_sum[:, :, None]
     np.testing.assert_allclose(log_probs.numpy(), expected, atol=1e-5)
-    np.testing.assert_allclose(log_sum_exp.numpy(), normaliser, atol=1e-5)
+    np.testing.assert_allclose(log_sum_exp.numpy(), log_sum, atol=1e-5)
