@@ -3,13 +3,14 @@
 The labels are the utilitarianism part of ETHICS (Hendrycks et al., arXiv 2008.02275): which of two
 things that happened is the more pleasant for the person who tells it. A reward model learns the
 labels of split A; PPO trains the policy to go on with stories whose first sentences no label has;
-a reward model of split B, other people's labels of other texts, judges the answers. `data` is a
+a reward model of split B, other people's labels of other texts, judges the answers. The answers of
+the first seed wait in `votes.db` for people to compare them blind (`rlhf label --db`). `data` is a
 file, or the name of a dataset on the hub with the columns that ETHICS has.
 
 Measured on held-out prompts, per seed: win rates by the disjoint judge and by the reward model
 itself, the share of answers that end, the reverse KL, how likely the answers are under the original
-model, and the share of answers that hold the commonest four words in a row. `steps` adds runs of
-other lengths with the first seed, for the picture.
+model, the share of answers that have the commonest four words in a row, and how much less likely
+neutral text has become. `steps` adds runs of other lengths with the first seed, for the picture.
 """
 
 import gzip
@@ -21,11 +22,12 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from experiment import Config, Table, flags, interval, rlhf, run, stage, write_dataset
+from experiment import Config, Table, flags, interval, rlhf, run, signed, stage, write_dataset
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from policies.evaluate.statistics import bootstrap_interval, compare
+from policies.evaluate.measures.statistics import bootstrap_interval
 from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl, write_jsonl
 from rlhf.records.ranked import read_ranked_file
@@ -34,6 +36,7 @@ from rlhf.run.rundir import RunDir
 
 SPLITS = ("A", "B", "heldout")
 SHOWN_SAMPLES = 20
+MODELS = ("reference", "policy")  # before and after, as reports name them
 
 
 def measure(config: Config, out: Path) -> Config:
@@ -52,6 +55,7 @@ def measure(config: Config, out: Path) -> Config:
     runs += [(config["seeds"][0], steps) for steps in config["steps"]]
     found = [train_policy(config, out, seed, steps) for seed, steps in runs]
     last = out / f"evaluate-{config['seeds'][0]}-{config['ppo']['steps']}"
+    rlhf("evaluate", "--out", last, "--to-db", out / "votes.db")
     return {
         "accuracy": accuracies,
         "runs": found[: len(config["seeds"])],
@@ -169,14 +173,19 @@ def train_reward(config: Config, pairs: dict[str, list[Config]], split: str, out
     base = ["--rankings", data, "--model", config["model"]]
     report = stage(out, "train-reward", *base, *flags(config["reward"]))
     bare = as_records(config, filter(is_bare, pairs["heldout"]), "test")
-    found = {name: report[name] for name in ("accuracy", "likelier_wins", "longer_wins")}
-    return {**found, "bare": accuracy(bare, out)}
+    found = {name: report[name] for name in ("accuracy", "likelier_wins")}
+    longer = report["health"]["longer_wins"]
+    return {**found, "longer_wins": longer, "bare": accuracy(bare, out, config["score"])}
 
 
-def accuracy(records: list[RankedPrompt], reward: Path) -> Config:
+def accuracy(records: list[RankedPrompt], reward: Path, how: Config) -> Config:
     """The share of judged pairs that a reward model orders as people did."""
+    answers, found = reward / "bare.jsonl", reward / "bare-scored.jsonl"
+    if not found.exists():
+        write_jsonl(answers, (record.to_json() for record in records))
+        rlhf("score", answers, "--reward", reward, "--out", found, *flags(how))
     right = []
-    rewards = rewards_of(records, reward, reward / "bare.jsonl")
+    rewards = (line["rewards"] for line in read_jsonl(found))
     for record, row in zip(records, rewards, strict=True):
         of = {one.id: value for one, value in zip(record.responses, row, strict=True)}
         agreed = [of[best] > of[worst] for (best,), (worst,) in (r.tiers for r in record.rankings)]
@@ -205,37 +214,23 @@ def story_prompts(config: Config, firsts: list[str]) -> list[RankedPrompt]:
 def train_policy(config: Config, out: Path, seed: int, steps: int) -> Config:
     """One policy, and what the disjoint judge and the reward model say of its answers."""
     policy, evaluated = (out / f"{kind}-{seed}-{steps}" for kind in ("ppo", "evaluate"))
-    base = ["--reference", out / "reference", "--seed", seed]
-    how = [*flags(config["ppo"]), "--reward", out / "reward", "--steps", steps]
+    base = ["--reference", out / "reference", "--reward", out / "reward", "--seed", seed]
+    how = flags(config["ppo"] | {"steps": steps})
     stage(policy, "ppo", "--model", config["model"], *base, *how)
-    how = [*flags(config["evaluate"]), "--reward", out / "judge"]
+    how = [*flags(config["evaluate"]), "--gold", out / "judge"]
     report = stage(evaluated, "evaluate", "--policy", policy, *base, *how)
-    answers = list(read_ranked_file(RunDir(evaluated).answers))
-    proxy = np.array(rewards_of(answers, out / "reward", evaluated / "proxy.jsonl"))
-    samples = config["evaluate"]["samples"]
-    wins = compare(proxy[:, -samples:], proxy[:, :-samples])
-    judged = report["win_rate"]["reward"]
+    rates = report["win_rate"]
+    measures = ("eos_rate", "length", "template", "distinct", "repeats")
     return {
         "seed": seed,
         "steps": steps,
-        "judge": judged,
-        "judge_at_equal_length": judged["length_controlled"],
-        "reward": bootstrap_interval(wins, seed=0).to_json(),
+        "judge": rates["gold"],
+        "judge_at_equal_length": rates["gold"]["length_controlled"],
+        "reward": rates["reward"],
         "nats": report["kl"]["reverse"]["nats"],
         "nats_per_token": report["kl"]["reverse"]["per_token"],
-        **{name: report[name] for name in ("eos_rate", "length", "template", "distinct")},
-        "likelihood": report["log_likelihood"],
-        "retained": report["retained"],
+        **{name: report[name] for name in (*measures, "log_likelihood", "retained")},
     }
-
-
-def rewards_of(records: list[RankedPrompt], reward: Path, found: Path) -> list[list[float]]:
-    """The rewards of each prompt's answers, once."""
-    if not found.exists():
-        answers = found.with_suffix(".answers.jsonl")
-        write_jsonl(answers, (record.to_json() for record in records))
-        rlhf("score", answers, "--reward", reward, "--out", found)
-    return [line["rewards"] for line in read_jsonl(found)]
 
 
 def first_samples(evaluated: Path, samples: int) -> list[Config]:
@@ -255,53 +250,62 @@ def tabulate(result: Config) -> Table:
     """One row for each seed."""
     header = ["seed", "won, judged by other people's labels (95 %)", "at equal length"]
     header += ["won, by its own reward model", "reverse KL, nats a token", "answers that end"]
-    rows = [[*header, "share with the commonest 4-gram"]]
+    header += ["with the commonest four words", "log-likelihood under the original"]
+    rows = [[*header, "forgotten of neutral text, nats a token (95 %)"]]
     for one in result["runs"]:
         wins = [interval(one[name]) for name in ("judge", "judge_at_equal_length", "reward")]
         shares = [
-            f"{100 * of['reference']:.0f} → {100 * of['policy']:.0f} %"
+            " → ".join(f"{100 * of[model]:.0f}" for model in MODELS) + " %"
             for of in (one["eos_rate"], template_shares(one))
         ]
-        rows.append([str(one["seed"]), *wins, f"{one['nats_per_token']:.2f}", *shares])
+        likelihood = " → ".join(f"{one['log_likelihood'][model]['value']:.2f}" for model in MODELS)
+        cells = [*wins, f"{one['nats_per_token']:.2f}", *shares, likelihood]
+        rows.append([str(one["seed"]), *cells, signed(one["retained"]["difference"])])
     return rows
 
 
 def template_shares(one: Config) -> dict[str, float]:
     """The share of each model's answers with its commonest four words in a row."""
-    return {side: one["template"][side]["share"] for side in ("reference", "policy")}
+    return {model: one["template"][model]["share"] for model in MODELS}
 
 
 def plot(result: Config) -> Figure:
     """What the reward model, the disjoint judge, likelihood and template say, over the steps."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    steps = [one["steps"] for one in result["lengths"]]
+    wins, templates, likelihoods = figure.subplots(1, 3)
+    lengths = result["lengths"]
+    steps = [0, *(one["steps"] for one in lengths)]
+    even = {"value": 0.5, "low": 0.5, "high": 0.5}  # the original against itself
     for name, label in (("reward", "its own reward model"), ("judge", "other people's labels")):
-        values, lows, highs = (
-            [100 * one[name][part] for one in result["lengths"]]
-            for part in ("value", "low", "high")
-        )
-        [line] = left.plot(steps, values, marker="o", label=label)
-        left.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
-    left.axhline(50, color="#94a3b8", linewidth=1)
-    left.set_ylabel("answers that win, %")
-    shares = [100 * template_shares(one)["policy"] for one in result["lengths"]]
-    right.plot(steps, shares, marker="o", label="with the commonest 4-gram, % of answers")
-    likelihood = [-one["likelihood"]["policy"] for one in result["lengths"]]
-    twin = right.twinx()
-    twin.plot(
-        steps, likelihood, marker="s", color="#d97706", label="surprise of the original model"
-    )
-    twin.set_ylabel("nats a token")
-    right.set_ylabel("% of answers")
-    for axes in (left, right):
+        draw(wins, steps, [even, *(one[name] for one in lengths)], label, percent=True)
+    wins.axhline(50, color="#94a3b8", linewidth=1)
+    wins.set_ylabel("answers that win, judged by, %")
+    wins.legend(frameon=False, fontsize=8)
+    before = template_shares(lengths[0])[MODELS[0]]
+    shares = [before, *(template_shares(one)[MODELS[1]] for one in lengths)]
+    templates.plot(steps, [100 * share for share in shares], marker="o")
+    templates.set_ylabel("answers with the commonest four words, %")
+    own = lengths[0]["log_likelihood"][MODELS[0]]
+    draw(likelihoods, steps, [own, *(one["log_likelihood"][MODELS[1]] for one in lengths)])
+    likelihoods.set_ylabel("log-likelihood under the original, nats a token")
+    for axes in (wins, templates, likelihoods):
         axes.set_xlabel("PPO steps")
-        axes.spines["top"].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, loc="upper left")
-    twin.legend(frameon=False, fontsize=8, loc="lower right")
-    twin.spines["top"].set_visible(False)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def draw(
+    axes: Axes, steps: list[int], found: list[Config], label: str = "", *, percent: bool = False
+) -> None:
+    """A line with its 95 % intervals."""
+    scale = 100 if percent else 1
+    values, lows, highs = (
+        [scale * (one[part] if one[part] is not None else one["value"]) for one in found]
+        for part in ("value", "low", "high")
+    )
+    [line] = axes.plot(steps, values, marker="o", label=label)
+    axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 if __name__ == "__main__":
