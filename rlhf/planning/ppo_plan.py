@@ -24,9 +24,9 @@ from rlhf.planning.planner import (
     NF4,
     Shape,
     activation_bytes,
+    block_bytes,
     copies,
     sampling_items,
-    scored_logits_bytes,
     working_bytes,
 )
 
@@ -160,10 +160,10 @@ def _policy_pass(
     length = prompt + new
     computing = Pass(rows * length, length, checkpointing)
     activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
-    logits = scored_logits_bytes(shape, rows * new, bf16=bf16, gradients=True)
+    logits = block_bytes(shape, rows * new)
     return (
         Item("policy: activations", activations, f"{rows} × {length} tokens"),
-        Item("logits", logits, f"{rows} × {new} positions, and their gradients"),
+        Item("logits", logits, f"{rows} × {new} positions, a block of the vocabulary"),
     )
 
 
@@ -252,8 +252,8 @@ def _auditing(
     """
 
     def logits(rows: int) -> Item:
-        size = scored_logits_bytes(shape, rows * new, bf16=bf16)
-        return Item("logits", size, f"{rows} × {new} positions")
+        size = block_bytes(shape, rows * new)
+        return Item("logits", size, f"{rows} × {new} positions, a block of the vocabulary")
 
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
