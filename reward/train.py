@@ -236,7 +236,7 @@ def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data)
     warmup = max(1, round(settings.optim.warmup_fraction * total))
     done, findings = _begin(settings, run, state, data)
     best = findings.best
-    saver = Saver.of(settings, state.accelerator, run.checkpoints)
+    saver = Saver(state.accelerator, run.checkpoints, settings.checkpoint)
     with progress("training the reward model", total, done) as bar, saver.listening():
         for step in range(done, total):
             if best and best.is_stale(settings.evaluation.patience):

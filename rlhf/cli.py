@@ -32,7 +32,7 @@ from rlhf.config.paths import old_names, with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
 from rlhf.modeling.template_kwargs import as_one_token
-from rlhf.ranks import is_main_process, leave, world_size
+from rlhf.ranks import exit_process, is_main_process, world_size
 
 COMMANDS = {
     "import": "labels.import_",
@@ -60,7 +60,7 @@ COMMANDS = {
 
 LIBRARY_SETTINGS = {
     "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads slow a shared machine down tenfold
-    "TRANSFORMERS_VERBOSITY": "error",  # a fresh reward head is no news
+    "TRANSFORMERS_VERBOSITY": "error",  # no warning about a new reward head
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # loading takes seconds; our own bars show the work
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -68,10 +68,10 @@ LIBRARY_SETTINGS = {
 HELP = """RLHF from annotation to evaluation.
 
 People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy
-against it with a KL term on stored reference outputs, and an evaluation says whether the result is
+against it with a KL term on the reference outputs, and an evaluation says whether the result is
 better.
 """
-ROOMS = {
+HELP_GROUPS = {
     "labels": Group.create_ordered("Labels"),
     "models": Group.create_ordered("Models"),
     "machine": Group.create_ordered("Runs and machines"),
@@ -92,14 +92,14 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,  # it would exit with 130 before `main` can say 75
     )
     for flag in ("--help", "--version"):
-        app[flag].group = ROOMS[""]
+        app[flag].group = HELP_GROUPS[""]
     for place, (name, module) in enumerate(COMMANDS.items()):
         found = import_module(f"rlhf.commands.{module}")
         app.command(
             _as_command(found),
             name=name,
             sort_key=place,
-            group=ROOMS[module.rpartition(".")[0]],
+            group=HELP_GROUPS[module.rpartition(".")[0]],
             help_formatter=help_page(found.Settings),
             help_epilogue=f"Example:\n\n```\n{found.EXAMPLE}\n```",
         )
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers stop jobs with it
     code = _run(tokens)
     if arguments is None and world_size() > 1:
-        leave(code)
+        exit_process(code)
     return code
 
 
@@ -170,57 +170,44 @@ def _settings_of(tokens: list[str]) -> type[Any] | None:
 
 def _fail(error: RlhfError) -> int:
     if isinstance(error, LostPeerError | MismatchError) and not is_main_process():
-        return error.exit_code  # another process says it
+        return error.exit_code  # the main process reports it
     errors.print("[bold red]error[/]", end=" ")
     errors.print(str(error), markup=False, soft_wrap=True)
     return error.exit_code
+
+
+Config = Annotated[
+    tuple[Path, ...],
+    Parameter(
+        help="YAML file of settings; of several the later one wins, and flags win over files."
+    ),
+]
+DryRun = Annotated[
+    bool,
+    Parameter(
+        help="Print the resolved settings, for trainings also the memory they need, and stop.",
+        negative="",
+    ),
+]
+Json = Annotated[
+    bool, Parameter(help="Print one JSON object on the last line of stdout.", negative="")
+]
 
 
 def _as_command(module: ModuleType) -> Callable[..., None]:
     """Wrap a command module with the flags that every command has."""
 
     def command(
-        settings: Any,
-        *,
-        config: tuple[Path, ...] = (),
-        dry_run: bool = False,
-        json: bool = False,
+        settings: Any, *, config: Config = (), dry_run: DryRun = False, json: Json = False
     ) -> None:
-        if dry_run:
-            result, text = _dry_run(module, settings)
-        else:
-            result = module.run(settings)
-            text = ""
+        result, text = _dry_run(module, settings) if dry_run else (module.run(settings), "")
         if not is_main_process():
-            return  # the other processes of a group have nothing to add
+            return
         if not (text or json):
             text = module.describe(settings, result)
         _show(result, text, as_json=json)
 
-    settings_type: Any = Annotated[module.Settings, Parameter(name="*")]
-    several_files = Annotated[
-        tuple[Path, ...],
-        Parameter(
-            help="YAML file of settings; of several the later one wins, and flags win over files."
-        ),
-    ]
-    dry = Annotated[
-        bool,
-        Parameter(
-            help="Print the resolved settings, for trainings also the memory they need, and stop.",
-            negative="",
-        ),
-    ]
-    as_json = Annotated[
-        bool, Parameter(help="Print one JSON object on the last line of stdout.", negative="")
-    ]
-    command.__annotations__ = {
-        "settings": settings_type,
-        "config": several_files,
-        "dry_run": dry,
-        "json": as_json,
-        "return": None,
-    }
+    command.__annotations__["settings"] = Annotated[module.Settings, Parameter(name="*")]
     if not any(is_required(setting) for setting in fields(module.Settings)):
         command.__defaults__ = (module.Settings(),)  # cyclopts asks for it when all is optional
     command.__doc__ = module.run.__doc__

@@ -1,8 +1,8 @@
-"""Everything that may go wrong on purpose.
+"""Errors with a message for the user.
 
     RlhfError
     ├── InputError        exit 2   the user's input is wrong
-    │   ├── UnusableContentError   a record is in order and holds nothing to judge
+    │   ├── UnusableContentError   a valid record with nothing to judge
     │   ├── ConfigError            a setting is out of range or unknown
     │   └── MismatchError          processes of a group differ
     ├── LostPeerError     exit 1   another process of the group has ended, and says why
@@ -17,7 +17,7 @@ that catches these; any other exception is our own bug and exits with 1 and its 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-LIKENESS = 0.55  # of `--keep-lst` to `--keep-checkpoints`; difflib's own 0.6 would miss it
+SIMILARITY = 0.55  # of `--keep-lst` to `--keep-checkpoints`; difflib's own 0.6 would miss it
 
 
 class RlhfError(Exception):
@@ -43,9 +43,9 @@ class InputError(RlhfError):
 
 
 class UnusableContentError(InputError):
-    """A record is in order and nobody could judge it: an empty text, or no common conversation.
+    """A valid record with nothing to judge: an empty text, or no common conversation.
 
-    Other people's datasets have some of these; all other bad lines mean that a file is misread.
+    Public datasets have some of these; any other bad line means that the file is misread.
     """
 
 
@@ -54,7 +54,7 @@ class ConfigError(InputError):
 
 
 class GuardError(RlhfError):
-    """A run was stopped because going on would produce numbers nobody should trust."""
+    """A run was stopped because its results could not be trusted."""
 
     exit_code = 3
 
@@ -70,16 +70,16 @@ class KilledGroupError(InterruptedRunError):
 
 
 class LostPeerError(RlhfError):
-    """Another process of the group has ended, which says itself why."""
+    """Another process of the group has ended, which itself reports why."""
 
 
 class MismatchError(InputError):
-    """Processes of a group differ; all of them find it, the main one says it."""
+    """Processes of a group differ; all of them detect it, the main one reports it."""
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """`Did you mean …? ` for the known word that begins so, or is most like it; else empty."""
     known = list(known)
     begun = [one for one in known if word and one.startswith(word)]
-    close = begun or get_close_matches(word, known, n=1, cutoff=LIKENESS)
+    close = begun or get_close_matches(word, known, n=1, cutoff=SIMILARITY)
     return f"Did you mean {prefix}{close[0]}? " if close else ""

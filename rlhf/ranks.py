@@ -1,4 +1,4 @@
-"""Which process of a group this is, as torchrun and accelerate tell every process; its end."""
+"""The rank of this process, from the variables that torchrun and accelerate set, and its exit."""
 
 import atexit
 import os
@@ -19,15 +19,15 @@ def world_size() -> int:
 
 
 def is_main_process() -> bool:
-    """True in the one process that talks to the user; callable before the group exists."""
+    """True in the one process that prints messages; callable before the group exists."""
     return rank() == 0
 
 
-def leave(code: int) -> NoReturn:
-    """End this process of a group; what was registered to run at exit runs.
+def exit_process(code: int) -> NoReturn:
+    """End this process of a group after running its exit handlers.
 
-    The interpreter is not taken apart: gloo's threads free tensors when a collective is over, and
-    would abort the process where that needs an interpreter that is gone.
+    Python's own shutdown is skipped: gloo's threads may free tensors after it, which would abort
+    the process.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from labeling_app.db.store import Store
 from labeling_app.rankings.agreement import mean_interval, pair_agreement
 from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.endpoints.judge import Endpoint, build_request, combine_verdicts, complete, read_verdict
-from rlhf.endpoints.urls import AskingPool
+from rlhf.endpoints.urls import RequestPool
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt, Ranking, content_id
 
@@ -40,7 +40,7 @@ def annotate_with_judge(
         )
     counts = {"ranked": 0, "ranked_before": 0, "too_few_responses": 0, "unclear_pairs": 0}
     log = JudgeLog(store, name, store.add_rubric(rubric) if rubric else "")
-    with AskingPool(parallel) as pool:
+    with RequestPool(parallel) as pool:
         for record in store.ranked_prompts(annotators=[name]):
             ids = {response.id for response in record.responses}
             if len(ids) < 2:

@@ -23,7 +23,7 @@ from policies.sampling.generate import (
 from rlhf.modeling.chat_template import end_token_ids, opens_thinking
 from rlhf.modeling.models import load_causal_lm, load_config
 from rlhf.modeling.readers import tokenizer_of
-from rlhf.modeling.thinking import behind_opening
+from rlhf.modeling.thinking import after_opening_tag
 from rlhf.modeling.tokens import decode_response, encode_prompt, tokenizer_fingerprint
 from rlhf.parallel.distributed import seed_all
 from rlhf.records.ranked import read_ranked_file
@@ -46,6 +46,11 @@ class Side:
     samples: Sequence[Sequence[Sample]]
     texts: Sequence[Sequence[str]]
     sampling: Sampling
+
+    @property
+    def token_ids(self) -> list[list[list[int]]]:
+        """(P, N) the token ids of every answer."""
+        return [[sample.token_ids for sample in row] for row in self.samples]
 
     def responses(self, prompts: Sequence[Prompt]) -> list[list[Response]]:
         """The answers as records, which know the model that gave them."""
@@ -141,7 +146,7 @@ def sample_rival(
 def _rewrite(
     tokenizer: PreTrainedTokenizerBase, sample: Sample, text: str, *, opened: bool
 ) -> Sample:
-    text = behind_opening(text) if opened else text
+    text = after_opening_tag(text) if opened else text
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     end = [end_token_ids(tokenizer)[0]] if sample.finished or not ids else []
     return Sample([*ids, *end], sample.finished)

@@ -20,7 +20,7 @@ from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
 from rlhf.endpoints.judge import Endpoint, build_request, combine_verdicts, complete, read_verdict
 from rlhf.endpoints.signals import Signal
-from rlhf.endpoints.urls import AskingPool
+from rlhf.endpoints.urls import RequestPool
 from rlhf.modeling.tokens import pad_right
 from rlhf.records.fingerprints import text_hash
 from rlhf.records.jsonl import write_jsonl
@@ -122,7 +122,7 @@ class AIJudge:
                 answers[key] = answer
                 append_metrics(self.log, {**call, "answer": answer})
 
-        with AskingPool(self.parallel) as pool, progress("judged", len(todo)) as bar:
+        with RequestPool(self.parallel) as pool, progress("judged", len(todo)) as bar:
             asked = [pool.submit(ask, *question) for question in todo.items()]
             for one in as_completed(asked):
                 one.result()

@@ -157,13 +157,7 @@ def before_training(training: Training) -> dict[str, Any] | None:
 def train_loop(training: Training, done: int, state: LoopState) -> None:
     """Take steps `done` + 1 to the last; check, report and save after each."""
     settings, accelerator, run = training.settings, training.accelerator, training.run
-    saver = Saver(
-        accelerator,
-        run.checkpoints,
-        every_steps=settings.checkpoint.every,
-        every_minutes=settings.checkpoint.every_minutes,
-        keep=settings.checkpoint.keep,
-    )
+    saver = Saver(accelerator, run.checkpoints, settings.checkpoint)
     some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
     normal = normal_of([row for rows in some for row in rows])
     is_single = settings.optim.epochs * settings.optim.minibatches == 1

@@ -24,7 +24,7 @@ from transformers import (
 
 from policies.sampling.settings import GenerateSettings
 from rlhf.errors import InputError
-from rlhf.modeling.attention.layout import common_beginning
+from rlhf.modeling.attention.layout import common_prefix_length
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.log_probs import batches_by_length
@@ -197,7 +197,7 @@ def _begin(
     With such a cache, padding stands after the shared beginning.
     """
     padded = pad_left(prompts, pad_id).to(device)
-    common = common_beginning(prompts)
+    common = common_prefix_length(prompts)
     saved = common * (len(prompts) - 1)
     if saved < LEAST_SAVING * padded.ids.numel() or other_attention(model.config):
         return padded, None

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from reward.model.module import RewardModule
 from reward.settings import Combine
 from rlhf.modeling.adapters import load_reward_model_on
-from rlhf.modeling.attention.layout import Inputs, common_beginning, last_tokens, pack
+from rlhf.modeling.attention.layout import Inputs, common_prefix_length, last_tokens, pack
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, share_prompts
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, load_reward_model, model_folder
@@ -127,7 +127,7 @@ class Scorer:
         if self._shared:
             there = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
             rows = [tuple(ids[mask].tolist()) for ids, mask in there]
-            if common := common_beginning(rows):
+            if common := common_prefix_length(rows):
                 own = tuple(row[common:] for row in rows)
                 packed = pack([(rows[0][:common], own)], 0)
                 if packed.ids.numel() <= (1 - LEAST_SAVING) * batch.ids.numel():

@@ -22,11 +22,7 @@ Formatter = Callable[[Console, ConsoleOptions, HelpPanel], None]
 
 
 def help_page(settings: type[Any]) -> Formatter:
-    """Shows the help panels of a command, its settings by group.
-
-    Args:
-        settings: the dataclass of the command; its dataclass fields are the groups.
-    """
+    """Shows the help panels of a command, its settings by group."""
     purposes = dict(_groups(settings))
 
     def show(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:

@@ -1,4 +1,4 @@
-"""Settings that belong to one mode of a command are refused in its other modes."""
+"""Refuses settings that have no effect in the chosen mode of a command."""
 
 from collections.abc import Collection
 from dataclasses import MISSING, fields
@@ -8,12 +8,9 @@ from rlhf.errors import ConfigError
 
 
 def refuse_idle(settings: Any, names: Collection[str], mode: str) -> None:
-    """Refuse settings that were changed although they do nothing in the chosen mode.
+    """Refuse settings that were changed although they have no effect in the chosen mode.
 
-    Args:
-        settings: the settings of a command.
-        names: those of its fields that have no effect now.
-        mode: what was chosen, as it ends the sentence "--role has no effect …".
+    `mode` ends the sentence "--role has no effect …".
 
     Raises:
         ConfigError: names the settings that are not at their defaults.

@@ -1,4 +1,4 @@
-"""What the command line says of words it cannot read."""
+"""Error messages for command lines that cannot be parsed."""
 
 import shlex
 from collections.abc import Sequence
@@ -20,11 +20,7 @@ def explain(
 ) -> ConfigError:
     """What is wrong with a command line, and what to type instead.
 
-    Args:
-        error: what the parser found.
-        words: what was typed after `rlhf`.
-        commands: all there are.
-        settings: the dataclass of the command; None where no command was recognized.
+    `words` is what was typed after `rlhf`; `settings` is None if no command was recognized.
     """
     if isinstance(error, UnknownCommandError):
         close = did_you_mean(words[0], commands)
@@ -50,8 +46,8 @@ def _missing(
 ) -> ConfigError:
     """A flag without its value, or all required settings that were not given.
 
-    A flag that nobody knows is named first: it may be the required one, mistyped. A stray word may
-    be the missing value.
+    An unknown flag is named first: it may be the required one, misspelled. A stray word may be the
+    missing value.
     """
     assert error.argument is not None
     if error.keyword or error.argument.tokens:

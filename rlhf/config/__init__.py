@@ -23,7 +23,7 @@ MAX_SEED = 2**32 - 1  # NumPy's
 MAX_YAML_BYTES = 100_000
 MAX_YAML_DEPTH = 20
 MAX_YAML_VALUES = 10_000
-# What a stage did before these settings were there, where their defaults do something else.
+# How stages behaved before these settings existed, where today's defaults behave differently.
 EARLIER: dict[str, dict[str, Any]] = {
     "reward": {
         "data.reads_thinking": True,
@@ -37,31 +37,24 @@ EARLIER: dict[str, dict[str, Any]] = {
 def load_settings(files: Sequence[Path], settings: type[Any] | None = None) -> dict[str, Any]:
     """Merge YAML files left to right; a later file wins key by key, nested groups included.
 
-    Args:
-        files: the files.
-        settings: the settings class; old names and values in the files become today's.
+    Old names and values of the settings class become today's.
 
     Raises:
         ConfigError: a file is missing, is not YAML, or is not a mapping.
     """
     merged: dict[str, Any] = {}
     for file in files:
-        merged = merge(merged, with_new_names(_load(file), settings))
+        if not file.is_file():
+            raise ConfigError(f"No such settings file: {file}", "Check the path after --config.")
+        merged = merge(merged, with_new_names(read_settings_file(file), settings))
     return merged
-
-
-def _load(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ConfigError(f"No such settings file: {file}", "Check the path after --config.")
-    return read_settings_file(file)
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:
     """The settings in one YAML file.
 
     Raises:
-        ConfigError: the file is no text, is not YAML, is not a mapping, or stands for much more
-            than it says.
+        ConfigError: the file is not text, not YAML or not a mapping, or expands to too many values.
     """
     try:
         if file.stat().st_size > MAX_YAML_BYTES:
@@ -93,7 +86,7 @@ def read_settings_file(file: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """YAML as settings hold it: a date is the text that stands for it.
+    """Values of YAML as settings have them: dates become text.
 
     Raises:
         TypeError: bytes, sets and the like.
@@ -106,11 +99,11 @@ def _plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(f"a {type(value).__name__} is no setting")
+    raise TypeError(f"a {type(value).__name__} cannot be a setting")
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """Stops reading where there is more than settings can be: PyYAML's time grows with depth."""
+    """Refuses YAML with too many levels or values while reading: PyYAML's time grows with depth."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -128,16 +121,16 @@ class _BoundedLoader(yaml.SafeLoader):
 def _require_bounds(depth: int, count: int) -> None:
     if depth > MAX_YAML_DEPTH or count > MAX_YAML_VALUES:
         raise ValueError(
-            f"more than {MAX_YAML_DEPTH} levels or {MAX_YAML_VALUES:,} values, with what *names "
-            "repeat"
+            f"more than {MAX_YAML_DEPTH} levels or {MAX_YAML_VALUES:,} values, with aliases "
+            "(*name) expanded"
         )
 
 
 def _require_small(root: yaml.Node | None) -> None:
-    """Refuse YAML that repeats itself by `&name` and `*name` without an end, or nearly so.
+    """Refuse YAML whose aliases (`*name`) expand to too many levels or values.
 
     Raises:
-        ValueError: it is too deep or too long when written out.
+        ValueError: there are too many.
     """
     left, count = [(root, 0)], 0
     while left:
@@ -173,14 +166,9 @@ def to_plain(settings: Any) -> Any:
 
 
 def earlier_behavior(stage: str, recorded: dict[str, Any]) -> dict[str, Any]:
-    """What a run did before settings were there, where defaults now do something else.
-
-    Args:
-        stage: of the run.
-        recorded: the plain values of its settings, by today's names.
-    """
+    """Values of settings that a run predates, where today's defaults behave differently."""
     if stage == "ppo" and _recorded(recorded, "sampling.engine", "generate") == "generate":
-        return {}  # its sampler is the trainer: there is nothing to correct for
+        return {}  # the trained model itself samples: nothing to correct
     return EARLIER.get(stage, {})
 
 
@@ -191,20 +179,20 @@ def require_same_settings(
     earlier: dict[str, Any],
     free: Collection[str],
 ) -> None:
-    """Refuse to go on with a run under other settings than it was started with.
+    """Refuse to resume a run with other settings than it was started with.
 
     Args:
         out: the folder of the run.
         settings: a dataclass of today's settings.
         recorded: the plain values of the run's.
-        earlier: what the run did where a setting was not there yet; else it is today's default.
+        earlier: values of settings that the run predates; by default today's defaults.
         free: settings that may change.
 
     Raises:
         InputError: others differ; the message names them.
     """
     names = list(setting_names(type(settings)))
-    usual = {**_defaults(settings), **earlier}
+    usual = {**default_values(type(settings)), **earlier}
     old = {name: _recorded(recorded, name, usual.get(name)) for name in names}
     new = {name: to_plain(read_setting(settings, name)) for name in names}
     changed = sorted(
@@ -234,18 +222,17 @@ def _recorded(values: dict[str, Any], name: str, default: Any) -> Any:
     return default if key is None else group[key]
 
 
-def _defaults(settings: Any) -> dict[str, Any]:
-    """The plain values of those settings that have a default, by path."""
+def default_values(settings: type[Any]) -> dict[str, Any]:
+    """The plain values of those settings of a class that have a default, by path."""
     usual = SimpleNamespace()
     for one in fields(settings):
         if one.default is not MISSING:
             setattr(usual, one.name, one.default)
         elif one.default_factory is not MISSING:
             setattr(usual, one.name, one.default_factory())
-    names = setting_names(type(settings))
     return {
         name: to_plain(read_setting(usual, name))
-        for name in names
+        for name in setting_names(settings)
         if hasattr(usual, name.partition(".")[0])
     }
 
@@ -255,7 +242,7 @@ def _flag(name: str, value: Any) -> str:
 
 
 def without_secrets(settings: Any) -> Any:
-    """Settings as files and trackers may hold them: an address of --notify is a key to a chat."""
+    """Settings without the URL of --notify, with which anyone could post to the chat."""
     return replace(settings, notify=None) if getattr(settings, "notify", "") else settings
 
 
@@ -275,18 +262,18 @@ def to_yaml(settings: Any) -> str:
 
 def require_range(
     name: str,
-    value: float,
+    value: float | None,
     low: float,
     high: float = float("inf"),
     *,
     above_low: bool = False,
 ) -> None:
-    """Refuse a number outside [low, high], or outside (low, high] with `above_low`.
+    """Refuse a number outside [low, high], or outside (low, high] with `above_low`; None passes.
 
     Raises:
         ConfigError: out of range; the message names the setting, the value and the range.
     """
-    if low <= value <= high and not (above_low and value == low):
+    if value is None or (low <= value <= high and not (above_low and value == low)):
         return
     lower = f"more than {_digits(low)}" if above_low else f"at least {_digits(low)}"
     upper = "" if high == float("inf") else f" and at most {_digits(high)}"
@@ -298,7 +285,7 @@ def _digits(value: float) -> str:
 
 
 def read_text(path: Path | None, flag: str) -> str:
-    """The text of a file that `flag` names; empty where it names none.
+    """The text of the file that `flag` names; empty without one.
 
     Raises:
         InputError: the file cannot be read as text.

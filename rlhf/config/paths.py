@@ -9,10 +9,11 @@ config.yaml of older runs. The settings class lists them:
     OLD_NAMES: ClassVar = {"learning_rate": "optim.learning_rate"}  # old path: new path
     OLD_VALUES: ClassVar = {"advantages": {"group": "grpo"}}  # new path: {old value: new value}
     OLD_FILE_VALUES: ClassVar = …  # the same, for values that only files may still have
-    ZERO_IS_NONE: ClassVar = {"kl.audit_every"}  # paths at which 0 was what None is today
+    ZERO_IS_NONE: ClassVar = {"kl.audit_every"}  # paths where 0 used to mean None
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
@@ -45,7 +46,7 @@ def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[
 
     Where a file has a setting by both names, the new one counts.
     """
-    found = _copy(content)
+    found = deepcopy(content)
     for old, new in old_names(settings).items():
         group, name = find_setting(found, old.split("."))
         if name is None or isinstance(group[name], dict):  # a group may have a setting's old name
@@ -70,13 +71,8 @@ def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[
 
 
 def _zero_is_none(settings: type[Any] | None) -> Collection[str]:
-    """Paths of settings at which 0 was what None is today."""
+    """Paths of settings where 0 used to mean None."""
     return getattr(settings, "ZERO_IS_NONE", ())
-
-
-def _copy(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy whose nested groups are copies, too."""
-    return {k: _copy(v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 def find_setting(values: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], str | None]:

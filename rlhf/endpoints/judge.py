@@ -17,7 +17,7 @@ from rlhf.errors import InputError
 API_KEY = "RLHF_JUDGE_API_KEY"
 MAX_TOKENS = 512
 MAX_THINKING_TOKENS = 8192
-THINKING_TIME = 5  # factor on the timeout for models that think first
+THINKING_TIME = 5  # factor on the timeout for reasoning models
 INSTRUCTION = (
     "Two assistants answered the same request. Judge which answer serves the person better. Length "
     "and the order of the answers must not count. Reason in at most three sentences, then end with "
@@ -74,21 +74,21 @@ def complete(endpoint: Endpoint, messages: list[dict[str, str]]) -> str:
         endpoint.url,
         when_refused="Check the judge's address and model name, and the key in "
         f"{API_KEY} if it wants one.",
-        when_absent="Start the same command again when it does, an evaluation with --resume; what "
-        "was judged so far is kept.",
+        when_absent="Run the same command again when it does, an evaluation with --resume; "
+        "judgments made so far are kept.",
         first_pause_seconds=endpoint.first_pause_seconds,
     )
     try:
         return text_of(json.loads(content)["choices"][0]["message"]["content"])
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         raise InputError(
-            f"{endpoint.url} does not speak the chat completions protocol: {content[:200]!r}",
+            f"{endpoint.url} does not follow the chat completions protocol: {content[:200]!r}",
             "Give the address that ends in /v1.",
         ) from None
 
 
 def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
-    """Ask for a short greedy answer; if that is refused, as models that think first want it."""
+    """Ask for a short greedy answer; if that is refused, ask as reasoning models require."""
     plain: dict[str, int] = {"temperature": 0, "max_tokens": MAX_TOKENS}
     try:
         return _send(endpoint, messages, plain)
@@ -97,9 +97,9 @@ def _post(endpoint: Endpoint, messages: list[dict[str, str]]) -> bytes:
         refusal.seek(0)
         if error.code != BAD_REQUEST or not any(name.encode() in words for name in plain):
             raise
-    patient = replace(endpoint, timeout_seconds=THINKING_TIME * endpoint.timeout_seconds)
+    slower = replace(endpoint, timeout_seconds=THINKING_TIME * endpoint.timeout_seconds)
     try:
-        return _send(patient, messages, {"max_completion_tokens": MAX_THINKING_TOKENS})
+        return _send(slower, messages, {"max_completion_tokens": MAX_THINKING_TOKENS})
     except HTTPError as error:
         raise (refusal if error.code == BAD_REQUEST else error) from None
 

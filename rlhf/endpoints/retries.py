@@ -6,12 +6,12 @@ from collections.abc import Callable
 from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 
-from rlhf.endpoints.urls import DeadlineError, nobody_waits
+from rlhf.endpoints.urls import DeadlineError, stop_event
 from rlhf.errors import InputError, InterruptedRunError
 
 ATTEMPTS = 5
 MAX_ERROR_BYTES = 300
-CHECK_SECONDS = 0.1  # how often a pause checks whether the answer is still wanted
+CHECK_SECONDS = 0.1  # how often a pause checks whether the pool was interrupted
 
 
 def ask_with_retries(
@@ -22,14 +22,9 @@ def ask_with_retries(
     when_absent: str,
     first_pause_seconds: float = 1.0,
 ) -> bytes:
-    """A server's answer to one request, which is retried.
+    """The whole answer to the request that `ask` sends; each pause is twice as long as the last.
 
-    Args:
-        ask: sends the request and reads the whole answer.
-        url: address of the server, for errors.
-        when_refused: remedy if the server refuses the request.
-        when_absent: remedy if the server stays busy or absent.
-        first_pause_seconds: after the first attempt; each later pause is twice as long.
+    `when_refused` and `when_absent` are the remedies in the errors.
 
     Raises:
         InputError: the server refuses the request.
@@ -47,7 +42,7 @@ def ask_with_retries(
                 text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
                 elsewhere = error.headers.get("Location", "") if error.code < 400 else ""
                 if elsewhere:
-                    text = f"it points to {elsewhere[:MAX_ERROR_BYTES]}, where no key is sent"
+                    text = f"it redirects to {elsewhere[:MAX_ERROR_BYTES]}, which is not followed"
                 raise InputError(
                     f"{url} refused the request (status {error.code}): {text}", when_refused
                 ) from None
@@ -62,9 +57,9 @@ def _pause(seconds: float) -> None:
     """Wait before asking again.
 
     Raises:
-        DeadlineError: nobody waits for the answer any more.
+        DeadlineError: the pool of this thread was interrupted.
     """
-    stopped = nobody_waits()
+    stopped = stop_event()
     if stopped is None:
         time.sleep(seconds)
         return

@@ -1,7 +1,7 @@
-"""Opening a URL: within a time for the whole answer, and never another address than the one given.
+"""Opens URLs with a deadline for the whole answer, and follows no redirects.
 
-A server that refuses keeps no connection of ours open. One that sends its answer byte by byte is
-cut off, and so are all when the block of an `AskingPool` is interrupted.
+A connection is closed when the server refuses the request, when the deadline passes, and when the
+block of a `RequestPool` is interrupted.
 """
 
 import socket
@@ -30,7 +30,7 @@ CONNECT_SECONDS = 10.0
 
 @final
 class DeadlineError(TimeoutError):
-    """The whole answer did not come in time, or nobody waits for it any more."""
+    """The whole answer did not come in time, or the request was abandoned."""
 
 
 @contextmanager
@@ -39,16 +39,15 @@ def open_url(
 ) -> Iterator[HTTPResponse]:
     """The server's answer, open to be read, for a `with` block.
 
-    Redirections are refused as any status that is no success: they would take a key in the headers
-    to another host.
+    A redirect is an error, as following it would send a key in the headers to another host.
 
     Args:
-        request: the address, with what is sent there.
-        timeout_seconds: of silence.
-        total_seconds: from the start to the end of the block; as much as of silence when not given.
+        request: the address and what is sent.
+        timeout_seconds: longest pause in the answer.
+        total_seconds: limit for the whole block; by default `timeout_seconds`.
 
     Raises:
-        HTTPError: the server refuses; its words, up to `MAX_REFUSAL_BYTES`, can be read from the
+        HTTPError: the server refuses; up to `MAX_REFUSAL_BYTES` of its message can be read from the
             error, and its connection is closed.
         DeadlineError: the block did not end in `total_seconds`.
         URLError, TimeoutError, ConnectionError, HTTPException: as urllib does.
@@ -71,28 +70,24 @@ def read_answer(answer: HTTPResponse) -> bytes:
     """All of an answer.
 
     Raises:
-        HTTPException: it is longer than `MAX_ANSWER_BYTES`, or shorter than the server said.
+        HTTPException: it is longer than `MAX_ANSWER_BYTES`, or shorter than announced.
     """
     content = answer.read(MAX_ANSWER_BYTES + 1)
     if len(content) > MAX_ANSWER_BYTES:
         raise HTTPException(f"more than {MAX_ANSWER_BYTES:,} bytes")
-    if answer.length:  # still to come, where the server said how much
+    if answer.length:  # announced and not received
         raise IncompleteRead(content, answer.length)
     return content
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow none."""
+        """Do not follow a redirect."""
 
 
 @final
 class _Deadline:
-    """Shuts the connections of one request when its time is over; a context manager.
-
-    Args:
-        seconds: from the start of the block to its end.
-    """
+    """Context manager that shuts the connections of one request after some seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -104,7 +99,7 @@ class _Deadline:
         self._timer.daemon = True
 
     def connect(self, address: tuple[str, int], timeout: float, *others: Any) -> socket.socket:
-        """A connection that ends with the deadline, in the middle of a handshake if need be."""
+        """A connection that the deadline shuts, even during a handshake."""
         opened = socket.create_connection(address, min(timeout, CONNECT_SECONDS), *others)
         opened.settimeout(timeout)
         with self._lock:
@@ -114,7 +109,7 @@ class _Deadline:
         return opened
 
     def end(self) -> None:
-        """Let whoever waits for the server go."""
+        """Shut the connections, which ends any wait for the server."""
         self._over.set()
         with self._lock, suppress(OSError):
             for one in self._connections:
@@ -148,7 +143,7 @@ class _Http(urllib.request.HTTPHandler):
         self._deadline = deadline
 
     def http_open(self, request: urllib.request.Request) -> HTTPResponse:
-        """Open a connection that the deadline ends."""
+        """Open a connection that the deadline shuts."""
         return self.do_open(_building(HTTPConnection, self._deadline), request)
 
 
@@ -175,13 +170,10 @@ _here = threading.local()  # `pool` of the thread, where it has one
 
 
 @final
-class AskingPool(ThreadPoolExecutor):
-    """Threads that ask servers; Ctrl-C or a signal in the block ends what they wait for.
+class RequestPool(ThreadPoolExecutor):
+    """Threads that send requests; Ctrl-C or a signal in the block aborts those under way.
 
-    After an ordinary error what was asked already is waited for, and the rest is not asked.
-
-    Args:
-        parallel: requests at one time.
+    After any other error, requests under way are completed and the others are not sent.
     """
 
     def __init__(self, parallel: int) -> None:
@@ -191,14 +183,14 @@ class AskingPool(ThreadPoolExecutor):
         super().__init__(parallel, initializer=setattr, initargs=(_here, "pool", self))
 
     def add(self, request: _Deadline) -> None:
-        """Count a request of a thread as open."""
+        """Register a request under way."""
         with self._lock:
             self._open.add(request)
         if self.stopped.is_set():
             request.end()
 
     def discard(self, request: _Deadline) -> None:
-        """Count it as done."""
+        """Remove a request that has ended."""
         with self._lock:
             self._open.discard(request)
 
@@ -221,7 +213,7 @@ class AskingPool(ThreadPoolExecutor):
             one.end()
 
 
-def nobody_waits() -> threading.Event | None:
-    """Set once nobody waits for this thread's answers any more; None in a thread of no pool."""
-    pool: AskingPool | None = getattr(_here, "pool", None)
+def stop_event() -> threading.Event | None:
+    """The event that is set when this thread's pool is interrupted; None outside a pool."""
+    pool: RequestPool | None = getattr(_here, "pool", None)
     return None if pool is None else pool.stopped

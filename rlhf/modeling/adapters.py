@@ -1,8 +1,8 @@
 """LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices on frozen weights.
 
-Every linear layer of the trunk has adapters; a head is trained whole. A checkpoint holds only
-what is trained, and a saved model has the adapters merged in: a plain one again. A reward model
-keeps them beside its weights too, in peft's form, for whoever has the frozen weights anyway:
+Every linear layer of the trunk has adapters; a head is trained whole. A checkpoint holds only what
+is trained. In a saved model the adapters are merged into the weights; a reward model also keeps
+them beside its weights in peft's format, for use on frozen weights that are loaded already:
 
     MODEL/adapter/   adapter_config.json, adapter_model.safetensors (peft's), base.json
 """
@@ -39,7 +39,7 @@ from rlhf.records.documents import read_document
 from rlhf.records.jsonl import new_folder, write_json
 
 NAME = "default"
-WHOLE = (HEAD, "lm_head", "embed_out")  # of a model in 4 bits: its head or output matrix
+UNQUANTIZED = (HEAD, "lm_head", "embed_out")  # head or output matrix of a 4-bit model
 FOLDER = "adapter"
 BASE = "base.json"
 CONFIG = "adapter_config.json"
@@ -48,12 +48,10 @@ PEFT_PREFIX = "base_model.model."
 
 
 def four_bits(precision: torch.dtype, flag: str, instead: str) -> BitsAndBytesConfig:
-    """How the frozen weights of QLoRA are held: 4-bit NormalFloat, its scales quantized too.
+    """The quantization of QLoRA's frozen weights: 4-bit NormalFloat, its scales quantized too.
 
-    Args:
-        precision: what they are multiplied in.
-        flag: what asks for it.
-        instead: what runs everywhere.
+    `precision` is that of the multiplications; errors name `flag`, which was given, and `instead`,
+    which runs everywhere.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or there is no CUDA device.
@@ -73,31 +71,22 @@ def four_bits(precision: torch.dtype, flag: str, instead: str) -> BitsAndBytesCo
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=precision,
-        llm_int8_skip_modules=list(WHOLE),  # its name says 8 bits, it serves both
+        llm_int8_skip_modules=list(UNQUANTIZED),  # also applies to 4 bits
     )
 
 
 def add_adapters(model: PreTrainedModel, rank: int, alpha: int, seed: int) -> None:
-    """Freeze a model except a classifier's head, and put adapters on its linear layers.
+    """Freeze a model except a classifier's head, and put adapters on its linear layers, in place.
 
-    Args:
-        model: a language model or a classifier, changed in place.
-        rank: inner size of every adapter.
-        alpha: an adapter's output is scaled by alpha / rank.
-        seed: of the A matrices, so that all processes start equal; the B matrices are 0.
+    An adapter's output is scaled by alpha / rank. The seed is that of the A matrices, so that all
+    processes start equal; the B matrices are 0.
     """
     is_classifier = model.get_output_embeddings() is None
     _inject(lora_config(rank, alpha, "SEQ_CLS" if is_classifier else "CAUSAL_LM"), model, seed)
 
 
 def lora_config(rank: int, alpha: int, kind: str = "CAUSAL_LM") -> LoraConfig:
-    """Adapters on all linear layers of the trunk.
-
-    Args:
-        rank: inner size of every adapter.
-        alpha: an adapter's product counts alpha / rank.
-        kind: peft's name of what the model does.
-    """
+    """Adapters on all linear layers of the trunk, scaled by alpha / rank; `kind` is peft's task."""
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type=kind)
 
 
@@ -128,12 +117,9 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 def merged_weights(
     model: nn.Module, state: Mapping[str, Tensor], device: str | None = None
 ) -> dict[str, Tensor]:
-    """A model's state with the adapters merged: W + alpha/rank · B·A, in float32.
+    """A model's gathered state with the adapters merged: W + alpha/rank · B·A, in float32.
 
-    Args:
-        model: with the adapters; without any, the state is returned as it is.
-        state: all weights by name, gathered from all processes.
-        device: where merged weights go; by default they stay where they are.
+    Merged weights go to `device`; by default they stay where they are.
     """
     merged = {
         name.replace(".base_layer.", "."): value.to(device).float()
@@ -157,13 +143,9 @@ def save_merged(
     folder: Path,
     whole: dict[str, Tensor] | None = None,
 ) -> None:
-    """Save a language model as a plain one, in float32 where adapters are merged in.
+    """Save a language model as a plain one, in float32 if adapters are merged in.
 
-    Args:
-        model: what is saved.
-        tokenizer: saved beside it.
-        folder: of the saved model.
-        whole: its weights, where processes hold parts of them.
+    `whole` are its gathered weights, if processes hold parts of them.
     """
     if not hasattr(model, "peft_config") and whole is None:
         save_model(model, tokenizer, folder)
@@ -186,9 +168,9 @@ def _frozen_weight(name: str, part: Any, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def share_weights(model: nn.Module) -> Any:
-    """A copy of a model's modules that holds the same tensors: what is put on one stays off others.
+    """A copy of a model's modules that shares its tensors, also the scales of 4-bit weights.
 
-    Weights in 4 bits keep their scales beside them, and these are shared too.
+    Adapters that are added to one copy do not affect the others.
     """
     shared: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
     for part in model.modules():
@@ -201,11 +183,11 @@ def share_weights(model: nn.Module) -> Any:
 def save_adapters(
     folder: Path, classifier: PreTrainedModel, state: Mapping[str, Tensor], base: dict[str, str]
 ) -> None:
-    """Keep a reward model's adapters and head beside its weights, as `peft` reads them.
+    """Save a reward model's adapters and head beside its weights, as `peft` reads them.
 
     Args:
         folder: of the reward model.
-        classifier: says what its adapters are.
+        classifier: the model with its adapters.
         state: its weights by name; the head with its gain.
         base: what `describe_model` says of the model whose weights are frozen.
     """
@@ -231,15 +213,13 @@ def _config_of(model: Any) -> LoraConfig:
 
 
 def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = False) -> None:
-    """Refuse a reward model whose adapters do not belong beside these frozen weights.
+    """Refuse a reward model whose adapters were not trained on these frozen weights.
 
-    Args:
-        folder: of the reward model.
-        base: what `describe_model` says of the model whose weights are frozen.
-        four_bits: whether they are held in 4 bits.
+    `base` is the description of the frozen model by `describe_model`.
 
     Raises:
-        InputError: it was trained whole, or beside other weights, or in the other form of these.
+        InputError: it has no adapters, or they were trained on other weights, or on these in the
+            other precision.
     """
     path = Path(folder) / FOLDER / BASE
     remedy = (
@@ -247,19 +227,19 @@ def require_adapters(folder: str, base: dict[str, str], *, four_bits: bool = Fal
         "--lora.share-base out."
     )
     if not path.is_file():
-        raise InputError(f"{folder} keeps no adapter to put on a shared base", remedy)
+        raise InputError(f"{folder} has no adapters to use on a shared base", remedy)
     trained_on = read_document(path, {"hash": str, "path": str})
     if trained_on["hash"] != base["hash"]:
         raise InputError(
-            f"The adapter of {folder} belongs beside {trained_on['path']} ({trained_on['hash']}), "
-            f"not {base['path']} ({base['hash']})",
+            f"The adapters of {folder} were trained on {trained_on['path']} "
+            f"({trained_on['hash']}), not on {base['path']} ({base['hash']})",
             remedy,
         )
     if trained_on.get("four_bits", False) != four_bits:
-        theirs, ours = ("as they are", "in 4 bits") if four_bits else ("in 4 bits", "as they are")
+        theirs, ours = ("unquantized", "4-bit") if four_bits else ("4-bit", "unquantized")
         raise InputError(
-            f"The adapter of {folder} was trained beside weights held {theirs}, and the shared "
-            f"base holds them {ours}",
+            f"The adapters of {folder} were trained on {theirs} weights, the shared base has "
+            f"{ours} ones",
             "Leave --lora.four-bit-base out, or train it with --adapter qlora."
             if four_bits
             else "Add --lora.four-bit-base, or train it with --adapter lora.",
@@ -273,17 +253,12 @@ def adapter_rank(folder: str) -> int | None:
 
 
 def load_reward_model_on(base: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """A reward model on the frozen weights of a language model, from what `save_adapters` kept.
+    """A reward model on the frozen weights of a language model, from files of `save_adapters`.
 
-    Its modules are a copy, so nothing is put on the language model. Adapters and head can be
-    trained.
-
-    Args:
-        base: the language model that the adapters were trained beside.
-        folder: of the reward model.
+    The language model does not change. Adapters and head can be trained.
 
     Raises:
-        InputError: what it keeps cannot be read, or is not whole.
+        InputError: the adapters cannot be read, or are incomplete.
     """
     config = load_config(folder)
     pad_token_id = config.get_text_config().pad_token_id

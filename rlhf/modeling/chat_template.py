@@ -85,10 +85,7 @@ def set_template_kwargs(
 ) -> None:
     """Set the values that a tokenizer renders its template with.
 
-    Args:
-        tokenizer: of the model `name`.
-        name: for errors.
-        given: the values; empty: keep those that the folder records.
+    If none are given, those that the folder records are kept.
 
     Raises:
         InputError: the folder records other values.

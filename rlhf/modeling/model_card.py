@@ -14,11 +14,7 @@ PIPELINES = {
 
 
 def model_card(stage: dict[str, Any]) -> str:
-    """The README.md of a saved model: metadata as the hub reads it, then inputs and versions.
-
-    Args:
-        stage: the content of stage.json.
-    """
+    """The README.md of a saved model: metadata as the hub reads it, then inputs and versions."""
     name, inputs = stage["stage"], stage["inputs"]
     base = str(inputs.get("model", {}).get("path", ""))
     on_the_hub = base.count("/") == 1 and not Path(base).exists()

@@ -43,7 +43,7 @@ HEAD = "score"
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """Read a model's config and set every dropout to zero: only sampling shall be random.
+    """Read a model's config and set every dropout to zero, so that only sampling is random.
 
     Raises:
         InputError: there is no such model, on disk or on the hub, or its config is broken.
@@ -103,13 +103,9 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """Load a language model.
 
-    Args:
-        name: model folder or hub name.
-        dtype: of the weights.
-        quantization: of the linear layers, instead of `dtype`.
-        tensor_parallel: each process of the group holds a part of every matrix; all must call the
-            model with the same inputs at the same time.
-        trained: it will be trained.
+    `quantization` of the linear layers takes the place of `dtype`. With `tensor_parallel` each
+    process of the group holds a part of every matrix, and all must call the model with the same
+    inputs at the same time.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it is a reward model, or
@@ -120,7 +116,7 @@ def load_causal_lm(
         require_trainable_parts(name, config)
     if _architecture(config).endswith(CLASSIFIER):
         raise InputError(
-            f"{name} is a classifier ({_architecture(config)}), a language model is wanted here",
+            f"{name} is a classifier ({_architecture(config)}), not a language model",
             "Give the language model, not the reward model.",
         )
     return _load(
@@ -142,13 +138,7 @@ def new_reward_model(
     The weights of a fresh head are drawn from N(0, 1/(d+1)), as in the code of arXiv 2009.01325. A
     trained head is kept, and its `reward_bias` stays in the config.
 
-    Args:
-        name: model folder or hub name.
-        pad_token_id: stored in the config.
-        seed: of a fresh head.
-        dtype: of the weights; the head's are float32.
-        quantization: of the linear layers, instead of `dtype`.
-        tensor_parallel: as in `load_causal_lm`; every process has the whole head.
+    The head is float32, and whole in every process; otherwise as `load_causal_lm`.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it is a classifier with
@@ -213,9 +203,7 @@ def start_head(head: nn.Linear, seed: int) -> None:
 def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
     """A float32 reward model without storage, through which any weights can be saved.
 
-    Args:
-        config: of the trained model; its quantization and attention are dropped.
-        bias: added to the head's output in scoring.
+    The config's quantization and attention are dropped; `bias` is added in scoring.
     """
     plain = _plain(config)
     plain.reward_bias = bias
@@ -245,9 +233,7 @@ def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
 def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
     """A reward model on an existing trunk, with a float32 head of zeros.
 
-    Args:
-        trunk: the base model of a language model; it is not copied, and its config changes.
-        pad_token_id: stored in the config.
+    The trunk is not copied, and its config changes.
     """
     trunk.config.num_labels = 1
     trunk.config.get_text_config().pad_token_id = pad_token_id

@@ -28,22 +28,14 @@ def described_kwargs(description: dict[str, str]) -> dict[str, Any]:
 
 
 def kwargs_for(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The --chat-template-kwargs for a second model: `given`, unless it records its own.
-
-    Args:
-        name: folder or hub name of the second model.
-        given: those of the first model.
-    """
+    """The --chat-template-kwargs for a second model: `given`, unless it records its own."""
     return given if given and not template_kwargs(load_tokenizer(name)) else {}
 
 
 def reward_kwargs(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """The --chat-template-kwargs for a reward model that scores a policy.
 
-    Args:
-        name: a reward stage, which records the values it was trained with, if any; or another
-            program's model.
-        given: the policy's.
+    They are the policy's, `given`, except for our own reward models, which record theirs.
 
     Raises:
         InputError: there is no such model, or its stage did not finish.

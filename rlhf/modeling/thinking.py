@@ -21,15 +21,15 @@ def split_thinking(text: str) -> tuple[str, str]:
     if CLOSING in text.partition(OPENING)[0]:
         text = OPENING + text
     *pieces, rest = text.split(CLOSING)
-    thoughts, said = list[str](), list[str]()
+    thoughts, answers = list[str](), list[str]()
     for piece in pieces:
         before, tag, thought = piece.partition(OPENING)
         thoughts.append(thought.strip())
-        said.append(before if tag else piece + CLOSING)
-    return "\n\n".join(filter(None, thoughts)), "".join((*said, rest)).strip()
+        answers.append(before if tag else piece + CLOSING)
+    return "\n\n".join(filter(None, thoughts)), "".join((*answers, rest)).strip()
 
 
-def behind_opening(text: str) -> str:
+def after_opening_tag(text: str) -> str:
     """The text of a response that continues a prompt with an open think tag."""
     begun = text.lstrip()
     if begun.startswith(OPENING):

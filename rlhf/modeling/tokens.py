@@ -31,7 +31,7 @@ from rlhf.modeling.thinking import (
     CLOSING,
     NO_THOUGHT,
     OPENING,
-    behind_opening,
+    after_opening_tag,
     has_thinking,
     split_thinking,
 )
@@ -65,9 +65,7 @@ def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrained
 
     It knows all end tokens of the model (`end_token_ids`).
 
-    Args:
-        name: model folder or hub name.
-        given: --chat-template-kwargs; not needed for folders that record them.
+    `given` are --chat-template-kwargs; folders may record them.
 
     Raises:
         InputError: no tokenizer there, no end-of-sequence token, no token left to pad with, or the
@@ -192,7 +190,7 @@ def encode_response(
     ):
         return closed(response.token_ids, end_token_ids(tokenizer))
     if opened and reads_thinking:
-        text = behind_opening(text)
+        text = after_opening_tag(text)
     elif opened or not is_whole:
         text = (NO_THOUGHT if opened else "") + split_thinking(text)[1]
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -212,11 +210,6 @@ def decode_response(
 
     Think tags are kept, and one that the prompt opened is added, so that people and reward models
     can tell thinking from the answer.
-
-    Args:
-        tokenizer: of the model that gave the response.
-        ids: of the response, with or without its end token.
-        prompt_ids: of its prompt.
     """
     ends, tags = end_token_ids(tokenizer), _special_think_tags(tokenizer)
     words = list(ids[:-1] if ids and ids[-1] in ends else ids)

@@ -1,7 +1,7 @@
 """Reads weights, and refuses files that do not match the model's config exactly.
 
-`transformers` initializes missing weights at random and ignores unknown ones, with only a log line;
-the numbers of such a model look like any others.
+`transformers` only logs that it initializes missing weights at random and ignores unknown ones; the
+results of such a model look like any others.
 """
 
 import sys
@@ -29,12 +29,8 @@ def load_weights(
 ) -> PreTrainedModel:
     """Load a model with all its weights.
 
-    Args:
-        kind: one of transformers' automatic classes.
-        name: model folder or hub name.
-        new_head: a language model gets the head of a reward model in place of its output matrix;
-            stderr says so.
-        settings: of `from_pretrained`.
+    With `new_head` a language model gets the head of a reward model in place of its output matrix,
+    and stderr says so. `settings` are those of `from_pretrained`.
 
     Raises:
         InputError: the weights cannot be read, or are not those that the config describes.
@@ -72,12 +68,7 @@ def require_whole(
 ) -> None:
     """Refuse weights that do not match the model.
 
-    Args:
-        name: of the model, for errors.
-        config: the file that describes the model.
-        missing: weights of the model that the file lacks.
-        unexpected: weights in the file that the model lacks.
-        mismatched: weights with their shape in the file and in the model.
+    `config` is the file that describes the model; `mismatched` has the shapes in file and model.
 
     Raises:
         InputError: there are any; the message names them.
@@ -96,7 +87,7 @@ def require_whole(
         raise InputError(
             f"The weights of {name} are not those that its {config} describes "
             f"({'; '.join(problems)})",
-            "Copy or download the model again: config and weights must be of one saving.",
+            "Copy or download the model again: config and weights must be saved together.",
         )
 
 

@@ -137,10 +137,7 @@ def _exit_code(error: ChildFailedError) -> int:
 def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
     """Join the process group, choose device and precision, and seed every rank differently.
 
-    Args:
-        precision: auto, bf16 or fp32.
-        seed: of process 0.
-        comm_hook: how gradients are compressed between data-parallel processes; one of HOOKS.
+    `seed` is that of process 0; `comm_hook` is one of HOOKS.
 
     Raises:
         ConfigError: the precision is unknown, or the hook does not run on this device.

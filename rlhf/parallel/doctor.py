@@ -30,13 +30,7 @@ class Finding:
 
 
 def examine(path: Path, min_memory_gib: float, min_disk_gib: float) -> list[Finding]:
-    """Check everything that a stage needs from this machine.
-
-    Args:
-        path: a folder on the disk that is checked.
-        min_memory_gib: GiB of main memory that must be free.
-        min_disk_gib: GiB of disk that must be free.
-    """
+    """Check everything that a stage needs from this machine, and the disk of the folder `path`."""
     free_disk = shutil.disk_usage(path.resolve()).free / GIB
     return [
         python(sys.version_info[:3], str(metadata("rlhf")["Requires-Python"])),
@@ -66,7 +60,7 @@ def require_healthy(findings: list[Finding]) -> None:
 
 
 def python(running: tuple[int, ...], wanted: str) -> Finding:
-    """The version of Python against the range that the package asks for."""
+    """The version of Python against the range that the package requires."""
     value = ".".join(map(str, running))
     fits = SpecifierSet(wanted).contains(value)
     return Finding("Python", value, "" if fits else f"Install Python {wanted}.")
@@ -110,10 +104,10 @@ def free_memory_gib() -> float:
 
 
 def room(what: str, have_gib: float, want_gib: float, remedy: str) -> Finding:
-    """Free space against what is wanted."""
+    """Free space against the required space."""
     enough = have_gib >= want_gib
     hint = (
-        "" if enough else f"{want_gib:g} GiB of {what.removeprefix('free ')} are wanted: {remedy}"
+        "" if enough else f"{want_gib:g} GiB of {what.removeprefix('free ')} are required: {remedy}"
     )
     return Finding(what, f"{have_gib:.1f} GiB", hint)
 

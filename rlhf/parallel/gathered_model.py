@@ -17,12 +17,8 @@ class GatheredModel:
     """A plain copy of a sharded model that holds weights only inside `gathered`.
 
     A sharded model would gather its weights again for every sampled token; the copy gathers them
-    once. `fills` counts how often. Where every process holds all weights, it is the model itself.
-
-    Args:
-        model: the model, before it is prepared.
-        device: where the copy works.
-        sharding: of the model.
+    once. `fills` counts how often. If every process holds all weights, it is the model itself. Make
+    it before the model is prepared.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, sharding: Sharding) -> None:

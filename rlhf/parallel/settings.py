@@ -50,10 +50,8 @@ class ParallelSettings:
 
     def __post_init__(self) -> None:
         require_range("parallel.tensor_parallel", self.tensor_parallel, 1)
-        if self.shard_group is not None:
-            require_range("parallel.shard_group", self.shard_group, 1)
-        if self.stall_timeout is not None:
-            require_range("parallel.stall_timeout", self.stall_timeout, 0, above_low=True)
+        require_range("parallel.shard_group", self.shard_group, 1)
+        require_range("parallel.stall_timeout", self.stall_timeout, 0, above_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +133,7 @@ class ClusterSettings(GroupSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.profile is not None:
-            require_range("profile", self.profile, 1)
+        require_range("profile", self.profile, 1)
         if self.notify and not self.notify.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."

@@ -1,20 +1,20 @@
-"""One flag, `--sharding`, that spreads a training over the processes of its group.
+"""Shards a training over the processes of its group as `--sharding` says.
 
-    none    as `accelerate launch` was configured, else ddp
+    auto    as `accelerate launch` was configured, else ddp
     ddp     replicated: every process holds everything, gradients are averaged
     fsdp    weights, gradients and optimizer state are sharded (PyTorch's FSDP2)
     zero1   DeepSpeed: optimizer state is sharded
     zero2   … and gradients
     zero3   … and weights
 
-Under `--parallel.tensor-parallel` all processes hold parts of one model instead: transformers
-splits its matrices while it loads, every process sees the same batch, and gradients need no
-average.
+With `--parallel.tensor-parallel` each process holds a part of every matrix instead: transformers
+splits the matrices while loading, every process sees the same batch, and gradients are not
+averaged.
 
-Weights stay float32 under all of them and autocast multiplies in bf16, so every one gives the
-losses of a single process. accelerate forms the group; it drives neither FSDP2 nor DeepSpeed here,
-because its way of doing so steps the optimizer inside `backward` and refuses machines without GPUs,
-where these paths are tested.
+Weights are float32 under every strategy and autocast multiplies in bf16, so all of them give the
+losses of a single process. accelerate only forms the group: its own FSDP2 and DeepSpeed
+integrations step the optimizer inside `backward` and refuse machines without GPUs, where these
+paths are tested.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,7 +51,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a training is spread.
+    """How a training is sharded.
 
     Attributes:
         strategy: what is sharded.
@@ -92,7 +92,7 @@ class Sharding:
     def in_step(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()
     ) -> Sequence[Value]:
-        """This process's parts of some work, as many as in every process where weights are sharded.
+        """This process's parts of some work; with sharded weights, equally many in every process.
 
         All processes must call a sharded model equally often: those with fewer parts repeat their
         last one, and a process without any gets `spare`.
@@ -179,9 +179,9 @@ def shard(
     """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
     _shard_layers(model, sharding, mesh, bf16=bf16)
-    divided = dict(model.named_parameters(remove_duplicate=False))
+    sharded = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
-        group["params"] = [divided[places[parameter]] for parameter in group["params"]]
+        group["params"] = [sharded[places[parameter]] for parameter in group["params"]]
 
 
 def shard_frozen(
@@ -198,7 +198,7 @@ def shard_frozen(
     mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
     model.requires_grad_(False)  # autocast would keep copies of weights that want gradients
     bf16 = accelerator.mixed_precision == "bf16" and not exact
-    _shard_layers(model, sharding, mesh, bf16=bf16, give_back=True)
+    _shard_layers(model, sharding, mesh, bf16=bf16, free_rest=True)
 
 
 def _shard_layers(
@@ -207,11 +207,11 @@ def _shard_layers(
     mesh: DeviceMesh,
     *,
     bf16: bool,
-    give_back: bool | None = None,
+    free_rest: bool | None = None,
 ) -> None:
     """Shard every layer, then the rest.
 
-    The rest stays gathered between forward and backward pass, unless it is to be given back.
+    The rest stays gathered between forward and backward pass, unless `free_rest` is true.
     """
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
@@ -220,11 +220,11 @@ def _shard_layers(
         fully_shard(
             layer,
             mesh=mesh,
-            reshard_after_forward=sharding.reshard or bool(give_back),
+            reshard_after_forward=sharding.reshard or bool(free_rest),
             offload_policy=policy,
             mp_policy=rounding if bf16 else MixedPrecisionPolicy(),
         )
-    fully_shard(model, mesh=mesh, reshard_after_forward=give_back, offload_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=free_rest, offload_policy=policy)
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:

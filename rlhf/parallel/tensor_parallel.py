@@ -30,14 +30,14 @@ def tensor_parallel_options(name: str, config: PreTrainedConfig) -> dict[str, An
     text: Any = config.get_text_config()
     if not getattr(text, "base_model_tp_plan", None):
         raise InputError(
-            f"transformers has no plan to divide the matrices of {name} ({type(config).__name__})",
+            f"transformers has no plan to split the matrices of {name} ({type(config).__name__})",
             "Leave --parallel.tensor-parallel out; each process then holds the model.",
         )
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     if heads % world_size():
         raise InputError(
-            f"{name} has {heads} heads with keys of their own, which {world_size()} processes "
-            "cannot share out",
+            f"{name} has {heads} key-value heads, which {world_size()} processes cannot split "
+            "evenly",
             f"Use a number of processes that divides {heads}.",
         )
     return {"distributed_config": DistributedConfig(tp_plan="auto")}
@@ -53,8 +53,8 @@ def require_trainable_parts(name: str, config: PreTrainedConfig) -> None:
     if SUMMED_AGAIN in plan.values():
         raise InputError(
             f"{name} ({type(config).__name__}) has norms within attention heads, whose gradients "
-            "transformers adds up wrongly over several passes",
-            "Leave --parallel.tensor-parallel out; --sharding fsdp divides it, too.",
+            "transformers sums incorrectly over several passes",
+            "Leave --parallel.tensor-parallel out; --sharding fsdp also shards it.",
         )
 
 

@@ -85,14 +85,10 @@ def load_state(engine: Any, folder: Path, tag: str) -> None:
 def prepare(
     model: nn.Module, optimizer: Optimizer, stage: int, offload: bool, given: dict[str, Any]
 ) -> tuple[nn.Module, Optimizer]:
-    """A DeepSpeed engine and its optimizer.
+    """A DeepSpeed engine of ZeRO stage 1 to 3, and its optimizer; `model` is on its device.
 
-    Args:
-        model: already on its device.
-        optimizer: any of PyTorch's.
-        stage: ZeRO stage, 1 to 3.
-        offload: keep the optimizer, and with stage 3 the weights, in main memory.
-        given: the user's own DeepSpeed configuration, which takes precedence.
+    `offload` keeps the optimizer, and with stage 3 the weights, in main memory. `given` is the
+    user's own DeepSpeed configuration, which takes precedence.
     """
     logger.setLevel(logging.ERROR)  # it logs every setting
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names it still uses

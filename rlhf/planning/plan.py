@@ -44,6 +44,10 @@ class Layout:
             return size
         return 0.0 if self.offload else size / self.parts
 
+    def hold(self, item: Item) -> Item:
+        """An item with its bytes on each device."""
+        return replace(item, size=self.held(item.state, item.size))
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -101,9 +105,7 @@ class Plan:
         for phase, items in self.phases.items():
             rows.append((f"while {phase}", "", ""))
             rows += [(f"  {item.what}", _gib(item.size), item.why) for item in items]
-        rows.append(
-            ("peak", _gib(self.peak), "what is always there and the phase with the highest peak")
-        )
+        rows.append(("peak", _gib(self.peak), "resident items and the phase with the highest peak"))
         width = max(len(what) for what, _, _ in rows)
         lines = [f"{what:<{width}}  {size:>7}  {why}".rstrip() for what, size, why in rows]
         return "\n".join([self.title, f"{'':<{width}}  {'GiB':>7}", *lines])
@@ -116,7 +118,7 @@ def _gib(size: float) -> str:
 def shard_plan(plan: Plan, layout: Layout) -> Plan:
     """Shard a plan for one process that holds everything; gathered state is not counted."""
     is_split = layout.offload or layout.parts > 1
-    words = "waits in main memory" if layout.offload else f"divided by {layout.parts}"
+    words = "in main memory" if layout.offload else f"sharded over {layout.parts}"
 
     def held(items: Iterable[Item]) -> tuple[Item, ...]:
         return tuple(
@@ -128,7 +130,7 @@ def shard_plan(plan: Plan, layout: Layout) -> Plan:
 
     gathers = is_split and layout.shards(State.WEIGHTS)
     return Plan(
-        plan.title + ", besides what is gathered at the time" * gathers,
+        plan.title + ", without gathered weights" * gathers,
         held(plan.resident),
         {phase: held(items) for phase, items in plan.phases.items()},
     )

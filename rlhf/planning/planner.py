@@ -210,9 +210,19 @@ def _trained(name: str, parameters: int, processes: int) -> list[Item]:
     return items
 
 
-def frozen_item(name: str, parameters: float) -> Item:
-    """The weights of a model that is not trained."""
-    return Item(f"{name}: weights", FP32 * parameters, "float32, frozen", State.WEIGHTS)
+def frozen_item(name: str, parameters: float, part: str = "weights") -> Item:
+    """Weights of a model that are not trained."""
+    return Item(f"{name}: {part}", FP32 * parameters, "float32, frozen", State.WEIGHTS)
+
+
+def frozen_precision(*, bf16: bool) -> tuple[int, str]:
+    """Bytes of a frozen weight, and the name of its precision."""
+    return (BF16, "bf16") if bf16 else (FP32, "float32")
+
+
+def packed_bytes(shape: Shape, parameters: int, size: int) -> float:
+    """Bytes of a model with its trunk's matrices in 4 bits and other weights of `size` bytes."""
+    return NF4 * shape.trunk_linear + size * (parameters - shape.trunk_linear)
 
 
 def copies(parameters: float, *, bf16: bool) -> list[Item]:
@@ -223,7 +233,8 @@ def copies(parameters: float, *, bf16: bool) -> list[Item]:
     return [Item("bf16 copies of the matrices", size, "kept by autocast", State.WEIGHTS)]
 
 
-def _stepping(parameters: int) -> tuple[Item, ...]:
+def stepping_items(parameters: int) -> tuple[Item, ...]:
+    """What an optimizer step needs besides weights and moments."""
     size, roots = FP32 * parameters, "of Adam's second moments, all at once on a GPU"
     return (
         Item("gradients", size, "float32", State.GRADIENTS),
@@ -255,15 +266,9 @@ def reward_plan(
     adapter: str = "none",
     lora_rank: int = 0,
 ) -> Plan:
-    """Training a reward model: one trained model.
+    """Training a reward model, with `adapter` none, lora or qlora.
 
-    Args:
-        shape: the model.
-        computing: each forward and backward pass.
-        bf16: autocast; frozen weights are then held in bf16.
-        processes: in the group.
-        adapter: none, lora or qlora.
-        lora_rank: of the adapters.
+    With `bf16` multiplications and frozen weights are bf16.
     """
     full = adapter == "none"
     parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
@@ -278,20 +283,18 @@ def reward_plan(
     return Plan(
         "Memory of each process for the reward model",
         (*frozen, *_trained(name, parameters, processes)),
-        {"computing gradients": gradients, "stepping": _stepping(parameters)},
+        {"computing gradients": gradients, "stepping": stepping_items(parameters)},
     )
 
 
 def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
-    """The frozen trunk; packed, a weight takes 4 bits and its part of twice quantized scales."""
-    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
-    if adapter == "lora":
-        held = size * shape.trunk
-        return Item("reward model: weights", held, f"{words}, frozen", State.WEIGHTS)
-    others = size * (shape.trunk - shape.trunk_linear)
-    packed = NF4 * shape.trunk_linear
-    why = f"4 bits, frozen; embeddings in {words}"
-    return Item("reward model: weights", packed + others, why, State.WEIGHTS)
+    """The frozen trunk."""
+    size, words = frozen_precision(bf16=bf16)
+    held, why = float(size * shape.trunk), f"{words}, frozen"
+    if adapter != "lora":
+        held = packed_bytes(shape, shape.trunk, size)
+        why = f"4 bits, frozen; embeddings in {words}"
+    return Item("reward model: weights", held, why, State.WEIGHTS)
 
 
 def sft_plan(
@@ -309,7 +312,7 @@ def sft_plan(
     return Plan(
         "Memory of each process for supervised fine-tuning",
         tuple(_trained("model", shape.parameters, processes)),
-        {"computing gradients": gradients, "stepping": _stepping(shape.parameters)},
+        {"computing gradients": gradients, "stepping": stepping_items(shape.parameters)},
     )
 
 
@@ -318,14 +321,8 @@ def dpo_plan(
 ) -> Plan:
     """DPO: one model; the original's log-probs are computed before, or with its adapter off.
 
-    Logits are computed a few positions at a time and not kept.
-
-    Args:
-        shape: the model.
-        computing: a forward pass of pairs: both answers, each with the prompt.
-        bf16: autocast.
-        processes: in the group.
-        lora_rank: of the adapters; 0 trains all weights.
+    Logits are computed a few positions at a time and not kept. `computing` is a forward pass of
+    pairs: both answers, each with the prompt. With a `lora_rank` of 0 all weights are trained.
     """
     parameters = lora_rank * shape.lora_rows or shape.parameters
     activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
@@ -339,5 +336,5 @@ def dpo_plan(
     return Plan(
         "Memory of each process for DPO",
         (*frozen, *_trained("adapters" if lora_rank else "model", parameters, processes)),
-        {"computing gradients": gradients, "stepping": _stepping(parameters)},
+        {"computing gradients": gradients, "stepping": stepping_items(parameters)},
     )

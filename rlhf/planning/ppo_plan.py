@@ -3,8 +3,8 @@
     policy          all weights, or LoRA adapters beside frozen ones
     critic          a model of its own, trained whole or its head alone; a head on the policy; none
     reward models   frozen
-    reference       in memory with `--kl.source resident`; loaded for audits where it does not lie
-                    beneath the policy's adapters
+    reference       in memory with `--kl.source resident`; loaded for audits unless the policy is
+                    the reference with adapters
     --lora.share-base   one frozen model under policy, critic and reward models, their adapters
 
 `--sharding` over N processes shards the optimizer (zero1), gradients too (zero2), and weights too
@@ -19,14 +19,16 @@ from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.parallel.settings import State
 from rlhf.planning.plan import Item, Layout, Pass, Plan, SampleBatch
 from rlhf.planning.planner import (
-    BF16,
     FP32,
-    NF4,
     Shape,
     activation_bytes,
     block_bytes,
     copies,
+    frozen_item,
+    frozen_precision,
+    packed_bytes,
     sampling_items,
+    stepping_items,
     working_bytes,
 )
 
@@ -45,8 +47,8 @@ class Roles:
         share_base: one frozen model under all roles.
         four_bits: it is held in 4 bits.
         resident: the original model stays in memory.
-        audited_rows: that it reads at once where it is loaded on the way, too; 0 where it is not.
-        vllm: so does vLLM, with a copy of the policy.
+        audited_rows: rows that it reads at once in audits during training; 0: no such audits.
+        vllm: vLLM samples, with its own copy of the policy.
         reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
     """
 
@@ -61,14 +63,14 @@ class Roles:
     reward_ranks: tuple[int, ...] = ()
 
     @property
-    def judging_ranks(self) -> tuple[int, ...]:
+    def reward_adapter_ranks(self) -> tuple[int, ...]:
         """Of each reward model's adapters."""
         return self.reward_ranks or (self.lora_rank,) * self.reward_models
 
     @property
     def critic_rank(self) -> int:
         """Of the critic's adapters, which start as the first reward model's."""
-        return next(iter(self.judging_ranks), self.lora_rank)
+        return next(iter(self.reward_adapter_ranks), self.lora_rank)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class PPOBatch:
     Attributes:
         sampled: sequences sampled at once.
         episodes: in one forward and backward pass.
-        reference_rows: stored rows of the KL term beside them; the critic does not see these.
+        reference_rows: reference outputs of the KL term beside them, which the critic does not
+            read.
         rollout: episodes of a step in this process, for which a critic's head keeps what it reads.
         texts: pretraining texts in one forward and backward pass, and the tokens of each.
     """
@@ -121,7 +124,7 @@ def ppo_plan(
         batch: how much is read at one time.
         bf16: autocast.
         checkpointing: activations are computed again in the backward pass.
-        roles: what has weights of its own; by default policy, critic and one reward model.
+        roles: what has its own weights; by default policy, critic and one reward model.
         layout: what is sharded; by default nothing, in one process.
     """
     roles, layout, sampled = roles or Roles(), layout or Layout(), batch.sampled
@@ -129,7 +132,7 @@ def ppo_plan(
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     learning = (
-        Item("gradients", layout.held(State.GRADIENTS, FP32 * trained), "float32"),
+        layout.hold(Item("gradients", FP32 * trained, "float32", State.GRADIENTS)),
         *copies(_multiplied(shape, reward, roles), bf16=bf16),
     )
     rows = batch.episodes + batch.reference_rows
@@ -143,13 +146,20 @@ def ppo_plan(
     read = _policy_pass(shape, rows, 1, length - 1, bf16, checkpointing) if rows else ()
     return Plan(
         f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
-        (*_frozen(shape, reward, roles, layout, bf16=bf16), *engine, *_trained(counts, layout)),
+        tuple(
+            layout.hold(item)
+            for item in (
+                *_frozen(shape, reward, roles, bf16=bf16),
+                *engine,
+                *_trained(counts, layout),
+            )
+        ),
         {
             "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16),
             **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": _stepping(trained, layout),
+            "stepping": tuple(layout.hold(item) for item in stepping_items(trained)),
         },
     )
 
@@ -192,7 +202,7 @@ def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, .
 
 def _engine(shape: Shape, batch: SampleBatch, *, bf16: bool) -> tuple[Item, ...]:
     """What vLLM holds from the start to the end of a run."""
-    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
+    size, words = frozen_precision(bf16=bf16)
     cache = vllm_cache_bytes(shape, batch.sequences, batch.length, size)
     return (
         Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy of the policy's"),
@@ -205,13 +215,9 @@ def _engine(shape: Shape, batch: SampleBatch, *, bf16: bool) -> tuple[Item, ...]
 
 
 def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int:
-    """Of the pages for so many responses at full length, and for one more.
+    """Bytes of pages for `requests` responses and one more, `length` tokens each with the prompt.
 
-    Args:
-        shape: the model.
-        requests: responses in work at one time.
-        length: tokens of prompt and response.
-        size: bytes of a number.
+    A number has `size` bytes.
     """
     tokens = (requests + 1) * VLLM_PAGE * math.ceil(length / VLLM_PAGE)
     return 2 * size * shape.layers * shape.key_width * tokens
@@ -248,7 +254,7 @@ def _auditing(
 ) -> dict[str, tuple[Item, ...]]:
     """The phases that measure KLs: the policy reads answers, and so does the original model.
 
-    It is loaded after training, when nothing is gathered any more, and on the way beside it.
+    It is loaded after training, when no weights are gathered, and for audits during training.
     """
 
     def logits(rows: int) -> Item:
@@ -263,16 +269,8 @@ def _auditing(
     loaded = Item("loaded reference: weights", float(FP32 * shape.parameters), "float32")
     phases["auditing"] = (loaded, logits(SCORE_BATCH))
     if roles.audited_rows:
-        phases["auditing on the way"] = (*gathered, loaded, logits(roles.audited_rows))
+        phases["auditing during training"] = (*gathered, loaded, logits(roles.audited_rows))
     return phases
-
-
-def _stepping(trained: int, layout: Layout) -> tuple[Item, ...]:
-    roots = "of Adam's second moments, all at once on a GPU"
-    return (
-        Item("gradients", layout.held(State.GRADIENTS, FP32 * trained), "float32"),
-        Item("square roots", layout.held(State.OPTIMIZER, FP32 * trained), roots),
-    )
 
 
 def _multiplied(shape: Shape, reward: Shape, roles: Roles) -> int:
@@ -286,18 +284,18 @@ def _trained(counts: dict[str, int], layout: Layout) -> list[Item]:
     items = []
     for name, count in ((name, count) for name, count in counts.items() if count):
         size = FP32 * count
-        items.append(Item(f"{name}: weights", layout.held(State.WEIGHTS, size), "float32, trained"))
-        items.append(Item(f"{name}: Adam", layout.held(State.OPTIMIZER, 2 * size), "two moments"))
+        items.append(Item(f"{name}: weights", size, "float32, trained", State.WEIGHTS))
+        items.append(Item(f"{name}: Adam", 2 * size, "two moments", State.OPTIMIZER))
         if layout.strategy.startswith("zero"):
             copy = "DeepSpeed's own copy of the weights"
-            items.append(Item(f"{name}: stepped weights", layout.held(State.OPTIMIZER, size), copy))
+            items.append(Item(f"{name}: stepped weights", size, copy, State.OPTIMIZER))
         elif layout.processes > 1 and layout.strategy != "fsdp":
             buckets = "gradients on their way to other processes"
             items.append(Item(f"{name}: buckets", size, buckets))
     return items
 
 
-def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: bool) -> list[Item]:
+def _frozen(shape: Shape, reward: Shape, roles: Roles, *, bf16: bool) -> list[Item]:
     """Weights that are not trained."""
     items = []
     if roles.resident:
@@ -311,29 +309,24 @@ def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: 
             size = each_rank * roles.critic_rank
             items.append(Item("critic: adapters", size, "frozen"))
         if roles.reward_models:
-            size = each_rank * sum(roles.judging_ranks)
+            size = each_rank * sum(roles.reward_adapter_ranks)
             items.append(Item("reward model: adapters", size, f"frozen{number}"))
         return items
     if roles.lora_rank:
-        size = layout.held(State.WEIGHTS, FP32 * shape.parameters)
-        items.append(Item("policy: frozen weights", size, "float32, beneath its adapters"))
+        items.append(frozen_item("policy", shape.parameters, "frozen weights"))
     if roles.critic == "own head":
-        items.append(
-            Item(
-                "critic: trunk", layout.held(State.WEIGHTS, FP32 * reward.trunk), "float32, frozen"
-            )
-        )
+        items.append(frozen_item("critic", reward.trunk, "trunk"))
     if roles.reward_models:
-        size = roles.reward_models * layout.held(State.WEIGHTS, FP32 * reward.reward_parameters)
-        items.append(Item("reward model: weights", size, f"float32, frozen{number}"))
+        size = FP32 * roles.reward_models * reward.reward_parameters
+        why = f"float32, frozen{number}"
+        items.append(Item("reward model: weights", size, why, State.WEIGHTS))
     return items
 
 
 def _base(shape: Shape, roles: Roles, *, bf16: bool) -> Item:
     """The one frozen model; in 4 bits its embeddings and output matrix stay as they are."""
-    size, words = (BF16, "bf16") if bf16 else (FP32, "float32")
+    size, words = frozen_precision(bf16=bf16)
     if not roles.four_bits:
         return Item("shared base: weights", size * shape.parameters, f"{words}, frozen")
-    others = size * (shape.parameters - shape.trunk_linear)
-    packed = NF4 * shape.trunk_linear
-    return Item("shared base: weights", packed + others, f"4 bits, frozen; the rest {words}")
+    held = packed_bytes(shape, shape.parameters, size)
+    return Item("shared base: weights", held, f"4 bits, frozen; the rest {words}")

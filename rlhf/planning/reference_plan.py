@@ -1,4 +1,4 @@
-"""How much memory storing the reference outputs needs in each process; as in `planner`."""
+"""How much memory `rlhf reference` needs in each process; as in `planner`."""
 
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.planning.plan import Item, Plan, SampleBatch
@@ -23,7 +23,7 @@ def reference_plan(
     is_sharded: bool = False,
     offload: bool = False,
 ) -> Plan:
-    """Storing reference outputs: one frozen model samples and scores; a reward model is optional.
+    """Reference outputs: one frozen model samples and scores; a reward model is optional.
 
     Args:
         shape: the model that answers.

@@ -7,24 +7,24 @@ parameters, A parameters of LoRA adapters, G parameters of one layer and E outsi
     DDP      18·P + 4·P (N > 1) + 4·F   float32 weights, gradients, Adam's two moments, bf16 copies,
                                         buckets
     ZeRO-1   10·P + 12·P/N + 4·F        float32 weights, gradients, bf16 copies; what Adam works on
-                                        (weights again, two moments) divided
-    ZeRO-2   6·P + 16·P/N + 4·F         gradients divided too
-    ZeRO-3   (20·P + 4·F)/N + 4·R + 8·K  weights divided too; R of them gathered, of which its
-                                        linear layers keep no bf16 copies; K gradients on their way,
-                                        twice; while stepping all gradients a second time, 4·P/N
+                                        (weights again, two moments) sharded
+    ZeRO-2   6·P + 16·P/N + 4·F         gradients sharded too
+    ZeRO-3   (20·P + 4·F)/N + 4·R + 8·K  weights sharded too; R of them gathered, without bf16
+                                        copies; K gradients being sent, twice; while stepping all
+                                        gradients a second time, 4·P/N
     FSDP     (16·P + 4·F)/N + 8·G + 4·E  no second copy of the weights; layers gathered in bf16: the
                                         one at work, the next, one's gradients; the rest whole
     LoRA     2·P + 16·A                 frozen bf16 weights; only adapters are trained
 
 The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits; K is
-BUCKET of rlhf/parallel/settings.py; R, which DeepSpeed does not give back because they are used
-again soon, is REUSED; of both no more than P.
-FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N; where
-activations are fewer than 8·E, the parameters outside of layers decide at the end of the backward
-pass: 12·E, with their gradients and the copy for communication. While PPO samples under ZeRO-3 or
+BUCKET of rlhf/parallel/settings.py; R, weights that DeepSpeed keeps gathered because they are
+reused soon, is REUSED; neither is more than P.
+FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N; if
+activations are fewer than 8·E, the peak is at the end of the backward pass: 12·E for the parameters
+outside of layers, their gradients and the copy for communication. While PPO samples under ZeRO-3 or
 FSDP, every device also holds the whole policy and critic: 4·P. For PPO, LoRA is one model with
-`--lora.share-base`, as in rlhf/planning/ppo_plan.py. Reference outputs are made by a model that
-each device holds whole.
+`--lora.share-base`, as in rlhf/planning/ppo_plan.py. For reference outputs each device holds the
+whole model.
 
 Bytes that each device sends and receives in one optimizer step of M forward and backward passes,
 W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
@@ -35,8 +35,8 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
     ZeRO-3   3·M·W              weights forward and backward, gradients, each pass; at most, as R
                                 of the weights are still there on the way back
     FSDP     2·M·W              layers forward and backward, half as wide in bf16, the rest once;
-                                gradients; each pass. In groups of K of N devices with K in the
-                                place of N, and an all-reduce of a part between groups: 2·W/K
+                                gradients; each pass. In groups of K of N devices with K for N,
+                                and an all-reduce of a part between groups: 2·W/K
     LoRA     2·4·A              as DDP
 """
 
@@ -69,13 +69,13 @@ NOTHING_FITS = "nothing fits; use a smaller model, a shorter --sequence-length o
 
 @dataclass(frozen=True)
 class Load:
-    """What each device computes, and how many devices FSDP divides a copy between (0: all)."""
+    """What each device computes, and over how many devices FSDP shards a copy (None: all)."""
 
     length: int
     batch: int
     checkpointing: bool
     lora_rank: int
-    group: int = 0
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Sizes:
 
     Attributes:
         trained: P, of the trained models.
-        frozen: F, of models that are only asked.
+        frozen: F, of models that only run forward.
         adapters: A, of LoRA adapters on the trained models.
         layer: G, of one layer.
         outside: E, of the trained models outside of layers: embeddings, last norm, head.
@@ -127,13 +127,9 @@ def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
 
 
 def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> float:
-    """Bytes at the peak of a pass on top of the state: what is gathered, and what is computed.
+    """Bytes at the peak of a pass on top of the state: gathered weights, and what is computed.
 
-    Args:
-        strategy: one of STRATEGIES.
-        sizes: of the models.
-        gpus: devices that divide them.
-        computing: bytes of activations and logits, which no strategy divides.
+    `computing` are the bytes of activations and logits, which no strategy shards.
     """
     if gpus == 1:
         return computing
@@ -147,17 +143,17 @@ def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> f
 
 
 def communication_bytes(
-    strategy: str, sizes: Sizes, passes: int, gpus: int, group: int = 0, *, bf16: bool = True
+    strategy: str,
+    sizes: Sizes,
+    passes: int,
+    gpus: int,
+    group: int | None = None,
+    *,
+    bf16: bool = True,
 ) -> float:
     """Bytes that each of `gpus` devices sends in one optimizer step, by the table above.
 
-    Args:
-        strategy: one of STRATEGIES.
-        sizes: of the models.
-        passes: forward and backward passes of each device in a step.
-        gpus: devices.
-        group: devices that divide one copy under FSDP; 0 is all.
-        bf16: FSDP gathers layers in bf16.
+    FSDP shards one copy over `group` devices, by default all, and gathers layers in bf16 if `bf16`.
     """
     trained = sizes.trained
     layers = (trained - sizes.outside) * (1.0 if bf16 else 2.0)
@@ -199,17 +195,8 @@ def step_seconds(
 ) -> float:
     """Seconds of a step's forward and backward passes, and of its traffic, one after the other.
 
-    6 operations for each parameter and token, 8 where activations are computed again; sampling is
-    not in it.
-
-    Args:
-        stage: reward or ppo; reference takes no steps.
-        strategy: one of STRATEGIES.
-        shape: the model.
-        load: what each device computes.
-        passes: forward and backward passes of each device in a step.
-        gpus: devices.
-        speed: of each device.
+    6 operations for each parameter and token, 8 with gradient checkpointing; sampling is not
+    counted.
     """
     trained = sizes_of(stage, shape, load).trained
     operations = (8 if load.checkpointing else 6) * trained * load.length * load.batch * passes
@@ -251,7 +238,7 @@ def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int
 
 
 def computing_bytes(stage: str, shape: Shape, load: Load) -> dict[str, float]:
-    """Activations, logits, keys and values of each phase of a stage, which no strategy divides."""
+    """Activations, logits, keys and values of each phase of a stage, which no strategy shards."""
     counted = ("activations", "logits", "keys and values", "one layer")
     return {
         phase: sum(item.size for item in items if any(word in item.what for word in counted))
@@ -260,7 +247,7 @@ def computing_bytes(stage: str, shape: Shape, load: Load) -> dict[str, float]:
 
 
 def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
-    """The models of a stage: reward trains one, reference asks one, PPO trains two and asks one."""
+    """The models of a stage: reward trains one, reference runs one, PPO trains two and runs one."""
     adapters = float(load.lora_rank * shape.lora_rows)
     layer = shape.trunk_linear / shape.layers
     embeddings = (shape.vocabulary + 1) * shape.hidden  # and the last norm
@@ -276,7 +263,7 @@ def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
 
 
 def _parts(strategy: str, load: Load, gpus: int) -> int:
-    """How many devices divide one copy."""
+    """Over how many devices one copy is sharded."""
     return load.group if strategy == "FSDP" and load.group else gpus
 
 
@@ -339,7 +326,7 @@ def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> st
                 return f"{stage}: {name}{words}, up to {_sequences(batch)} in a forward pass."
     count = 2 * gpus
     while count <= MAX_GPUS:
-        if stage_bytes(stage, "FSDP", shape, replace(lightest, group=0), count) <= usable:
+        if stage_bytes(stage, "FSDP", shape, replace(lightest, group=None), count) <= usable:
             smallest = {
                 "reward": f"--batch.micro-tokens {load.length}",
                 "ppo": "--batch.micro-batch-size 1",
@@ -386,7 +373,7 @@ def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) 
 def _largest_batch(
     stage: str, strategy: str, shape: Shape, load: Load, gpus: int, usable: float
 ) -> int:
-    """The largest power of two, or the batch that is asked for where no larger one fits."""
+    """The largest power of two that fits, or the given batch if that is larger."""
     batch = load.batch
     larger = 1
     while larger <= MAX_BATCH:

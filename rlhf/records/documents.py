@@ -56,9 +56,7 @@ class Document(dict[str, Any]):
 def read_document(path: Path, kinds: Kinds | None = None) -> Document:
     """Read a file that holds one JSON object.
 
-    Args:
-        path: the file.
-        kinds: types of the values, by key; a key may be absent.
+    `kinds` are the types of values that may be absent, by key.
 
     Raises:
         InputError: the file cannot be read, is not a JSON object, or has values of other types.
@@ -117,4 +115,4 @@ def _require_date(text: str | None, place: str) -> None:
     except ValueError:
         valid = False
     if not valid:
-        raise InputError(f"{place} has the date {str(text)[:80]!r}, which is none", REMEDY)
+        raise InputError(f"{place} has {str(text)[:80]!r} in place of a date", REMEDY)

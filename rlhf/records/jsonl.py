@@ -1,6 +1,7 @@
 """JSON Lines in, JSON Lines out; every write is atomic (temporary name, fsync, rename).
 
-What is read may come from anybody: a line, its nesting and what a .gz file unpacks to are bounded.
+Input may come from anyone: the length and nesting of a line and the unpacked size of a .gz file are
+limited.
 """
 
 import gzip
@@ -24,7 +25,7 @@ JsonObject = dict[str, Any]
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_LINE = 2**24  # characters; a hundred answers of 100 kB fit
 MAX_DEPTH = 64  # of objects and lists in each other; Python gives up below 1,000
-# Text packs five to ten times smaller, a file made to fill the memory a thousand times.
+# Text compresses five- to tenfold, a decompression bomb a thousandfold.
 MAX_EXPANSION = 200
 FREE_EXPANSION = 2**26  # bytes that a file may unpack to however small it is
 ABANDONED_SECONDS = 3600  # since the last write; several jobs may be writing the same file now
@@ -38,9 +39,9 @@ def parse_line(text: str, place: str) -> JsonObject:
     """Parse one line as a JSON object.
 
     Raises:
-        BadLineError: the line is not JSON, or not an object, is nested too deep, holds an integer
-            beyond all use, or has half a character in its text; `place` (file:line) leads the
-            message.
+        BadLineError: the line is not a JSON object, is nested too deep, or has an integer of
+            thousands of digits or an unpaired surrogate; the message starts with `place`
+            (file:line).
     """
     try:
         value = json.loads(text.rstrip())
@@ -49,7 +50,7 @@ def parse_line(text: str, place: str) -> JsonObject:
             f"{place}: not valid JSON ({error.msg} at column {error.colno}): {text.strip()[:80]!r}",
             "Fix or delete the line; every line must be one JSON object.",
         ) from None
-    except ValueError:  # Python reads no longer ones: its time would grow with their square
+    except ValueError:  # Python refuses longer ones: parsing takes quadratic time
         digits = sys.get_int_max_str_digits()
         raise BadLineError(
             f"{place}: an integer of more than {digits} digits", "Fix or delete the line."
@@ -97,7 +98,7 @@ def _require_whole_characters(value: JsonObject, place: str) -> None:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise BadLineError(
             f"{place}: {half} is half a character (a surrogate without its other half)",
-            "Fix or delete the line; text that was cut between the two halves has such an end.",
+            "Fix or delete the line; text that was cut within a character ends like this.",
         ) from None
 
 
@@ -116,9 +117,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 def read_text(path: Path, newline: str | None = None) -> Iterator[str]:
     """Yield every line of a text file; a .gz file is unpacked.
 
-    Args:
-        path: the file.
-        newline: as `open` has it; "" leaves line ends as they are.
+    A `newline` of "" leaves line ends as they are.
 
     Raises:
         InputError: as `read_lines` has it.
@@ -155,7 +154,7 @@ def _bounded(lines: Iterator[str], path: Path, packed_bytes: int | None) -> Iter
         if len(line) > MAX_LINE:
             raise BadLineError(
                 f"{path}:{number}: a line of more than {MAX_LINE:,} characters",
-                "Every line must be one JSON object, or one row; see whether its ends were lost.",
+                "Every line must be one JSON object, or one row; check the file's line ends.",
             )
         if room is not None:
             room -= len(line)
@@ -170,14 +169,14 @@ def expansion_limit(packed_bytes: int) -> int:
 
 
 def refuse_expansion(place: str) -> NoReturn:
-    """Say that a file unpacks to more than anybody's text does.
+    """Refuse a file that unpacks to far more than text does.
 
     Raises:
         BadLineError: always.
     """
     raise BadLineError(
         f"{place}: unpacks to more than {MAX_EXPANSION} times its size",
-        "It looks made to fill the memory. Should it be yours, unpack it first.",
+        "It looks like a decompression bomb. If it is yours, unpack it first.",
     )
 
 
@@ -223,8 +222,8 @@ def write_text_atomically(path: Path, write: Callable[[Any], Any]) -> None:
 def new_file(path: Path) -> Iterator[Path]:
     """Give a temporary path that, flushed to disk, becomes `path` when the block succeeds.
 
-    Nobody else has its name: where two programs write the same file at once, the later one wins.
-    What killed programs have left of the file is removed once nobody can be writing it any more.
+    Its name is unique: if two programs write the same file at once, the last to finish wins.
+    Temporary files that killed programs left are removed after ABANDONED_SECONDS.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
@@ -248,7 +247,7 @@ def _remove_abandoned(path: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Give a temporary folder that becomes `path` when the block succeeds.
 
-    An existing `path` is replaced in that moment; when the block fails, `path` is untouched.
+    An existing `path` is replaced then; if the block fails, it is left as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -269,13 +268,13 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def flush_folder(path: Path) -> None:
-    """Let the disk write a folder with everything in it now."""
+    """Flush a folder and everything in it to disk."""
     for one in (*path.rglob("*"), path):
         flush(one)
 
 
 def flush(path: Path) -> None:
-    """Let the disk write a file, or the names in a folder, now: lost power leaves them whole."""
+    """Flush a file, or the names in a folder, to disk, so that they survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The pairs that rankings imply: reward models and DPO train on them, exports for trl hold them."""
+"""The pairs that rankings imply, for reward models, DPO and exports for trl."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Preference:
 def pairs(ranking: Ranking) -> Iterator[tuple[str, str, int]]:
     """Every (better id, worse id, margin) that a ranking implies; ties give none.
 
-    The margin is the sum of the strengths between the two tiers, and 0 where no strengths were
-    given, which leaves the losses of trl as they are.
+    The margin is the sum of the strengths between the two tiers; 0, trl's default, without
+    strengths.
     """
     for high, low in combinations(range(len(ranking.tiers)), 2):
         margin = sum(ranking.strengths[high:low])

@@ -47,7 +47,7 @@ def read_ranked(folder: Path) -> list[RankedPrompt]:
     if manifest.get("format") != "ranked":
         raise InputError(
             f"{folder} holds an export of format {manifest.get('format')!r}, "
-            "training wants 'ranked'",
+            "training needs 'ranked'",
             "Export again: rlhf export --format ranked --db DB --out DIR",
         )
     if manifest["content_hash"] != folder_hash(folder, ("*.jsonl",)):

@@ -57,7 +57,7 @@ def _field(value: Any, name: str, kind: type, record: str) -> Any:
 
 
 def _optional(value: JsonObject, name: str, kind: type, record: str, default: Any = None) -> Any:
-    """A field that may be left out; null says so too where its default is None."""
+    """A field that may be left out, or null if its default is None."""
     if isinstance(value, dict) and value.get(name, default) is default:
         return default
     return _field(value, name, kind, record)

@@ -36,9 +36,7 @@ def pointwise_judgments(
 
     A thumb replaces the same annotator's "all bad" for that response.
 
-    Args:
-        rankings: of one prompt.
-        down_flags: flags of single responses that count as a thumb down, such as unsafe.
+    `down_flags` are flags of single responses that count as a thumb down, such as unsafe.
     """
     thumbed: set[tuple[str, str]] = set()
     for ranking in rankings:

@@ -55,14 +55,9 @@ TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 def save_checkpoint(
     accelerator: Accelerator, folder: Path, step: int, progress: dict[str, Any], keep: int
 ) -> Path:
-    """Write the state after `step`; all ranks call this.
+    """Write the state after `step`, and delete all but the newest `keep`; all ranks call this.
 
-    Args:
-        accelerator: with the prepared model and optimizer.
-        folder: the run's checkpoints folder.
-        step: steps done.
-        progress: JSON values that the loop needs to continue.
-        keep: how many checkpoints stay on disk.
+    `progress` are the JSON values that the loop needs to continue.
     """
     beat("saving", step)
     final_name = folder / f"step-{step:06d}"
@@ -83,7 +78,7 @@ def save_checkpoint(
         flush(folder)
         write_text_atomically(folder / LATEST, lambda stream: stream.write(final_name.name))
         flush(folder)
-        # the new one is last, even where a run that was resumed earlier has left later ones
+        # a run resumed from an earlier step may have left later checkpoints: keep the new one
         kept = sorted(folder.glob("step-*"), key=lambda path: (path == final_name, path.name))
         for old in kept[:-keep]:
             shutil.rmtree(old)
@@ -114,7 +109,7 @@ def _try_another(folder: Path) -> str:
 
 
 def last_good(checkpoint: Path | None) -> str:
-    """Which checkpoint a stopped run can be resumed from, in words."""
+    """A clause that names the checkpoint from which a stopped run can be resumed."""
     return f"{checkpoint} is the last good checkpoint" if checkpoint else "No checkpoint was saved"
 
 
@@ -168,7 +163,7 @@ def _require_readable(accelerator: Accelerator, path: Path, written_by: dict[str
     if mine != theirs:
         kept = f"--sharding {theirs}" if theirs != "torch" else "--sharding auto, ddp or fsdp"
         raise InputError(
-            f"{path} is in the form {theirs!r}, this run reads {mine!r}", f"Resume with {kept}."
+            f"{path} has the format {theirs!r}, this run reads {mine!r}", f"Resume with {kept}."
         )
     if written_by["processes"] != accelerator.num_processes:
         raise InputError(
@@ -242,44 +237,23 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 @final
 class Saver:
-    """Saves a loop's state every few steps or minutes, and when the process is told to stop.
+    """Saves a loop's state every few steps or minutes, and on SIGTERM.
 
     Args:
         accelerator: with the prepared model and optimizer.
         folder: the run's checkpoints folder.
-        every_steps: steps between checkpoints; 0: none.
-        every_minutes: minutes between checkpoints; 0: none.
-        keep: how many checkpoints stay on disk.
+        settings: the group `checkpoint`; `every` steps of 0 means none.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        folder: Path,
-        *,
-        every_steps: int,
-        every_minutes: float | None,
-        keep: int,
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, folder: Path, settings: Any) -> None:
         self._accelerator = accelerator
         self._folder = folder
-        self._every_steps = every_steps
-        self._every_seconds = 60 * (every_minutes or 0)
-        self._keep = keep
+        self._every_steps = settings.every
+        self._every_seconds = 60 * (settings.every_minutes or 0)
+        self._keep = settings.keep
         self._saved_at = time.monotonic()
         self._asked_to_stop = False
         self._is_due = False
-
-    @classmethod
-    def of(cls, settings: Any, accelerator: Accelerator, folder: Path) -> "Saver":
-        """A saver configured by the settings of a training."""
-        return cls(
-            accelerator,
-            folder,
-            every_steps=settings.checkpoint.every,
-            every_minutes=settings.checkpoint.every_minutes,
-            keep=settings.checkpoint.keep,
-        )
 
     @contextmanager
     def listening(self) -> Iterator[None]:

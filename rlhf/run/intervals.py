@@ -10,8 +10,7 @@ TOO_FEW = "too few prompts for an interval"
 def in_words(rate: Mapping[str, Any]) -> str:
     """A rate with its interval in words.
 
-    Args:
-        rate: `value`; `low` and `high`, None where there is no interval; `level`, 0.95 if absent.
+    Its `low` and `high` are None without an interval; its `level` is 0.95 if absent.
 
     Example: `{"value": 0.82, "low": 0.75, "high": 0.88}` is
     "82 % (95 % interval 75–88 %)".

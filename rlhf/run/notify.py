@@ -12,13 +12,9 @@ TIMEOUT_SECONDS = 10
 
 
 def notify(url: str | None, run: str, status: str, details: str = "") -> None:
-    """Post `text`, `run` and `status`; if the URL does not answer, only print a warning.
+    """Post the stage's folder and its status (done, failed, interrupted or stalled).
 
-    Args:
-        url: address; None: send nothing.
-        run: the folder of the stage.
-        status: done, failed, interrupted or stalled.
-        details: the message of an error.
+    If the URL does not answer, only print a warning.
     """
     if not url:
         return

@@ -1,4 +1,4 @@
-"""Checks before a training loads anything, of errors that would otherwise show hours later.
+"""Checks before a training loads anything, for errors that would otherwise appear hours later.
 
 All processes must have the same packages and inputs, see the same folder, and have disk space for
 the checkpoints. The hardware canary also multiplies matrices, trains two steps and sums numbers
@@ -45,12 +45,7 @@ def check_before_training(
 ) -> None:
     """Compare the processes, check the disk space, and run the hardware canary with `--preflight`.
 
-    Args:
-        accelerator: of the run.
-        settings: of the run.
-        out: its folder.
-        inputs: its inputs with their hashes.
-        room: bytes of its checkpoints and its result.
+    `room` are the bytes of the run's checkpoints and its result.
 
     Raises:
         MismatchError: a process has other packages or inputs than the first.
@@ -62,10 +57,12 @@ def check_before_training(
     if settings.parallel.preflight:
         folder = out.parent / f".{out.name}.canary"
         device = accelerator.device
-        # the canary seeds the generators, and must not choose what the run samples
+        # the canary seeds the generators, which must not affect what the run samples
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             findings = run_canary(accelerator, folder)
-        accelerator.print(f"Canary: {len(findings)} devices are well", file=sys.stderr)
+        accelerator.print(
+            f"Hardware canary: {len(findings)} of {len(findings)} devices passed", file=sys.stderr
+        )
 
 
 def describe_process(inputs: dict[str, Any]) -> dict[str, str]:
@@ -97,20 +94,13 @@ def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:
 def room_bytes(trained: int, saved: int, checkpoints: int) -> int:
     """Bytes on disk of the kept checkpoints, of one more during writing, and of the result.
 
-    Args:
-        trained: parameters that are trained; the others are not in checkpoints.
-        saved: parameters of the model that is saved at the end.
-        checkpoints: how many are kept.
+    Checkpoints hold the `trained` parameters, the result all `saved` ones.
     """
     return STATE_BYTES * trained * (checkpoints + 1) + SAVED_BYTES * saved
 
 
 def require_room(out: Path, wanted: int) -> None:
-    """Refuse a disk without space for what a run writes; its old checkpoints will be replaced.
-
-    Args:
-        out: its folder.
-        wanted: bytes that it takes at most.
+    """Refuse a disk without `wanted` bytes for a run, counting the checkpoints it will replace.
 
     Raises:
         InputError: names both sizes.
@@ -163,17 +153,17 @@ def run_canary(accelerator: Accelerator, folder: Path) -> list[dict[str, Any]]:
         mine["error"] = product_error(accelerator.device)
         beat("training two steps")
         mine["weights"] = train_two_steps(accelerator)
-        beat("adding up")
+        beat("summing")
         mine["gigabytes_per_second"] = measure_sum(accelerator)
         findings: list[dict[str, Any]] = gather_object([mine])
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         shutil.rmtree(folder)
-    require_well(findings)
+    require_passed(findings)
     return findings
 
 
-def require_well(findings: list[dict[str, Any]]) -> None:
+def require_passed(findings: list[dict[str, Any]]) -> None:
     """Refuse a group with a broken device.
 
     Raises:
@@ -185,13 +175,13 @@ def require_well(findings: list[dict[str, Any]]) -> None:
             raise InputError(
                 f"{where} multiplies wrongly: off by {one['error']:.2g}, at most {TOLERANCE} is "
                 "rounding",
-                "Leave this device out and have it looked at.",
+                "Exclude this device and have it checked.",
             )
         if one["weights"] != findings[0]["weights"]:
             raise InputError(
                 f"{where} ended two steps with other weights than rank 0",
-                "Gradients get lost on the way: check the network with the canary on fewer "
-                "machines, and that all have the same versions.",
+                "Gradients were not averaged correctly: find the fault by running the canary on "
+                "fewer machines, and check that all have the same versions.",
             )
 
 

@@ -25,12 +25,9 @@ FIRST_STEP = 2  # the first one warms caches and allocators
 
 @contextmanager
 def profiling(accelerator: Accelerator, steps: int | None, folder: Path) -> Iterator[None]:
-    """Profile some steps of the loop inside, starting with its second step.
+    """Profile some steps of the loop inside, starting with its second step; None: no steps.
 
-    Args:
-        accelerator: knows rank and device.
-        steps: how many; None: profile nothing.
-        folder: for the files, written when the steps are done or the block ends.
+    The files are written when the steps are done or the block ends.
     """
     if not steps:
         yield

@@ -2,14 +2,17 @@
 
 OUT/config.yaml     the resolved settings
 OUT/stage.json      stage, status, inputs and their hashes, versions, git commit, seed, hardware
-OUT/packages.txt    every installed package; code.diff: what the code differs by from its commit
+OUT/packages.txt    every installed package with its version
+OUT/code.diff       the difference of the code from its commit, if there is one
 OUT/metrics.jsonl   one object per step
-OUT/heartbeat/      rank-00000.json of every rank: where it is; rank-00000.stack after a stall
+OUT/heartbeat/      rank-00000.json: phase and step of each rank; rank-00000.stack after a stall
 OUT/profile/        with --profile: a trace of every rank, and phases.json
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
-OUT/model | policy | outputs    what the next stage reads
-OUT/report.json  report.html    what people read
-OUT/answers.jsonl   evaluate: the answers that were compared
+OUT/model           the trained reward model, or the fine-tuned language model
+OUT/policy          the trained policy
+OUT/outputs         the reference outputs
+OUT/report.json  report.html    the results of the stage, for programs and for people
+OUT/answers.jsonl   evaluate: the answers that were compared, one `RankedPrompt` per line
 OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
 """
 
@@ -75,91 +78,38 @@ Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was give
 _locks: dict[Path, ExitStack] = {}  # of the stages that this process works on
 
 
+class _File:
+    """A file or folder of a run, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDir", _: type["RunDir"]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """The folder of one stage of one run."""
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        """The resolved settings."""
-        return self.path / "config.yaml"
-
-    @property
-    def stage_file(self) -> Path:
-        """Status, inputs, versions, hardware."""
-        return self.path / "stage.json"
-
-    @property
-    def packages_file(self) -> Path:
-        """Every installed package with its version."""
-        return self.path / "packages.txt"
-
-    @property
-    def diff_file(self) -> Path:
-        """The difference of the code from its commit; absent if there is none."""
-        return self.path / "code.diff"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of resumable states."""
-        return self.path / "checkpoints"
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """Folder of the state with the best evaluation so far."""
-        return self.checkpoints / "best"
-
-    @property
-    def heartbeat(self) -> Path:
-        """Folder of the progress files of all ranks."""
-        return self.path / "heartbeat"
-
-    @property
-    def profile(self) -> Path:
-        """Folder of traces and of the table of phases."""
-        return self.path / "profile"
-
-    @property
-    def model(self) -> Path:
-        """The trained reward model, or the fine-tuned language model."""
-        return self.path / "model"
-
-    @property
-    def policy(self) -> Path:
-        """The trained policy."""
-        return self.path / "policy"
-
-    @property
-    def outputs(self) -> Path:
-        """The reference outputs."""
-        return self.path / "outputs"
-
-    @property
-    def report_json(self) -> Path:
-        """The results of the stage, for programs."""
-        return self.path / "report.json"
-
-    @property
-    def report_html(self) -> Path:
-        """The results of the stage, for people."""
-        return self.path / "report.html"
-
-    @property
-    def answers(self) -> Path:
-        """The answers that an evaluation compared: one `RankedPrompt` per line."""
-        return self.path / "answers.jsonl"
-
-    @property
-    def judge_log(self) -> Path:
-        """The requests to a judge model in an evaluation, and its answers."""
-        return self.path / "judge.jsonl"
+    config_file = _File("config.yaml")
+    stage_file = _File("stage.json")
+    packages_file = _File("packages.txt")
+    diff_file = _File("code.diff")
+    metrics_file = _File("metrics.jsonl")
+    heartbeat = _File("heartbeat")
+    profile = _File("profile")
+    checkpoints = _File("checkpoints")
+    best_checkpoint = _File("checkpoints/best")  # the state with the best evaluation so far
+    model = _File("model")
+    policy = _File("policy")
+    outputs = _File("outputs")
+    report_json = _File("report.json")
+    report_html = _File("report.html")
+    answers = _File("answers.jsonl")
+    judge_log = _File("judge.jsonl")
 
     def read_stage(self) -> dict[str, Any]:
         """The content of stage.json; empty when there is none.
@@ -185,7 +135,7 @@ class RunDir:
         return read_document(self.report_json)
 
     def reading_report(self) -> AbstractContextManager[None]:
-        """Around code that reads the report: its errors are blamed on a changed report.json."""
+        """Around code that reads the report: reports its errors as errors of report.json."""
         return as_input_error(f"{self.report_json} is not what its stage writes", REMEDY)
 
     @property
@@ -213,7 +163,7 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
         return run
     if any(out.glob("[!.]*")):  # another job that starts now may have hidden files there
         if not resume and not is_restart():
-            status = run.read_stage().get("status", "no stage of ours")
+            status = run.read_stage().get("status", "not a run folder")
             raise InputError(
                 f"{out} already exists ({status})",
                 "Add --resume to go on with it, or choose another --out.",
@@ -288,8 +238,8 @@ def _lock(run: RunDir) -> None:
         except BlockingIOError:
             file.seek(0)
             raise InputError(
-                f"{file.read() or 'Another process'} is at work in {run.path}",
-                "Wait for it, or stop it and come back with --resume; or choose another --out.",
+                f"{file.read() or 'Another process'} is working in {run.path}",
+                "Wait for it, or stop it and add --resume; or choose another --out.",
             ) from None
         except OSError:
             pass  # a file system without locks
@@ -306,13 +256,10 @@ def watching_stage(
     url: str | None = None,
     heartbeat: Path | None = None,
 ) -> Iterator[None]:
-    """Watch for a stall of any rank, record it in stage.json, print it, and exit with code 75.
+    """Watch for a stall of any rank: record it in stage.json, print it, notify, exit with code 75.
 
-    Args:
-        run: the stage.
-        timeout_seconds: time without progress that counts as a stall; None: never.
-        url: address to notify.
-        heartbeat: folder of the ranks' files; jobs that write one stage have one each.
+    No progress for `timeout_seconds` is a stall; None: never. Jobs that write one stage have a
+    `heartbeat` folder each.
     """
 
     def report(error: InterruptedRunError) -> None:
@@ -342,7 +289,7 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
         )
     if content["stage"] != stage:
         raise InputError(
-            f"{path} holds the stage {content['stage']!r}, {stage!r} is wanted here",
+            f"{path} holds the stage {content['stage']!r}, not {stage!r}",
             f"Give the --out folder of {command}.",
         )
     if content["status"] != "done":
@@ -351,14 +298,14 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
             f"Finish it first: {command} --config {run.config_file} --resume",
         )
     if not (path / result).exists():
-        raise InputError(f"{path} has lost its {result} folder", f"Make it again with {command}.")
+        raise InputError(f"{path} has no {result} folder", f"Make it again with {command}.")
     return run
 
 
 def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> None:
     if not run.config_file.is_file():
         raise InputError(
-            f"{run.path} exists but holds no run of ours (no config.yaml)",
+            f"{run.path} exists but is not a run folder (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
     # for sft and dpo, batch_size is the batch of an optimizer step

@@ -47,10 +47,7 @@ NAMED: dict[tuple[str, str], Any] = {
 def load_data(content: dict[str, Any], folder: Path, *, alone: bool) -> None:
     """Fill a state with what `torch.distributed.checkpoint` has saved.
 
-    Args:
-        content: the state to be filled; its tensors decide which parts of the saved ones are read.
-        folder: where it was saved.
-        alone: this process is the only one.
+    Its tensors decide which parts of the saved ones are read. `alone`: there is one process.
 
     Raises:
         UnpicklingError: a file names a class or function that is not part of a state.
@@ -76,7 +73,7 @@ class _DataUnpickler(pickle.Unpickler):
         kind = getattr(torch, name, None) if module == "torch" else None
         if isinstance(kind, torch.dtype):
             return kind
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint of ours does")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint contains")
 
 
 @final

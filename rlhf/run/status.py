@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlhf.config import flatten, read_settings_file
+from rlhf.config import default_values, earlier_behavior, flatten, read_settings_file
 from rlhf.config.paths import with_new_names
 from rlhf.errors import InputError
 from rlhf.records.documents import REMEDY, Document
@@ -16,7 +16,7 @@ from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import STAGE_COMMANDS, RunDir
-from rlhf.run.watchdog import is_gone, read_hearts
+from rlhf.run.watchdog import is_gone, read_heartbeats
 
 StageStatus = dict[str, Any]
 Run = dict[str, StageStatus]
@@ -43,9 +43,7 @@ BARS = "▁▂▃▄▅▆▇█"
 def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
     """Every stage of a run by name; a folder of one stage is a run of that stage.
 
-    Args:
-        path: folder of the run.
-        kinds: the settings class of each stage, which knows the old names of its settings.
+    `kinds` are the settings classes by stage, which have the old names of settings.
 
     Raises:
         InputError: the folder does not exist, or holds no stage.
@@ -83,21 +81,18 @@ def _place(name: str) -> int:
 def read_stage(run: RunDir, kinds: Mapping[str, type[Any]]) -> StageStatus:
     """One stage: the facts of stage.json, its settings, its last metrics and its report.
 
-    Settings have the names of today. Parts whose file does not exist yet are empty.
+    Parts whose file does not exist yet are empty.
     """
     content = run.read_stage()
     steps = read_metrics(run.metrics_file)
-    config = run.config_file
-    recorded = read_settings_file(config) if config.is_file() else {}
-    settings = with_new_names(recorded, kinds.get(content["stage"]))
     return {
         "stage": content["stage"],
         "path": str(run.path),
         **{name: content.get(name) for name in FACTS if name != "steps"},
         "status": content["status"],
-        **_death(run, content),
+        **_killed(run, content),
         "steps": len(steps),
-        "settings": flatten(settings),
+        "settings": _settings(run, content["stage"], kinds.get(content["stage"])),
         "origin": _origin(content),
         "curves": _curves(steps),
         "last_metrics": steps[-1] if steps else {},
@@ -105,8 +100,17 @@ def read_stage(run: RunDir, kinds: Mapping[str, type[Any]]) -> StageStatus:
     }
 
 
+def _settings(run: RunDir, stage: str, kind: type[Any] | None) -> dict[str, Any]:
+    """The settings by today's names; those that the run predates have the values it ran with."""
+    if not run.config_file.is_file():
+        return {}
+    recorded = with_new_names(read_settings_file(run.config_file), kind)
+    usual = default_values(kind) | earlier_behavior(stage, recorded) if kind else {}
+    return usual | flatten(recorded)
+
+
 def _report(run: RunDir) -> Document:
-    """The report with dotted names; a number that people are shown must be one.
+    """The report with dotted names; values that are shown as numbers must be numbers.
 
     Raises:
         InputError: the report is broken.
@@ -121,17 +125,22 @@ def _report(run: RunDir) -> Document:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value can be shown as a float, which may be infinite or no number."""
+    """Whether a JSON value can be shown as a float, which may be infinite or NaN."""
     return isinstance(value, float) or is_finite_number(value)
 
 
-def _death(run: RunDir, content: dict[str, Any]) -> StageStatus:
+def _killed(run: RunDir, content: dict[str, Any]) -> StageStatus:
     """That a process was killed, which it could not record itself, and when it last wrote."""
-    hearts = read_hearts(run.heartbeat)
+    heartbeats = read_heartbeats(run.heartbeat)
     jobs = any(run.heartbeat.glob("job-*"))  # with heartbeats of their own, maybe elsewhere
-    if content.get("status") != "running" or not hearts or jobs or not all(map(is_gone, hearts)):
+    if (
+        content.get("status") != "running"
+        or not heartbeats
+        or jobs
+        or not all(map(is_gone, heartbeats))
+    ):
         return {}
-    if run.read_stage().get("status") != "running":  # it ended while this looked
+    if run.read_stage().get("status") != "running":  # it ended meanwhile
         return {}
     written = max(file.stat().st_mtime for file in run.path.rglob("*") if file.is_file())
     return {"status": "killed", "finished_at": datetime.fromtimestamp(written, UTC).isoformat()}

@@ -22,12 +22,7 @@ from rlhf.parallel.settings import Tracker
 def tracking(accelerator: Accelerator, track: Tracker, out: Path, settings: Any) -> Iterator[None]:
     """Open a tracker for the block, with the settings as the parameters of the run.
 
-    Args:
-        accelerator: logs while the block runs.
-        track: which tracker; none: no tracker.
-        out: the stage's folder. The run is named after its last two parts; trackers that write
-            files use `tracking` in it.
-        settings: the dataclass of resolved settings.
+    The run is named after the last two parts of `out`; trackers that write files use OUT/tracking.
 
     Raises:
         ConfigError: the tracker's package is not installed.

@@ -1,10 +1,10 @@
 """Detects stalls by a heartbeat of each rank: reports the slow ranks and exits with code 75.
 
-Every rank counts its progress in heartbeat/rank-00000.json. When a rank makes none for the timeout,
-a thread writes its stacks to heartbeat/rank-00000.stack and whether it only waits for other ranks;
-a rank that waits for others which still make progress is not stalled. A few seconds later all ranks
-have done so, unless they are too stuck to: those that do not wait are the slow ones. PyTorch's own
-timeouts name a collective operation; this names a rank and a phase.
+Every rank counts its progress in heartbeat/rank-00000.json. If a rank makes none for the timeout, a
+thread writes its stacks to heartbeat/rank-00000.stack, and whether it only waits for other ranks; a
+rank that waits for others which still make progress is not stalled. A few seconds later all ranks
+that still run have done the same: those that do not wait are the slow ones. PyTorch's own timeouts
+name a collective operation; this names a rank and a phase.
 """
 
 import faulthandler
@@ -52,7 +52,7 @@ class Heartbeat:
     in_backward: bool = False
 
 
-HEART_KINDS: Kinds = {
+HEARTBEAT_KINDS: Kinds = {
     "rank": int,
     "host": str,
     "pid": int,
@@ -68,7 +68,7 @@ class _Watch:
     """The heartbeat of this process; it is written to files only inside `watching`."""
 
     def __init__(self) -> None:
-        self.heart = Heartbeat(rank(), socket.gethostname(), os.getpid())
+        self.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
         self.folder: Path | None = None
         self.beaten_at = time.monotonic()
         self.listeners: list[Callable[[str, int], None]] = []
@@ -78,24 +78,22 @@ _watch = _Watch()
 
 
 def beat(phase: str | None = None, step: int | None = None) -> None:
-    """Report that this rank makes progress; cheap, call it wherever work is done.
+    """Report that this rank makes progress, and in which phase and step; None: unchanged.
 
-    Args:
-        phase: what the rank does from now on; None: unchanged.
-        step: the step it is in; None: unchanged.
+    It is cheap: call it wherever work is done.
     """
-    heart = _watch.heart
-    moved = (phase or heart.phase, heart.step if step is None else step)
-    changed = moved != (heart.phase, heart.step)
-    heart.beats += 1
-    heart.phase, heart.step = moved
+    heartbeat = _watch.heartbeat
+    moved = (phase or heartbeat.phase, heartbeat.step if step is None else step)
+    changed = moved != (heartbeat.phase, heartbeat.step)
+    heartbeat.beats += 1
+    heartbeat.phase, heartbeat.step = moved
     _watch.beaten_at = time.monotonic()
     if not changed:
         return
     for listener in _watch.listeners:
-        listener(heart.phase, heart.step)
+        listener(heartbeat.phase, heartbeat.step)
     if _watch.folder is not None:
-        write_json(_file(_watch.folder, heart.rank), asdict(heart))
+        write_json(_file(_watch.folder, heartbeat.rank), asdict(heartbeat))
 
 
 @contextmanager
@@ -114,16 +112,15 @@ def watching(
 ) -> Iterator[None]:
     """Watch this rank while the block runs; without a timeout, only write heartbeats.
 
-    Args:
-        folder: shared by all ranks; their files are in it.
-        timeout_seconds: without progress for so long, a rank counts as stalled.
-        on_stall: called once, by one rank; afterwards the process exits with 75.
+    The folder is shared by all ranks. One rank calls `on_stall` before the process exits with 75.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _watch.folder = folder
-    _watch.heart = Heartbeat(rank(), socket.gethostname(), os.getpid())
+    _watch.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
     beat("starting", 0)
-    write_json(_file(folder, _watch.heart.rank), asdict(_watch.heart))  # not an earlier attempt's
+    write_json(
+        _file(folder, _watch.heartbeat.rank), asdict(_watch.heartbeat)
+    )  # not an earlier attempt's
     ended = threading.Event()
     arguments = (folder, timeout_seconds, on_stall, ended)
     thread = threading.Thread(target=_watch_for_stalls, args=arguments, daemon=True)
@@ -142,27 +139,29 @@ def _watch_for_stalls(
     on_stall: Callable[[InterruptedRunError], None],
     ended: threading.Event,
 ) -> None:
-    guard = _Guard(folder, timeout_seconds)
+    detector = _StallDetector(folder, timeout_seconds)
     while not ended.wait(min(1.0, timeout_seconds / 10)):
         try:
-            stalled = guard.sees_a_stall()
+            stalled = detector.is_stalled()
         except OSError:  # the folder is gone or full: look at this rank alone
-            stalled = guard.silence() > timeout_seconds
+            stalled = detector.silence() > timeout_seconds
         if stalled:
             break
     else:
         return
     goes_on = False
     try:
-        dump_stacks(folder, _watch.heart)
+        dump_stacks(folder, _watch.heartbeat)
         goes_on = ended.wait(GRACE_SECONDS)
         if goes_on:
             return
         # an earlier attempt may have had more ranks
-        hearts = [heart for heart in read_hearts(folder) if heart.rank < world_size()]
-        slow = find_slow(hearts, world_size())
-        if _watch.heart.rank == reporting_rank(slow, world_size()):
-            on_stall(describe_stall(hearts, slow, timeout_seconds, folder))
+        heartbeats = [
+            heartbeat for heartbeat in read_heartbeats(folder) if heartbeat.rank < world_size()
+        ]
+        slow = find_slow(heartbeats, world_size())
+        if _watch.heartbeat.rank == reporting_rank(slow, world_size()):
+            on_stall(describe_stall(heartbeats, slow, timeout_seconds, folder))
         else:
             time.sleep(GRACE_SECONDS)  # the agent stops all processes when the first one ends
     finally:  # also when the disk is full, or this rank would hang for good
@@ -170,8 +169,8 @@ def _watch_for_stalls(
             os._exit(InterruptedRunError.exit_code)
 
 
-class _Guard:
-    """The view of one rank: its own heartbeat, and from time to time those of all."""
+class _StallDetector:
+    """Decides in each rank whether it has stalled, from its own and the others' heartbeats."""
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
         self.folder = folder
@@ -184,8 +183,8 @@ class _Guard:
         """Seconds since this rank last made progress or was excused."""
         return time.monotonic() - max(_watch.beaten_at, self.excused_at)
 
-    def sees_a_stall(self) -> bool:
-        """Whether this rank is silent for the timeout, or nearly and another rank has stalled."""
+    def is_stalled(self) -> bool:
+        """Whether this rank made no progress for the timeout, or nearly and another has stalled."""
         if time.monotonic() - self.looked_at >= self.timeout / 10:
             self._exchange()
         silence = self.silence()
@@ -195,55 +194,55 @@ class _Guard:
         )
 
     def _exchange(self) -> None:
-        write_json(_file(self.folder, _watch.heart.rank), asdict(_watch.heart))
+        write_json(_file(self.folder, _watch.heartbeat.rank), asdict(_watch.heartbeat))
         beats = sum(one.beats for one in self._others())
         if self.beats not in (None, beats) and _waits():
             self.excused_at = time.monotonic()
         self.beats, self.looked_at = beats, time.monotonic()
 
     def _others(self) -> list[Heartbeat]:
-        own = _watch.heart.rank
-        return [h for h in read_hearts(self.folder) if h.rank < world_size() and h.rank != own]
+        own = _watch.heartbeat.rank
+        return [h for h in read_heartbeats(self.folder) if h.rank < world_size() and h.rank != own]
 
 
 def _waits() -> bool:
     return _is_in(COLLECTIVES, sys._current_frames().get(threading.main_thread().ident or 0))
 
 
-def dump_stacks(folder: Path, heart: Heartbeat) -> None:
+def dump_stacks(folder: Path, heartbeat: Heartbeat) -> None:
     """Write this rank's stacks, and whether its main thread waits for others."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    heart.waits, heart.in_backward = _is_in(COLLECTIVES, frame), _is_in(BACKWARD, frame)
-    with _file(folder, heart.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
+    heartbeat.waits, heartbeat.in_backward = _is_in(COLLECTIVES, frame), _is_in(BACKWARD, frame)
+    with _file(folder, heartbeat.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
         faulthandler.dump_traceback(stream, all_threads=True)
-    write_json(_file(folder, heart.rank), asdict(heart))
+    write_json(_file(folder, heartbeat.rank), asdict(heartbeat))
 
 
 def _is_in(files: tuple[str, ...], frame: FrameType | None) -> bool:
     return frame is not None and any(part in frame.f_code.co_filename for part in files)
 
 
-def read_hearts(folder: Path) -> list[Heartbeat]:
+def read_heartbeats(folder: Path) -> list[Heartbeat]:
     """The last heartbeats of all ranks, by rank.
 
     Raises:
         InputError: a file is broken.
     """
-    return [_read_heart(file) for file in sorted(folder.glob("rank-*.json"))]
+    return [_read_heartbeat(file) for file in sorted(folder.glob("rank-*.json"))]
 
 
-def _read_heart(file: Path) -> Heartbeat:
-    said = read_document(file, HEART_KINDS)
+def _read_heartbeat(file: Path) -> Heartbeat:
+    said = read_document(file, HEARTBEAT_KINDS)
     required = {name: said[name] for name in ("rank", "host", "pid")}
-    return Heartbeat(**required | {name: said[name] for name in HEART_KINDS if name in said})
+    return Heartbeat(**required | {name: said[name] for name in HEARTBEAT_KINDS if name in said})
 
 
-def is_gone(heart: Heartbeat) -> bool:
+def is_gone(heartbeat: Heartbeat) -> bool:
     """Whether the process of a rank has ended; False on other machines, where it is unknown."""
-    if heart.host != socket.gethostname():
+    if heartbeat.host != socket.gethostname():
         return False
     try:
-        os.kill(heart.pid, 0)  # sends nothing, only checks that it exists
+        os.kill(heartbeat.pid, 0)  # sends nothing, only checks that it exists
     except (ProcessLookupError, OverflowError):  # larger than any process id
         return True
     except PermissionError:  # another user's process
@@ -251,18 +250,20 @@ def is_gone(heart: Heartbeat) -> bool:
     return False
 
 
-def find_slow(hearts: list[Heartbeat], ranks: int) -> list[int]:
+def find_slow(heartbeats: list[Heartbeat], ranks: int) -> list[int]:
     """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats.
 
-    A backward pass may wait for other ranks, so it counts as busy only if not all are in one; and
-    if all are busy, that distinguishes none.
+    A backward pass may wait for other ranks, so it counts as busy only if some rank is in none.
+    Busy ranks are only slow if some others are not busy.
     """
-    known = {heart.rank: heart for heart in hearts}
+    known = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
     silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
-    busy = [heart.rank for heart in hearts if not (heart.waits or heart.in_backward)]
-    backward = [heart.rank for heart in hearts if heart.in_backward]
-    fewest = min((heart.beats for heart in hearts), default=0)
-    last = [heart.rank for heart in hearts if heart.beats == fewest]
+    busy = [
+        heartbeat.rank for heartbeat in heartbeats if not (heartbeat.waits or heartbeat.in_backward)
+    ]
+    backward = [heartbeat.rank for heartbeat in heartbeats if heartbeat.in_backward]
+    fewest = min((heartbeat.beats for heartbeat in heartbeats), default=0)
+    last = [heartbeat.rank for heartbeat in heartbeats if heartbeat.beats == fewest]
     return silent or next((some for some in (busy, backward) if 0 < len(some) < ranks), last)
 
 
@@ -272,10 +273,10 @@ def reporting_rank(slow: list[int], ranks: int) -> int:
 
 
 def describe_stall(
-    hearts: list[Heartbeat], slow: list[int], timeout_seconds: float, folder: Path
+    heartbeats: list[Heartbeat], slow: list[int], timeout_seconds: float, folder: Path
 ) -> InterruptedRunError:
     """The message about a stall: which ranks, and in which phase and step."""
-    known = {heart.rank: heart for heart in hearts}
+    known = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
     named = "; ".join(
         f"rank {one} ({known[one].host}, process {known[one].pid}) is stuck in "
         f"{known[one].phase!r} of step {known[one].step}"
@@ -287,7 +288,7 @@ def describe_stall(
         f"No progress for {timeout_seconds:g} seconds: {named}",
         f"The stacks of all ranks are in {folder}. Run the same command with --resume to go on, "
         "or with --parallel.max-restarts N to do so by itself; --parallel.stall-timeout sets the "
-        "patience.",
+        "time limit.",
     )
 
 

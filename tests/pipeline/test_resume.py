@@ -17,7 +17,7 @@ from rlhf.cli import main
 from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from rlhf.run.watchdog import read_hearts
+from rlhf.run.watchdog import read_heartbeats
 from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process
 
 CLOCK = ("seconds/sample", "seconds/score", "seconds/update")
@@ -32,8 +32,8 @@ def kill_in(arguments: list[str], run: Path, phase: str, step: int) -> None:
     """Start a command and send SIGKILL in a phase of a step, or of a later one."""
 
     def is_there() -> bool:
-        hearts = read_hearts(run / "heartbeat")
-        return any(heart.phase == phase and heart.step >= step for heart in hearts)
+        heartbeats = read_heartbeats(run / "heartbeat")
+        return any(heartbeat.phase == phase and heartbeat.step >= step for heartbeat in heartbeats)
 
     kill_once(arguments, is_there)
 

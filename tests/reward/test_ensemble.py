@@ -16,7 +16,7 @@ from rlhf.modeling.models import model_fingerprint
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.jsonl import read_jsonl, write_jsonl
 from rlhf.run.rundir import watching_stage
-from rlhf.run.watchdog import read_hearts
+from rlhf.run.watchdog import read_heartbeats
 from tests.reward.conftest import build_record, sequences_of
 from tests.servers.listener import Listener
 from tests.settings import changed, reward_settings
@@ -115,7 +115,9 @@ def test_a_url_hears_once_that_a_member_failed_and_from_the_member_that_it_stall
 
 def test_joining_and_measuring_are_watched(ensemble):
     settings, _ = ensemble
-    assert [heart.phase for heart in read_hearts(settings.out / "heartbeat")] == ["starting"]
+    assert [heartbeat.phase for heartbeat in read_heartbeats(settings.out / "heartbeat")] == [
+        "starting"
+    ]
 
 
 def test_plain_transformers_reads_the_first_member(ensemble, tiny_model):

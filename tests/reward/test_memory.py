@@ -210,19 +210,19 @@ def test_the_dry_run_counts_what_processes_divide(six_billion):
     gradients, copies, activations = plan.phases["computing gradients"]
     assert (gradients.size, copies.size) == (held, 2 * shape.trunk_linear / 8)
     assert activations == plan_memory(fsdp, shape).phases["computing gradients"][2]
-    assert gradients.why == "float32; divided by 8"
+    assert gradients.why == "float32; sharded over 8"
     in_groups = plan_sharded(changed(fsdp, shard_group=4))
     assert [item.size for item in in_groups.resident] == [2 * held, 4 * held]
     offloaded = plan_sharded(changed(fsdp, offload=True))
     assert offloaded.peak == activations.size
-    assert offloaded.resident[0].why == "float32, 4 bytes a parameter; waits in main memory"
+    assert offloaded.resident[0].why == "float32, 4 bytes a parameter; in main memory"
     adam_only = plan_sharded(changed(fsdp, sharding="zero1"))
     weights, adam, buckets = (item.size for item in adam_only.resident)
     assert (weights, adam, buckets) == (8 * held, 2 * held, 8 * held)
     text = memory_plan(fsdp)  # of the command
     assert text == plan.text
     assert text.startswith(
-        "Memory of each process for the reward model, besides what is gathered at the time\n"
+        "Memory of each process for the reward model, without gathered weights\n"
     )
 
 

@@ -46,10 +46,6 @@ def test_later_files_win_key_by_key(tmp_path: Path) -> None:
     assert load_settings([second, first])["steps"] == 1
 
 
-def test_an_empty_file_settles_nothing(tmp_path: Path) -> None:
-    assert load_settings([write(tmp_path / "a.yaml", "# nothing yet\n")]) == {}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -79,7 +75,13 @@ def test_settings_become_plain_values_and_yaml() -> None:
 
 @pytest.mark.parametrize(
     ("value", "low", "high", "above_low"),
-    [(1, 1, 5, False), (5, 1, 5, False), (0.1, 0, 1, True), (1e9, 0, float("inf"), False)],
+    [
+        (1, 1, 5, False),
+        (5, 1, 5, False),
+        (0.1, 0, 1, True),
+        (1e9, 0, float("inf"), False),
+        (None, 1, 5, False),
+    ],
 )
 def test_a_number_in_range_passes(value: float, low: float, high: float, above_low: bool) -> None:
     require_range("n", value, low, high, above_low=above_low)

@@ -43,7 +43,7 @@ REPOSITORY = Path(__file__).parents[2]
             RuntimeError("[../gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]"),
             LostPeerError,
             "Another process of the group has ended: ",
-            "Its own message says why",
+            "Read its own message",
         ),
         (
             RuntimeError("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"),
@@ -83,8 +83,8 @@ def test_causes_and_what_helps(error, kind, problem: str, remedy: str, monkeypat
 
 
 CHECKPOINTED = "or add --gradient-checkpointing"
-DIVIDED = "or shard the model: --sharding fsdp, with --parallel.offload where that is not enough"
-PLANNED = "(--dry-run prints what takes how much)"
+SHARDED = "or shard the model: --sharding fsdp, with --parallel.offload where that is not enough"
+PLANNED = "(--dry-run prints the memory plan)"
 RESUMED = "; then run the same command with --resume."
 
 
@@ -94,16 +94,16 @@ RESUMED = "; then run the same command with --resume."
         (
             "train-reward",
             "Lower --batch.micro-tokens, or add --batch.gradient-checkpointing, "
-            f"{DIVIDED} {PLANNED}{RESUMED}",
+            f"{SHARDED} {PLANNED}{RESUMED}",
         ),
         (
             "ppo",
             "Lower --batch.micro-batch-size or --batch.micro-tokens or --sampling.batch-size, or "
-            f"add --batch.gradient-checkpointing, {DIVIDED} {PLANNED}{RESUMED}",
+            f"add --batch.gradient-checkpointing, {SHARDED} {PLANNED}{RESUMED}",
         ),
         ("sft", f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}"),
         ("dpo", f"Lower --micro-batch-size, {CHECKPOINTED} {PLANNED}{RESUMED}"),
-        ("reference", f"Lower --batch-size, {DIVIDED} {PLANNED}{RESUMED}"),
+        ("reference", f"Lower --batch-size, {SHARDED} {PLANNED}{RESUMED}"),
         ("evaluate", f"Lower --batch-size{RESUMED}"),
         ("round", "Lower --batch-size."),
         ("generate", "Lower --batch-size."),

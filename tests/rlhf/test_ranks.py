@@ -3,11 +3,11 @@ import sys
 
 END = """
 import atexit, sys
-from rlhf.ranks import leave
+from rlhf.ranks import exit_process
 atexit.register(lambda: print("registered"))
 print("words, ", end="")
 print("of an error", file=sys.stderr, end="")
-leave(3)
+exit_process(3)
 """
 
 

@@ -191,7 +191,7 @@ def test_a_key_stays_with_the_address_it_was_given_for(
             problem = caught.value.problem
             assert str(server.status) in problem
             if ask in (ask_judge, ask_reward):
-                assert f"it points to {other.url}elsewhere, where no key is sent" in problem
+                assert f"it redirects to {other.url}elsewhere, which is not followed" in problem
 
 
 def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

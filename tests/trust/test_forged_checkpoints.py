@@ -52,7 +52,7 @@ def test_metadata_that_name_a_function_are_refused(saved: Path, tmp_path: Path) 
     metadata.planner_data = Forged(tmp_path / "ran")
     (saved / "state" / ".metadata").write_bytes(pickle.dumps(metadata))
     assert refusal(saved) == (
-        f"Cannot read {saved} (it names pathlib.Path.touch, which no checkpoint of ours does)"
+        f"Cannot read {saved} (it names pathlib.Path.touch, which no checkpoint contains)"
     )
     assert not (tmp_path / "ran").exists()
 

@@ -24,7 +24,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from examples.benchmarks.gpu import machine, texts
 from examples.benchmarks.gpu.results import Line, measure, parse, parser_of, say
 from rlhf.modeling.attention.flex import flex_prefix_attention
-from rlhf.modeling.attention.layout import Layout, Stretch
+from rlhf.modeling.attention.layout import Layout, Segment
 from rlhf.modeling.attention.prefix_matmul import prefix_attention
 
 HEADS = {"6b": (32, 32, 128), "1b": (32, 8, 64)}  # query heads, key heads, size
@@ -40,11 +40,11 @@ def layouts(lengths: int, longest: int, shorter: int) -> list[Layout]:
     for number in range(lengths):
         shortest = SHORTEST // shorter
         tokens = round(shortest * (longest / shortest) ** (number / max(1, lengths - 1)))
-        row: list[Stretch] = []
+        row: list[Segment] = []
         while tokens > 8:
             wanted = [prompt.draw(generator), *(response.draw(generator) for _ in range(4))]
             kept = [min(one, tokens // 5) for one in wanted]
-            row.append(Stretch(kept[0], tuple(kept[1:])))
+            row.append(Segment(kept[0], tuple(kept[1:])))
             tokens -= sum(kept)
             if len(row) > 1 and generator.random() < 0.1:
                 break  # not every row is full

@@ -21,13 +21,13 @@ class Settings:
     files: Annotated[tuple[Path, ...], Parameter(name="--files", negative="")] = field(
         kw_only=False
     )
-    """JSON Lines (also .gz), Parquet or CSV files, folders of these or of `datasets`, or data sets
+    """JSON Lines (also .gz), Parquet or CSV files, folders of these or of `datasets`, or datasets
     of the hub by name."""
     db: Path
     """The label database; created when it does not exist."""
     split: Literal["train", "test"] = "train"
     """Split to store prompts under if the file does not say: its lines have no "split" field, and
-    it is not the train or test part of a data set. To choose what to read, use --data-split."""
+    it is not the train or test part of a dataset. To choose what to read, use --data-split."""
     source: str = ""
     """Source to store for prompts whose lines have no "source" field; default: the file's name."""
     annotator: str = ""
@@ -40,12 +40,12 @@ class Settings:
     and count all bad lines. `stop`: stop at the first. When an import stops, nothing of that file
     is stored."""
     data_split: str = ""
-    """Part of a data set to read, by its name there; default: all parts, if they are called train
+    """Part of a dataset to read, by its name there; default: all parts, if they are called train
     and test. To say whether its prompts are for training or testing, add --split."""
     config_name: str = ""
-    """Configuration (subset) of a data set to read; default: the data set's default."""
+    """Configuration (subset) of a dataset to read; default: the dataset's default."""
     streaming: bool = False
-    """Read a data set from the hub without keeping a copy on disk."""
+    """Read a dataset from the hub without keeping a copy on disk."""
 
     def __post_init__(self) -> None:
         if not self.files:

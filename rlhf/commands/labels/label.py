@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from policies.sampling.settings import require_sampling
 from rlhf.commands.modes import refuse_idle
@@ -27,6 +27,8 @@ OF_LIVE_MODE = (
 class Settings:
     """Which database to serve, where, and what people see."""
 
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = frozenset({"gold_every", "repeat_every"})
+
     db: Path
     """The label database."""
     host: str = "127.0.0.1"
@@ -46,10 +48,10 @@ class Settings:
     ranking."""
     flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
     """Flags that people can put on a response."""
-    gold_every: int = 20
-    """Mix in a gold item about once in this many tasks, if there are gold items; 0: never."""
-    repeat_every: int = 0
-    """Show people one of their earlier tasks again about once in this many tasks; 0: never."""
+    gold_every: int | None = 20
+    """Mix in a gold item about once in this many tasks, if there are gold items. none: never."""
+    repeat_every: int | None = None
+    """Show people an earlier task again about once in this many tasks; default: never."""
     model: tuple[str, ...] = ()
     """Live mode: the models that answer, by folder or hub name; with --endpoint, by the names that
     it serves."""
@@ -71,12 +73,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         require_range("port", self.port, 1, 65535)
-        if self.overlap is not None:
-            require_range("overlap", self.overlap, 1, 100)
-        if self.another_below is not None:
-            require_range("another_below", self.another_below, 0, 1)
-        require_range("gold_every", self.gold_every, 0)
-        require_range("repeat_every", self.repeat_every, 0)
+        require_range("overlap", self.overlap, 1, 100)
+        require_range("another_below", self.another_below, 0, 1)
+        require_range("gold_every", self.gold_every, 1)
+        require_range("repeat_every", self.repeat_every, 1)
         require_range("live_responses", self.live_responses, 2, 4)
         require_sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
         if len(self.model) > self.live_responses:
@@ -124,7 +124,9 @@ def run(settings: Settings) -> dict[str, Any]:
         another_below=settings.another_below,
         rubric=settings.rubric,
         flags=settings.flags,
-        checks=CheckRates(gold_every=settings.gold_every, repeat_every=settings.repeat_every),
+        checks=CheckRates(
+            gold_every=settings.gold_every or 0, repeat_every=settings.repeat_every or 0
+        ),
     )
     live = LiveOptions(models=models, num_responses=settings.live_responses) if models else None
     return serve(settings.db, options, live)

@@ -1,7 +1,8 @@
 """`rlhf plan`: which ways of training a model fit on a machine."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
@@ -10,19 +11,23 @@ EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 
 STAGES = ("reward", "reference", "ppo")
 TRAININGS = ("reward", "ppo")
 
+Table = dict[str, dict[str, float]]  # by strategy and stage
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The model and the machine."""
 
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = frozenset({"shard_group", "tflops", "network"})
+
     model: str
     """Model folder or hub name; only its config is read."""
     gpus: int = 1
     """Number of devices, over all machines."""
-    shard_group: int = 0
-    """FSDP: devices that share one sharded copy; 0: all."""
+    shard_group: int | None = None
+    """FSDP: devices that share one sharded copy; default: all."""
     tensor_parallel: int = 1
-    """Also show a reward model split by tensor parallelism over so many processes; 1: do not."""
+    """Also show a reward model split by tensor parallelism over this many processes; 1: off."""
     gpu_memory: float = 80.0
     """Memory of each device in GiB; a tenth is kept free for what the plan does not count."""
     sequence_length: int = 1024
@@ -33,9 +38,9 @@ class Settings:
     """Plan for recomputing activations in the backward pass: less memory, more time."""
     passes: int = 1
     """Forward and backward passes of a device per optimizer step."""
-    tflops: float = 0.0
+    tflops: float | None = None
     """Measured speed of a device, in 10¹² operations a second; with --network, shows times."""
-    network: float = 0.0
+    network: float | None = None
     """Measured bandwidth of a device to others, in GB/s; with --tflops, shows times."""
     lora_rank: int = 16
     """Adapter rank in the LoRA row: train-reward --adapter lora, ppo --lora.share-base."""
@@ -45,16 +50,16 @@ class Settings:
         require_range("gpu_memory", self.gpu_memory, 0, above_low=True)
         require_range("sequence_length", self.sequence_length, 2)
         require_range("batch", self.batch, 1)
-        require_range("shard_group", self.shard_group, 0)
+        require_range("shard_group", self.shard_group, 1)
         if self.shard_group and self.gpus % self.shard_group:
             raise ConfigError(
                 f"--shard-group {self.shard_group} does not divide --gpus {self.gpus}",
                 "Give the devices of one machine, or another divisor of all.",
             )
+        require_range("tflops", self.tflops, 0, above_low=True)
+        require_range("network", self.network, 0, above_low=True)
         require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("passes", self.passes, 1)
-        require_range("tflops", self.tflops, 0)
-        require_range("network", self.network, 0)
         require_range("lora_rank", self.lora_rank, 1)
 
 
@@ -82,32 +87,24 @@ def run(settings: Settings) -> dict[str, Any]:
         settings.lora_rank,
         settings.shard_group,
     )
-    usable = settings.gpu_memory * USABLE
-    needs = {
-        name: {
-            stage: round(stage_bytes(stage, name, shape, load, settings.gpus) / GIB, 3)
-            for stage in STAGES
-        }
-        for name in STRATEGIES
-    }
-    passes, gpus = settings.passes, settings.gpus
-    sent = {
-        name: {
-            stage: round(step_bytes(stage, name, shape, load, passes, gpus) / GIB, 3)
-            for stage in TRAININGS
-        }
-        for name in STRATEGIES
-    }
-    speed = Speed(settings.tflops, settings.network)
-    seconds = {
-        name: {
-            stage: round(step_seconds(stage, name, shape, load, passes, gpus, speed), 3)
-            for stage in TRAININGS
-        }
-        for name in STRATEGIES
-        if speed.tflops and speed.network
-    }
-    hints = [advice(stage, shape, load, settings.gpus, usable * GIB) for stage in STAGES]
+    usable, passes, gpus = settings.gpu_memory * USABLE, settings.passes, settings.gpus
+
+    def table(stages: Sequence[str], number: Callable[[str, str], float]) -> Table:
+        """A number of each stage under each strategy."""
+        return {n: {stage: round(number(stage, n), 3) for stage in stages} for n in STRATEGIES}
+
+    needs = table(STAGES, lambda stage, name: stage_bytes(stage, name, shape, load, gpus) / GIB)
+    sent = table(
+        TRAININGS, lambda stage, name: step_bytes(stage, name, shape, load, passes, gpus) / GIB
+    )
+    seconds: Table = {}
+    if settings.tflops and settings.network:
+        speed = Speed(settings.tflops, settings.network)
+        seconds = table(
+            TRAININGS,
+            lambda stage, name: step_seconds(stage, name, shape, load, passes, gpus, speed),
+        )
+    hints = [advice(stage, shape, load, gpus, usable * GIB) for stage in STAGES]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
     return {
@@ -139,7 +136,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *result["advice"]])
 
 
-def _rows(table: dict[str, dict[str, float]]) -> list[str]:
+def _rows(table: Table) -> list[str]:
     head = f"{'':8}" + "".join(f"{stage:>12}" for stage in TRAININGS)
     return [
         head,

@@ -100,9 +100,7 @@ def _note(
 ) -> "Callable[[Prompt, Sequence[Response]], list[str]]":
     """Says of every response whose it is, and its reward.
 
-    Args:
-        policy: as `rlhf.modeling.models.describe_model` describes it.
-        reward: what gives the reward, if anything does.
+    `policy` is the description of the policy by `rlhf.modeling.models.describe_model`.
     """
     score = None
     if reward is not None:

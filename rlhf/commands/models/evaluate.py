@@ -62,7 +62,11 @@ class Settings(EvaluateSettings):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Compare a policy with the original model: win rates by judges and people, with intervals."""
+    """Compare a policy with the original model: win rates by judges and people, with intervals.
+
+    Give --policy, --reference and --reward together; none with --to-db or --from-db of a finished
+    --out.
+    """
     from policies.evaluate.report import headline
     from rlhf.run.rundir import require_done
 

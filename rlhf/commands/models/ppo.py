@@ -27,7 +27,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 
 def memory_plan(settings: Settings) -> str:
-    """The memory of each process; lengths come from the stored outputs where they are there."""
+    """The memory of each process; lengths are those of the reference outputs, if these exist."""
     from policies.ppo.memory import plan_memory
 
     return plan_memory(settings)

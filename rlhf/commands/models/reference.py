@@ -13,7 +13,10 @@ ASSUMED_TOKENS = 256
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Store the original model's answer to every prompt, with the log-prob of each token."""
+    """Store the original model's answer to every prompt, with the log-prob of each token.
+
+    Give --prompts and --model together; for existing reference outputs, --reward or --inspect.
+    """
     if settings.inspect:
         from policies.reference.summary import inspect_store
 
@@ -27,7 +30,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """What is stored; with --inspect, everything that can be said of it."""
+    """What was stored; with --inspect, a full description of the reference store."""
     from policies.evaluate.summaries import describe_stored
     from policies.reference.summary import describe_store
 
@@ -37,7 +40,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 def memory_plan(settings: Settings) -> str:
     """The memory of each process, with prompts of an assumed length."""
     if settings.model is None:
-        return "No language model is loaded for outputs that are already stored."
+        return "Scoring existing reference outputs loads no language model."
     from policies.rewards import is_model
     from rlhf.modeling.models import model_folder
     from rlhf.parallel.distributed import choose_precision

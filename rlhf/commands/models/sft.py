@@ -12,7 +12,7 @@ EXAMPLE = """rlhf sft --demonstrations demonstrations \\
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Fine-tune a model on demonstrations, or on the best stored output of each prompt."""
+    """Fine-tune a model on demonstrations, or on the best reference output of each prompt."""
     from rlhf.parallel.distributed import launch
 
     launch(settings.processes)
@@ -68,10 +68,12 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 def _remarks(best: dict[str, Any]) -> list[str]:
     """What to know of the choice, a sentence each."""
-    said = {
+    reasons = {
         "no_choice": "left out: all outputs say the same or have the same reward",
         "tied": "with several best outputs: the first of them was taken",
         "unfinished": "with a best output that was cut at the length limit: its end is learned as "
         "an end",
     }
-    return [f"{counted(best[name], 'prompt')} {why}." for name, why in said.items() if best[name]]
+    return [
+        f"{counted(best[name], 'prompt')} {why}." for name, why in reasons.items() if best[name]
+    ]

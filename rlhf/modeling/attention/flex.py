@@ -1,10 +1,9 @@
 """Attention over packed rows on a GPU: FlexAttention under a mask made from the row's layout.
 
-What `shared_prefix` multiplies piece by piece is one kernel here. It passes over every block of
-128 × 128 scores in which nobody sees anybody, and keeps no scores for the backward pass.
-transformers compiles it at the first rows. Whether it is right on a GPU is tried there, not looked
-up; where it is not, the products stay. Letters: T tokens, H heads, G heads with keys of their own
-(G ≤ H), D head size.
+One kernel computes what `shared_prefix` multiplies piece by piece. It skips every 128 × 128 block
+of scores that is masked entirely, and keeps no scores for the backward pass. transformers compiles
+it on first use. A small trial on the GPU decides whether its results are right; if not, plain
+matrix products are used. Letters: T tokens, H heads, G key-value heads (G ≤ H), D head size.
 """
 
 import sys
@@ -19,11 +18,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.flex_attention import flex_attention_forward
 
-from rlhf.modeling.attention.layout import Layout, Stretch
+from rlhf.modeling.attention.layout import Layout, Segment
 from rlhf.ranks import is_main_process
 
-BLOCK = 128  # shorter rows use another kernel, which has no blocks to skip
-TRIAL = (Stretch(150, (40, 30)), Stretch(5, (7, 1)))
+BLOCK = 128  # shorter rows use another kernel, without blocks to skip
+TRIAL = (Segment(150, (40, 30)), Segment(5, (7, 1)))
 TOLERANCE = 0.02  # relative; bf16 rounds to 0.4 %
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -48,27 +47,27 @@ def flex_prefix_attention(
 @lru_cache(maxsize=2)
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     """The mask of a row: made once, used by every layer, forward and backward."""
-    tokens = sum(stretch.prompt + sum(stretch.responses) for stretch in layout)
+    tokens = sum(segment.prompt + sum(segment.responses) for segment in layout)
     return create_block_mask(visible(layout, device), None, None, tokens, tokens, device)
 
 
 def visible(layout: Layout, device: torch.device) -> Mask:
     """A function of batch, head, query and key: whether the query at a place sees the key's."""
-    stretch, part = (numbers.to(device) for numbers in number_tokens(layout))
+    segment, part = (numbers.to(device) for numbers in number_tokens(layout))
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         shared = (part[key] == 0) | (part[key] == part[query])
-        return (key <= query) & (stretch[key] == stretch[query]) & shared
+        return (key <= query) & (segment[key] == segment[query]) & shared
 
     return sees
 
 
 def number_tokens(layout: Layout) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
-    """For every token the number of its stretch, and of its response in it (0: the prompt)."""
+    """For every token the number of its segment, and of its response in it (0: the prompt)."""
     pieces = [
         (number, part, length)
-        for number, stretch in enumerate(layout)
-        for part, length in enumerate((stretch.prompt, *stretch.responses))
+        for number, segment in enumerate(layout)
+        for part, length in enumerate((segment.prompt, *segment.responses))
     ]
     numbers, parts, lengths = torch.tensor(pieces).unbind(dim=1)
     return numbers.repeat_interleave(lengths), parts.repeat_interleave(lengths)
@@ -95,7 +94,7 @@ def _find_obstacle(
             return None
         obstacle = f"is off by {difference:.2%}"
     if is_main_process():
-        words = f"FlexAttention {obstacle}: plain matrix products attend, which takes longer.\n"
+        words = f"FlexAttention {obstacle}: using plain matrix products, which are slower.\n"
         sys.stderr.write(words)
     return obstacle
 
@@ -125,7 +124,7 @@ def try_flex(heads: int, groups: int, size: int, dtype: torch.dtype, device: tor
     def keep(tensor: Tensor) -> Tensor:
         return tensor
 
-    # A model that computes activations again must not take these for its own.
+    # keep these tensors out of a surrounding gradient checkpoint
     with (
         torch.enable_grad(),
         torch.autocast(device.type, enabled=False),

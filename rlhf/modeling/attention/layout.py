@@ -14,14 +14,14 @@ TokenIds = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """One prompt in a packed row: `prompt` tokens, then its responses of these lengths."""
 
     prompt: int
     responses: tuple[int, ...]
 
 
-Layout = tuple[Stretch, ...]
+Layout = tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> 
             ids += response
             positions += range(length, length + len(response))
             reads.append(len(ids) - 1 if response else end_of_prompt)
-    layout = tuple(Stretch(len(prompt), tuple(map(len, own))) for prompt, own in groups)
+    layout = tuple(Segment(len(prompt), tuple(map(len, own))) for prompt, own in groups)
     return Inputs(
         torch.tensor([ids or [pad_id]]),
         torch.tensor(reads, dtype=torch.long),
         torch.tensor([positions or [0]]),
-        layout or (Stretch(1, ()),),
+        layout or (Segment(1, ()),),
     )
 
 
-def common_beginning(rows: Sequence[Sequence[int]]) -> int:
-    """The length of the common beginning of all rows; each row keeps at least one own token."""
+def common_prefix_length(rows: Sequence[Sequence[int]]) -> int:
+    """The length of the common prefix of all rows; each row keeps at least one own token."""
     columns = zip(*rows, strict=False)
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
     return min(common, min(map(len, rows)) - 1)

@@ -1,7 +1,7 @@
-"""Attention on CPUs in plain matrix products: they beat the fused kernel, above all backwards.
+"""Attention on CPUs in plain matrix products, faster than the fused kernel, above all backward.
 
 `use_products` registers it with transformers as the attention `products`. Letters: B rows, H heads,
-G heads with keys of their own (G ≤ H), D head size, Q queries, S keys.
+G key-value heads (G ≤ H), D head size, Q queries, S keys.
 """
 
 from functools import lru_cache
@@ -16,7 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 PRODUCTS = "products"
-LONGEST = 256  # keys; the backward pass needs all scores, which in long rows would fill the memory
+LONGEST = 256  # keys; the backward pass keeps all scores, too many for memory in long rows
 
 
 def use_products(model: PreTrainedModel) -> None:
@@ -36,10 +36,10 @@ def product_attention(
     scaling: float | None = None,
     **rest: Any,
 ) -> tuple[Float[Tensor, "B Q H D"], None]:
-    """Attention as transformers calls it: causal without a mask; long or single queries as ever."""
+    """Attention as transformers calls it: causal without a mask; fused for long or single rows."""
     queries, keys = query.shape[2], key.shape[2]
-    is_usual = queries == 1 or keys > LONGEST or bool(rest.get("dropout"))
-    if query.device.type != "cpu" or is_usual:
+    is_fused = queries == 1 or keys > LONGEST or bool(rest.get("dropout"))
+    if query.device.type != "cpu" or is_fused:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **rest
         )
@@ -52,7 +52,7 @@ def product_attention(
 
 @lru_cache(maxsize=64)
 def future(queries: int, device: torch.device) -> Bool[Tensor, "1 Q Q"]:
-    """What causal attention hides of the queries' own keys."""
+    """The causal mask of the queries' own keys, True where a key is hidden."""
     return torch.ones(1, queries, queries, dtype=torch.bool, device=device).triu(1)
 
 
@@ -73,7 +73,7 @@ def tail_attention(
 
 
 class _TailAttention(torch.autograd.Function):
-    """Written out to mask scores in place and to multiply heads that share keys in one product."""
+    """Written by hand to mask scores in place and multiply heads that share keys in one product."""
 
     @staticmethod
     def forward(

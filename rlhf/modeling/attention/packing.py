@@ -1,9 +1,9 @@
-"""Sequences end to end in one row, what they begin with in common read once, and no padding.
+"""Packs sequences into one row without padding, in which a common prefix is encoded once.
 
-Prompts with one system turn, or several responses to one prompt, share their first tokens: a batch
-then costs those once, and every sequence the rest of its own. Logits, values and gradients are
-those of padded rows, but for rounding. Only attention knows about it: `shared_prefix` has it, under
-a name of its own here, because sampling from the same model needs the mask of padded batches.
+Prompts with one system turn, or several responses to one prompt, share their first tokens. Logits,
+values and gradients are those of padded rows, except for rounding. Only attention differs: it is
+that of `shared_prefix`, registered under another name, because sampling from the same model needs
+the mask of padded batches.
 
 Letters: B sequences, R response tokens, T tokens of the row, d hidden size.
 """
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlhf.modeling.attention.layout import Layout, Stretch, common_beginning
+from rlhf.modeling.attention.layout import Layout, Segment, common_prefix_length
 from rlhf.modeling.attention.shared_prefix import (
     LEAST_SAVING,
     shared_prefix_attention,
@@ -51,7 +51,7 @@ class Row:
 
 
 def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
-    """Lay sequences end to end, sharing what is cheaper: one beginning of all, or equal prompts.
+    """Pack sequences, sharing whatever saves more: one prefix of all, or equal prompts.
 
     Args:
         joined: prompts and responses, padded anywhere.
@@ -65,7 +65,7 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
     positions: list[int] = []
     before: list[list[int]] = [[] for _ in rows]
     layout = []
-    for shared, members in min(_together(rows), _by_prompt(prompts), key=lambda g: _size(g, rows)):
+    for shared, members in min(_one_group(rows), _by_prompt(prompts), key=lambda g: _size(g, rows)):
         start = len(ids)
         ids += rows[members[0]][:shared]
         positions += range(shared)
@@ -75,7 +75,7 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
             before[member] = places[-lengths[member] - 1 : -1]
             ids += rows[member][shared:]
             positions += range(shared, len(rows[member]))
-        layout.append(Stretch(shared, tuple(len(rows[member]) - shared for member in members)))
+        layout.append(Segment(shared, tuple(len(rows[member]) - shared for member in members)))
     reads = torch.zeros(answers.shape, dtype=torch.long, device=device)
     reads[answers] = torch.tensor([place for part in before for place in part], device=device)
     return Row(
@@ -86,13 +86,13 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
     )
 
 
-def _together(rows: Sequence[list[int]]) -> list[Group]:
+def _one_group(rows: Sequence[list[int]]) -> list[Group]:
     """One group of all."""
-    return [(common_beginning(rows), list(range(len(rows))))]
+    return [(common_prefix_length(rows), list(range(len(rows))))]
 
 
 def _by_prompt(prompts: Sequence[list[int]]) -> list[Group]:
-    """A group for every prompt that is there."""
+    """A group for every distinct prompt."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, prompt in enumerate(prompts):
         groups.setdefault(tuple(prompt), []).append(number)
@@ -100,12 +100,12 @@ def _by_prompt(prompts: Sequence[list[int]]) -> list[Group]:
 
 
 def _size(groups: Sequence[Group], rows: Sequence[list[int]]) -> int:
-    """Tokens that are left to read."""
+    """Tokens of the packed row."""
     return sum(map(len, rows)) - sum(shared * (len(members) - 1) for shared, members in groups)
 
 
 def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row | None:
-    """The sequences as one row, where the model can read it and enough of padded rows is saved."""
+    """The sequences as one row, if the model can read it and it saves enough tokens."""
     if model.config._attn_implementation != ATTENTION:
         return None
     row = pack(joined, answers)
@@ -113,7 +113,7 @@ def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]
 
 
 def pack_prefixes(model: PreTrainedModel) -> str | None:
-    """Let a model read packed rows; where that would not be exact, say why and change nothing."""
+    """Let a model read packed rows; if it would not be exact, return why and change nothing."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _mask)
     return try_attention(model, ATTENTION, lambda: _probe(model))

@@ -1,8 +1,8 @@
-"""Attention over packed rows in plain matrix products; on CPUs they beat the fused kernel.
+"""Attention over packed rows in plain matrix products, on CPUs faster than the fused kernel.
 
-Stretches of like lengths are attended together, padded to the longest, while their scores fit a
-cache: short ones cost more in calls than in products. Letters: T tokens, H heads, G heads with keys
-of their own (G ≤ H), D head size, B rows, P prompt tokens, Q queries, S keys.
+Segments of similar length are attended in one block, padded to the longest, as long as their scores
+fit a cache: alone, short ones take more time for calls than for products. Letters: T tokens, H
+heads, G key-value heads (G ≤ H), D head size, B rows, P prompt tokens, Q queries, S keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,25 +16,25 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf.modeling.attention.layout import Layout, Stretch
+from rlhf.modeling.attention.layout import Layout, Segment
 from rlhf.modeling.attention.matmul import future, tail_attention
 
 QUERIES_AT_ONCE = 128  # a long prompt goes in blocks: half its square is never computed
-SCORES_AT_ONCE = 2**17  # of one head, in stretches that are attended together
+SCORES_AT_ONCE = 2**17  # of one head, in one block
 PADDING_AT_MOST = 1.2  # scores with padding, relative to those without
 
 
 @dataclass(frozen=True)
 class Block:
-    """Stretches that are attended together, as places in the row; -1 stands for padding.
+    """Segments that are attended together, as positions in the row; -1 is padding.
 
-    Padding holds the row's first token: no token attends to it, and its output is not read.
+    Padding reads the row's first token: no token attends to it, and its output is not used.
     """
 
     prompts: Int[Tensor, "B P"]
     """Padded on the right."""
     shared: Int[Tensor, "N P"]
-    """The prompt of every response, padded on the left, so that the response follows at once."""
+    """The prompt of every response, padded on the left, so that the response follows directly."""
     own: Int[Tensor, "N Q"]
     """The responses, padded on the right."""
 
@@ -95,7 +95,7 @@ def _take(x: Float[Tensor, "T H D"], places: Int[Tensor, "B P"]) -> Float[Tensor
 
 
 def _rows(x: Float[Tensor, "T H D"], places: Int[Tensor, "..."]) -> Float[Tensor, "... H D"]:
-    """x[places]; its gradient by the kernel of embeddings, which adds whole rows."""
+    """x[places], with the gradient of an embedding, which is faster than that of an index."""
     return embedding(places, x.flatten(1)).view(*places.shape, *x.shape[1:])
 
 
@@ -104,7 +104,7 @@ def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
     """The blocks of a row, which are the same for every layer, forward and backward."""
     starts = [0, *accumulate(one.prompt + sum(one.responses) for one in layout)]
     blocks, order, done = [], torch.empty(starts[-1], dtype=torch.long), 0
-    for numbers in alike(layout):
+    for numbers in group_by_length(layout):
         pieces = [_pieces(starts[number], layout[number]) for number in numbers]
         prompts = [prompt for prompt, *_ in pieces]
         shared = [prompt for prompt, *responses in pieces for _ in responses]
@@ -118,8 +118,8 @@ def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
     return AttentionPlan(tuple(blocks), order.to(device))
 
 
-def alike(layout: Layout) -> list[list[int]]:
-    """Groups of stretches that are attended together, by number."""
+def group_by_length(layout: Layout) -> list[list[int]]:
+    """Groups of segments that are attended together, by number."""
     found: list[list[int]] = []
     for number in sorted(range(len(layout)), key=lambda n: (layout[n].prompt, _longest(layout[n]))):
         if found and _is_cheap([layout[n] for n in (*found[-1], number)]):
@@ -129,12 +129,12 @@ def alike(layout: Layout) -> list[list[int]]:
     return found
 
 
-def _is_cheap(together: Sequence[Stretch]) -> bool:
-    """Whether padding adds little, and the scores of a head stay in the cache."""
-    prompt = max(one.prompt for one in together)
-    longest = max(_longest(one) for one in together)
-    padded = sum(_scores(prompt, [longest] * len(one.responses)) for one in together)
-    real = sum(_scores(one.prompt, one.responses) for one in together)
+def _is_cheap(block: Sequence[Segment]) -> bool:
+    """Whether padding adds little, and the scores of a head fit the cache."""
+    prompt = max(one.prompt for one in block)
+    longest = max(_longest(one) for one in block)
+    padded = sum(_scores(prompt, [longest] * len(one.responses)) for one in block)
+    real = sum(_scores(one.prompt, one.responses) for one in block)
     return padded <= min(PADDING_AT_MOST * real, SCORES_AT_ONCE)
 
 
@@ -142,11 +142,11 @@ def _scores(prompt: int, responses: Sequence[int]) -> int:
     return prompt * prompt + sum(one * (prompt + one) for one in responses)
 
 
-def _longest(one: Stretch) -> int:
+def _longest(one: Segment) -> int:
     return max(one.responses, default=0)
 
 
-def _pieces(start: int, one: Stretch) -> tuple[Tensor, ...]:
+def _pieces(start: int, one: Segment) -> tuple[Tensor, ...]:
     """Places of a prompt and of each of its responses."""
     lengths = (one.prompt, *one.responses)
     places: tuple[Tensor, ...] = torch.arange(start, start + sum(lengths)).split(lengths)

@@ -1,13 +1,13 @@
 """Encode a prompt once for all its responses, and many prompts in one row without padding.
 
-A row is prompt, response, …, response, prompt, response, …; a response sees its own prompt and
-itself, nothing else, and its positions go on from the prompt's. K responses to a prompt of P tokens
-cost P + K·R tokens instead of K·(P + R), and give the same rewards and gradients. Only attention
-knows about it: every other layer works on single tokens.
+A row is prompt, response, …, response, prompt, response, …; a response attends to its own prompt
+and itself only, and its positions continue the prompt's. K responses of R tokens to a prompt of P
+tokens cost P + K·R tokens instead of K·(P + R), and give the same rewards and gradients. Only
+attention differs: every other layer works on single tokens.
 
-Registered with transformers as the attention `shared_prefix`, so it serves every architecture that
-takes its attention from there. `prefix_matmul` does the work, on GPUs `flex` where it can.
-Letters: T tokens, H heads, G heads with keys of their own (G ≤ H), D head size.
+It is registered with transformers as the attention `shared_prefix`, for every architecture that
+uses transformers' attention interface. `prefix_matmul` computes it, on GPUs `flex` if it can.
+Letters: T tokens, H heads, G key-value heads (G ≤ H), D head size.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from rlhf.modeling.attention.prefix_matmul import prefix_attention
 from rlhf.modeling.tokens import pad_right
 
 ATTENTION = "shared_prefix"
-# on a trial's meaningless tokens rounding alone reached 0.1 % of a trained model's largest output,
+# in trials on random tokens, rounding alone reached 0.1 % of a trained model's largest output,
 # wrong positions 9 %, a wrong mask 40 %
 TOLERANCES = {torch.float32: 0.01}
 ROUNDED = 0.03  # where weights are rounded to fewer bits
-LEAST_SAVING = 0.1  # of the tokens of padded rows: else the kernels for those are as good
+LEAST_SAVING = 0.1  # of the tokens of padded rows: with less, padded rows are as fast
 
 
 def shared_prefix_attention(
@@ -55,16 +55,16 @@ def shared_prefix_attention(
 
 
 def share_prompts(model: PreTrainedModel) -> str | None:
-    """Switch a model to this attention; where not exact, say why and change nothing."""
+    """Switch a model to this attention; if it would not be exact, return why and change nothing."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
     return try_attention(model, ATTENTION, lambda: _probe(model))
 
 
 def try_attention(model: PreTrainedModel, attention: str, probe: Callable[[], float]) -> str | None:
-    """Switch a model to a kind of attention for packed rows; else the reason why not.
+    """Switch a model to an attention for packed rows; else return the reason why not.
 
-    The answer is tried, not looked up: `probe` runs a small packed row and the same sequences
-    padded, and gives the difference between the trunk's outputs, relative to the largest.
+    A trial decides: `probe` runs a small packed row and the same sequences padded, and returns the
+    difference between the trunk's outputs, relative to the largest.
     """
     if reason := other_attention(model.config):
         return reason

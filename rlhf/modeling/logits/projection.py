@@ -1,9 +1,9 @@
 """The output projection in float32, where the layers below multiply in bf16.
 
-A bf16 logit between 16 and 32 is a multiple of 1/8, so two readings of one response differ by more
-than a PPO step changes. Here sums and logits are float32. The factors are the model's own float32
-values on CPUs, except that CPUs that multiply bf16 may round them to it; on CUDA they are bf16,
-which costs no more than the rounding in every layer before.
+A bf16 logit between 16 and 32 is a multiple of 1/8, so log-probs of one response in two batches
+differ by more than a PPO step changes them. Here sums and logits are float32. The factors are
+float32 on CPUs, where those that multiply bf16 may round them; on CUDA they are bf16, which adds no
+more rounding than any layer before.
 
 Letters: N positions, d hidden size, V vocabulary.
 """

@@ -139,7 +139,7 @@ def test_the_traffic_of_a_step_is_the_planners(
 
 def test_a_checkpoint_of_deepspeed_is_refused_by_others(folder: Path, tiny_model, two) -> None:
     name = f"auto@{folder / 'two.zero3'}"
-    with pytest.raises(AssertionError, match="is in the form 'zero3', this run reads 'torch'"):
+    with pytest.raises(AssertionError, match="has the format 'zero3', this run reads 'torch'"):
         spread(1, str(tiny_model), str(folder / "refused.json"), name)
 
 

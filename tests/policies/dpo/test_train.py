@@ -21,7 +21,7 @@ from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from rlhf.run.watchdog import read_hearts
+from rlhf.run.watchdog import read_heartbeats
 from tests.families import FAMILIES, build_family_model
 from tests.pipeline.test_resume import kill_once, stop_after
 
@@ -151,7 +151,7 @@ def test_a_policy_that_evaluate_and_others_read(dpo, tmp_path, tiny_model, ranki
     assert report["held_out"]["loss"] == pytest.approx(expected, rel=1e-4)
     assert (run.read_stage()["stage"], run.read_stage()["status"]) == ("dpo", "done")
     assert set(run.inputs) == {"rankings", "model"}
-    assert [heart.step for heart in read_hearts(run.heartbeat)] == [12]
+    assert [heartbeat.step for heartbeat in read_heartbeats(run.heartbeat)] == [12]
     assert "# dpo, trained from" in (run.policy / "README.md").read_text()
     assert not (run.checkpoints / "pairs").exists()
     assert dpo("--epochs", "12", "--resume")["already_done"] is True

@@ -51,8 +51,8 @@ def test_each_role_has_its_lines(settings: PPOSettings) -> None:
     assert "reference model: weights" not in lines()
     assert "loaded reference" in lines()
     assert "loaded reference" not in lines(lora_rank=4)
-    assert "while auditing on the way" in lines(kl=KLSettings(audit_every=10))
-    assert "on the way" not in lines(kl=KLSettings(source="resident", audit_every=10))
+    assert "while auditing during training" in lines(kl=KLSettings(audit_every=10))
+    assert "during training" not in lines(kl=KLSettings(source="resident", audit_every=10))
     assert "policy: frozen weights" in lines(lora_rank=4)
     assert "policy: stepped weights" in lines(sharding="zero2", processes=2)
 

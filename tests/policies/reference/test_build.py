@@ -226,7 +226,7 @@ import sys
 from pathlib import Path
 from policies.reference import build as reference
 from policies.reference.settings import ReferenceSettings
-from rlhf.ranks import leave, rank
+from rlhf.ranks import exit_process, rank
 from rlhf.parallel.gathered_model import GatheredModel
 given = json.loads(sys.argv[1])
 paths = {name: Path(given.pop(name)) for name in ("prompts", "out")}
@@ -239,7 +239,7 @@ def watched(shell, model):
 GatheredModel._fill = watched
 reference.build_reference(ReferenceSettings(**paths, **given, sharding="fsdp"))
 Path(sys.argv[2], str(rank())).write_text(json.dumps(seen))
-leave(0)
+exit_process(0)
 """
 
 

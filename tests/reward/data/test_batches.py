@@ -10,7 +10,7 @@ from reward.data.batches import (
     split_padded,
 )
 from reward.data.groups import Group
-from rlhf.modeling.attention.layout import Stretch
+from rlhf.modeling.attention.layout import Segment
 
 
 def group(name, prompt, *responses):
@@ -35,7 +35,7 @@ def test_a_packed_row_has_each_prompt_once_and_no_padding():
     assert row.ids.tolist() == [[1, 2, 3, 4, 5, 0, 6, 7]]
     assert row.positions.tolist() == [[0, 1, 2, 2, 3, 4, 0, 1]]
     assert row.reads.tolist() == [2, 5, 6, 7]  # an empty response is read at its prompt's end
-    assert row.layout == (Stretch(2, (1, 3)), Stretch(1, (0, 1)))
+    assert row.layout == (Segment(2, (1, 3)), Segment(1, (0, 1)))
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -25,7 +25,7 @@ NONE_NEW = {"new_prompts": 0, "new_responses": 0, "new_rankings": 0}
 DISTANT = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 50}
 
 
-def said(command: str, settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
+def sentences(command: str, settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
     described = {"db": "labels.db", "out": "out", **settings}
     module = import_module(f"rlhf.commands.{COMMANDS[command]}")
     return module.describe(SimpleNamespace(**described), result).splitlines()
@@ -48,21 +48,21 @@ def said(command: str, settings: dict[str, Any], result: dict[str, Any]) -> list
 def test_an_import_says_what_is_new_and_what_was_left_out(
     result: dict[str, Any], first: str
 ) -> None:
-    lines = said("import", {}, IMPORTED | result)
+    lines = sentences("import", {}, IMPORTED | result)
     assert lines == [first, HOLDS, "Next: rlhf export --db labels.db --out rankings"]
 
 
 def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
     checks = {"new_checks": 1, "checks_not_made": 2, "first_not_made": ["a:1: seen by ann"]}
     held = {"prompts": 3, "responses": 6, "rankings": 0}
-    assert said("import", {}, IMPORTED | checks | {"in_db": held})[1:] == [
+    assert sentences("import", {}, IMPORTED | checks | {"in_db": held})[1:] == [
         "1 gold or training item will be mixed in.",
         "2 gold or training items not made, the first: a:1: seen by ann",
         "labels.db holds 3 prompts, 6 responses and 0 rankings.",
         "Next: rlhf label --db labels.db",
     ]
     held["responses"] = 0
-    assert said("import", {}, IMPORTED | {"in_db": held})[-1] == (
+    assert sentences("import", {}, IMPORTED | {"in_db": held})[-1] == (
         "Next: rlhf generate --db labels.db --model MODEL"
     )
 
@@ -70,7 +70,7 @@ def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
 def test_a_judge_says_how_far_people_agree_with_it() -> None:
     counts = {"ranked": 1, "ranked_before": 2, "too_few_responses": 0, "unclear_pairs": 3}
     result = {"annotator": "judge:m", **counts, "calibration": {"people": DISTANT}}
-    assert said("annotate", {}, result) == [
+    assert sentences("annotate", {}, result) == [
         "judge:m ranked the responses of 1 prompt; 2 were ranked before.",
         "Its verdicts on 3 pairs were unreadable.",
         "It agrees with people on 70 % (95 % interval 60–80 %) of the pairs (50 compared).",
@@ -81,12 +81,12 @@ def test_a_judge_says_how_far_people_agree_with_it() -> None:
 def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
     counts = {"rankings": 5, "rankings_by_kind": {"human": 4, "ai": 1}, "out": "out"}
     ranked = counts | {"prompts": {"train": 3, "test": 1}}
-    assert said("export", {"format": "ranked"}, ranked) == [
+    assert sentences("export", {"format": "ranked"}, ranked) == [
         "Exported 5 rankings (4 human and 1 ai) to out: 3 train and 1 test prompts.",
         "Next: rlhf train-reward --rankings out --model MODEL --out runs/NAME/reward",
     ]
     rows = counts | {"rows": {"train": 9, "test": 0}}
-    assert said("export", {"format": "trl"}, rows) == [
+    assert sentences("export", {"format": "trl"}, rows) == [
         "Exported 5 rankings (4 human and 1 ai) to out: 9 train and 0 test rows."
     ]
 
@@ -116,10 +116,8 @@ def test_an_export_says_who_ranked_and_which_command_reads_it() -> None:
         ("list", {}, ["labels.db has no users yet."]),
     ],
 )
-def test_users_are_told_what_they_can_do(
-    action: str, result: dict[str, Any], lines: list[str]
-) -> None:
-    assert said("users", {"action": action, "name": "ann", "role": "lead"}, result) == lines
+def test_users_and_what_they_can_do(action: str, result: dict[str, Any], lines: list[str]) -> None:
+    assert sentences("users", {"action": action, "name": "ann", "role": "lead"}, result) == lines
 
 
 def test_a_ranking_is_traced_in_sentences() -> None:
@@ -134,7 +132,7 @@ def test_a_ranking_is_traced_in_sentences() -> None:
             {"id": "b", "tier": 2, "model": "", "fingerprint": None, "round": 0},
         ],
     }
-    assert said("trace", {}, result) == [
+    assert sentences("trace", {}, result) == [
         "r1 is by ann (human); it counts.",
         "The task was queued for: round 1: random.",
         "Rubric v2: Be kind.",
@@ -210,7 +208,7 @@ def test_a_ranking_is_traced_in_sentences() -> None:
 def test_other_commands(
     command: str, settings: dict[str, Any], result: dict[str, Any], first: str
 ) -> None:
-    assert said(command, settings, result)[0] == first
+    assert sentences(command, settings, result)[0] == first
 
 
 def test_best_of_n_fine_tuning_says_how_outputs_were_chosen() -> None:
@@ -225,7 +223,7 @@ def test_best_of_n_fine_tuning_says_how_outputs_were_chosen() -> None:
         "best_of": best,
         "inputs": {"reference": {"path": "ref"}, "reward": {"path": "rm"}},
     }
-    assert said("sft", {"out": Path("runs/a/sft")}, result) == [
+    assert sentences("sft", {"out": Path("runs/a/sft")}, result) == [
         "Trained 4 steps on the best of 4 outputs of 7 prompts; the held-out loss went from 2.000 "
         "to 1.500.",
         "The mean reward of these outputs is 0.46, of all outputs of the same prompts 0.10.",

@@ -74,13 +74,18 @@ def test_one_run_as_json(runs: Path) -> None:
 
 
 def test_runs_side_by_side_with_differences_marked(runs: Path, capsys) -> None:
+    versions = json.loads((runs / "b/ppo/stage.json").read_text(encoding="utf-8"))["versions"]
+    set_stage(runs / "b" / "ppo", versions=versions | {"torch": "1.0"})
     rows = table(capsys, str(runs / "a"), str(runs / "b"))
     assert rows["ppo"] == [str(runs / "a"), str(runs / "b")]
     assert rows["≠ kl.coefficient"] == ["0.1", "0.3"]
     assert rows["steps"] == ["2", "2"]
     assert rows["reward/mean"] == ["0.5", "1"]
     assert rows["reward.last"] == ["0.5", "1"]
-    assert [name for name in rows if name.startswith("≠")] == ["≠ kl.coefficient"]
+    assert rows["≠ versions.torch"][1] == "1.0"
+    assert rows["reward/mean ▁…█"] == ["▁▃", "▃█"]  # .25, .5 and .5, 1 on one scale
+    different = [name for name in rows if name.startswith("≠")]
+    assert different == ["≠ versions.torch", "≠ kl.coefficient"]
 
 
 def set_stage(folder: Path, **changes: object) -> None:
@@ -136,15 +141,15 @@ def test_a_killed_process_is_not_called_running(runs: Path, capsys) -> None:
     written = (ppo / "heartbeat" / "rank-00000.json").stat().st_mtime
     finished = datetime.fromisoformat(found["finished_at"]).timestamp()
     assert finished == pytest.approx(written, rel=0, abs=0.01)
-    (ppo / "heartbeat" / "job-1").mkdir()  # jobs of an array have hearts of their own
+    (ppo / "heartbeat" / "job-1").mkdir()  # jobs of an array have heartbeats of their own
     assert overview(capsys, str(ppo))[1][1] == "running"
 
 
-def test_of_a_process_elsewhere_nothing_is_known(runs: Path, capsys) -> None:
+def test_a_process_on_another_machine_counts_as_running(runs: Path, capsys) -> None:
     ppo = runs / "a" / "ppo"
     set_stage(ppo, status="running")
-    heart = Heartbeat(rank=0, host="another", pid=2**22)  # beyond the largest there can be
-    write_json(ppo / "heartbeat" / "rank-00000.json", asdict(heart))
+    heartbeat = Heartbeat(rank=0, host="another", pid=2**22)  # beyond the largest there can be
+    write_json(ppo / "heartbeat" / "rank-00000.json", asdict(heartbeat))
     assert overview(capsys, str(ppo))[1][1] == "running"
 
 
@@ -201,10 +206,6 @@ def test_a_run_that_lacks_a_stage_shows_a_dash(runs: Path, capsys) -> None:
     assert ppo.startswith("ppo")
 
 
-def test_a_folder_of_one_stage(runs: Path) -> None:
-    assert list(show(str(runs / "b" / "ppo"))["runs"][str(runs / "b" / "ppo")]) == ["ppo"]
-
-
 def test_a_stage_that_failed_says_why(tmp_path: Path, capsys) -> None:
     run = open_stage(tmp_path / "ppo", "ppo", Stage(tmp_path), {}, resume=False)
     with pytest.raises(ValueError, match="oh"), stage_status(run):
@@ -241,18 +242,6 @@ def test_curves_share_a_scale() -> None:
     assert sparklines([[0.0, float("nan"), 7.0]]) == ["▁!█"]
 
 
-def test_runs_show_their_curves_and_what_differs_in_their_origin(runs: Path, capsys) -> None:
-    stage = runs / "b" / "ppo" / "stage.json"
-    content = json.loads(stage.read_text(encoding="utf-8"))
-    content["versions"]["torch"] = "1.0"
-    content["inputs"] = {"model": {"path": "m", "hash": "abc"}}
-    write_json(stage, content)
-    rows = table(capsys, str(runs / "a"), str(runs / "b"))
-    assert rows["≠ versions.torch"][1] == "1.0"
-    assert rows["≠ inputs.model"] == ["-", "abc"]
-    assert rows["reward/mean ▁…█"] == ["▁▃", "▃█"]  # .25, .5 and .5, 1 on one scale
-
-
 def test_status_does_not_wait_for_torch(runs: Path) -> None:
     code = (
         "import sys; from rlhf.cli import main; "
@@ -270,12 +259,13 @@ def test_two_stages_of_a_kind_both_show(runs: Path, capsys) -> None:
     assert {"ppo", "ppo in again", "reward"} <= both.keys()
 
 
-def test_old_names_of_settings_are_no_difference(runs: Path, capsys) -> None:
+def test_old_names_and_settings_of_later_versions_are_no_difference(runs: Path, capsys) -> None:
     old, new = runs / "a" / "reward", runs / "b" / "reward"
     make_stage(new, "reward", 1.0)
     (old / "config.yaml").write_text("learning_rate: 1.0e-5\nepochs: 1\ncentring: 0.01\n")
     groups = "optim:\n  epochs: 2\n  learning_rate: 1.0e-5\nobjective:\n  centering: 0.01\n"
-    (new / "config.yaml").write_text(groups)
+    unknown_to_old = "  all_bad_weight: 0.0\n  thumbs_weight: 0.0\ndata:\n  reads_thinking: true\n"
+    (new / "config.yaml").write_text(groups + unknown_to_old + "seed: 0\n")
     rows = table(capsys, str(old), str(new))
     assert rows["optim.learning_rate"] == ["1e-05", "1e-05"]
     assert [name for name in rows if name.startswith("≠")] == ["≠ optim.epochs"]

@@ -26,7 +26,7 @@ QUESTION = judge.build_request("Which?", "a long answer", "short", rubric="")
 
 
 @pytest.mark.parametrize("setting", ["max_tokens", "temperature"])
-def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_think(setting):
+def test_a_server_that_refuses_greedy_short_answers_is_asked_as_reasoning_models_are(setting):
     with JudgeServer() as server:
         server.refuses, server.thinking_seconds = {setting}, 0.6
         endpoint = judge.Endpoint(url=server.url, model="m", timeout_seconds=0.5)
@@ -39,13 +39,13 @@ def test_a_server_that_refuses_greedy_short_answers_is_asked_as_models_are_that_
 
 
 @pytest.mark.parametrize(
-    ("refused", "calls", "told"),
+    ("refused", "calls", "shown"),
     [({"messages"}, 1, "messages"), ({"max_tokens", "max_completion_tokens"}, 2, "max_tokens")],
 )
-def test_what_the_server_said_first_is_told(refused, calls, told):
+def test_the_first_refusal_is_shown(refused, calls, shown):
     with JudgeServer() as server:
         server.refuses = refused
         with pytest.raises(InputError, match=r"\(status 400\)") as caught:
             judge.complete(judge.Endpoint(url=server.url, model="m"), QUESTION)
     assert len(server.calls) == calls
-    assert re.findall("max_tokens|messages|max_completion", caught.value.problem) == [told]
+    assert re.findall("max_tokens|messages|max_completion", caught.value.problem) == [shown]

@@ -63,20 +63,20 @@ def test_names_that_lead_nowhere(name: str, problem: str) -> None:
     assert caught.value.remedy
 
 
-def test_an_error_of_the_function_is_told_with_its_place_and_text(here: Path) -> None:
+def test_an_error_of_the_function_is_reported_with_its_place_and_text(here: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_signal("failing_signals:mean_length")("Why?", " ")
     assert caught.value.problem == (
         "failing_signals:mean_length failed for the response ' ' to 'Why?': ZeroDivisionError: "
         f"division by zero ({here / 'failing_signals.py'}, line 5)"
     )
-    with pytest.raises(GuardError, match="Enough"):  # an error that is told already
+    with pytest.raises(GuardError, match="Enough"):  # which has a message already
         load_signal("failing_signals:stop")("Why?", " ")
     with pytest.raises(MemoryError):  # which the command diagnoses
         load_signal("failing_signals:large")("Why?", " ")
 
 
-def test_an_error_in_the_module_is_told(here: Path) -> None:
+def test_an_error_in_the_module_is_reported(here: Path) -> None:
     with pytest.raises(InputError, match=r"typing_error cannot be imported: SyntaxError: .*line 1"):
         load_signal("typing_error:words")
     (here / "late.py").write_text("LIMIT = 1 / 0\n", encoding="utf-8")

@@ -111,14 +111,16 @@ def test_a_reward_model_on_a_base_scores_like_the_merged_one(tiny_model, tmp_pat
     tokenizer = load_tokenizer(str(tiny_model))
     merged = empty_reward_model(adapted.config, bias=0.25)
     save_model(merged, tokenizer, tmp_path / "r", merged_weights(adapted, state))
-    with pytest.raises(InputError, match="keeps no adapter") as caught:
+    with pytest.raises(InputError, match="has no adapters") as caught:
         require_adapters(str(tmp_path / "r"), base)
     assert "rlhf train-reward --adapter lora" in caught.value.remedy
     save_adapters(tmp_path / "r", adapted, state, base)
     require_adapters(str(tmp_path / "r"), base)
-    with pytest.raises(InputError, match=r"belongs beside .*tiny"):
+    with pytest.raises(InputError, match=r"were trained on .*tiny"):
         require_adapters(str(tmp_path / "r"), {**base, "hash": "another"})
-    with pytest.raises(InputError, match=r"as they are, and .* holds them in 4 bits") as caught:
+    with pytest.raises(
+        InputError, match=r"on unquantized weights, the shared base has 4-bit"
+    ) as caught:
         require_adapters(str(tmp_path / "r"), base, four_bits=True)
     assert (
         caught.value.remedy == "Leave --lora.four-bit-base out, or train it with --adapter qlora."
@@ -126,7 +128,9 @@ def test_a_reward_model_on_a_base_scores_like_the_merged_one(tiny_model, tmp_pat
     note = tmp_path / "r/adapter/base.json"
     note.write_text(note.read_text().replace('"four_bits": false', '"four_bits": true'))
     require_adapters(str(tmp_path / "r"), base, four_bits=True)
-    with pytest.raises(InputError, match=r"in 4 bits, and .* holds them as they are") as caught:
+    with pytest.raises(
+        InputError, match=r"on 4-bit weights, the shared base has unquantized"
+    ) as caught:
         require_adapters(str(tmp_path / "r"), base)
     assert caught.value.remedy == "Add --lora.four-bit-base, or train it with --adapter lora."
     policy = load_causal_lm(str(tiny_model)).requires_grad_(False)

@@ -35,6 +35,16 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_family_model(tmp_path_factory.mktemp("qwen"), FAMILIES["qwen"])
 
 
+@pytest.fixture
+def opening() -> PreTrainedTokenizerBase:
+    """A tokenizer whose template ends prompts with an open think tag."""
+    tokenizer = build_family_tokenizer(FAMILIES["qwen"], ("<think>", "</think>"))
+    tokenizer.chat_template = FAMILIES["qwen"].template.replace(
+        "assistant\n{%", "assistant\n<think>\n{%"
+    )
+    return tokenizer
+
+
 def words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -51,20 +61,20 @@ def test_the_closing_token_is_the_first_end_token(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "closing"),
+    "template",
     [
-        ("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", "<|endoftext|>"),  # closes none
-        ("{{ raise_exception('no') }}", "<|endoftext|>"),
-        ("{{ messages[0]['content'][0]['text'] + 1 }}", "<|endoftext|>"),
-        ("no words", "<|endoftext|>"),
-        ("{% for m in messages %}{{ m['content'] }} |{{ eos_token }}{% endfor %}", "<|endoftext|>"),
+        "{% for m in messages %}{{ m['content'] }}\n{% endfor %}",
+        "{{ raise_exception('no') }}",
+        "{{ messages[0]['content'][0]['text'] + 1 }}",
+        "no words",
+        "{% for m in messages %}{{ m['content'] }} |{{ eos_token }}{% endfor %}",
     ],
 )
-def test_a_template_that_closes_no_turn_leaves_the_end_token(template: str, closing: str) -> None:
+def test_a_template_that_closes_no_turn_leaves_the_end_token(template: str) -> None:
     tokenizer = build_family_tokenizer(FAMILIES["qwen"])
     tokenizer.chat_template = template
     [end] = end_token_ids(tokenizer)
-    assert tokenizer.convert_ids_to_tokens(end) == closing
+    assert tokenizer.convert_ids_to_tokens(end) == "<|endoftext|>"
 
 
 def test_end_tokens_of_a_folder_without_generation_config(qwen: Path, tmp_path: Path) -> None:
@@ -96,13 +106,13 @@ def test_a_saved_model_keeps_the_end_tokens_it_came_with(tmp_path: Path) -> None
     assert len(known) == 3
     set_end_tokens(tokenizer, [tokenizer.eos_token_id])  # as a store of an early version says
     save_model(model, tokenizer, tmp_path / "saved")
-    told = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
-    assert set(told["eos_token_id"]) == known
+    written = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert set(written["eos_token_id"]) == known
     set_end_tokens(tokenizer, [0, 1])
     model.generation_config.eos_token_id = None
     save_model(model, tokenizer, tmp_path / "other")
-    told = json.loads((tmp_path / "other" / "generation_config.json").read_text())
-    assert told["eos_token_id"] == [0, 1]
+    written = json.loads((tmp_path / "other" / "generation_config.json").read_text())
+    assert written["eos_token_id"] == [0, 1]
 
 
 def test_rows_are_closed_by_hand() -> None:
@@ -119,22 +129,18 @@ def test_rows_are_closed_by_hand() -> None:
     assert torch.equal(other.mask, torch.tensor([[True, True, False], [True, True, True]]))
 
 
-def test_text_has_no_end_token_though_it_be_an_ordinary_one() -> None:
+def test_text_has_no_end_token_even_if_that_is_no_special_token() -> None:
     tokenizer = build_family_tokenizer(FAMILIES["gemma"], ("<stop>",))
     stop = tokenizer.convert_tokens_to_ids("<stop>")
     tokenizer.init_kwargs["end_token_ids"] = [stop]
     assert decode_response(tokenizer, [*words(tokenizer, " Lovely!"), stop], []) == "Lovely!"
 
 
-def test_a_think_tag_that_the_prompt_opened_is_put_back() -> None:
-    tokenizer = build_family_tokenizer(FAMILIES["qwen"], ("<think>", "</think>"))
-    tokenizer.chat_template = FAMILIES["qwen"].template.replace(
-        "assistant\n{%", "assistant\n<think>\n{%"
-    )
-    prompt = encode_prompt(tokenizer, PROMPT)
-    ids = words(tokenizer, "It rained.</think>Lovely!<|im_end|>")
-    assert decode_response(tokenizer, ids, prompt) == "<think>\nIt rained.</think>Lovely!"
-    assert decode_response(tokenizer, ids, prompt[:-2]) == "It rained.</think>Lovely!"
+def test_a_think_tag_that_the_prompt_opened_is_put_back(opening: PreTrainedTokenizerBase) -> None:
+    prompt = encode_prompt(opening, PROMPT)
+    ids = words(opening, "It rained.</think>Lovely!<|im_end|>")
+    assert decode_response(opening, ids, prompt) == "<think>\nIt rained.</think>Lovely!"
+    assert decode_response(opening, ids, prompt[:-2]) == "It rained.</think>Lovely!"
 
 
 @pytest.mark.parametrize(
@@ -149,22 +155,18 @@ def test_a_think_tag_that_the_prompt_opened_is_put_back() -> None:
     ],
 )
 def test_a_tag_that_the_prompt_opened_is_closed_once_and_opened_once(
-    text: str, reads_thinking: bool, read: str
+    opening: PreTrainedTokenizerBase, text: str, reads_thinking: bool, read: str
 ) -> None:
-    tokenizer = build_family_tokenizer(FAMILIES["qwen"], ("<think>", "</think>"))
-    tokenizer.chat_template = FAMILIES["qwen"].template.replace(
-        "assistant\n{%", "assistant\n<think>\n{%"
-    )
     response = Response(id="a", prompt_id=PROMPT.id, text=text, model="m")
-    encoder = Encoder.create(tokenizer, 100, truncate=False, reads_thinking=reads_thinking)
+    encoder = Encoder.create(opening, 100, truncate=False, reads_thinking=reads_thinking)
     other = Response(id="b", prompt_id=PROMPT.id, text="No", model="m")
     order = Ranking(
         id="r", prompt_id=PROMPT.id, annotator="me", kind="human", tiers=(("a",), ("b",))
     )
     record = RankedPrompt(prompt=PROMPT, responses=(response, other), rankings=(order,))
     [group] = build_groups([record], encoder)[0]
-    assert tokenizer.decode(list(group.prompt)).endswith("assistant\n<think>\n")
-    assert tokenizer.decode(list(group.responses[0])) == f"{read}<|im_end|>"
+    assert opening.decode(list(group.prompt)).endswith("assistant\n<think>\n")
+    assert opening.decode(list(group.responses[0])) == f"{read}<|im_end|>"
 
 
 def test_think_tags_stay_in_the_text_where_they_are_special() -> None:
@@ -174,7 +176,7 @@ def test_think_tags_stay_in_the_text_where_they_are_special() -> None:
     assert decode_response(tokenizer, ids, []) == "<think>It rained.</think>Lovely!"
 
 
-def test_what_is_recorded_in_another_form_counts_for_nothing(qwen: Path, tmp_path: Path) -> None:
+def test_records_of_another_form_are_ignored(qwen: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(qwen))
     ends = end_token_ids(tokenizer)
     tokenizer.init_kwargs |= {"end_token_ids": "7", "chat_template_kwargs": [1]}

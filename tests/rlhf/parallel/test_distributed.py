@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 
 from rlhf.errors import ConfigError
 from rlhf.parallel import distributed
@@ -158,27 +157,21 @@ def test_launch_returns_for_one_process_and_inside_a_group(monkeypatch) -> None:
 def test_precision() -> None:
     assert distributed.choose_precision("bf16") == "bf16"
     assert distributed.choose_precision("fp32") == "no"
-    assert distributed.choose_precision("auto") in ("bf16", "no")
     with pytest.raises(ConfigError, match=r"--precision is 'fp16'\n  Use one of auto, bf16, fp32"):
         distributed.choose_precision("fp16")
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bf16"), (False, "no")])
-def test_auto_precision_follows_the_processor(monkeypatch, supported: bool, expected: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+@pytest.mark.parametrize("gpu", [True, False])
+def test_auto_precision_follows_the_device(
+    monkeypatch, gpu: bool, supported: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: gpu and supported
+    )
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: not gpu and supported)
     assert distributed.choose_precision("auto") == expected
-
-
-@pytest.mark.parametrize(("supported", "expected"), [(True, "bf16"), (False, "no")])
-def test_auto_precision_follows_the_gpu(monkeypatch, supported: bool, expected: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
-    assert distributed.choose_precision("auto") == expected
-
-
-def test_a_sum_in_one_process_is_the_value_itself() -> None:
-    assert distributed.global_sum(Accelerator(cpu=True), 2.5).item() == 2.5
 
 
 def test_one_processs_work_is_not_repeated_by_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

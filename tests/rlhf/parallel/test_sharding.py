@@ -36,7 +36,7 @@ def test_what_the_flags_say() -> None:
     ] == [(False, False)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
 
 
-def test_one_process_has_nobody_to_divide_with(monkeypatch) -> None:
+def test_one_process_alone_cannot_shard(monkeypatch) -> None:
     monkeypatch.delenv("RANK")
     with pytest.raises(ConfigError) as caught:
         choose(sharding="fsdp")
@@ -47,7 +47,7 @@ def test_one_process_has_nobody_to_divide_with(monkeypatch) -> None:
     assert choose(sharding="ddp").strategy == "ddp"
 
 
-def test_all_processes_hold_a_model_together_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_parallelism_takes_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     sharding = choose(tensor_parallel=2)
     assert sharding == Sharding(tensor_parallel=2)
@@ -70,7 +70,7 @@ def test_nothing_to_offload() -> None:
         choose(sharding="ddp", offload=True)
 
 
-def test_accelerates_fsdp_configuration_is_honoured(monkeypatch) -> None:
+def test_accelerates_fsdp_configuration_is_used(monkeypatch) -> None:
     for name, value in {
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_VERSION": "2",
@@ -106,7 +106,7 @@ def test_the_first_fsdp_is_refused(monkeypatch) -> None:
         choose()
 
 
-def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
+def test_a_deepspeed_configuration_is_used(monkeypatch, tmp_path) -> None:
     file = tmp_path / "deepspeed.json"
     file.write_text(
         '{"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}, '
@@ -130,7 +130,7 @@ def test_a_deepspeed_configuration_is_honoured(monkeypatch, tmp_path) -> None:
         choose(shard_group=2)
 
 
-def test_deepspeed_that_is_not_there(monkeypatch) -> None:
+def test_deepspeed_that_is_not_installed(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     monkeypatch.delitem(sys.modules, "rlhf.parallel.zero", raising=False)
     model = nn.Linear(2, 2)
@@ -139,7 +139,7 @@ def test_deepspeed_that_is_not_there(monkeypatch) -> None:
         prepare(Accelerator(cpu=True), model, optimizer, Sharding("zero3"))
 
 
-def test_the_shell_of_an_undivided_model_is_the_model() -> None:
+def test_the_gathered_model_of_a_replicated_one_is_itself() -> None:
     model = nn.Linear(2, 2)
     gathered_model = GatheredModel(model, torch.device("cpu"), Sharding("zero2"))
     with gathered_model.gathered(model) as plain:
@@ -147,7 +147,7 @@ def test_the_shell_of_an_undivided_model_is_the_model() -> None:
     assert gathered_model.fills == 0
 
 
-def test_a_shell_is_empty_but_while_it_is_used() -> None:
+def test_a_gathered_model_holds_weights_only_inside_its_block() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     gathered_model = GatheredModel(model, torch.device("cpu"), Sharding("fsdp"))
     assert all(value.numel() == 0 for value in gathered_model.module.parameters())

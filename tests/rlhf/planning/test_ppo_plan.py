@@ -153,16 +153,16 @@ def added(plan: Plan, phase: str) -> dict[str, float]:
 
 def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
     beneath = ppo(roles=Roles(lora_rank=2, audited_rows=3)).phases
-    assert not {"auditing", "auditing on the way"} & set(beneath)
+    assert not {"auditing", "auditing during training"} & set(beneath)
     assert "auditing" in ppo(roles=Roles(lora_rank=2, share_base=True, four_bits=True)).phases
     position = 2 * 4 * 100 * 5  # the only block of a row's logits, twice
     whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
     plan = ppo(roles=Roles(critic="none", audited_rows=3), layout=Layout("fsdp", 4, processes=4))
     assert added(plan, "auditing") == {**loaded, "logits": 32 * position}
-    assert added(plan, "auditing on the way") == {**whole, **loaded, "logits": 3 * position}
+    assert added(plan, "auditing during training") == {**whole, **loaded, "logits": 3 * position}
     assert added(plan, "measuring the KL") == {
         **whole,
         "bf16 copies of the matrices": 2 * (2 * LAYER + 800),
         "logits": 32 * position,
     }
-    assert "auditing on the way" not in ppo().phases
+    assert "auditing during training" not in ppo().phases

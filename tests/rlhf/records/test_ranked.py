@@ -61,7 +61,7 @@ def test_another_format_is_refused(export: Path) -> None:
     manifest = json.loads((export / "manifest.json").read_text(encoding="utf-8"))
     (export / "manifest.json").write_text(json.dumps({**manifest, "format": "trl"}))
     with pytest.raises(
-        InputError, match=r"holds an export of format 'trl', training wants 'ranked'"
+        InputError, match=r"holds an export of format 'trl', training needs 'ranked'"
     ):
         read_ranked(export)
 

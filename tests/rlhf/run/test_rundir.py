@@ -1,8 +1,9 @@
-import json
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,14 +106,10 @@ def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "thesis.tex").write_text("mine", encoding="utf-8")
-    words = r"no config\.yaml" if resume else "already exists .no stage of ours."
+    words = r"no config\.yaml" if resume else "already exists .not a run folder."
     with pytest.raises(InputError, match=words):
         open_ppo(tmp_path, resume=resume)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_an_empty_folder_can_be_used(tmp_path: Path) -> None:
-    assert open_ppo(tmp_path).read_stage()["status"] == "running"
 
 
 def test_resume_goes_on_with_the_same_settings(tmp_path: Path) -> None:
@@ -159,6 +156,7 @@ def test_a_run_from_before_a_setting_was_there_goes_on_with_its_default(tmp_path
     run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
     older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
     del older["loss"]["gamma"], older["kl"]["rows_per_prompt"], older["rewards"]
+    del older["sampling"]["correction"]  # of no use to transformers' plain sampling
     run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
     for changes in ({"gamma": 0.9}, {"kl": KLSettings(rows_per_prompt=1.0)}):
         with pytest.raises(InputError, match="with other settings"):
@@ -220,16 +218,6 @@ def test_a_run_from_before_a_setting_changed_what_is_done_goes_on_as_it_was(
     with stage_status(run):
         pass
     open_stage(run.path, stage, settings, INPUTS, resume=True)  # nothing is left to be done
-
-
-def test_a_ppo_run_from_before_the_correction_of_its_sampler_goes_on(tmp_path: Path) -> None:
-    """Where transformers' plain sampling needs none."""
-    settings = PPOSettings(model="m", reward=("r",), reference=Path("ref"), out=tmp_path / "ppo")
-    run = open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
-    older = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
-    del older["sampling"]["correction"], older["sampling"]["correction_cap"]
-    run.config_file.write_text(yaml.safe_dump(older), encoding="utf-8")
-    open_stage(run.path, "ppo", settings, INPUTS, resume=True)
 
 
 SMALLER = [
@@ -332,26 +320,10 @@ def test_require_done_says_what_is_missing_and_the_command_that_makes_it(tmp_pat
     )
     finish(run)
     assert refusal("reward", "model") == (
-        f"{out} holds the stage 'ppo', 'reward' is wanted here\n"
-        "  Give the --out folder of rlhf train-reward."
+        f"{out} holds the stage 'ppo', not 'reward'\n  Give the --out folder of rlhf train-reward."
     )
     run.policy.rmdir()
-    assert refusal() == f"{out} has lost its policy folder\n  Make it again with rlhf ppo."
-
-
-def test_names_of_the_files(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    settled = (run.config_file, run.stage_file, run.metrics_file, run.report_json, run.report_html)
-    results = (run.checkpoints, run.model, run.policy, run.outputs)
-    names = [path.relative_to(tmp_path).as_posix() for path in (*settled, *results)]
-    expected = "config.yaml stage.json metrics.jsonl report.json report.html"
-    assert names == [*expected.split(), "checkpoints", "model", "policy", "outputs"]
-    assert run.read_stage() == {}
-
-
-def test_stage_json_is_json_that_programs_read(tmp_path: Path) -> None:
-    run = open_ppo(tmp_path / "ppo")
-    assert json.loads(run.stage_file.read_text(encoding="utf-8")) == run.read_stage()
+    assert refusal() == f"{out} has no policy folder\n  Make it again with rlhf ppo."
 
 
 def test_a_stage_that_others_have_yet_to_complete_stays_running(tmp_path: Path) -> None:
@@ -373,73 +345,60 @@ def test_two_jobs_may_begin_at_the_same_moment(tmp_path: Path) -> None:
     assert open_ppo(run.path, resume=True).read_stage()["status"] == "running"
 
 
+OPENING = """
+import pathlib, sys, time
+from rlhf.run.rundir import open_stage
+from tests.rlhf.run.test_rundir import INPUTS, Settings
+out, *shard = sys.argv[1:]
+settings = Settings(out=pathlib.Path(out), shard=shard[0] if shard else None)
+open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
+"""
+HOLDING = """
+import pathlib, sys, time
+from rlhf.run.rundir import RunDir, stage_status
+holding = stage_status(RunDir(pathlib.Path(sys.argv[1])))
+holding.__enter__()
+"""
+
+
+@contextmanager
+def another_process(program: str, *words: object) -> Iterator[str]:
+    """A process that works in a folder until the block ends; gives the message about it."""
+    command = [sys.executable, "-c", f"{program}print('ready', flush=True)\ntime.sleep(60)"]
+    with subprocess.Popen([*command, *map(str, words)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        yield f"Process {other.pid} on {socket.gethostname()} is working in {words[0]}"
+        other.kill()
+
+
 def test_a_second_process_leaves_the_record_of_the_running_one(tmp_path: Path) -> None:
-    (tmp_path / "ppo").mkdir()
     run = RunDir(tmp_path / "ppo")
-    words = [sys.executable, "-c", OPENING, str(run.path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "opened\n"
+    with another_process(OPENING, run.path) as message:
         files = (run.config_file, run.stage_file, run.packages_file)
         before = [file.read_bytes() for file in files]
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=re.escape(message)):
             open_ppo(run.path, resume=True)
-        assert caught.value.problem == (
-            f"Process {process.pid} on {socket.gethostname()} is at work in {run.path}"
-        )
         assert [file.read_bytes() for file in files] == before
-        process.kill()
     finish(open_ppo(run.path, resume=True))
     assert run.is_done
 
 
 def test_jobs_that_fill_one_stage_all_open_it(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", OPENING, str(tmp_path / "all"), "0/2"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "opened\n"
+    with another_process(OPENING, tmp_path / "all", "0/2"):
         another = Settings(out=tmp_path / "all", shard="1/2")
         open_stage(tmp_path / "all", "ppo", another, INPUTS, resume=True)
-        process.kill()
-
-
-OPENING = """
-import pathlib, sys, time
-from rlhf.run.rundir import open_stage
-from tests.settings import changed, ppo_settings
-from tests.rlhf.run.test_rundir import INPUTS, Settings
-out, *shard = sys.argv[1:]
-settings = Settings(out=pathlib.Path(out), shard=shard[0] if shard else None)
-open_stage(settings.out, "ppo", settings, INPUTS, resume=False)
-print("opened", flush=True)
-time.sleep(60)
-"""
-HOLDING = """
-import pathlib, sys, time
-from rlhf.run.rundir import RunDir, stage_status
-with stage_status(RunDir(pathlib.Path(sys.argv[1]))):
-    print("at work", flush=True)
-    time.sleep(60)
-"""
 
 
 def test_two_processes_never_work_in_one_folder(tmp_path: Path) -> None:
-    (tmp_path / "ppo").mkdir()
-    run = RunDir(tmp_path / "ppo")
+    run = RunDir(tmp_path)
     write_json(run.stage_file, {"stage": "ppo", "status": "running"})
-    words = [sys.executable, "-c", HOLDING, str(run.path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "at work\n"
-        with pytest.raises(InputError) as caught, stage_status(run):
+    with another_process(HOLDING, run.path) as message:
+        with pytest.raises(InputError, match=re.escape(message)), stage_status(run):
             pass
-        assert caught.value.problem == (
-            f"Process {process.pid} on {socket.gethostname()} is at work in {run.path}"
-        )
         assert run.read_stage()["status"] == "running"
         with stage_status(run, alone=False, is_complete=lambda: False):
             pass  # one of many jobs that fill a stage
-        process.kill()
     with stage_status(run):  # the lock has died with its process
         pass
     assert run.read_stage()["status"] == "done"

@@ -28,37 +28,25 @@ def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # mlflow would rather have a database
-def test_an_mlflow_file_store_holds_what_was_logged(tmp_path: Path, monkeypatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):
-        monkeypatch.setenv(name, "")  # so that both are as before when the test is over
-        monkeypatch.delenv(name)
-    accelerator, out = Accelerator(cpu=True), tmp_path / "demo" / "ppo"
-    with tracking(accelerator, "mlflow", out, ClusterSettings(sharding="fsdp")):
-        for step in (1, 2, 3):
-            accelerator.log({"step": step, "loss": step / 4}, step=step)
-    client = mlflow.MlflowClient((out / "tracking").as_uri())
-    (experiment,) = client.search_experiments(filter_string="name = 'demo-ppo'")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.data.params["sharding"] == "fsdp"
-    logged = client.get_metric_history(run.info.run_id, "loss")
-    assert [(one.step, one.value) for one in logged] == [(1, 0.25), (2, 0.5), (3, 0.75)]
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_every_run_has_an_mlflow_store_of_its_own(tmp_path: Path, monkeypatch) -> None:
+def test_every_run_has_an_mlflow_file_store_with_what_was_logged(
+    tmp_path: Path, monkeypatch
+) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # to read them after the block
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for member in ("member-0", "member-1"):
-        accelerator = Accelerator(cpu=True)
-        with tracking(accelerator, "mlflow", tmp_path / member, ClusterSettings()):
-            accelerator.log({"loss": 1.0}, step=1)
+        accelerator, out = Accelerator(cpu=True), tmp_path / member
+        with tracking(accelerator, "mlflow", out, ClusterSettings(sharding="fsdp")):
+            for step in (1, 2, 3):
+                accelerator.log({"step": step, "loss": step / 4}, step=step)
         assert "MLFLOW_TRACKING_URI" not in os.environ
-        client = mlflow.MlflowClient((tmp_path / member / "tracking").as_uri())
+        client = mlflow.MlflowClient((out / "tracking").as_uri())
         (experiment,) = client.search_experiments(filter_string=f"name LIKE '%{member}'")
-        assert len(client.search_runs([experiment.experiment_id])) == 1
+        (run,) = client.search_runs([experiment.experiment_id])
+        assert run.info.status == "FINISHED"
+        assert run.data.params["sharding"] == "fsdp"
+        logged = client.get_metric_history(run.info.run_id, "loss")
+        assert [(one.step, one.value) for one in logged] == [(1, 0.25), (2, 0.5), (3, 0.75)]
 
 
 def test_no_tracker_is_the_default(tmp_path: Path) -> None:

@@ -7,17 +7,36 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.records.jsonl import write_json
 from rlhf.run.watchdog import (
     Heartbeat,
     beat,
     describe_stall,
     find_slow,
-    read_hearts,
+    read_heartbeats,
     reporting_rank,
     watching,
 )
 
 REPOSITORY = Path(__file__).parents[3]
+
+
+def start_two(tmp_path: Path, program: str) -> tuple[Path, subprocess.Popen[str]]:
+    """A run folder in which two processes execute a program."""
+    file, run = tmp_path / "program.py", tmp_path / "run"
+    write_json(run / "stage.json", {"stage": "ppo", "status": "running"})
+    file.write_text(program, encoding="utf-8")
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    return run, subprocess.Popen(
+        [*agent, str(file), str(run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
 HANG = """
 import os, sys, time
 from pathlib import Path
@@ -57,17 +76,7 @@ BACKWARD = "model(torch.ones(1, 2)).sum().backward()"
 def test_the_rank_that_hangs_is_named_within_timeout_and_ten_seconds(
     tmp_path: Path, hang: str, meet: str, before: int, waits_in: str
 ) -> None:
-    file, run = tmp_path / "program.py", tmp_path / "run"
-    run.mkdir()
-    (run / "stage.json").write_text('{"stage": "ppo", "status": "running"}', encoding="utf-8")
-    file.write_text(HANG.format(hang=hang, meet=meet, before=before), encoding="utf-8")
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    group = subprocess.Popen(
-        [*agent, str(file), str(run)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-    )
+    run, group = start_two(tmp_path, HANG.format(hang=hang, meet=meet, before=before))
     second = run / "heartbeat" / "rank-00001.json"
     limit = time.monotonic() + 120
     while not (second.is_file() and json.loads(second.read_text())["step"] == 2):
@@ -93,7 +102,7 @@ def test_the_rank_that_hangs_is_named_within_timeout_and_ten_seconds(
         assert "program.py" in (run / "heartbeat" / "rank-00001.stack").read_text()
 
 
-PATIENT = """
+WAITING = """
 import os, sys, time
 from pathlib import Path
 from rlhf.parallel.distributed import start
@@ -114,31 +123,20 @@ accelerator.end_training()
 
 
 @pytest.mark.parametrize("then", ["", SLEEP])
-def test_who_waits_for_a_rank_that_works_has_patience_until_that_one_stops(
+def test_a_rank_that_waits_for_a_working_one_is_not_stalled_until_that_one_is(
     tmp_path: Path, then: str
 ) -> None:
-    file, run = tmp_path / "program.py", tmp_path / "run"
-    run.mkdir()
-    (run / "stage.json").write_text('{"stage": "reference", "status": "running"}', encoding="utf-8")
-    file.write_text(PATIENT.format(then=then), encoding="utf-8")
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run(
-        [*agent, str(file), str(run)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-    )
+    run, group = start_two(tmp_path, WAITING.format(then=then))
+    shown, _ = group.communicate(timeout=180)
     stage = json.loads((run / "stage.json").read_text())
-    assert (stage["status"], ended.returncode) == (("interrupted", 1) if then else ("running", 0))
-    assert ended.stdout.count("ended well") == (0 if then else 2)
+    assert (stage["status"], group.returncode) == (("interrupted", 1) if then else ("running", 0))
+    assert shown.count("ended well") == (0 if then else 2)
     if then:
         assert stage["error"].startswith("No progress for 6 seconds: rank 0 (")
         assert "is stuck in 'working'" in stage["error"]
 
 
-def hearts(*said: tuple[int, bool | None]) -> list[Heartbeat]:
+def heartbeats(*said: tuple[int, bool | None]) -> list[Heartbeat]:
     return [
         Heartbeat(n, "host", 10 + n, beats, "p", 1, waits) for n, (beats, waits) in enumerate(said)
     ]
@@ -158,24 +156,24 @@ def hearts(*said: tuple[int, bool | None]) -> list[Heartbeat]:
     ],
 )
 def test_who_is_slow(said, backward: list[int], slow: list[int]) -> None:
-    known = hearts(*said)
+    known = heartbeats(*said)
     for one in backward:
         known[one].in_backward = True
     assert find_slow(known, max(2, len(known))) == slow
 
 
 def test_one_rank_alone_is_the_slow_one() -> None:
-    assert find_slow(hearts((5, False)), 1) == [0]
+    assert find_slow(heartbeats((5, False)), 1) == [0]
 
 
-def test_the_first_rank_that_is_not_stuck_speaks() -> None:
+def test_the_first_rank_that_is_not_stuck_reports() -> None:
     assert reporting_rank([1], 2) == 0
     assert reporting_rank([0, 1], 3) == 2
     assert reporting_rank([0], 1) == 0
 
 
 def test_a_rank_that_never_started_is_named(tmp_path: Path) -> None:
-    error = describe_stall(hearts((5, True)), [1], 60, tmp_path)
+    error = describe_stall(heartbeats((5, True)), [1], 60, tmp_path)
     assert error.problem == "No progress for 60 seconds: rank 1 never started"
     assert f"The stacks of all ranks are in {tmp_path}." in error.remedy
 
@@ -184,10 +182,15 @@ def test_beats_are_counted_and_written_when_the_phase_changes(tmp_path: Path) ->
     with watching(tmp_path, 0, lambda error: None):
         beat("sampling", 3)
         beat()
-        assert read_hearts(tmp_path)[0].phase == "sampling"
+        assert read_heartbeats(tmp_path)[0].phase == "sampling"
         beat("updating")
-        (heart,) = read_hearts(tmp_path)
-    assert (heart.rank, heart.phase, heart.step, heart.beats) == (0, "updating", 3, 4)
+        (heartbeat,) = read_heartbeats(tmp_path)
+    assert (heartbeat.rank, heartbeat.phase, heartbeat.step, heartbeat.beats) == (
+        0,
+        "updating",
+        3,
+        4,
+    )
 
 
 def test_work_that_goes_on_is_left_alone(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_killed_run_on_a_shared_base_goes_on_exactly(adapted: Adapted, tmp_pat
             (*SHARED, "--four-bit-base", "--kl.source", "none", "--kl.audit-every", "1"),
             "--lora.four-bit-base with --kl.audit-every",
         ),
-        (("--share-base", *LORA), "keeps no adapter to put on a shared base"),
+        (("--share-base", *LORA), "has no adapters to use on a shared base"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(

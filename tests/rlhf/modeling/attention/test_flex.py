@@ -10,7 +10,7 @@ import torch
 from reward.data.batches import lay_out
 from reward.model.module import RewardModule
 from rlhf.modeling.attention import flex
-from rlhf.modeling.attention.layout import Stretch
+from rlhf.modeling.attention.layout import Segment
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from tests.reward.model.test_module import FAMILIES, SIZES, build_classifier
 from tests.rlhf.modeling.attention.test_shared_prefix import GROUPS, rewards_and_gradients
@@ -37,7 +37,7 @@ def uncompiled(test):
 
 def test_a_response_sees_its_prompt_and_itself():
     places = torch.arange(7)
-    layout = (Stretch(2, (2, 1)), Stretch(1, (0, 1)))
+    layout = (Segment(2, (2, 1)), Segment(1, (0, 1)))
     seen = flex.visible(layout, CPU)(places, places, places[:, None], places)
     assert seen.int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],  # a prompt of two tokens
@@ -50,8 +50,8 @@ def test_a_response_sees_its_prompt_and_itself():
     ]
 
 
-def test_blocks_that_nobody_sees_are_passed_over():
-    layout = (Stretch(128, (128, 128)), Stretch(128, (128,)))
+def test_masked_blocks_are_skipped():
+    layout = (Segment(128, (128, 128)), Segment(128, (128,)))
     mask = flex.block_mask(layout, CPU)
     assert mask.to_dense()[0, 0].tolist() == [
         [1, 0, 0, 0, 0],
@@ -63,9 +63,9 @@ def test_blocks_that_nobody_sees_are_passed_over():
 
 
 def test_all_layers_share_the_mask_of_a_row():
-    layout = (Stretch(3, (2,)),)
-    assert flex.block_mask(layout, CPU) is flex.block_mask((Stretch(3, (2,)),), CPU)
-    assert flex.block_mask((Stretch(2, (3,)),), CPU) is not flex.block_mask(layout, CPU)
+    layout = (Segment(3, (2,)),)
+    assert flex.block_mask(layout, CPU) is flex.block_mask((Segment(3, (2,)),), CPU)
+    assert flex.block_mask((Segment(2, (3,)),), CPU) is not flex.block_mask(layout, CPU)
 
 
 @uncompiled
@@ -98,7 +98,7 @@ def test_the_trial_finds_no_difference(heads, groups):
     assert 1e-4 < flex.try_flex(heads, groups, 16, torch.bfloat16, CPU) < flex.TOLERANCE
 
 
-def test_where_it_does_not_run_the_products_stay_and_say_so(capsys):
+def test_where_it_does_not_run_matrix_products_are_used_and_stderr_says_so(capsys):
     obstacle = flex._find_obstacle(4, 2, 16, torch.float32, CPU)
     assert obstacle == (
         "does not run here (FlexAttention does not support backward on CPU. Please set the input "
@@ -106,11 +106,11 @@ def test_where_it_does_not_run_the_products_stay_and_say_so(capsys):
     )
     assert flex._find_obstacle(4, 2, 16, torch.float32, CPU) == obstacle
     assert capsys.readouterr().err == (
-        f"FlexAttention {obstacle}: plain matrix products attend, which takes longer.\n"
+        f"FlexAttention {obstacle}: using plain matrix products, which are slower.\n"
     )
 
 
-def test_a_cpu_does_not_ask_for_it():
+def test_it_is_not_used_on_a_cpu():
     row = torch.zeros(1, 4, flex.BLOCK + 1, 16)
     assert not flex.is_usable(row, row, row)
 

@@ -46,7 +46,7 @@ def measure(model: PreTrainedModel, sequences: Sequences) -> tuple[Tensor, Tenso
     return log_probs.detach(), torch.cat(gradients)
 
 
-def test_a_common_beginning_is_laid_once() -> None:
+def test_a_common_prefix_length_is_laid_once() -> None:
     sequences = sequences_of(PROMPTS, RESPONSES)
     row = pack(sequences.joined, sequences.responses.mask)
     # 5 6 | 7 8 20 21 22 2 | 9 10 11 12 23 2 | 13 24 25 26

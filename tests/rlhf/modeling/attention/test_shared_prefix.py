@@ -5,8 +5,8 @@ from transformers import MistralConfig, MistralForSequenceClassification
 from reward.data.batches import lay_out
 from reward.data.groups import Group
 from reward.model.module import RewardModule
-from rlhf.modeling.attention.layout import Stretch
-from rlhf.modeling.attention.prefix_matmul import alike, make_plan
+from rlhf.modeling.attention.layout import Segment
+from rlhf.modeling.attention.prefix_matmul import group_by_length, make_plan
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from tests.reward.model.test_module import SIZES, build_classifier
 
@@ -59,7 +59,7 @@ def test_gradients_are_the_same_with_gradient_checkpointing():
     torch.testing.assert_close(rewards_and_gradients(module, GROUPS, shared=True), plain)
 
 
-def test_neighbours_in_a_row_do_not_see_each_other():
+def test_segments_do_not_attend_to_each_other():
     module = RewardModule(build_classifier("llama"))
     share_prompts(module.classifier)
     with torch.no_grad():
@@ -79,10 +79,10 @@ def test_sharing_works_under_bf16_autocast():
     torch.testing.assert_close(rewards, exact, atol=0.03, rtol=0)
 
 
-def test_stretches_of_like_lengths_go_together():
-    layout = (Stretch(50, (20, 24)), Stretch(9, (3,)), Stretch(48, (22, 19)), Stretch(400, (90,)))
-    assert alike(layout) == [[1], [2, 0], [3]]
-    assert alike((Stretch(400, (90,)),) * 2) == [[0], [1]]  # too many scores for a cache
+def test_segments_of_like_lengths_go_together():
+    layout = (Segment(50, (20, 24)), Segment(9, (3,)), Segment(48, (22, 19)), Segment(400, (90,)))
+    assert group_by_length(layout) == [[1], [2, 0], [3]]
+    assert group_by_length((Segment(400, (90,)),) * 2) == [[0], [1]]  # too many scores for a cache
 
 
 def test_a_model_with_its_own_attention_code_falls_back_and_says_so():
@@ -101,15 +101,15 @@ def test_a_sliding_window_falls_back_and_says_so():
     assert share_prompts(module.classifier) == "its attention slides over a window of 64 tokens"
 
 
-def test_a_model_that_ignores_positions_is_found_out():
+def test_a_model_that_ignores_positions_is_detected():
     classifier = build_classifier("llama")
     trunk, original = classifier.base_model, classifier.base_model.forward
     for layer in trunk.layers:  # make a random model care about positions
         layer.self_attn.q_proj.weight.data *= 20
 
-    def forgetful(**inputs):
+    def ignoring(**inputs):
         return original(**{**inputs, "position_ids": None})
 
-    trunk.forward = forgetful
+    trunk.forward = ignoring
     assert "packed rows change what" in share_prompts(classifier)
     assert classifier.config._attn_implementation != "shared_prefix"
