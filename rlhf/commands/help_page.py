@@ -64,7 +64,7 @@ def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
 
 
 def _shown(entry: HelpEntry) -> HelpEntry:
-    """Without a default that says nothing or is Python, and a `--no-…` that changes nothing."""
+    """An entry without an uninformative default and without a `--no-…` that has no effect."""
     if entry.default in NO_DEFAULTS:
         return entry.copy(default=None, negative_names=())
     if entry.default is not None and entry.default.startswith("("):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlhf.modeling.attention.packing import pack_if_shorter
 from rlhf.modeling.projection import float32_logits
-from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right, position_ids
+from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right
 
 TEMPERATURE_EPSILON = 1e-7
 
@@ -96,27 +96,17 @@ def batches_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     """Logits, in float32, of the distribution each response token came from."""
-    with float32_logits(model):
-        return _response_logits(model, sequences)
-
-
-def _response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     batch = sequences.joined
     row = pack_if_shorter(model, batch, sequences.responses.mask)
-    if row is not None:
-        packed: Tensor = model(
-            **row.inputs, logits_to_keep=row.reads.flatten(), use_cache=False
-        ).logits
-        return packed.view(*row.reads.shape, -1)
     prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
-    logits: Tensor = model(
-        input_ids=batch.ids,
-        attention_mask=batch.mask.long(),
-        position_ids=position_ids(batch.mask),
-        logits_to_keep=torch.arange(prompt - 1, length - 1, device=batch.ids.device),
-        use_cache=False,
-    ).logits
-    return logits
+    logits: Tensor
+    with float32_logits(model):
+        if row is not None:
+            logits = model(**row.model_inputs, logits_to_keep=row.reads.flatten()).logits
+            return logits.view(*row.reads.shape, -1)
+        kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
+        logits = model(**batch.model_inputs, logits_to_keep=kept).logits
+        return logits
 
 
 def log_probs_of(

@@ -1,7 +1,7 @@
-"""How much memory PPO needs in each process, by what has weights of its own and what is sharded.
+"""How much memory PPO needs in each process, by what has its own weights and what is sharded.
 
     policy          all weights, or LoRA adapters beside frozen ones
-    critic          a model of its own, trained whole or its head alone; a head on the policy; none
+    critic          a separate model, trained whole or its head alone; a head on the policy; none
     reward models   frozen
     reference       in memory with `--kl.source resident`; loaded for audits unless the policy is
                     the reference with adapters

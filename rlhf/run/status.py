@@ -110,11 +110,7 @@ def _settings(run: RunDir, stage: str, kind: type[Any] | None) -> dict[str, Any]
 
 
 def _report(run: RunDir) -> Document:
-    """The report with dotted names; values that are shown as numbers must be numbers.
-
-    Raises:
-        InputError: the report is broken.
-    """
+    """The report with dotted names; values that are shown as numbers must be numbers."""
     report = flatten(run.read_report()) if run.report_json.is_file() else {}
     for name, value in report.items():
         if name.startswith(SHOWN) and value is not None and not is_number(value):

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import get_type_hints
 
 from rlhf.errors import InterruptedRunError
 from rlhf.ranks import rank, world_size
@@ -52,16 +53,7 @@ class Heartbeat:
     in_backward: bool = False
 
 
-HEARTBEAT_KINDS: Kinds = {
-    "rank": int,
-    "host": str,
-    "pid": int,
-    "beats": int,
-    "phase": str,
-    "step": int,
-    "waits": bool | None,
-    "in_backward": bool,
-}
+HEARTBEAT_KINDS: Kinds = get_type_hints(Heartbeat)
 
 
 class _Watch:

@@ -50,7 +50,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Put the open tasks first from which a reward model would learn most."""
+    """Order the open tasks by how much a reward model would learn from them."""
     from labeling_app.annotators.prioritizing import prioritize
     from labeling_app.db.store import Store
     from reward.scoring.texts import load_features

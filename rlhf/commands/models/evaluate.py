@@ -1,4 +1,4 @@
-"""`rlhf evaluate`: is the policy better? By judges now, or by people's blind votes later."""
+"""`rlhf evaluate`: compares a policy with the original, by judges and by people's blind votes."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -119,7 +119,7 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     with Store(db, read_only=True) as store:
         if not any(are_queued(store, of_side) for of_side in pairs.values()):
             raise InputError(
-                f"Nobody was asked about the pairs of {run.path} in {db}",
+                f"{db} has no tasks for the pairs of {run.path}",
                 f"Queue them: rlhf evaluate --out {run.path} --to-db {db}; or give the database "
                 "in which they were queued.",
             )

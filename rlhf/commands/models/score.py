@@ -5,8 +5,6 @@ from typing import Any
 from reward.settings import ScoreSettings as Settings
 from rlhf.commands.wording import counted
 
-__all__ = ["EXAMPLE", "Settings", "describe", "run"]
-
 EXAMPLE = "rlhf score answers.jsonl --reward runs/first/reward --out scored.jsonl"
 
 
