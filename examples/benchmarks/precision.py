@@ -22,7 +22,7 @@ import transformers
 
 from policies.reference.audit import score_responses
 from policies.sampling.generate import encode_prompts, sample_responses
-from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
@@ -82,8 +82,8 @@ def seconds(accelerator: Any, policy: Any, batch: Sequences) -> float:
     """A gradient of the log-probs of eight responses, as in an update."""
     begun = time.perf_counter()
     with accelerator.autocast():
-        logits = response_logits(policy, batch)
-    log_probs_of(logits, batch.responses, 0.8).sum().backward()
+        found = response_log_probs(policy, batch, 0.8)
+    found.first(batch.responses.mask).sum().backward()
     policy.zero_grad()
     return time.perf_counter() - begun
 

@@ -25,7 +25,7 @@ from experiment import (
     write_dataset,
 )
 
-from policies.evaluate.statistics import best_of_n, bootstrap_interval
+from policies.evaluate.measures.statistics import best_of_n, bootstrap_interval
 
 Rewards = np.ndarray
 Scores = np.ndarray

@@ -32,7 +32,7 @@ from experiment import (
 )
 from matplotlib.figure import Figure
 
-from policies.evaluate.statistics import bootstrap_interval
+from policies.evaluate.measures.statistics import bootstrap_interval
 from policies.evaluate.summary import best_of_n_curve
 from rlhf.records.ranked import read_ranked_file
 from rlhf.records.schema import RankedPrompt

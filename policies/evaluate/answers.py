@@ -47,6 +47,11 @@ class Side:
     texts: Sequence[Sequence[str]]
     sampling: Sampling
 
+    @property
+    def token_ids(self) -> list[list[list[int]]]:
+        """(P, N) the token ids of every answer."""
+        return [[sample.token_ids for sample in row] for row in self.samples]
+
     def responses(self, prompts: Sequence[Prompt]) -> list[list[Response]]:
         """The answers as records, which know the model that gave them."""
         return [

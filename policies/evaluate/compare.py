@@ -27,9 +27,15 @@ from policies.evaluate.answers import (
     stored_answers,
 )
 from policies.evaluate.judges import AIJudge, score_with_reward, score_with_signal, try_judge
+from policies.evaluate.measures.likelihood import (
+    LikelihoodInputs,
+    encode_texts,
+    measure_likelihoods,
+    read_texts,
+)
+from policies.evaluate.measures.statistics import compare
 from policies.evaluate.report import Exhibit, headline, write_report
 from policies.evaluate.settings import EvaluateSettings
-from policies.evaluate.statistics import compare
 from policies.evaluate.summary import (
     best_of_n_curve,
     length_groups,
@@ -37,8 +43,7 @@ from policies.evaluate.summary import (
     win_rates,
     win_rates_within,
 )
-from policies.reference.audit import estimate_reverse_kl, measure_forward_kl, score_responses
-from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
+from policies.reference.loading import open_store_and_find_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.rewards import describe_rewards, is_model, load_reward
 from rlhf.config import read_text
@@ -47,12 +52,12 @@ from rlhf.endpoints.signals import Signal, load_signal
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
     describe_model,
-    load_causal_lm,
     policy_folder,
     require_same_tokenizer,
 )
 from rlhf.modeling.readers import described_kwargs
 from rlhf.parallel.distributed import start_alone
+from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import Prompt
 from rlhf.run.metrics import read_metrics
@@ -76,6 +81,7 @@ class Comparison:
     rival: dict[str, str] | None
     gold: Signal | None
     rubric: str
+    texts: list[str]
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -86,8 +92,12 @@ class Comparison:
     def inputs(self) -> dict[str, dict[str, str]]:
         """Path and hash of every input."""
         store = {"path": str(self.settings.reference), "hash": self.store.content_hash}
-        rival = {"against": self.rival} if self.rival else {}
-        return {"policy": self.policy, "reward": self.reward, "reference": store, **rival}
+        given = {"policy": self.policy, "reward": self.reward, "reference": store}
+        if self.rival:
+            given["against"] = self.rival
+        if path := self.settings.retain:
+            given["retain"] = {"path": str(path), "hash": file_hash(path)}
+        return given
 
 
 def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
@@ -105,16 +115,25 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         return headline(run.read_report())
     with stage_status(run):
         tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
+        texts = encode_texts(tokenizer, comparison.texts)
         sides = answer(accelerator, tokenizer, comparison, run.answers)
         scores = score(accelerator, tokenizer, sides, comparison)
         wins = {
             name: judge(sides, name, scores, comparison, run) for name in sides if name != "policy"
         }
+        read = LikelihoodInputs(
+            store=comparison.store,
+            groups=comparison.groups,
+            answers={name: of.token_ids for name, of in sides.items() if name != "reference"},
+            texts=texts,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+        )
         report = {
             "judges": describe_judges(settings, comparison),
             **count_verdicts(wins),
             **summarise(sides, scores, wins, comparison),
-            "kl": measure_kls(accelerator, tokenizer, sides["policy"], comparison),
+            **measure_likelihoods(accelerator, tokenizer, comparison.policy["path"], read),
             "seed": settings.seed,
             "split": settings.split,
             "samples_per_prompt": settings.samples,
@@ -137,6 +156,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     """
     gold = load_signal(settings.gold) if settings.gold else None
     rubric = read_text(settings.judge_rubric, "--judge-rubric")
+    texts = read_texts(settings.retain)
     given = settings.chat_template_kwargs
     policy = describe_model(policy_folder(settings.policy), given)
     outputs = require_done(settings.reference, "reference", "outputs").outputs
@@ -161,6 +181,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
         rival=rival or None,
         gold=gold,
         rubric=rubric,
+        texts=texts,
     )
 
 
@@ -276,33 +297,6 @@ def summarise(
     if comparison.rival:
         report["rival"] = {"name": comparison.settings.against, "win_rate": rates["rival"]}
     return report
-
-
-def measure_kls(
-    accelerator: Accelerator,
-    tokenizer: PreTrainedTokenizerBase,
-    ours: Side,
-    comparison: Comparison,
-) -> dict[str, Any]:
-    """Forward KL from the store; reverse KL of the policy's answers with the reference loaded."""
-    store, policy = comparison.store, comparison.policy["path"]
-    how = (store.sampling.temperature, comparison.settings.batch_size)
-    rows = [row for group in comparison.groups for row in group]
-    prompts = [
-        group[0].prompt_ids
-        for group, part in zip(comparison.groups, ours.samples, strict=True)
-        for _ in part
-    ]
-    responses = [sample.token_ids for part in ours.samples for sample in part]
-    with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
-        forward = measure_forward_kl(accelerator, model, tokenizer, rows, *how)
-        scored = (tokenizer, prompts, responses, *how)
-        log_probs = score_responses(accelerator, model, *scored)
-    with in_memory(load_reference_model(store, accelerator)) as reference:
-        reference_log_probs = score_responses(accelerator, reference, *scored)
-    reverse = estimate_reverse_kl(prompts, log_probs, reference_log_probs)
-    kls = {"forward": forward, "reverse": reverse}
-    return {name: {**kl, "sqrt_nats": max(0.0, kl["nats"]) ** 0.5} for name, kl in kls.items()}
 
 
 def exhibits(

@@ -18,6 +18,9 @@ policy, reference, or rival where another model was compared too:
     kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional,
                             and so are clamped_fraction and abandoned_fraction, the
                             fractions of tokens with a log-ratio above 10 (clamped) and below −10
+    log_likelihood.SIDE     optional: value low high in nats per token under the original model
+    retained                optional: before, after: negative log-likelihood of neutral text, nats
+                            per token; tokens; difference: value low high
     reward.SIDE, gold.SIDE  mean std; gold where there is one
     best_of_n               optional: n nats reward gold of choosing among n stored answers
     length.SIDE             mean tokens of an answer
@@ -63,6 +66,8 @@ BRIEF = (
     "votes",
     "verdicts",
     "kl",
+    "log_likelihood",
+    "retained",
     "reward",
     "gold",
     "length",

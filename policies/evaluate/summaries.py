@@ -86,6 +86,7 @@ def describe_evaluation(
         *_unclear(report.get("verdicts", {"asked": 0, "unclear": 0})),
         f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens; reverse KL "
         f"{kl['nats']:.2f} nats per answer.",
+        *_likelihoods(report.get("log_likelihood"), report.get("retained")),
         *_template(report.get("template")),
         f"Report: {RunDir(out).report_html}",
     ]
@@ -105,6 +106,28 @@ def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -
     needed = part.get("votes", {}).get("still_needed")
     if needed:
         yield f"About {needed} more votes, on other prompts, would prove a difference of this size."
+
+
+def _likelihoods(
+    answers: Mapping[str, Mapping[str, Any]] | None, texts: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """How likely the answers are under the original model, and what the policy forgot."""
+    if answers:
+        yield (
+            "Log-likelihood of the answers under the original model: "
+            f"{answers['reference']['value']:.2f} → {answers['policy']['value']:.2f} nats per "
+            "token."
+        )
+    if texts:
+        change = texts["difference"]
+        between = (
+            "" if change["low"] is None else f", {change['low']:+.3f} to {change['high']:+.3f}"
+        )
+        yield (
+            "Negative log-likelihood of neutral text: "
+            f"{texts['before']:.3f} → {texts['after']:.3f} nats per token "
+            f"({change['value']:+.3f}{between})."
+        )
 
 
 def _template(found: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from policies.evaluate.answers import Side
-from policies.evaluate.length_control import length_controlled_rate
-from policies.evaluate.statistics import (
+from policies.evaluate.measures.length_control import length_controlled_rate
+from policies.evaluate.measures.statistics import (
     best_of_n,
     best_of_n_nats,
     commonest_phrase,

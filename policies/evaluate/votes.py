@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from policies.evaluate.answer_order import split_by_side
-from policies.evaluate.length_control import length_controlled_rate
+from policies.evaluate.measures.length_control import length_controlled_rate
+from policies.evaluate.measures.statistics import judge_wins, votes_needed
 from policies.evaluate.report import with_verdict, write_content
-from policies.evaluate.statistics import judge_wins, votes_needed
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_ranked_file
 from rlhf.records.schema import Prompt, Response

@@ -26,7 +26,7 @@ from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceStore
 from rlhf.errors import InputError
 from rlhf.modeling.adapters import without_adapters
-from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.parallel.distributed import global_sum
 
 ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
@@ -52,8 +52,8 @@ def reference_policy(
     def score(model: PolicyAndCritic, sequences: Sequences) -> Tensor:
         policy: Any = model.policy
         with without_adapters(policy) if resident is None else nullcontext():
-            logits = response_logits(resident or policy, sequences)
-        return log_probs_of(logits, sequences.responses, temperature)
+            found = response_log_probs(resident or policy, sequences, temperature)
+        return found.first(sequences.responses.mask)
 
     return score
 

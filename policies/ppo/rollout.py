@@ -35,7 +35,7 @@ from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
 from policies.sampling.generate import Sample, Sampler, sample_with
-from rlhf.modeling.log_probs import Sequences, entropy_of, log_probs_of, response_logits
+from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.tokens import decode_response
 from rlhf.parallel.distributed import global_sum
 from rlhf.records.schema import Sampling
@@ -215,19 +215,18 @@ def measure_episodes(
         for rows, part in in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens):
             mask, responses = episodes.mask[rows], part.responses
             if model.reads_frozen_features:
-                logits, read = response_logits(model.policy, part), model.critic_features(part)
-                found: Tensor | None = model.values_of(read)
+                read = model.critic_features(part)
+                found = response_log_probs(model.policy, part, temperature)
+                new_values: Tensor | None = model.values_of(read)
                 if features is None:
                     features = read.new_zeros((*shape, read.shape[2]))
                 features[rows] = refit(read, responses.mask, mask)
             else:
-                logits, found = model.read(part, len(rows))
-            mine = log_probs_of(logits, responses, temperature)
-            log_probs[rows] = refit(mine, responses.mask, mask)
-            spread = entropy_of(logits, responses, temperature)
-            entropy[rows] = refit(spread, responses.mask, mask)
-            if found is not None:
-                values[rows] = refit(found, responses.mask, mask)
+                found, new_values = model.read(part, len(rows), temperature)
+            log_probs[rows] = refit(found.first(responses.mask), responses.mask, mask)
+            entropy[rows] = refit(found.entropy * responses.mask, responses.mask, mask)
+            if new_values is not None:
+                values[rows] = refit(new_values, responses.mask, mask)
     reference_log_probs = None
     if environment.reference_policy is not None:
         reference_log_probs = measure_reference(

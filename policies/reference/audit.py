@@ -29,8 +29,7 @@ from rlhf.modeling.log_probs import (
     SCORE_BATCH,
     Sequences,
     batches_by_length,
-    log_probs_of,
-    response_logits,
+    response_log_probs,
 )
 
 
@@ -52,8 +51,8 @@ def score_responses(
         mine = [prompts[row] for row in rows], [responses[row] for row in rows]
         sequences = Sequences.of(*mine, pad_id).to(accelerator.device)
         with accelerator.autocast():
-            logits = response_logits(model, sequences)
-        log_probs = log_probs_of(logits, sequences.responses, temperature).cpu()
+            found = response_log_probs(model, sequences, temperature)
+        log_probs = found.first(sequences.responses.mask).cpu()
         scored |= {row: log_probs[i, : len(responses[row])] for i, row in enumerate(rows)}
     return [scored[row] for row in range(len(responses))]
 

@@ -31,8 +31,7 @@ from rlhf.modeling.log_probs import (
     SCORE_BATCH,
     Sequences,
     batches_by_length,
-    entropy_of,
-    log_probs_of,
+    log_probs_from,
     response_logits,
     top_log_probs,
 )
@@ -389,10 +388,11 @@ class _ShardWriter:
         with self.accelerator.autocast():
             logits = response_logits(self.models.original, sequences)
         responses, temperature = sequences.responses, self.settings.temperature
+        found = log_probs_from(logits, ids := responses.ids[:, :, None], temperature)
         values = {
-            "log_probs": log_probs_of(logits, responses, temperature),
-            "log_probs_at_1": log_probs_of(logits, responses, 1.0),
-            "entropy": entropy_of(logits, responses, temperature),
+            "log_probs": found.first(responses.mask),
+            "log_probs_at_1": log_probs_from(logits, ids, 1.0).first(responses.mask),
+            "entropy": found.entropy,
         }
         if not self.settings.store_top_k:
             return values, None

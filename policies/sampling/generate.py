@@ -28,8 +28,8 @@ from rlhf.modeling.attention.layout import common_prefix_length
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.log_probs import batches_by_length
+from rlhf.modeling.logits.projection import float32_logits
 from rlhf.modeling.models import describe_model, load_causal_lm, load_config
-from rlhf.modeling.projection import float32_logits
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.tokens import TokenBatch, decode_response, encode_prompt, join, pad_left
 from rlhf.parallel.distributed import start_alone

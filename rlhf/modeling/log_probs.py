@@ -5,19 +5,25 @@ Letters: B sequences, P prompt tokens, R response tokens, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlhf.modeling.attention.packing import pack_if_shorter
-from rlhf.modeling.projection import float32_logits
+from rlhf.modeling.logits.blocks import log_probs_of_hidden, log_probs_of_logits
+from rlhf.modeling.logits.projection import (
+    factor_dtype,
+    float32_logits,
+    linear_output,
+    replaced_forward,
+)
 from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right
 
 TEMPERATURE_EPSILON = 1e-7
 
-VOCABULARY_CHUNK = 1024  # tokens whose logits are float32 at one time
 SCORE_BATCH = 32  # sequences whose log-probs are computed at once, at most
 
 
@@ -94,36 +100,95 @@ def batches_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """Log-probs of K tokens at every place of the responses, and entropies, without gradient.
+
+    At padding both are of some other place's distribution.
+    """
+
+    log_probs: Float[Tensor, "B R K"]
+    entropy: Float[Tensor, "B R"]
+
+    def first(self, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+        """Log-probs of the first of the K tokens, 0 at padding."""
+        return self.log_probs[:, :, 0] * mask
+
+
+def response_log_probs(
+    model: nn.Module,
+    sequences: Sequences,
+    temperature: float,
+    ids: Int[Tensor, "B R K"] | None = None,
+) -> TokenLogProbs:
+    """Log-probs at a temperature of every response token, or of `ids`, and entropies.
+
+    No logits of the whole vocabulary are kept where the output layer is a plain linear layer and
+    what it returns is what the model returns. Others' logits are read whole: some models scale or
+    cap them, 4-bit and adapted output layers have no plain weights.
+
+    Args:
+        model: a causal language model.
+        sequences: prompts and responses.
+        temperature: τ.
+        ids: tokens to look up at every place; the response tokens themselves when not given.
+    """
+    if ids is None:
+        ids = sequences.responses.ids[:, :, None]
+    scale = temperature + TEMPERATURE_EPSILON
+    output = linear_output(model)
+    if output is None or isinstance(output.weight, DTensor) or _keeps_logits.get(model) is False:
+        return log_probs_from(response_logits(model, sequences), ids, temperature)
+    returned: list[Tensor] = []
+
+    def read(hidden: Tensor) -> Tensor:
+        dtype = factor_dtype(hidden, output.weight)
+        with torch.autocast(hidden.device.type, enabled=False):
+            found = log_probs_of_hidden(
+                hidden.flatten(0, -2), output.weight, output.bias, ids.flatten(0, 1), scale, dtype
+            )
+        both = torch.cat([found[0], found[1][:, None]], dim=1)
+        returned.append(both.view(*hidden.shape[:-1], -1))
+        return returned[0]
+
+    with replaced_forward(output, read):
+        found = _response_logits(model, sequences)
+    if model not in _keeps_logits:
+        _keeps_logits[model] = torch.equal(found, returned[0].view_as(found))
+        if not _keeps_logits[model]:
+            return log_probs_from(response_logits(model, sequences), ids, temperature)
+    return TokenLogProbs(found[:, :, :-1], found[:, :, -1].detach())
+
+
+# Whether a model returns what its output layer does, or scales or caps it.
+_keeps_logits: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def log_probs_from(
+    logits: Float[Tensor, "B R V"], ids: Int[Tensor, "B R K"], temperature: float
+) -> TokenLogProbs:
+    """As `response_log_probs`, from logits that are there already."""
+    scale = temperature + TEMPERATURE_EPSILON
+    log_probs, entropy, _ = log_probs_of_logits(logits.flatten(0, 1), ids.flatten(0, 1), scale)
+    return TokenLogProbs(log_probs.view_as(ids), entropy.view(ids.shape[:2]))
+
+
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     """Logits, in float32, of the distribution each response token came from."""
+    with float32_logits(model):
+        return _response_logits(model, sequences)
+
+
+def _response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     batch = sequences.joined
     row = pack_if_shorter(model, batch, sequences.responses.mask)
+    if row is not None:
+        packed: Tensor = model(**row.model_inputs, logits_to_keep=row.reads.flatten()).logits
+        return packed.view(*row.reads.shape, -1)
     prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
-    logits: Tensor
-    with float32_logits(model):
-        if row is not None:
-            logits = model(**row.model_inputs, logits_to_keep=row.reads.flatten()).logits
-            return logits.view(*row.reads.shape, -1)
-        kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
-        logits = model(**batch.model_inputs, logits_to_keep=kept).logits
-        return logits
-
-
-def log_probs_of(
-    logits: Float[Tensor, "B R V"], responses: TokenBatch, temperature: float
-) -> Float[Tensor, "B R"]:
-    """Log-probability of every response token at a temperature, 0 at padding."""
-    return log_probs_at(logits, responses.ids[:, :, None], temperature)[:, :, 0] * responses.mask
-
-
-def log_probs_at(
-    logits: Float[Tensor, "B R V"], ids: Int[Tensor, "B R K"], temperature: float
-) -> Float[Tensor, "B R K"]:
-    """Log-probability of K tokens at every place."""
-    scale = temperature + TEMPERATURE_EPSILON
-    chosen: Any = _ChosenLogProbs.apply  # torch leaves it untyped
-    log_probs: Tensor = chosen(logits.flatten(0, 1), ids.flatten(0, 1), scale)
-    return log_probs.view_as(ids)
+    kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
+    logits: Tensor = model(**batch.model_inputs, logits_to_keep=kept).logits
+    return logits
 
 
 @torch.no_grad()
@@ -132,62 +197,6 @@ def top_log_probs(
 ) -> tuple[Int[Tensor, "B R K"], Float[Tensor, "B R K"], Float[Tensor, "B R"]]:
     """The k most likely tokens at every place, their log-probs, and log Σ exp(z / τ)."""
     ids = logits.topk(k, dim=2).indices
-    log_probs = log_probs_at(logits, ids, temperature)
-    first = logits.gather(2, ids[:, :, :1]).float() / (temperature + TEMPERATURE_EPSILON)
-    return ids, log_probs, (first - log_probs[:, :, :1])[:, :, 0]
-
-
-@torch.no_grad()
-def entropy_of(
-    logits: Float[Tensor, "B R V"], responses: TokenBatch, temperature: float
-) -> Float[Tensor, "B R"]:
-    """Entropy in nats of the distribution at every response token, 0 at padding; no gradient."""
     scale = temperature + TEMPERATURE_EPSILON
-    flat = logits.flatten(0, 1)
-    log_sums = _log_sum_exp(flat, scale)
-    entropy = torch.zeros_like(log_sums)
-    for part in flat.split(VOCABULARY_CHUNK, dim=1):
-        probabilities = (part.float() / scale).sub_(log_sums[:, None]).exp_()
-        entropy += torch.special.entr(probabilities).sum(dim=1)
-    return entropy.view_as(responses.ids) * responses.mask
-
-
-def _log_sum_exp(logits: Float[Tensor, "N V"], scale: float) -> Float[Tensor, " N"]:
-    """Log-sum-exp of z / τ over the vocabulary, in float32, a chunk of tokens after the other."""
-    parts = [
-        (part.float() / scale).logsumexp(dim=1) for part in logits.split(VOCABULARY_CHUNK, dim=1)
-    ]
-    return torch.stack(parts).logsumexp(dim=0)
-
-
-class _ChosenLogProbs(torch.autograd.Function):
-    """log softmax(z / τ) at K tokens a row, N rows of V logits.
-
-    Autograd would keep several float32 copies of all logits; this keeps the logits as they are and
-    works through the vocabulary in chunks, in both directions. ∂/∂z_v = Σ_k (1[v = k] − p_v) / τ.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids: Tensor, scale: float) -> Tensor:
-        log_sums = _log_sum_exp(logits, scale)
-        ctx.save_for_backward(logits, ids, log_sums)
-        ctx.scale = scale
-        return logits.gather(1, ids).float() / scale - log_sums[:, None]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits, ids, log_sums = ctx.saved_tensors
-        slopes = gradients[0] / ctx.scale
-        total = slopes.sum(dim=1, keepdim=True)
-        result = torch.empty_like(logits)
-        parts = zip(
-            logits.split(VOCABULARY_CHUNK, dim=1),
-            result.split(VOCABULARY_CHUNK, dim=1),
-            strict=True,
-        )
-        for number, (part, into) in enumerate(parts):
-            gradient = (part.float() / ctx.scale).sub_(log_sums[:, None]).exp_().mul_(-total)
-            places = ids - number * VOCABULARY_CHUNK
-            here = (places >= 0) & (places < part.shape[1])
-            into.copy_(gradient.scatter_add_(1, places.where(here, 0), slopes.where(here, 0.0)))
-        return result, None, None
+    found = log_probs_of_logits(logits.flatten(0, 1), ids.flatten(0, 1), scale)
+    return ids, found[0].view_as(ids), found[2].view(ids.shape[:2])

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from rlhf.diagnose import as_input_error
-from rlhf.modeling.log_probs import VOCABULARY_CHUNK
+from rlhf.modeling.logits.blocks import block_size
 from rlhf.modeling.models import load_config
 from rlhf.parallel.settings import State
 from rlhf.planning.plan import Item, Pass, Plan, SampleBatch
@@ -178,17 +178,12 @@ def logits_bytes(shape: Shape, tokens: int) -> float:
     return float(4 * FP32 * shape.vocabulary * tokens)
 
 
-def scored_logits_bytes(
-    shape: Shape, positions: int, *, bf16: bool, gradients: bool = False
-) -> float:
-    """Logits of which only log-probs are wanted: V float32 numbers a position.
+def block_bytes(shape: Shape, positions: int) -> float:
+    """Logits of which only log-probs are wanted: one block of the vocabulary, and its exponentials.
 
-    The backward pass adds their gradients, and with bf16 a rounded copy of those. Work on them goes
-    a chunk of the vocabulary at a time, of which there are two copies.
+    The backward pass has no more: there the block becomes its gradient.
     """
-    size = FP32 + gradients * (FP32 + (BF16 if bf16 else 0))
-    chunk = 2 * FP32 * min(VOCABULARY_CHUNK, shape.vocabulary)
-    return float((size * shape.vocabulary + chunk) * positions)
+    return float(2 * FP32 * min(block_size(positions), shape.vocabulary) * positions)
 
 
 def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:

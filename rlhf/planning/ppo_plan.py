@@ -22,12 +22,12 @@ from rlhf.planning.planner import (
     FP32,
     Shape,
     activation_bytes,
+    block_bytes,
     copies,
     frozen_item,
     frozen_precision,
     packed_bytes,
     sampling_items,
-    scored_logits_bytes,
     stepping_items,
     working_bytes,
 )
@@ -170,10 +170,10 @@ def _policy_pass(
     length = prompt + new
     computing = Pass(rows * length, length, checkpointing)
     activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
-    logits = scored_logits_bytes(shape, rows * new, bf16=bf16, gradients=True)
+    logits = block_bytes(shape, rows * new)
     return (
         Item("policy: activations", activations, f"{rows} × {length} tokens"),
-        Item("logits", logits, f"{rows} × {new} positions, and their gradients"),
+        Item("logits", logits, f"{rows} × {new} positions, a block of the vocabulary"),
     )
 
 
@@ -258,8 +258,8 @@ def _auditing(
     """
 
     def logits(rows: int) -> Item:
-        size = scored_logits_bytes(shape, rows * new, bf16=bf16)
-        return Item("logits", size, f"{rows} × {new} positions")
+        size = block_bytes(shape, rows * new)
+        return Item("logits", size, f"{rows} × {new} positions, a block of the vocabulary")
 
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)

@@ -5,10 +5,10 @@ from rlhf.planning.plan import Item, Plan, SampleBatch
 from rlhf.planning.planner import (
     FP32,
     Shape,
+    block_bytes,
     copies,
     frozen_item,
     sampling_items,
-    scored_logits_bytes,
     working_bytes,
 )
 
@@ -43,7 +43,8 @@ def reference_plan(
     gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * is_sharded
     scored, length = min(batch.sequences, SCORE_BATCH), batch.length
     layer = working_bytes(shape, scored * length, length, bf16=bf16)
-    logits = scored_logits_bytes(shape, scored * batch.new, bf16=bf16)
+    positions = scored * batch.new
+    logits = FP32 * shape.vocabulary * positions + block_bytes(shape, positions)
     scoring = (
         *copies(0.0 if is_sharded else shape.linear / parts, bf16=bf16),
         Item("one layer", layer, f"{scored} × {length} tokens"),

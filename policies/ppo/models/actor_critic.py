@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf.modeling.attention.packing import features
-from rlhf.modeling.log_probs import Sequences, log_probs_at, log_probs_of, response_logits
+from rlhf.modeling.log_probs import Sequences, TokenLogProbs, response_log_probs
 from rlhf.modeling.models import reward_head
 
 
@@ -88,32 +88,40 @@ class PolicyAndCritic(nn.Module):
             Log-probs of all rows; values of the first `episodes` rows, None without a critic or
             without episodes; log-probs of `ids`.
         """
+        looked_up = sequences.responses.ids[:, :, None]
+        if ids is not None:
+            none = ids.new_zeros(episodes, *ids.shape[1:])
+            looked_up = torch.cat([looked_up, torch.cat([none, ids])], dim=2)
         if critic_features is None:
-            logits, values = self.read(sequences, episodes)
+            found, values = self.read(sequences, episodes, temperature, looked_up)
         else:
-            logits = response_logits(self.policy, sequences)
+            found = response_log_probs(self.policy, sequences, temperature, looked_up)
             values = self.values_of(critic_features)
-        found = None if ids is None else log_probs_at(logits[episodes:], ids, temperature)
-        return log_probs_of(logits, sequences.responses, temperature), values, found
+        others = None if ids is None else found.log_probs[episodes:, :, 1:]
+        return found.first(sequences.responses.mask), values, others
 
     def read(
-        self, sequences: Sequences, episodes: int
-    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "E R"] | None]:
-        """Logits of the distribution that each response token came from, and values, as above."""
+        self,
+        sequences: Sequences,
+        episodes: int,
+        temperature: float,
+        ids: Int[Tensor, "B R K"] | None = None,
+    ) -> tuple[TokenLogProbs, Float[Tensor, "E R"] | None]:
+        """Log-probs of the response tokens, or of `ids`, and values, as above."""
         if not isinstance(self.critic, PolicyHead):
-            logits = response_logits(self.policy, sequences)
+            found = response_log_probs(self.policy, sequences, temperature, ids)
             has_values = self.critic is not None and episodes > 0
-            return logits, self.values(sequences.rows(slice(0, episodes))) if has_values else None
+            return found, self.values(sequences.rows(slice(0, episodes))) if has_values else None
         read: list[Tensor] = []  # what the output matrix reads is what the head reads
         output = self.policy.get_output_embeddings()
         hook = output.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
         try:
-            logits = response_logits(self.policy, sequences)
+            found = response_log_probs(self.policy, sequences, temperature, ids)
         finally:
             hook.remove()
-        hidden = read[0] if self.critic.trains_policy else read[0].detach()
-        hidden = hidden.view(*logits.shape[:2], -1)  # a packed row is one
-        return logits, self.values_of(hidden[:episodes]) if episodes else None
+        hidden = read[-1] if self.critic.trains_policy else read[-1].detach()
+        hidden = hidden.view(*found.entropy.shape, -1)  # a packed row is one
+        return found, self.values_of(hidden[:episodes]) if episodes else None
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """The critic's value before each response token."""

@@ -95,6 +95,7 @@ def test_the_report_names_judges_sides_and_inputs(done: RunDir) -> None:
         "self_bleu",
         "template",
         "repeats",
+        "log_likelihood",
         "reward",
         "gold",
     ):

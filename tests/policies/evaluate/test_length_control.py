@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from policies.evaluate.length_control import length_controlled_rate
+from policies.evaluate.measures.length_control import length_controlled_rate
 
 
 def test_the_fit_is_the_optimum_that_scipy_finds() -> None:

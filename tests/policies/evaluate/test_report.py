@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from policies.evaluate.measures.statistics import judge_wins, spread
 from policies.evaluate.report import (
     Exhibit,
     build_content,
@@ -20,7 +21,6 @@ from policies.evaluate.report import (
     render,
     write_report,
 )
-from policies.evaluate.statistics import judge_wins, spread
 from rlhf.run.rundir import RunDir
 
 HOSTILE = [
@@ -86,6 +86,17 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
             "policy": {"words": "i'm here to help", "share": 0.3217},
             "reference": {"words": "<b>one of the</b>", "share": 0.0213},
             "rival": {"words": "one of the best", "share": 0.0313},
+        },
+        "log_likelihood": {
+            "policy": {"value": -1.214, "low": -1.318, "high": -1.107},
+            "reference": {"value": -1.507, "low": -1.613, "high": -1.402},
+            "rival": {"value": -2.031, "low": None, "high": None},
+        },
+        "retained": {
+            "before": 3.127,
+            "after": 3.184,
+            "tokens": 987,
+            "difference": {"value": 0.057, "low": 0.031, "high": 0.083},
         },
         "repeats": {"policy": 0.0721, "reference": 0.0611, "rival": 0.05},
         "distinct": {
@@ -188,7 +199,8 @@ def require_numbers_of_report(folder: Path) -> None:
             assert expected < 0.001
             continue
         plain = shown.replace("\u00a0%", "")
-        percent = shown.endswith("%") or pointer.endswith("/low")
+        in_nats = pointer.startswith(("/log_likelihood", "/retained"))
+        percent = shown.endswith("%") or (pointer.endswith("/low") and not in_nats)
         decimals = len(plain.partition(".")[2])
         tolerance = 0.5001 * 10**-decimals / (100 if percent else 1)
         assert float(plain) / (100 if percent else 1) == pytest.approx(expected, abs=tolerance)

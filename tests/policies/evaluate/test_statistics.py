@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from policies.evaluate.statistics import (
+from policies.evaluate.measures.statistics import (
     best_of_n,
     best_of_n_nats,
     bootstrap_interval,
@@ -13,6 +13,7 @@ from policies.evaluate.statistics import (
     compare,
     distinct_n,
     judge_wins,
+    mean_per_token,
     repeating_fraction,
     self_bleu,
     sign_test,
@@ -240,3 +241,17 @@ def test_votes_needed_is_the_sample_size_of_a_z_test() -> None:
     assert votes_needed(1 - votes) == votes_needed(votes)
     assert votes_needed(np.array([1.0, 0.0])) is None
     assert votes_needed(np.ones(3)) > 3  # three of three prove nothing yet
+
+
+def test_nats_per_token_are_a_ratio_of_sums_and_its_interval_resamples_texts() -> None:
+    nats, tokens = np.array([2.0, 9.0, 4.0, 3.0, 12.0, 6.0]), np.array([1.0, 3, 4, 1, 6, 3])
+    found = mean_per_token(nats, tokens, seed=3)
+    assert found.value == 2.0  # 36 nats, 18 tokens
+    drawn = np.random.default_rng(8).integers(0, 6, (40_000, 6))
+    ratios = nats[drawn].sum(axis=1) / tokens[drawn].sum(axis=1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.03)
+    assert found.n == 6
+    same = mean_per_token(2 * tokens, tokens, seed=3)
+    assert (same.low, same.value, same.high) == (2.0, 2.0, 2.0)
+    assert np.isnan(mean_per_token(nats[:4], tokens[:4], seed=3).low)

@@ -136,6 +136,12 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "rival": {"name": "models/other", "win_rate": {"gold": rate(0.4)}},
         "length": {"reference": 19.4, "policy": 22.6},
         "kl": {"reverse": {"nats": 6.1}},
+        "log_likelihood": {"reference": {"value": -1.504}, "policy": {"value": -1.216}},
+        "retained": {
+            "before": 3.1271,
+            "after": 3.1842,
+            "difference": {"value": 0.0571, "low": 0.0312, "high": 0.0833},
+        },
     }
     expected = [
         "The new model is better.",
@@ -146,6 +152,9 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "Wins 40 % (too few prompts for an interval) against models/other on 64 prompts, judged "
         "by signal my:score.",
         "Length 19 → 23 tokens; reverse KL 6.10 nats per answer.",
+        "Log-likelihood of the answers under the original model: -1.50 → -1.22 nats per token.",
+        "Negative log-likelihood of neutral text: 3.127 → 3.184 nats per token "
+        "(+0.057, +0.031 to +0.083).",
         "Report: runs/a/evaluate/report.html",
         "Ask people, too: rlhf evaluate --out runs/a/evaluate --to-db labels.db",
     ]
@@ -162,5 +171,5 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "Wins 50 % (too few prompts for an interval) against the original on 64 prompts, judged "
         "by people.",
         "About 7 more votes, on other prompts, would prove a difference of this size.",
-        *expected[4:6],
+        *expected[4:8],
     ]

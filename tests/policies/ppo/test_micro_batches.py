@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from policies.ppo.batches import refit, split_alike, split_by_length
-from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import start
@@ -61,7 +61,7 @@ def test_log_probs_do_not_depend_on_the_padding(tiny_model: Path) -> None:
     found = []
     for part in (plain, plain.end_aligned()):
         with torch.no_grad():
-            log_probs = log_probs_of(response_logits(model, part), part.responses, 0.7)
+            log_probs = response_log_probs(model, part, 0.7).first(part.responses.mask)
         found.append(refit(log_probs, part.responses.mask, plain.responses.mask))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 

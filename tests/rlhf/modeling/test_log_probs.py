@@ -1,18 +1,14 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from policies.reference.audit import score_responses
-from rlhf.modeling.log_probs import (
-    Sequences,
-    entropy_of,
-    log_probs_at,
-    log_probs_of,
-    response_logits,
-    top_log_probs,
-)
+from rlhf.modeling.log_probs import Sequences, response_log_probs, response_logits, top_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import TokenBatch, load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
@@ -31,8 +27,8 @@ def one_by_one(model: torch.nn.Module, temperature: float) -> list[np.ndarray]:
             )
         shifted = logits[len(prompt) - 1 : -1]
         top = shifted.max(axis=1)
-        log_sum = np.log(np.exp(shifted - top[:, None]).sum(axis=1)) + top
-        expected.append(shifted[np.arange(len(response)), response] - log_sum)
+        normalizer = np.log(np.exp(shifted - top[:, None]).sum(axis=1)) + top
+        expected.append(shifted[np.arange(len(response)), response] - normalizer)
     return expected
 
 
@@ -46,22 +42,17 @@ def test_padded_batches_agree_with_single_sequences(tiny_model: Path) -> None:
             np.testing.assert_allclose(mine.numpy(), theirs, atol=2e-5)
 
 
-def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlhf.modeling.log_probs.VOCABULARY_CHUNK", 100)
+def test_padding_is_zero_and_entropy_is_that_of_the_whole_distribution(tiny_model: Path) -> None:
     model = load_causal_lm(str(tiny_model)).eval()
     sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
     with torch.no_grad():
         logits = response_logits(model, sequences)
-    log_probs = log_probs_of(logits, sequences.responses, 1.0)
-    entropy = entropy_of(logits, sequences.responses, 1.0)
+        found = response_log_probs(model, sequences, 1.0)
     padding = ~sequences.responses.mask
-    assert (log_probs[padding] == 0).all()
-    assert (entropy[padding] == 0).all()
+    assert (found.first(sequences.responses.mask)[padding] == 0).all()
     p = np.exp(logits[0, 0].double().numpy())
     p /= p.sum()
-    np.testing.assert_allclose(entropy[0, 0].item(), -(p * np.log(p)).sum(), rtol=1e-5)
+    np.testing.assert_allclose(found.entropy[0, 0].item(), -(p * np.log(p)).sum(), rtol=1e-5)
 
 
 def test_trimming_drops_only_columns_of_padding() -> None:
@@ -72,53 +63,68 @@ def test_trimming_drops_only_columns_of_padding() -> None:
     assert isinstance(trimmed.prompts, TokenBatch)
 
 
-def test_the_gradient_of_several_tokens_a_place_is_that_of_log_softmax(
-    monkeypatch: pytest.MonkeyPatch,
+class WidestResult(TorchDispatchMode):
+    """Notes how many rows of the vocabulary's width the results of operations have."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.rows: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.shape[-1:] == (self.vocabulary,):
+            self.rows.add(result.numel() // self.vocabulary)
+        return result
+
+
+class Capped(nn.Module):
+    """A model that caps its logits after the output layer, as Gemma 2 does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.get_output_embeddings = model.get_output_embeddings
+
+    def forward(self, **inputs: Any) -> Any:
+        outputs = self.model(**inputs)
+        outputs.logits = 0.2 * torch.tanh(outputs.logits / 0.2)
+        return outputs
+
+
+def test_a_model_that_caps_its_logits_keeps_its_own(tiny_model: Path) -> None:
+    model = Capped(load_causal_lm(str(tiny_model)).eval())
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    logits = response_logits(model, sequences)
+    expected = (logits / 0.7).log_softmax(2).gather(2, sequences.responses.ids[:, :, None])
+    for _ in range(2):  # found out in the first forward, known in the second
+        found = response_log_probs(model, sequences, 0.7)
+        torch.testing.assert_close(found.log_probs, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_logits_of_the_whole_vocabulary_are_kept(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlhf.modeling.log_probs.VOCABULARY_CHUNK", 12)
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn((2, 3, 50), generator=generator).requires_grad_()
-    ids = torch.randint(50, (2, 3, 4), generator=generator)
-    weights = torch.randn((2, 3, 4), generator=generator)
-    found = log_probs_at(logits, ids, 0.7)
-    expected = (logits / 0.7).log_softmax(2).gather(2, ids)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    (mine,) = torch.autograd.grad((weights * found).sum(), logits)
-    (theirs,) = torch.autograd.grad((weights * expected).sum(), logits)
-    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    """Neither for a forward nor for its gradient does a tensor of N × V come into being."""
+    monkeypatch.setattr("rlhf.modeling.logits.blocks.SMALLEST_BLOCK", 16)
+    monkeypatch.setattr("rlhf.modeling.logits.blocks.BLOCK_ELEMENTS", 1)
+    model = load_causal_lm(str(tiny_model)).eval()
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    with WidestResult(model.config.vocab_size) as found:
+        response_log_probs(model, sequences, 0.7).log_probs.sum().backward()
+    assert not found.rows
+    with WidestResult(model.config.vocab_size) as found:
+        response_logits(model, sequences)
+    assert 12 in found.rows
 
 
-@pytest.mark.parametrize("size", [1, 7, 50, 64])
-def test_the_size_of_the_chunks_changes_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits far apart, with impossible tokens: a whole chunk of −∞ and −∞ among finite ones."""
-    generator = torch.Generator().manual_seed(0)
-    logits = 30 * torch.randn((1, 6, 50), generator=generator)
-    logits[:, 2:4, :14] = -torch.inf
-    logits[:, 5, 20] = -torch.inf
-    responses = pad_right([[19, 30, 21, 40, 49, 14]], 0)
-    z = logits[0].double().numpy() / 0.7
-    top = z.max(axis=1)
-    log_sum = np.log(np.exp(z - top[:, None]).sum(axis=1)) + top
-    p = np.exp(z - log_sum[:, None])
-    monkeypatch.setattr("rlhf.modeling.log_probs.VOCABULARY_CHUNK", size)
-    log_probs = log_probs_of(logits.requires_grad_(), responses, 0.7)
-    chosen = z[np.arange(6), responses.ids[0].numpy()] - log_sum
-    np.testing.assert_allclose(log_probs[0].detach().numpy(), chosen, rtol=1e-5, atol=1e-5)
-    entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=1)
-    found = entropy_of(logits, responses, 0.7)[0]
-    np.testing.assert_allclose(found.numpy(), entropy, rtol=1e-4, atol=1e-5)
-    (gradient,) = torch.autograd.grad(log_probs.sum(), logits)
-    expected = (np.eye(50)[responses.ids[0].numpy()] - p) / 0.7
-    np.testing.assert_allclose(gradient[0].numpy(), expected, atol=1e-5)
-
-
-def test_top_log_probs_and_their_log_sum_exp() -> None:
+def test_the_most_likely_tokens_and_the_log_sum_exp_give_the_logits_back() -> None:
     logits = torch.randn((2, 3, 50), generator=torch.Generator().manual_seed(0))
     ids, log_probs, log_sum_exp = top_log_probs(logits, 5, 0.7)
     z = logits.double().numpy() / 0.7
     order = np.argsort(-z, axis=2)[:, :, :5]
-    log_sum = np.log(np.exp(z).sum(axis=2))
+    normalizer = np.log(np.exp(z).sum(axis=2))
     np.testing.assert_array_equal(ids.numpy(), order)
-    expected = np.take_along_axis(z, order, axis=2) - log_sum[:, :, None]
+    expected = np.take_along_axis(z, order, axis=2) - normalizer[:, :, None]
     np.testing.assert_allclose(log_probs.numpy(), expected, atol=1e-5)
-    np.testing.assert_allclose(log_sum_exp.numpy(), log_sum, atol=1e-5)
+    np.testing.assert_allclose(log_sum_exp.numpy(), normalizer, atol=1e-5)

@@ -137,14 +137,10 @@ def test_activations_by_hand() -> None:
 
 def test_logits_and_cache_by_hand() -> None:
     assert planner.logits_bytes(SHAPE, 5) == 16 * 100 * 5
-    chunk = 2 * 4 * 100
-    assert planner.scored_logits_bytes(SHAPE, 5, bf16=True) == (4 * 100 + chunk) * 5
-    both = planner.scored_logits_bytes(SHAPE, 5, bf16=False, gradients=True)
-    assert both == (2 * 4 * 100 + chunk) * 5
-    both = planner.scored_logits_bytes(SHAPE, 5, bf16=True, gradients=True)
-    assert both == ((2 * 4 + 2) * 100 + chunk) * 5
+    assert planner.block_bytes(SHAPE, 5) == 2 * 4 * 100 * 5
     large = replace(SHAPE, vocabulary=100_000)
-    assert planner.scored_logits_bytes(large, 5, bf16=True) == (4 * 100_000 + 8 * 1024) * 5
+    assert planner.block_bytes(large, 5) == 2 * 4 * 4096 * 5
+    assert planner.block_bytes(large, 2**13) == 2 * 4 * 2**23  # 1,024 tokens of the vocabulary
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=True) == 2 * 4 * 7 * 6
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=False) == 2 * 4 * 7 * 8
 

@@ -32,7 +32,7 @@ def test_three_models_and_no_reference() -> None:
         "bf16 copies of the matrices": 2 * (4 * LAYER + 800),
         "policy: activations": 3 * 8 * 3 * LAYER_BYTES,  # the KL term's row passes through it
         "critic: activations": 2 * 8 * 3 * LAYER_BYTES,
-        "logits": (4 + 4 + 2 + 2 * 4) * 100 * 3 * 5,  # gradients, in bf16 too, and two chunks
+        "logits": 2 * 4 * 100 * 3 * 5,  # the only block, twice
     }
     assert sizes(plan, "sampling")["keys and values"] == 2 * 4 * (4 * 8) * 6
 
@@ -42,7 +42,7 @@ def test_pretraining_texts_pass_through_the_policy_alone() -> None:
     found = sizes(ppo(texts=(4, 16)), phase)
     expected = 4 * 16 * 3 * layer_bytes(SHAPE, 16, bf16=True, padded=True)
     assert found["policy: activations"] == expected
-    assert found["logits"] == (4 + 4 + 2 + 2 * 4) * 100 * 4 * 15
+    assert found["logits"] == 2 * 4 * 100 * 4 * 15
     assert "critic: activations" not in found
     assert found["gradients"] == updating()["gradients"]
     assert phase not in ppo().phases
@@ -95,7 +95,7 @@ def test_an_adapter_beside_frozen_weights() -> None:
         "gradients": 4 * ADAPTERS,
         "bf16 copies of the matrices": 2 * ADAPTERS,
         "policy: activations": 3 * 8 * 3 * LAYER_BYTES,
-        "logits": (4 + 4 + 2 + 2 * 4) * 100 * 3 * 5,  # gradients, in bf16 too, and two chunks
+        "logits": 2 * 4 * 100 * 3 * 5,  # the only block, twice
     }
 
 
@@ -155,7 +155,7 @@ def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
     beneath = ppo(roles=Roles(lora_rank=2, audited_rows=3)).phases
     assert not {"auditing", "auditing during training"} & set(beneath)
     assert "auditing" in ppo(roles=Roles(lora_rank=2, share_base=True, four_bits=True)).phases
-    position = (4 + 2 * 4) * 100 * 5  # a row's logits, and two chunks of them
+    position = 2 * 4 * 100 * 5  # the only block of a row's logits, twice
     whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
     plan = ppo(roles=Roles(critic="none", audited_rows=3), layout=Layout("fsdp", 4, processes=4))
     assert added(plan, "auditing") == {**loaded, "logits": 32 * position}

@@ -14,7 +14,7 @@ from rlhf.modeling.attention.packing import (
     pack_if_shorter,
     pack_prefixes,
 )
-from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
@@ -39,7 +39,7 @@ def packing_model(tiny_model: Path) -> PreTrainedModel:
 def measure(model: PreTrainedModel, sequences: Sequences) -> tuple[Tensor, Tensor]:
     """Log-probs and the gradient of their weighted sum."""
     model.zero_grad()
-    log_probs = log_probs_of(response_logits(model, sequences), sequences.responses, 0.7)
+    log_probs = response_log_probs(model, sequences, 0.7).first(sequences.responses.mask)
     (log_probs * WEIGHTS).sum().backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return log_probs.detach(), torch.cat(gradients)
@@ -79,9 +79,7 @@ def test_log_probs_and_gradients_are_those_of_padded_rows(
     if shifted:  # responses end in the last column: fewer columns, other places
         sequences = sequences.end_aligned()
         mask = sequences.responses.mask
-        log_probs = log_probs_of(
-            response_logits(packing_model, sequences), sequences.responses, 0.7
-        )
+        log_probs = response_log_probs(packing_model, sequences, 0.7).first(mask)
         real = expected[pad_right(RESPONSES, 0).mask]
         torch.testing.assert_close(log_probs[mask], real, rtol=0, atol=2e-5)
         return

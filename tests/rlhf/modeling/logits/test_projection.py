@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.modeling.log_probs import Sequences, log_probs_of, response_logits
+from rlhf.modeling.log_probs import Sequences, log_probs_from, response_log_probs, response_logits
+from rlhf.modeling.logits.projection import float32_logits, float32_product
 from rlhf.modeling.models import load_causal_lm
-from rlhf.modeling.projection import float32_logits, float32_product
 from rlhf.modeling.tokens import pad_left, pad_right
 
 SEQUENCES = Sequences(pad_left([[5, 6, 7], [8, 9]], 0), pad_right([[20, 21, 2], [22, 23, 24]], 0))
@@ -57,7 +57,10 @@ def test_bf16_logits_are_not_rounded(tiny_model: Path, held: torch.dtype) -> Non
     model = loud_model(tiny_model, held)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=held == torch.float32):
         logits, hidden = read_head_input(model)
-        log_probs = log_probs_of(logits, SEQUENCES.responses, 1.0).numpy()
+        whole = log_probs_from(logits, SEQUENCES.responses.ids[:, :, None], 1.0)
+        in_blocks = response_log_probs(model, SEQUENCES, 1.0)
+    torch.testing.assert_close(in_blocks.log_probs, whole.log_probs, rtol=0, atol=1e-5)
+    log_probs = whole.log_probs[:, :, 0].numpy()
     assert logits.dtype == torch.float32
     weight = model.lm_head.weight
     errors = [
@@ -73,7 +76,7 @@ def test_gradients_are_those_of_the_logits(tiny_model: Path) -> None:
         parameter.requires_grad_(parameter is model.lm_head.weight)
     with torch.autocast("cpu", torch.bfloat16):
         logits, hidden = read_head_input(model)
-        log_probs_of(logits, SEQUENCES.responses, 1.0).sum().backward()
+        log_probs_from(logits, SEQUENCES.responses.ids[:, :, None], 1.0).log_probs.sum().backward()
     z = rounded(hidden) @ rounded(model.lm_head.weight).T
     p = np.exp(z) / np.exp(z).sum(axis=2, keepdims=True)
     slopes = np.eye(z.shape[2])[SEQUENCES.responses.ids.numpy()] - p
@@ -128,7 +131,7 @@ def test_gradients_have_the_types_of_their_tensors(
 
 
 def test_a_large_vocabulary_goes_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf.modeling.projection.WEIGHT_ROWS", 30)
+    monkeypatch.setattr("rlhf.modeling.logits.projection.WEIGHT_ROWS", 30)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 16, generator=generator).bfloat16() for n in (7, 100))
     expected = hidden.double() @ weight.double().T

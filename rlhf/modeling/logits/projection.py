@@ -8,7 +8,7 @@ more rounding than any layer before.
 Letters: N positions, d hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,16 +28,15 @@ def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
     Changes nothing where the projection runs in float32 already, and for output modules that are
     not plain linear layers, such as 4-bit ones. On CUDA weights are cast once without gradients.
     """
-    found = model.get_output_embeddings()  # type: ignore[operator]
-    if type(found) is not nn.Linear:
+    output = linear_output(model)
+    if output is None:
         yield
         return
-    output: Any = found  # mypy forbids assigning to a method
-    plain, before = output.forward, vars(output).get("forward")
+    plain = output.forward
     held: list[Tensor] = []
 
     def project(hidden: Tensor) -> Tensor:
-        dtype = _factor_dtype(hidden, output.weight)
+        dtype = factor_dtype(hidden, output.weight)
         if dtype == torch.float32:
             unchanged: Tensor = plain(hidden)
             return unchanged
@@ -50,16 +49,30 @@ def float32_logits(model: PreTrainedModel | nn.Module) -> Iterator[None]:
             logits = _project(hidden, weight)
             return logits if output.bias is None else logits + output.bias.float()
 
-    output.forward = project
+    with replaced_forward(output, project):
+        yield
+
+
+def linear_output(model: PreTrainedModel | nn.Module) -> Any:
+    """The model's output layer; None where it is not a plain linear layer."""
+    found = model.get_output_embeddings()  # type: ignore[operator]
+    return found if type(found) is nn.Linear else None
+
+
+@contextmanager
+def replaced_forward(module: Any, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within this context `module` computes `forward`; its hooks run as before."""
+    before = vars(module).get("forward")
+    module.forward = forward
     try:
         yield
     finally:
-        del output.forward
+        del module.forward
         if before is not None:
-            output.forward = before
+            module.forward = before
 
 
-def _factor_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+def factor_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """The precision in which hidden states and weights would be multiplied."""
     if torch.is_autocast_enabled(hidden.device.type):
         return torch.get_autocast_dtype(hidden.device.type)
@@ -110,6 +123,26 @@ def float32_product(
             part = weight[first : first + WEIGHT_ROWS]
             torch.mm(wide, part.float().T, out=result[:, first : first + len(part)])
     return result
+
+
+def float32_block(
+    hidden: Float[Tensor, "N d"], weight: Float[Tensor, "v d"], dtype: torch.dtype, out: Tensor
+) -> None:
+    """Write the product h Wᵀ into `out` in float32.
+
+    Args:
+        hidden: in `dtype` on CUDA, float32 on CPUs.
+        weight: some rows of the output matrix.
+        dtype: float32 for exact factors; otherwise factors may be rounded to these 16 bits.
+        out: float32, N × v.
+    """
+    if dtype == torch.float32:
+        torch.mm(hidden, weight.float().T, out=out)
+    elif hidden.is_cuda:
+        torch.mm(hidden, weight.to(dtype).T, out_dtype=torch.float32, out=out)
+    else:
+        with _bf16_allowed():
+            torch.mm(hidden, weight.float().T, out=out)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ each other, so counting each of them as independent evidence would make an inter
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -130,15 +130,60 @@ def bootstrap_interval(
     Raises:
         ValueError: no values.
     """
-    if values.size == 0:
+    return _resample((values,), np.mean, samples, seed, level)
+
+
+def mean_per_token(
+    nats: Float[ndarray, " P"],
+    tokens: Float[ndarray, " P"],
+    *,
+    samples: int = 10_000,
+    seed: int,
+    level: float = 0.95,
+) -> Interval:
+    """Nats per token, Σ nats / Σ tokens, with its percentile bootstrap interval.
+
+    Resamples prompts or texts, as `bootstrap_interval` does: tokens of one are not independent.
+
+    Args:
+        nats: of each prompt or text, added up over its tokens.
+        tokens: their number.
+        samples: how often to resample.
+        seed: of the resampling.
+        level: the fraction of such intervals that contain the true mean.
+
+    Raises:
+        ValueError: no values.
+    """
+    return _resample((nats, tokens), _ratio_of_sums, samples, seed, level)
+
+
+def _ratio_of_sums(
+    nats: Float[ndarray, "*R P"], tokens: Float[ndarray, "*R P"], axis: int = -1
+) -> Float[ndarray, "*R"]:
+    ratio: Float[ndarray, "*R"] = nats.sum(axis=axis) / tokens.sum(axis=axis)
+    return ratio
+
+
+def _resample(
+    values: tuple[Float[ndarray, " P"], ...],
+    statistic: Callable[..., Any],
+    samples: int,
+    seed: int,
+    level: float,
+) -> Interval:
+    """A statistic with its percentile bootstrap interval; the same P are drawn from all values."""
+    number = values[0].size
+    if number == 0:
         raise ValueError("no values: there is no interval")
-    mean = float(values.mean())
-    if values.size < MIN_PROMPTS:
+    value = float(statistic(*values))
+    if number < MIN_PROMPTS:
         nan = float("nan")
-        return Interval(value=mean, low=nan, high=nan, n=values.size, level=level)
+        return Interval(value=value, low=nan, high=nan, n=number, level=level)
     result = stats.bootstrap(
-        (values,),
-        np.mean,
+        values,
+        statistic,
+        paired=len(values) > 1,
         n_resamples=samples,
         batch=RESAMPLES_PER_BATCH,
         confidence_level=level,
@@ -146,7 +191,7 @@ def bootstrap_interval(
         rng=np.random.default_rng(seed),
     )
     low, high = result.confidence_interval
-    return Interval(value=mean, low=float(low), high=float(high), n=values.size, level=level)
+    return Interval(value=value, low=float(low), high=float(high), n=number, level=level)
 
 
 def sign_test(wins: int, losses: int) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from policies.evaluate.statistics import Interval
+from policies.evaluate.measures.statistics import Interval
 from rlhf.run.intervals import MIN_PROMPTS
 
 RIDGE = np.array([1e-3, 1e-2])  # keeps a model that always wins at a finite value

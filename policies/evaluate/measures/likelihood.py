@@ -1,0 +1,208 @@
+"""How likely texts are: the policy's answers under the original model, neutral text under both.
+
+The KLs, the log-likelihood of answers and what the policy forgot need the same two language models,
+so they are measured together, with one of them in memory at a time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.evaluate.measures.statistics import mean_per_token
+from policies.reference.audit import estimate_reverse_kl, measure_forward_kl, score_responses
+from policies.reference.loading import in_memory, load_reference_model
+from policies.reference.store import ReferenceRow, ReferenceStore
+from rlhf.errors import InputError
+from rlhf.modeling.models import load_causal_lm
+from rlhf.records.jsonl import BadLineError, parse_line, read_lines, read_text
+
+NEUTRAL_TEXT = Path(__file__).with_name("neutral.txt")
+LONGEST_TEXT = 512  # tokens; the rest of a text is not read
+TEXTS_AT_ONCE = 4  # in one forward pass, whose logits are float32
+PLAIN_TEXT = (".txt", ".txt.gz")
+
+TokenIds = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodInputs:
+    """What the policy and the original model read.
+
+    Args:
+        store: the reference outputs.
+        groups: its rows, by prompt.
+        answers: by model (`policy` and, with --against, `rival`), for each prompt the token ids of
+            its answers in the policy's tokenizer.
+        texts: token ids of neutral texts.
+        batch_size: sequences scored at once.
+        seed: of the bootstrap.
+    """
+
+    store: ReferenceStore
+    groups: Sequence[tuple[ReferenceRow, ...]]
+    answers: Mapping[str, Sequence[TokenIds]]
+    texts: Sequence[list[int]]
+    batch_size: int
+    seed: int
+
+    @property
+    def rows(self) -> list[ReferenceRow]:
+        """All stored rows, prompt by prompt."""
+        return [row for group in self.groups for row in group]
+
+    def flat(self, name: str) -> tuple[list[list[int]], list[list[int]]]:
+        """Prompts and answers of one model, as token ids, an item for each answer."""
+        pairs = [
+            (group[0].prompt_ids, list(ids))
+            for group, answers in zip(self.groups, self.answers[name], strict=True)
+            for ids in answers
+        ]
+        return [prompt for prompt, _ in pairs], [ids for _, ids in pairs]
+
+
+def measure_likelihoods(
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    policy: str,
+    inputs: LikelihoodInputs,
+) -> dict[str, Any]:
+    """`kl`, `log_likelihood` and `retained`, as report.json holds them.
+
+    Args:
+        accelerator: device and precision.
+        tokenizer: of policy and original.
+        policy: folder of the trained model.
+        inputs: what both models read.
+
+    Raises:
+        InputError: the original model is not where the store says, or has changed.
+    """
+    how = (inputs.store.sampling.temperature, inputs.batch_size)
+    with in_memory(load_causal_lm(policy).to(accelerator.device)) as model:
+        forward = measure_forward_kl(accelerator, model, tokenizer, inputs.rows, *how)
+        ours = score_responses(accelerator, model, tokenizer, *inputs.flat("policy"), *how)
+        after = _nats_of_texts(accelerator, model, tokenizer, inputs.texts)
+    with in_memory(load_reference_model(inputs.store, accelerator)) as original:
+        scored = {
+            name: score_responses(accelerator, original, tokenizer, *inputs.flat(name), *how)
+            for name in inputs.answers
+        }
+        before = _nats_of_texts(accelerator, original, tokenizer, inputs.texts)
+    reverse = estimate_reverse_kl(inputs.flat("policy")[0], ours, scored["policy"])
+    kls = {"forward": forward, "reverse": reverse}
+    tokens = np.array([len(ids) - 1.0 for ids in inputs.texts])
+    return {
+        "kl": {name: {**kl, "sqrt_nats": max(0.0, kl["nats"]) ** 0.5} for name, kl in kls.items()},
+        "log_likelihood": _log_likelihoods(inputs, scored),
+        "retained": compare_texts(before, after, tokens, inputs.seed),
+    }
+
+
+def _log_likelihoods(
+    inputs: LikelihoodInputs, scored: Mapping[str, Sequence[Tensor]]
+) -> dict[str, dict[str, Any]]:
+    """Mean log-probability per token under the original model, of its own answers and the others.
+
+    At the temperature of the stored answers, as the KLs are.
+    """
+    of_prompts = {"reference": [[row.log_probs for row in group] for group in inputs.groups]}
+    for name, log_probs in scored.items():
+        left = iter(log_probs)
+        of_prompts[name] = [
+            [next(left).tolist() for _ in answers] for answers in inputs.answers[name]
+        ]
+    return {
+        name: mean_per_token(
+            np.array([sum(map(sum, answers)) for answers in prompts], dtype=float),
+            np.array([sum(map(len, answers)) for answers in prompts], dtype=float),
+            seed=inputs.seed,
+        ).to_json()
+        for name, prompts in of_prompts.items()
+    }
+
+
+def compare_texts(
+    before: Float[ndarray, " T"],
+    after: Float[ndarray, " T"],
+    tokens: Float[ndarray, " T"],
+    seed: int,
+) -> dict[str, Any]:
+    """Negative log-likelihood per token of neutral texts before and after, and the difference.
+
+    Args:
+        before: nats of each text under the original model.
+        after: under the policy.
+        tokens: how many were predicted in each text.
+        seed: of the bootstrap over texts.
+    """
+    return {
+        "before": float(before.sum() / tokens.sum()),
+        "after": float(after.sum() / tokens.sum()),
+        "difference": mean_per_token(after - before, tokens, seed=seed).to_json(),
+        "tokens": int(tokens.sum()),
+    }
+
+
+def read_texts(path: Path | None) -> list[str]:
+    """Texts of a file: paragraphs of a .txt, divided by blank lines, or JSON Lines with `text`.
+
+    Args:
+        path: the file; None for the neutral text of this package.
+
+    Raises:
+        InputError: there is no such file.
+        BadLineError: a line has no `text`.
+    """
+    path = path or NEUTRAL_TEXT
+    if path.name.endswith(PLAIN_TEXT):
+        stripped = [line.strip() for line in read_text(path)]
+        parts = groupby(stripped, key=bool)
+        return ["\n".join(lines) for is_text, lines in parts if is_text]
+    return [_text_of(line, place) for place, line in read_lines(path)]
+
+
+def _text_of(line: str, place: str) -> str:
+    text = parse_line(line, place).get("text")
+    if not isinstance(text, str):
+        raise BadLineError(
+            f"{place}: no text (expected a string under `text`)",
+            'Write lines such as {"text": "…"}, or give a .txt file with paragraphs.',
+        )
+    return text
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text; those of a single token, which predicts nothing, are left out.
+
+    Raises:
+        InputError: no text is left.
+    """
+    encoded = [tokenizer(text, verbose=False)["input_ids"][:LONGEST_TEXT] for text in texts]
+    found = [ids for ids in encoded if len(ids) > 1]
+    if not found:
+        raise InputError(
+            "--retain holds no text of two tokens or more",
+            "Give a .txt file with paragraphs, or leave --retain out: a text is provided.",
+        )
+    return found
+
+
+def _nats_of_texts(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[list[int]],
+) -> Float[ndarray, " T"]:
+    """−Σ log p of each text, of every token after the first, at temperature 1."""
+    first, rest = [ids[:1] for ids in texts], [ids[1:] for ids in texts]
+    found = score_responses(accelerator, model, tokenizer, first, rest, 1.0, TEXTS_AT_ONCE)
+    return np.array([-float(log_probs.sum()) for log_probs in found])
