@@ -215,6 +215,13 @@ def test_the_example_of_every_help_page(
     assert capsys.readouterr().err == ""
 
 
+def test_a_setting_named_like_the_group_of_processes_is_shown_with_the_others(capsys) -> None:
+    assert cli.main(["annotate", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--parallel" in shown
+    assert "Processes and clusters" not in shown
+
+
 def test_help_names_every_command(capsys) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out

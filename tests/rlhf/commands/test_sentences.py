@@ -1,4 +1,4 @@
-"""What commands say to people when they are done."""
+"""The sentences with which commands end."""
 
 from importlib import import_module
 from pathlib import Path
