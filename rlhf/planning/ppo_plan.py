@@ -132,7 +132,7 @@ def ppo_plan(
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     learning = (
-        layout.hold(Item("gradients", FP32 * trained, "float32", State.GRADIENTS)),
+        layout.on_device(Item("gradients", FP32 * trained, "float32", State.GRADIENTS)),
         *copies(_multiplied(shape, reward, roles), bf16=bf16),
     )
     rows = batch.episodes + batch.reference_rows
@@ -147,7 +147,7 @@ def ppo_plan(
     return Plan(
         f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
         tuple(
-            layout.hold(item)
+            layout.on_device(item)
             for item in (
                 *_frozen(shape, reward, roles, bf16=bf16),
                 *engine,
@@ -159,7 +159,7 @@ def ppo_plan(
             **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": tuple(layout.hold(item) for item in stepping_items(trained)),
+            "stepping": tuple(layout.on_device(item) for item in stepping_items(trained)),
         },
     )
 
