@@ -26,7 +26,7 @@ from policies.evaluate.answers import (
     sample_rival,
     stored_answers,
 )
-from policies.evaluate.judges import AIJudge, score_with_reward, score_with_signal, try_judge
+from policies.evaluate.judges import AIJudge, score_with_gold, score_with_reward, try_judge
 from policies.evaluate.measures.likelihood import (
     LikelihoodInputs,
     encode_texts,
@@ -45,10 +45,12 @@ from policies.evaluate.summary import (
 )
 from policies.reference.loading import open_store_and_find_model
 from policies.reference.store import ReferenceRow, ReferenceStore
-from policies.rewards import describe_rewards, is_model, load_reward
+from policies.rewards import describe_reward, describe_rewards, is_model, load_reward
+from reward.scoring.scorer import TOKENS_PER_BATCH
+from reward.scoring.texts import SIGNAL, load_text_reward
 from rlhf.config import read_text
 from rlhf.endpoints.judge import Endpoint
-from rlhf.endpoints.signals import Signal, load_signal
+from rlhf.endpoints.signals import load_signal
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
     describe_model,
@@ -79,7 +81,7 @@ class Comparison:
     policy: dict[str, str]
     reward: dict[str, str]
     rival: dict[str, str] | None
-    gold: Signal | None
+    gold: dict[str, str] | None
     rubric: str
     texts: list[str]
 
@@ -95,6 +97,8 @@ class Comparison:
         given = {"policy": self.policy, "reward": self.reward, "reference": store}
         if self.rival:
             given["against"] = self.rival
+        if self.gold and is_model(self.gold["path"]):
+            given["gold"] = self.gold
         if path := self.settings.retain:
             given["retain"] = {"path": str(path), "hash": file_hash(path)}
         return given
@@ -154,7 +158,6 @@ def prepare(settings: EvaluateSettings) -> Comparison:
             refuses a question.
         InterruptedRunError: nobody answers there.
     """
-    gold = load_signal(settings.gold) if settings.gold else None
     rubric = read_text(settings.judge_rubric, "--judge-rubric")
     texts = read_texts(settings.retain)
     given = settings.chat_template_kwargs
@@ -162,6 +165,9 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     outputs = require_done(settings.reference, "reference", "outputs").outputs
     store = open_store_and_find_model(outputs, policy["path"])
     reward = describe_rewards([settings.reward], policy)["reward"]
+    gold = settings.gold_reward and describe_reward(settings.gold_reward, described_kwargs(policy))
+    if gold and gold["path"].startswith(SIGNAL):
+        load_signal(gold["path"])
     require_same_tokenizer(store.manifest["model"], policy)
     rival = settings.against and describe_model(policy_folder(settings.against), given)
     groups = store.by_prompt(settings.split)
@@ -179,7 +185,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
         policy=policy,
         reward=reward,
         rival=rival or None,
-        gold=gold,
+        gold=gold or None,
         rubric=rubric,
         texts=texts,
     )
@@ -221,14 +227,26 @@ def score(
     sides: Mapping[str, Side],
     comparison: Comparison,
 ) -> Scores:
-    """Score every answer with the reward and the gold function."""
+    """Score every answer with the reward and the gold judge, one after the other in memory."""
+    scores = {"reward": _by_reward(accelerator, tokenizer, sides, comparison)}
+    if comparison.gold is not None:
+        given = described_kwargs(comparison.policy)
+        name = comparison.settings.gold_reward
+        gold = load_text_reward(name, accelerator, TOKENS_PER_BATCH, given=given)
+        scores["gold"] = score_with_gold(comparison.prompts, sides, gold)
+    return scores
+
+
+def _by_reward(
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    sides: Mapping[str, Side],
+    comparison: Comparison,
+) -> dict[str, Float[ndarray, "P N"]]:
     given = described_kwargs(comparison.policy)
     reward = load_reward([comparison.reward["path"]], accelerator, given=given)
     rows = [group[0] for group in comparison.groups]
-    scores = {"reward": score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))}
-    if comparison.gold is not None:
-        scores["gold"] = score_with_signal(comparison.prompts, sides, comparison.gold)
-    return scores
+    return score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))
 
 
 def judge(
@@ -251,17 +269,23 @@ def judge(
 def describe_judges(
     settings: EvaluateSettings, comparison: Comparison
 ) -> dict[str, dict[str, str | bool]]:
-    """Kind and name of every judge, and whether the policy was trained against the reward."""
+    """Kind and name of every judge, and whether the policy was trained against it."""
+    trained = RunDir(Path(comparison.policy["path"]).parent).read_stage().get("inputs", {})
+    objectives = {given["hash"] for role, given in trained.items() if role.startswith("reward")}
     name = comparison.reward["path"]
     kind = "reward model" if is_model(name) else "reward function"
-    trained = RunDir(Path(comparison.policy["path"]).parent).read_stage().get("inputs", {})
-    pleased = {given["hash"] for role, given in trained.items() if role.startswith("reward")}
-    is_objective = comparison.reward["hash"] in pleased
+    is_objective = comparison.reward["hash"] in objectives
     judges: dict[str, dict[str, str | bool]] = {
         "reward": {"kind": kind, "name": name, "is_objective": is_objective}
     }
-    if settings.gold:
-        judges["gold"] = {"kind": "signal", "name": settings.gold}
+    if gold := comparison.gold:
+        name = gold["path"]
+        if name.startswith(SIGNAL):
+            judges["gold"] = {"kind": "signal", "name": name.removeprefix(SIGNAL)}
+        else:
+            kind = "gold reward model" if is_model(name) else "gold reward function"
+            is_objective = gold["hash"] in objectives
+            judges["gold"] = {"kind": kind, "name": name, "is_objective": is_objective}
     if settings.judge_endpoint:
         judges["ai"] = {"kind": "AI judge", "name": settings.judge_model}
     return judges

@@ -7,7 +7,7 @@ Letters: P prompts, N answers of one side to each.
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
@@ -18,8 +18,8 @@ from numpy import ndarray
 from policies.evaluate.answers import Side
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
+from reward.scoring.texts import TextReward
 from rlhf.endpoints.judge import Endpoint, build_request, combine_verdicts, complete, read_verdict
-from rlhf.endpoints.signals import Signal
 from rlhf.endpoints.urls import RequestPool
 from rlhf.modeling.tokens import pad_right
 from rlhf.records.fingerprints import text_hash
@@ -49,19 +49,20 @@ def score_with_reward(
     return scores
 
 
-def score_with_signal(
-    prompts: Sequence[Prompt], sides: Mapping[str, Side], signal: Signal
+def score_with_gold(
+    prompts: Sequence[Prompt], sides: Mapping[str, Side], reward: TextReward
 ) -> dict[str, Scores]:
-    """A function's scores of every side's answers."""
-    return {
-        name: np.array(
-            [
-                [signal(prompt.text, text) for text in texts]
-                for prompt, texts in zip(prompts, side.texts, strict=True)
-            ]
-        )
-        for name, side in sides.items()
-    }
+    """Scores of every side's answers by a judge that the policy was not trained against."""
+    scores = {}
+    for name, side in sides.items():
+        answers = [
+            (prompt, tuple(replace(r, text=t) for r, t in zip(responses, texts, strict=True)))
+            for prompt, responses, texts in zip(
+                prompts, side.responses(prompts), side.texts, strict=True
+            )
+        ]
+        scores[name] = np.array(reward(answers))
+    return scores
 
 
 def try_judge(endpoint: Endpoint) -> None:

@@ -27,7 +27,8 @@ class EvaluateSettings:
     """Values passed to the chat template of a --policy or --against that records none, e.g.
     '{"enable_thinking": false}'."""
     gold: str | None = None
-    """An additional judge: a function `package.module:function` of (prompt, response)."""
+    """An independent judge: reward model, http(s):// address or package.module:function, with or
+    without `signal:` before it."""
     judge_endpoint: str = ""
     """An additional judge: address of an OpenAI-compatible server, ending in /v1."""
     judge_model: str = ""
@@ -51,6 +52,13 @@ class EvaluateSettings:
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
     resume: bool = False
     """Continue an unfinished --out; show the result of a finished one."""
+
+    @property
+    def gold_reward(self) -> str:
+        """--gold as rewards are named elsewhere: functions with `signal:`; empty without --gold."""
+        name = self.gold or ""
+        is_function = ":" in name and not name.startswith(("signal:", "http://", "https://"))
+        return f"signal:{name}" if is_function and not Path(name).exists() else name
 
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)

@@ -51,6 +51,16 @@ CHANGES = {
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
     "human": {"test": 2, "rankings": [2, 4]},
     "alternatives": {"dpo": {**TRL, "beta": 0.1}, "sft": TRL, "best_of": 3},
+    "people": {
+        "question": "Continue: {}",
+        "turns": [["I sat.", "I sat. It was warm."]],
+        "pairs": 3,
+        "test": 2,
+        "validation": 1,
+        "judged_on": "test",
+        "steps": [2],
+        "score": {"precision": "fp32"},
+    },
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},
@@ -89,6 +99,22 @@ def write_judgements(file: Path) -> Path:
     return file
 
 
+def write_pairs(file: Path) -> Path:
+    """Pairs of stories with one beginning, six in each split, and one whose worse text is bare."""
+    rows = []
+    for split in ("A", "B", "heldout"):
+        for number in range(6):
+            prefix = f"I went to {split} house {number}."
+            ends = {"chosen": f"{prefix} It was lovely.", "rejected": f"{prefix} I hated it."}
+            rows.append({"prefix": prefix, "split": split, **ends})
+        rows.append({"prefix": "I sat.", "split": split, **ends, "rejected": "I sat."})
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    return file
+
+
+WRITERS = {"people": write_pairs}
+
+
 # trl asks transformers by the old name
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.slow
@@ -100,7 +126,7 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "model": str(tiny_model),
         "prompts": str(write_prompts(tmp_path / "prompts.jsonl")),
         "db": str(tmp_path / "labels.db"),
-        "data": str(write_judgements(tmp_path / "judgements.jsonl.gz")),
+        "data": str(WRITERS.get(name, write_judgements)(tmp_path / "data.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
     first = run(monkeypatch, name, config, tmp_path)
@@ -201,6 +227,33 @@ def test_what_an_ensemble_adds_is_measured_against_its_members(
     values = {name: one["value"] for name, one in found.items()}
     assert values == {"single": 1.0, "mean": 2.0, "worst case": 2.0}
     assert choose(rewards[:1], gold, 3)["single"]["value"] == 2.0
+
+
+def test_labels_and_prompts_of_people_are_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    people = load(monkeypatch, "people")
+    config = CHANGES["people"]
+    pairs = people.read_pairs(str(write_pairs(tmp_path / "pairs.jsonl.gz")))
+    assert {split: len(rows) for split, rows in pairs.items()} == dict.fromkeys(people.SPLITS, 7)
+    assert [people.is_bare(row) for row in pairs["A"]] == [False] * 6 + [True]
+    firsts = people.first_sentences(pairs["heldout"])
+    assert firsts == [f"I went to heldout house {n}." for n in range(6)]
+    prompts = [record.prompt for record in people.story_prompts(config, firsts)]
+    assert [prompt.split for prompt in prompts] == ["train"] * 3 + ["test"] * 2
+    turns = [(turn.role, turn.content) for turn in prompts[0].messages]
+    assert turns[:2] == [("user", "Continue: I sat."), ("assistant", "I sat. It was warm.")]
+    assert turns[2][1].removeprefix("Continue: ") in firsts
+    validation = people.story_prompts({**config, "judged_on": "validation"}, firsts)
+    assert [record.prompt.split for record in validation] == ["train"] * 3 + ["test"]
+    assert not {one.prompt.id for one in validation[3:]} & {one.id for one in prompts}
+    twice = [pairs["A"][0], {**pairs["A"][0], "rejected": "I went to A house 0. It rained."}]
+    [record] = people.as_records(config, twice, "train")
+    texts = {response.id: response.text for response in record.responses}
+    assert [[texts[one] for (one,) in ranking.tiers] for ranking in record.rankings] == [
+        [pair["chosen"], pair["rejected"]] for pair in twice
+    ]
+    assert len(texts) == 3
 
 
 def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> None:

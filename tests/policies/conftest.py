@@ -29,10 +29,11 @@ class Inputs:
         return str(self.folder / name)
 
     def arguments(self, out: Path, *more: str) -> list[str]:
-        """The command line of an evaluation with the signal as gold."""
+        """The command line of an evaluation, with the signal as gold unless `more` names one."""
+        gold = () if "--gold" in more else ("--gold", SIGNAL)
         return [
             *("evaluate", "--policy", self.path("policy"), "--reward", self.path("reward")),
-            *("--reference", self.path("reference"), "--gold", SIGNAL, "--samples", "2"),
+            *("--reference", self.path("reference"), *gold, "--samples", "2"),
             *("--precision", "fp32", "--out", str(out), *more),
         ]
 

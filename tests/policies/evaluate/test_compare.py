@@ -18,6 +18,7 @@ from tests.pipeline.loop import SIGNAL
 from tests.pipeline.signals import count_vowels
 from tests.policies.conftest import Inputs
 from tests.servers.judge import JudgeServer
+from tests.servers.reward import RewardServer
 
 Evaluate = Callable[..., tuple[int, dict, str]]
 
@@ -69,6 +70,44 @@ def test_a_function_may_stand_where_the_reward_model_does(
     report = RunDir(tmp_path / "out").read_report()
     assert report["judges"]["reward"]["kind"] == "reward function"
     assert report["win_rate"]["reward"] == report["win_rate"]["gold"]
+
+
+def test_the_gold_judge_may_be_a_reward_model(
+    inputs: Inputs, evaluate: Evaluate, already_loaded: list[int], tmp_path: Path
+) -> None:
+    code, _, errors = evaluate(tmp_path / "out", "--gold", inputs.path("reward"))
+    assert code == 0, errors
+    report = RunDir(tmp_path / "out").read_report()
+    assert report["judges"]["gold"] == {
+        "kind": "gold reward model",
+        "name": inputs.path("reward"),
+        "is_objective": False,
+    }
+    for side, scores in report["scores"]["gold"].items():
+        assert scores == pytest.approx(report["scores"]["reward"][side], abs=1e-5)
+    assert report["inputs"]["gold"]["hash"] == report["inputs"]["reward"]["hash"]
+    assert already_loaded == [0] * 5  # the policy, the reward, the gold judge, two for the KLs
+    assert "judged by the gold reward model" in RunDir(tmp_path / "out").report_html.read_text()
+
+
+def test_the_gold_judge_may_be_an_address(evaluate: Evaluate, tmp_path: Path) -> None:
+    with RewardServer() as server:
+        code, _, errors = evaluate(tmp_path / "out", "--gold", server.url)
+        assert code == 0, errors
+        report = RunDir(tmp_path / "out").read_report()
+        assert report["judges"]["gold"]["kind"] == "gold reward function"
+        assert report["judges"]["gold"]["name"] == server.url
+
+
+def test_a_function_is_named_with_or_without_signal(evaluate: Evaluate, tmp_path: Path) -> None:
+    found = []
+    for name in (SIGNAL, f"signal:{SIGNAL}"):
+        out = tmp_path / str(len(found))
+        code, _, errors = evaluate(out, "--gold", name)
+        assert code == 0, errors
+        report = RunDir(out).read_report()
+        found.append({key: report[key] for key in ("win_rate", "judges", "scores", "inputs")})
+    assert found[0] == found[1]
 
 
 def test_the_judge_model_judges_the_first_answers_in_both_orders(done: RunDir) -> None:
@@ -234,6 +273,8 @@ def test_a_rival_with_another_tokenizer_answers_in_its_own_and_is_read_in_ours(
         (["--judge-model", "m"], "A judge needs --judge-endpoint (is '') and --judge-model"),
         (["--judge-endpoint", "localhost", "--judge-model", "m"], "(is 'localhost')"),
         (["--against", "nowhere/at/all"], "nowhere/at/all is not a model"),
+        (["--gold", "nowhere/at/all"], "nowhere/at/all is not a model"),
+        (["--gold", "signal:no.such:thing"], "Cannot import no.such"),
         (
             [
                 *("--judge-endpoint", "http://x/v1", "--judge-model", "m"),

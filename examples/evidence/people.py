@@ -1,0 +1,312 @@
+"""People's labels, from end to end: a reward model, a policy, and a judge of other people's labels.
+
+The labels are the utilitarianism part of ETHICS (Hendrycks et al., arXiv 2008.02275): which of two
+things that happened is the more pleasant for the person who tells it. A reward model learns the
+labels of split A; PPO trains the policy to go on with stories whose first sentences no label has;
+a reward model of split B, other people's labels of other texts, judges the answers. The answers of
+the first seed wait in `votes.db` for people to compare them blind (`rlhf label --db`). `data` is a
+file, or the name of a dataset on the hub with the columns that ETHICS has.
+
+Measured on held-out prompts, per seed: win rates by the disjoint judge and by the reward model
+itself, the share of answers that end, the reverse KL, how likely the answers are under the original
+model, the share of answers that have the commonest four words in a row, and how much less likely
+neutral text has become. `steps` adds runs of other lengths with the first seed, for the picture.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from experiment import Config, Table, flags, interval, rlhf, run, signed, stage, write_dataset
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from policies.evaluate.measures.statistics import bootstrap_interval
+from rlhf.errors import InputError
+from rlhf.records.jsonl import read_jsonl, write_jsonl
+from rlhf.records.ranked import read_ranked_file
+from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
+from rlhf.run.rundir import RunDir
+
+SPLITS = ("A", "B", "heldout")
+SHOWN_SAMPLES = 20
+MODELS = ("reference", "policy")  # before and after, as reports name them
+
+
+def measure(config: Config, out: Path) -> Config:
+    """Train reward model and judge once; train and evaluate a policy for every seed and length."""
+    pairs = read_pairs(config["data"])
+    accuracies = {
+        "reward": train_reward(config, pairs, "A", out / "reward"),
+        "judge": train_reward(config, pairs, "B", out / "judge"),
+    }
+    firsts = first_sentences(pairs["heldout"])
+    prompts = write_dataset(out / "prompts", story_prompts(config, firsts))
+    reference = out / "reference"
+    base = ["--model", config["model"], *flags(config["reference"])]
+    stage(reference, "reference", "--prompts", prompts, *base)
+    runs = [(seed, config["ppo"]["steps"]) for seed in config["seeds"]]
+    runs += [(config["seeds"][0], steps) for steps in config["steps"]]
+    found = [train_policy(config, out, seed, steps) for seed, steps in runs]
+    last = out / f"evaluate-{config['seeds'][0]}-{config['ppo']['steps']}"
+    rlhf("evaluate", "--out", last, "--to-db", out / "votes.db")
+    return {
+        "accuracy": accuracies,
+        "runs": found[: len(config["seeds"])],
+        "lengths": sorted([found[0], *found[len(config["seeds"]) :]], key=lambda one: one["steps"]),
+        "samples": first_samples(last, config["evaluate"]["samples"]),
+    }
+
+
+def read_pairs(data: str) -> dict[str, list[Config]]:
+    """Judged pairs by split: `prefix`, what both texts share, `chosen` and `rejected`.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    path = Path(data)
+    if path.is_file():
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            rows = [json.loads(line) for line in stream]
+    elif path.suffix:
+        raise InputError(f"No such data: {path}", "Give a file or a dataset of the hub as `data`.")
+    else:
+        rows = read_hub(data)
+    return {name: [row for row in rows if row["split"] == name] for name in SPLITS}
+
+
+def read_hub(name: str) -> list[Config]:
+    """The pairs of a dataset with the columns `baseline`, the more pleasant, and `less_pleasant`.
+
+    Every first sentence falls into one split, by its hash: 45 % A, 45 % B, 10 % held out.
+    """
+    from datasets import load_dataset
+
+    rows = []
+    for line in load_dataset(name, "utilitarianism", split="train"):
+        chosen, rejected = line["baseline"].strip(), line["less_pleasant"].strip()
+        first = first_sentence(chosen).lower()
+        place = int(sha256(first.encode()).hexdigest(), 16) % 100
+        split = "A" if place < 45 else "B" if place < 90 else "heldout"
+        prefix = shared_words(chosen, rejected)
+        rows.append({"prefix": prefix, "chosen": chosen, "rejected": rejected, "split": split})
+    return rows
+
+
+def shared_words(first: str, second: str) -> str:
+    """The words with which both texts begin."""
+    both = zip(first.split(), second.split(), strict=False)
+    alike = [one == other for one, other in both]
+    length = alike.index(False) if False in alike else len(alike)
+    return " ".join(first.split()[:length])
+
+
+def first_sentence(text: str) -> str:
+    """A text up to the end of its first sentence."""
+    return re.split(r"(?<=[.!?])\s", text.strip(), maxsplit=1)[0]
+
+
+def first_sentences(pairs: Iterable[Config]) -> list[str]:
+    """The first sentences of texts that go on after it; sorted, each once."""
+    texts = {pair[kind] for pair in pairs for kind in ("chosen", "rejected")}
+    found = {first_sentence(text) for text in texts if text != first_sentence(text)}
+    return sorted(one for one in found if one.endswith(".") and len(one.split()) >= 4)
+
+
+def ask(config: Config, beginning: str) -> tuple[Message, ...]:
+    """The conversation that asks for a story: worked turns, then the beginning of this one."""
+    messages = []
+    for start, story in config["turns"]:
+        messages.append(Message(role="user", content=config["question"].format(start)))
+        messages.append(Message(role="assistant", content=story))
+    return (*messages, Message(role="user", content=config["question"].format(beginning)))
+
+
+def as_records(config: Config, pairs: Iterable[Config], split: str) -> list[RankedPrompt]:
+    """Judged pairs as records: one prompt for all texts with one prefix, a ranking a pair."""
+    by_prefix: dict[str, list[Config]] = {}
+    for pair in pairs:
+        by_prefix.setdefault(pair["prefix"], []).append(pair)
+    records = []
+    for prefix, judged in by_prefix.items():
+        prompt = Prompt.create(ask(config, prefix), split, "ethics")
+        texts = dict.fromkeys(
+            text for pair in judged for text in (pair["chosen"], pair["rejected"])
+        )
+        responses = {
+            text: Response(id=f"{prompt.id}-{n}", prompt_id=prompt.id, text=text, model="people")
+            for n, text in enumerate(texts)
+        }
+        rankings = tuple(
+            Ranking(
+                id=f"{prompt.id}-ranking-{n}",
+                prompt_id=prompt.id,
+                annotator="people",
+                kind="human",
+                tiers=((responses[pair["chosen"]].id,), (responses[pair["rejected"]].id,)),
+            )
+            for n, pair in enumerate(judged)
+        )
+        answers = tuple(responses.values())
+        records.append(RankedPrompt(prompt=prompt, responses=answers, rankings=rankings))
+    return records
+
+
+def is_bare(pair: Config) -> bool:
+    """Whether one of the two texts says no more than what both share."""
+    return pair["prefix"] in (pair["chosen"], pair["rejected"])
+
+
+def train_reward(config: Config, pairs: dict[str, list[Config]], split: str, out: Path) -> Config:
+    """Train on one split's labels; the accuracy on held-out labels, with and without bare texts."""
+    full = [pair for pair in pairs[split] if not is_bare(pair)]
+    drawn = np.random.default_rng(0).permutation(len(full))[: config["pairs"]]
+    train = as_records(config, (full[place] for place in drawn), "train")
+    test = as_records(config, (pair for pair in pairs["heldout"] if not is_bare(pair)), "test")
+    data = write_dataset(out.with_name(f"{out.name}-labels"), [*train, *test])
+    base = ["--rankings", data, "--model", config["model"]]
+    report = stage(out, "train-reward", *base, *flags(config["reward"]))
+    bare = as_records(config, filter(is_bare, pairs["heldout"]), "test")
+    found = {name: report[name] for name in ("accuracy", "likelier_wins")}
+    longer = report["health"]["longer_wins"]
+    return {**found, "longer_wins": longer, "bare": accuracy(bare, out, config["score"])}
+
+
+def accuracy(records: list[RankedPrompt], reward: Path, how: Config) -> Config:
+    """The share of judged pairs that a reward model orders as people did."""
+    answers, found = reward / "bare.jsonl", reward / "bare-scored.jsonl"
+    if not found.exists():
+        write_jsonl(answers, (record.to_json() for record in records))
+        rlhf("score", answers, "--reward", reward, "--out", found, *flags(how))
+    right = []
+    rewards = (line["rewards"] for line in read_jsonl(found))
+    for record, row in zip(records, rewards, strict=True):
+        of = {one.id: value for one, value in zip(record.responses, row, strict=True)}
+        agreed = [of[best] > of[worst] for (best,), (worst,) in (r.tiers for r in record.rankings)]
+        right.append(float(np.mean(agreed)))
+    return bootstrap_interval(np.array(right), seed=0).to_json()
+
+
+def story_prompts(config: Config, firsts: list[str]) -> list[RankedPrompt]:
+    """Beginnings of stories: for tests, for choosing settings, and the others to train on.
+
+    `judged_on` says which of the first two are answered and judged.
+    """
+    mixed = [firsts[place] for place in np.random.default_rng(0).permutation(len(firsts))]
+    first, second = config["test"], config["test"] + config["validation"]
+    held_out = {"test": mixed[:first], "validation": mixed[first:second]}[config["judged_on"]]
+    parts = {"train": mixed[second:], "test": held_out}
+    return [
+        RankedPrompt(
+            prompt=Prompt.create(ask(config, one), split, "story"), responses=(), rankings=()
+        )
+        for split, some in parts.items()
+        for one in some
+    ]
+
+
+def train_policy(config: Config, out: Path, seed: int, steps: int) -> Config:
+    """One policy, and what the disjoint judge and the reward model say of its answers."""
+    policy, evaluated = (out / f"{kind}-{seed}-{steps}" for kind in ("ppo", "evaluate"))
+    base = ["--reference", out / "reference", "--reward", out / "reward", "--seed", seed]
+    how = flags(config["ppo"] | {"steps": steps})
+    stage(policy, "ppo", "--model", config["model"], *base, *how)
+    how = [*flags(config["evaluate"]), "--gold", out / "judge"]
+    report = stage(evaluated, "evaluate", "--policy", policy, *base, *how)
+    rates = report["win_rate"]
+    measures = ("eos_rate", "length", "template", "distinct", "repeats")
+    return {
+        "seed": seed,
+        "steps": steps,
+        "judge": rates["gold"],
+        "judge_at_equal_length": rates["gold"]["length_controlled"],
+        "reward": rates["reward"],
+        "nats": report["kl"]["reverse"]["nats"],
+        "nats_per_token": report["kl"]["reverse"]["per_token"],
+        **{name: report[name] for name in (*measures, "log_likelihood", "retained")},
+    }
+
+
+def first_samples(evaluated: Path, samples: int) -> list[Config]:
+    """The first held-out beginnings with the first answer of each model, unpicked."""
+    shown = islice(read_ranked_file(RunDir(evaluated).answers), SHOWN_SAMPLES)
+    return [
+        {
+            "beginning": record.prompt.messages[-1].content,
+            "original": record.responses[0].text,
+            "policy": record.responses[-samples].text,
+        }
+        for record in shown
+    ]
+
+
+def tabulate(result: Config) -> Table:
+    """One row for each seed."""
+    header = ["seed", "won, judged by other people's labels (95 %)", "at equal length"]
+    header += ["won, by its own reward model", "reverse KL, nats a token", "answers that end"]
+    header += ["with the commonest four words", "log-likelihood under the original"]
+    rows = [[*header, "forgotten of neutral text, nats a token (95 %)"]]
+    for one in result["runs"]:
+        wins = [interval(one[name]) for name in ("judge", "judge_at_equal_length", "reward")]
+        shares = [
+            " → ".join(f"{100 * of[model]:.0f}" for model in MODELS) + " %"
+            for of in (one["eos_rate"], template_shares(one))
+        ]
+        likelihood = " → ".join(f"{one['log_likelihood'][model]['value']:.2f}" for model in MODELS)
+        cells = [*wins, f"{one['nats_per_token']:.2f}", *shares, likelihood]
+        rows.append([str(one["seed"]), *cells, signed(one["retained"]["difference"])])
+    return rows
+
+
+def template_shares(one: Config) -> dict[str, float]:
+    """The share of each model's answers with its commonest four words in a row."""
+    return {model: one["template"][model]["share"] for model in MODELS}
+
+
+def plot(result: Config) -> Figure:
+    """What the reward model, the disjoint judge, likelihood and template say, over the steps."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    wins, templates, likelihoods = figure.subplots(1, 3)
+    lengths = result["lengths"]
+    steps = [0, *(one["steps"] for one in lengths)]
+    even = {"value": 0.5, "low": 0.5, "high": 0.5}  # the original against itself
+    for name, label in (("reward", "its own reward model"), ("judge", "other people's labels")):
+        draw(wins, steps, [even, *(one[name] for one in lengths)], label, percent=True)
+    wins.axhline(50, color="#94a3b8", linewidth=1)
+    wins.set_ylabel("answers that win, judged by, %")
+    wins.legend(frameon=False, fontsize=8)
+    before = template_shares(lengths[0])[MODELS[0]]
+    shares = [before, *(template_shares(one)[MODELS[1]] for one in lengths)]
+    templates.plot(steps, [100 * share for share in shares], marker="o")
+    templates.set_ylabel("answers with the commonest four words, %")
+    own = lengths[0]["log_likelihood"][MODELS[0]]
+    draw(likelihoods, steps, [own, *(one["log_likelihood"][MODELS[1]] for one in lengths)])
+    likelihoods.set_ylabel("log-likelihood under the original, nats a token")
+    for axes in (wins, templates, likelihoods):
+        axes.set_xlabel("PPO steps")
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw(
+    axes: Axes, steps: list[int], found: list[Config], label: str = "", *, percent: bool = False
+) -> None:
+    """A line with its 95 % intervals."""
+    scale = 100 if percent else 1
+    values, lows, highs = (
+        [scale * (one[part] if one[part] is not None else one["value"]) for one in found]
+        for part in ("value", "low", "high")
+    )
+    [line] = axes.plot(steps, values, marker="o", label=label)
+    axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+if __name__ == "__main__":
+    run("people", measure, tabulate, plot)
