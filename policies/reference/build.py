@@ -31,9 +31,7 @@ from rlhf.modeling.log_probs import (
     SCORE_BATCH,
     Sequences,
     batches_by_length,
-    log_probs_from,
-    response_logits,
-    top_log_probs,
+    reference_log_probs,
 )
 from rlhf.modeling.models import describe_model, load_causal_lm, load_config
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
@@ -386,15 +384,12 @@ class _ShardWriter:
         self, sequences: Sequences
     ) -> tuple[dict[str, Tensor], list[ndarray[Any, Any]] | None]:
         with self.accelerator.autocast():
-            logits = response_logits(self.models.original, sequences)
-        responses, temperature = sequences.responses, self.settings.temperature
-        found = log_probs_from(logits, ids := responses.ids[:, :, None], temperature)
-        values = {
-            "log_probs": found.first(responses.mask),
-            "log_probs_at_1": log_probs_from(logits, ids, 1.0).first(responses.mask),
-            "entropy": found.entropy,
-        }
-        if not self.settings.store_top_k:
+            top_k = self.settings.store_top_k
+            found = reference_log_probs(
+                self.models.original, sequences, self.settings.temperature, top_k
+            )
+        values = {name: getattr(found, name) for name in ("log_probs", "log_probs_at_1", "entropy")}
+        if not top_k:
             return values, None
-        top = top_log_probs(logits, self.settings.store_top_k, temperature)
+        top = found.top_ids, found.top_log_probs, found.log_sum_exp
         return values, [one.cpu().numpy() for one in top]

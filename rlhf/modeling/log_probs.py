@@ -3,7 +3,7 @@
 Letters: B sequences, P prompt tokens, R response tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlhf.modeling.attention.packing import pack_if_shorter
-from rlhf.modeling.logits.blocks import log_probs_of_hidden, log_probs_of_logits
+from rlhf.modeling.logits.blocks import (
+    Distributions,
+    chosen_log_probs,
+    most_likely,
+    statistics,
+)
 from rlhf.modeling.logits.projection import (
     factor_dtype,
     float32_logits,
@@ -135,42 +140,86 @@ def response_log_probs(
     """
     if ids is None:
         ids = sequences.responses.ids[:, :, None]
-    scale = temperature + TEMPERATURE_EPSILON
-    output = linear_output(model)
-    if output is None or isinstance(output.weight, DTensor) or _keeps_logits.get(model) is False:
-        return log_probs_from(response_logits(model, sequences), ids, temperature)
-    returned: list[Tensor] = []
+    chosen, scale = ids.flatten(0, 1), temperature + TEMPERATURE_EPSILON
 
-    def read(hidden: Tensor) -> Tensor:
-        dtype = factor_dtype(hidden, output.weight)
-        with torch.autocast(hidden.device.type, enabled=False):
-            found = log_probs_of_hidden(
-                hidden.flatten(0, -2), output.weight, output.bias, ids.flatten(0, 1), scale, dtype
-            )
-        both = torch.cat([found[0], found[1][:, None]], dim=1)
-        returned.append(both.view(*hidden.shape[:-1], -1))
-        return returned[0]
+    def read(distributions: Distributions) -> Float[Tensor, "N C"]:
+        log_probs, entropy = chosen_log_probs(distributions, chosen, scale)
+        return torch.cat([log_probs, entropy[:, None]], dim=1)
 
-    with replaced_forward(output, read):
-        found = _response_logits(model, sequences)
-    if model not in _keeps_logits:
-        _keeps_logits[model] = torch.equal(found, returned[0].view_as(found))
-        if not _keeps_logits[model]:
-            return log_probs_from(response_logits(model, sequences), ids, temperature)
+    found = _read_output(model, sequences, read)
     return TokenLogProbs(found[:, :, :-1], found[:, :, -1].detach())
 
 
-# Whether a model returns what its output layer does, or scales or caps it.
+@dataclass(frozen=True)
+class ReferenceLogProbs:
+    """What the store keeps of every response token; at padding, of some other place.
+
+    `top_ids`, `top_log_probs` and `log_sum_exp` (log Σ exp(z / τ)) give most logits back.
+    """
+
+    log_probs: Float[Tensor, "B R"]
+    log_probs_at_1: Float[Tensor, "B R"]
+    entropy: Float[Tensor, "B R"]
+    top_ids: Int[Tensor, "B R K"]
+    top_log_probs: Float[Tensor, "B R K"]
+    log_sum_exp: Float[Tensor, "B R"]
+
+
+@torch.no_grad()
+def reference_log_probs(
+    model: nn.Module, sequences: Sequences, temperature: float, top_k: int = 0
+) -> ReferenceLogProbs:
+    """Log-probs at a temperature and at 1, and the `top_k` most likely tokens at every place."""
+    chosen = sequences.responses.ids.flatten()[:, None]
+    scales = [temperature + TEMPERATURE_EPSILON, 1.0 + TEMPERATURE_EPSILON]
+
+    def read(distributions: Distributions) -> Float[Tensor, "N C"]:
+        top = most_likely(distributions, top_k) if top_k else chosen[:, :0]
+        mine, at_1 = statistics(distributions, torch.cat([chosen, top], dim=1), scales)
+        columns = mine.log_sum_exp, mine.entropy, at_1.log_probs[:, 0]
+        # float32 holds integers up to 2²⁴ exactly
+        return torch.cat([torch.stack(columns, dim=1), top.float(), mine.log_probs], dim=1)
+
+    found = _read_output(model, sequences, read)
+    numbers, ids, log_probs = found.split([3, top_k, 1 + top_k], dim=2)
+    log_sum_exp, entropy, at_1 = numbers.unbind(dim=2)
+    return ReferenceLogProbs(
+        log_probs[:, :, 0], at_1, entropy, ids.long(), log_probs[:, :, 1:], log_sum_exp
+    )
+
+
+def _read_output(
+    model: nn.Module, sequences: Sequences, read: Callable[[Distributions], Float[Tensor, "N C"]]
+) -> Float[Tensor, "B R C"]:
+    """What `read` makes of the distributions of the response tokens.
+
+    The output layer returns it in place of logits, where that is a plain linear layer, held whole,
+    and the model returns what its output layer does; else it is made of the model's logits.
+    """
+    output = linear_output(model)
+    is_whole = output is not None and not isinstance(output.weight, DTensor)
+    if is_whole and _keeps_logits.get(model, True):
+        returned: list[Tensor] = []
+
+        def forward(hidden: Tensor) -> Tensor:
+            flat, dtype = hidden.flatten(0, -2), factor_dtype(hidden, output.weight)
+            with torch.autocast(hidden.device.type, enabled=False):
+                found = read(Distributions(flat, output.weight, output.bias, dtype))
+            returned.append(found.view(*hidden.shape[:-1], -1))
+            return returned[-1]
+
+        with replaced_forward(output, forward):
+            found = _response_logits(model, sequences)
+        if model not in _keeps_logits:
+            _keeps_logits[model] = torch.equal(found, returned[0].view_as(found))
+        if _keeps_logits[model]:
+            return found
+    logits = response_logits(model, sequences)
+    return read(Distributions(logits.flatten(0, 1))).view(*logits.shape[:2], -1)
+
+
+# Whether a model returns what its output layer does; others scale or cap it.
 _keeps_logits: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-
-def log_probs_from(
-    logits: Float[Tensor, "B R V"], ids: Int[Tensor, "B R K"], temperature: float
-) -> TokenLogProbs:
-    """As `response_log_probs`, from logits that are there already."""
-    scale = temperature + TEMPERATURE_EPSILON
-    log_probs, entropy, _ = log_probs_of_logits(logits.flatten(0, 1), ids.flatten(0, 1), scale)
-    return TokenLogProbs(log_probs.view_as(ids), entropy.view(ids.shape[:2]))
 
 
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
@@ -189,14 +238,3 @@ def _response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B
     kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
     logits: Tensor = model(**batch.model_inputs, logits_to_keep=kept).logits
     return logits
-
-
-@torch.no_grad()
-def top_log_probs(
-    logits: Float[Tensor, "B R V"], k: int, temperature: float
-) -> tuple[Int[Tensor, "B R K"], Float[Tensor, "B R K"], Float[Tensor, "B R"]]:
-    """The k most likely tokens at every place, their log-probs, and log Σ exp(z / τ)."""
-    ids = logits.topk(k, dim=2).indices
-    scale = temperature + TEMPERATURE_EPSILON
-    found = log_probs_of_logits(logits.flatten(0, 1), ids.flatten(0, 1), scale)
-    return ids, found[0].view_as(ids), found[2].view(ids.shape[:2])

@@ -43,12 +43,11 @@ def reference_plan(
     gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * is_sharded
     scored, length = min(batch.sequences, SCORE_BATCH), batch.length
     layer = working_bytes(shape, scored * length, length, bf16=bf16)
-    positions = scored * batch.new
-    logits = FP32 * shape.vocabulary * positions + block_bytes(shape, positions)
+    logits = 1.5 * block_bytes(shape, scored * batch.new)  # two temperatures: one block more
     scoring = (
         *copies(0.0 if is_sharded else shape.linear / parts, bf16=bf16),
         Item("one layer", layer, f"{scored} × {length} tokens"),
-        Item("logits", logits, f"{scored} × {batch.new} positions"),
+        Item("logits", logits, f"{scored} × {batch.new} positions, a block of the vocabulary"),
     )
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {batch.prompt} tokens",

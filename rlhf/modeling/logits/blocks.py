@@ -7,7 +7,7 @@ the hidden states, block by block of the output matrix, or from logits that a mo
 Letters: N positions, d hidden size, V vocabulary, K tokens looked up at each position.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,97 +19,133 @@ from rlhf.modeling.logits.projection import float32_block
 
 BLOCK_ELEMENTS = 2**23  # float32 logits that exist at one time
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096  # tokens of the vocabulary
-IMPOSSIBLE = -1e30  # stands for a logit of −∞, which has no product with the probability 0
+IMPOSSIBLE = -1e30  # stands for a logit of −∞, whose product with the probability 0 is not a number
 
-Blocks = Iterator[tuple[int, Float[Tensor, "N v"]]]  # the block's first token and its z / τ
+Blocks = Iterator[tuple[int, Float[Tensor, "N v"]]]  # the first token of a block, and its logits
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """softmax(z / τ) at N positions, where z is h Wᵀ + b or the logits that a model returned.
+
+    Attributes:
+        hidden: what the output layer reads; or the logits, where `weight` is None.
+        weight: the output matrix.
+        bias: of the output layer.
+        dtype: precision of the factors; sums and logits are float32.
+    """
+
+    hidden: Float[Tensor, "N d"]
+    weight: Float[Tensor, "V d"] | None = None
+    bias: Float[Tensor, " V"] | None = None
+    dtype: torch.dtype = torch.float32
+
+    def blocks(self) -> Blocks:
+        """Logits, which the caller may overwrite."""
+        size, rows = block_size(len(self.hidden)), len(self.hidden)
+        if self.weight is None:
+            for number, part in enumerate(self.hidden.split(size, dim=1)):
+                yield number * size, part.float().clamp(min=IMPOSSIBLE)
+            return
+        factors = self.hidden.to(self.dtype) if self.hidden.is_cuda else self.hidden.float()
+        buffer = self.hidden.new_empty(rows * size, dtype=torch.float32)
+        for first in range(0, len(self.weight), size):
+            part = self.weight[first : first + size]
+            block = buffer[: rows * len(part)].view(rows, len(part))
+            float32_block(factors, part, self.dtype, block)
+            if self.bias is not None:
+                block.add_(self.bias[first : first + size])
+            yield first, block
+
+
+class Sums:
+    """Log-probs of tokens, log-sum-exp and entropy of distributions, from their blocks in turn.
+
+    With m the largest z / τ of a block, s = Σ e^(z/τ − m) and t = Σ (z/τ − m) e^(z/τ − m): blocks
+    add up with weights e^(m − M), M the largest of all, and the entropy is log Σ e^(z/τ) minus the
+    mean of z / τ.
+
+    Args:
+        ids: tokens to look up.
+        scale: τ.
+    """
+
+    def __init__(self, ids: Int[Tensor, "N K"], scale: float) -> None:
+        self.ids, self.scale = ids, scale
+        self.chosen = torch.zeros(ids.shape, device=ids.device)
+        self.blocks: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, first: int, block: Float[Tensor, "N v"]) -> None:
+        """Take in the block that begins with token `first`, and overwrite it."""
+        block.div_(self.scale)
+        places = self.ids - first
+        inside = (places >= 0) & (places < block.shape[1])
+        found = block.gather(1, places.clamp(0, block.shape[1] - 1))
+        self.chosen += torch.where(inside, found, 0.0)
+        top = block.amax(dim=1)
+        exponentials = block.sub_(top[:, None]).exp()
+        products = torch.linalg.vecdot(exponentials, block)
+        self.blocks.append((top, exponentials.sum(dim=1), products))
+
+    def results(self) -> "Statistics":
+        """After the last block."""
+        tops, totals, products = (torch.stack(parts) for parts in zip(*self.blocks, strict=True))
+        highest = tops.amax(dim=0)
+        shares = (tops - highest).exp()
+        total = (shares * totals).sum(dim=0)
+        distances = shares * (products + (tops - highest) * totals)
+        entropy = total.log() - distances.sum(dim=0) / total
+        log_sum_exp = highest + total.log()
+        log_probs = self.chosen - log_sum_exp[:, None]
+        return Statistics(log_probs, log_sum_exp, entropy.clamp(min=0))
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the distributions softmax(z / τ) at N positions."""
+    """Of distributions at N positions; entropies in nats."""
 
     log_probs: Float[Tensor, "N K"]
     log_sum_exp: Float[Tensor, " N"]
     entropy: Float[Tensor, " N"]
 
 
-def log_probs_of_hidden(
-    hidden: Float[Tensor, "N d"],
-    weight: Float[Tensor, "V d"],
-    bias: Float[Tensor, " V"] | None,
-    ids: Int[Tensor, "N K"],
-    scale: float,
-    dtype: torch.dtype,
+@torch.no_grad()
+def statistics(
+    distributions: Distributions, ids: Int[Tensor, "N K"], scales: Sequence[float]
+) -> list[Statistics]:
+    """At each of the temperatures `scales`, in one pass over the vocabulary."""
+    found = [Sums(ids, scale) for scale in scales]
+    for first, block in distributions.blocks():
+        for sums in found[1:]:
+            sums.add(first, block.clone())
+        found[0].add(first, block)
+    return [sums.results() for sums in found]
+
+
+@torch.no_grad()
+def most_likely(distributions: Distributions, k: int) -> Int[Tensor, "N k"]:
+    """The k most likely tokens, the most likely first."""
+    values: list[Tensor] = []
+    ids: list[Tensor] = []
+    for first, block in distributions.blocks():
+        top = block.topk(min(k, block.shape[1]), dim=1)
+        values.append(top.values)
+        ids.append(top.indices + first)
+    places = torch.cat(values, dim=1).topk(k, dim=1).indices
+    return torch.cat(ids, dim=1).gather(1, places)
+
+
+def chosen_log_probs(
+    distributions: Distributions, ids: Int[Tensor, "N K"], scale: float
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, " N"]]:
-    """Log-probs of `ids` under softmax((h Wᵀ + b) / τ), and its entropy, which has no gradient.
+    """Log-probs of `ids` at temperature `scale`, and entropies, which have no gradient.
 
     The backward pass computes each block of logits again.
-
-    Args:
-        hidden: what the output layer reads.
-        weight: the output matrix.
-        bias: of the output layer.
-        ids: tokens to look up.
-        scale: τ.
-        dtype: precision of the factors; sums and logits are float32.
     """
-    function: Any = _LogProbsOfHidden.apply  # torch leaves it untyped
-    log_probs, entropy = function(hidden, weight, bias, ids, scale, dtype)
+    function: Any = _ChosenLogProbs.apply  # torch leaves it untyped
+    d = distributions
+    log_probs, entropy = function(d.hidden, d.weight, d.bias, d.dtype, ids, scale)
     return log_probs, entropy
-
-
-def log_probs_of_logits(
-    logits: Float[Tensor, "N V"], ids: Int[Tensor, "N K"], scale: float
-) -> tuple[Float[Tensor, "N K"], Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Log-probs of `ids` under softmax(z / τ); its entropy and log-sum-exp, without gradients."""
-    function: Any = _LogProbsOfLogits.apply
-    log_probs, entropy, log_sum_exp = function(logits, ids, scale)
-    return log_probs, entropy, log_sum_exp
-
-
-def _statistics(blocks: Blocks, ids: Int[Tensor, "N K"]) -> Statistics:
-    """One pass over the blocks, which it overwrites.
-
-    With m the largest z / τ of a block, s = Σ e^(z/τ − m) and t = Σ (z/τ − m) e^(z/τ − m): blocks
-    add up with weights e^(m − M), M the largest of all, and the entropy is log Σ e^(z/τ) minus the
-    mean of z / τ.
-    """
-    log_probs = torch.zeros(ids.shape, device=ids.device)
-    largest, sums, products = [], [], []
-    for first, block in blocks:
-        places = ids - first
-        inside = (places >= 0) & (places < block.shape[1])
-        found = block.gather(1, places.clamp(0, block.shape[1] - 1))
-        log_probs += torch.where(inside, found, 0.0)
-        top = block.amax(dim=1)
-        block.sub_(top[:, None])
-        exponentials = block.exp()
-        largest.append(top)
-        sums.append(exponentials.sum(dim=1))
-        products.append(torch.linalg.vecdot(exponentials, block))
-    tops, totals = torch.stack(largest), torch.stack(sums)
-    highest = tops.amax(dim=0)
-    shares = (tops - highest).exp()
-    total = (shares * totals).sum(dim=0)
-    distances = shares * (torch.stack(products) + (tops - highest) * totals)
-    entropy = total.log() - distances.sum(dim=0) / total
-    log_sum_exp = highest + total.log()
-    return Statistics(log_probs - log_sum_exp[:, None], log_sum_exp, entropy.clamp(min=0))
-
-
-def _slopes(
-    first: int,
-    block: Float[Tensor, "N v"],
-    ids: Int[Tensor, "N K"],
-    log_sum_exp: Float[Tensor, " N"],
-    gradient: Float[Tensor, "N K"],
-) -> Float[Tensor, "N v"]:
-    """∂/∂z of a block: Σ_k g_k (1[v = k] − p_v), with g already divided by τ; overwrites it."""
-    total = gradient.sum(dim=1, keepdim=True)
-    slopes = block.sub_(log_sum_exp[:, None]).exp_().mul_(-total)
-    places = ids - first
-    inside = (places >= 0) & (places < block.shape[1])
-    return slopes.scatter_add_(1, places.where(inside, 0), gradient.where(inside, 0.0))
 
 
 def block_size(positions: int) -> int:
@@ -117,43 +153,20 @@ def block_size(positions: int) -> int:
     return min(max(BLOCK_ELEMENTS // max(positions, 1), SMALLEST_BLOCK), LARGEST_BLOCK)
 
 
-def _blocks_of_hidden(
-    hidden: Float[Tensor, "N d"],
-    weight: Float[Tensor, "V d"],
-    bias: Float[Tensor, " V"] | None,
-    scale: float,
-    dtype: torch.dtype,
-) -> Blocks:
-    size = block_size(len(hidden))
-    factors = hidden.to(dtype) if hidden.is_cuda else hidden.float()
-    logits = hidden.new_empty(len(hidden) * size, dtype=torch.float32)
-    for first in range(0, len(weight), size):
-        part = weight[first : first + size]
-        block = logits[: len(hidden) * len(part)].view(len(hidden), len(part))
-        float32_block(factors, part, dtype, block)
-        if bias is not None:
-            block.add_(bias[first : first + size])
-        yield first, block.div_(scale)
+class _ChosenLogProbs(torch.autograd.Function):
+    """∂ log p_k / ∂z_v = (1[v = k] − p_v) / τ."""
 
-
-def _blocks_of_logits(logits: Float[Tensor, "N V"], scale: float) -> Blocks:
-    size = block_size(len(logits))
-    for number, part in enumerate(logits.split(size, dim=1)):
-        yield number * size, (part.float() / scale).clamp_(min=IMPOSSIBLE)
-
-
-class _LogProbsOfHidden(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
-        weight: Tensor,
+        weight: Tensor | None,
         bias: Tensor | None,
+        dtype: torch.dtype,
         ids: Tensor,
         scale: float,
-        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        found = _statistics(_blocks_of_hidden(hidden, weight, bias, scale, dtype), ids)
+        (found,) = statistics(Distributions(hidden, weight, bias, dtype), ids, [scale])
         ctx.save_for_backward(hidden, weight, bias, ids, found.log_sum_exp)
         ctx.scale, ctx.dtype = scale, dtype
         ctx.mark_non_differentiable(found.entropy)
@@ -162,44 +175,50 @@ class _LogProbsOfHidden(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, ids, log_sum_exp = ctx.saved_tensors
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        result = _Gradients(hidden, weight, bias, ctx.dtype, ctx.needs_input_grad[:3])
         gradient = gradients[0] / ctx.scale
-        for_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
-        for_weight = torch.empty_like(weight) if needs_weight else None
-        for_bias = torch.empty_like(bias) if needs_bias else None
-        factors = hidden.to(ctx.dtype)
+        total = gradient.sum(dim=1, keepdim=True)
         with torch.autocast(hidden.device.type, enabled=False):
-            for first, block in _blocks_of_hidden(hidden, weight, bias, ctx.scale, ctx.dtype):
-                place = slice(first, first + block.shape[1])
-                slopes = _slopes(first, block, ids, log_sum_exp, gradient)
-                if for_bias is not None:
-                    for_bias[place] = slopes.sum(dim=0)
-                slopes = slopes.to(ctx.dtype)
-                if for_hidden is not None:
-                    for_hidden += slopes @ weight[place].to(ctx.dtype)
-                if for_weight is not None:
-                    for_weight[place] = slopes.T @ factors
-        if for_hidden is not None:
-            for_hidden = for_hidden.to(hidden.dtype)
-        return for_hidden, for_weight, for_bias, None, None, None
+            for first, block in Distributions(hidden, weight, bias, ctx.dtype).blocks():
+                slopes = block.div_(ctx.scale).sub_(log_sum_exp[:, None]).exp_().mul_(-total)
+                places = ids - first
+                inside = (places >= 0) & (places < block.shape[1])
+                slopes.scatter_add_(1, places.where(inside, 0), gradient.where(inside, 0.0))
+                result.add(slice(first, first + block.shape[1]), slopes)
+        return result.hidden(), result.for_weight, result.for_bias, None, None, None
 
 
-class _LogProbsOfLogits(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, ids: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        found = _statistics(_blocks_of_logits(logits, scale), ids)
-        ctx.save_for_backward(logits, ids, found.log_sum_exp)
-        ctx.scale = scale
-        ctx.mark_non_differentiable(found.entropy, found.log_sum_exp)
-        return found.log_probs, found.entropy, found.log_sum_exp
+class _Gradients:
+    """Gradients of hidden states (or logits), weights and bias, from those of z in blocks."""
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits, ids, log_sum_exp = ctx.saved_tensors
-        result = torch.empty_like(logits)
-        for first, block in _blocks_of_logits(logits, ctx.scale):
-            slopes = _slopes(first, block, ids, log_sum_exp, gradients[0] / ctx.scale)
-            result[:, first : first + block.shape[1]] = slopes
-        return result, None, None
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        needed: tuple[bool, ...],
+    ) -> None:
+        self.weight, self.dtype, self.result_dtype = weight, dtype, hidden.dtype
+        self.factors = hidden.to(dtype)
+        self.for_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needed[0] else None
+        self.for_weight = torch.empty_like(weight) if needed[1] and weight is not None else None
+        self.for_bias = torch.empty_like(bias) if needed[2] and bias is not None else None
+
+    def add(self, place: slice, slopes: Tensor) -> None:
+        """Take in ∂/∂z of the tokens at `place`."""
+        if self.weight is None:
+            assert self.for_hidden is not None
+            self.for_hidden[:, place] = slopes
+            return
+        if self.for_bias is not None:
+            self.for_bias[place] = slopes.sum(dim=0)
+        slopes = slopes.to(self.dtype)
+        if self.for_hidden is not None:
+            self.for_hidden += slopes @ self.weight[place].to(self.dtype)
+        if self.for_weight is not None:
+            self.for_weight[place] = slopes.T @ self.factors
+
+    def hidden(self) -> Tensor | None:
+        """The gradient of the hidden states, in their precision."""
+        return None if self.for_hidden is None else self.for_hidden.to(self.result_dtype)

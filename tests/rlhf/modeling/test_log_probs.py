@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from policies.reference.audit import score_responses
-from rlhf.modeling.log_probs import Sequences, response_log_probs, response_logits, top_log_probs
+from rlhf.modeling.log_probs import (
+    Sequences,
+    reference_log_probs,
+    response_log_probs,
+    response_logits,
+)
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import TokenBatch, load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
@@ -118,13 +123,16 @@ def test_no_logits_of_the_whole_vocabulary_are_kept(
     assert 12 in found.rows
 
 
-def test_the_most_likely_tokens_and_the_log_sum_exp_give_the_logits_back() -> None:
-    logits = torch.randn((2, 3, 50), generator=torch.Generator().manual_seed(0))
-    ids, log_probs, log_sum_exp = top_log_probs(logits, 5, 0.7)
-    z = logits.double().numpy() / 0.7
+def test_the_most_likely_tokens_and_the_log_sum_exp_give_the_logits_back(tiny_model: Path) -> None:
+    model = load_causal_lm(str(tiny_model)).eval()
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    found = reference_log_probs(model, sequences, 0.7, top_k=5)
+    with torch.no_grad():
+        z = response_logits(model, sequences).double().numpy()
     order = np.argsort(-z, axis=2)[:, :, :5]
-    normalizer = np.log(np.exp(z).sum(axis=2))
-    np.testing.assert_array_equal(ids.numpy(), order)
-    expected = np.take_along_axis(z, order, axis=2) - normalizer[:, :, None]
-    np.testing.assert_allclose(log_probs.numpy(), expected, atol=1e-5)
-    np.testing.assert_allclose(log_sum_exp.numpy(), normalizer, atol=1e-5)
+    np.testing.assert_array_equal(found.top_ids.numpy(), order)
+    logits = 0.7 * (found.top_log_probs + found.log_sum_exp[:, :, None])
+    np.testing.assert_allclose(logits.numpy(), np.take_along_axis(z, order, axis=2), atol=1e-5)
+    for temperature, log_probs in ((0.7, found.log_probs), (1.0, found.log_probs_at_1)):
+        expected = response_log_probs(model, sequences, temperature).log_probs[:, :, 0]
+        torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-6)

@@ -10,9 +10,9 @@ def test_the_plan_of_reference_outputs() -> None:
     found = sizes(plan, "scoring")
     assert found["reference model: weights"] == 4 * SHAPE.parameters
     assert found["reward model: weights"] == 4 * (SHAPE.trunk + 8)
-    assert found["logits"] == (4 + 2 * 4) * 100 * 4 * 5
+    assert found["logits"] == 3 * 4 * 100 * 4 * 5
     many = reference_plan(SHAPE, SHAPE, SampleBatch(64, 3, 5), bf16=False)
-    assert sizes(many, "scoring")["logits"] == (4 + 2 * 4) * 100 * 32 * 5
+    assert sizes(many, "scoring")["logits"] == 3 * 4 * 100 * 32 * 5
     alone = reference_plan(SHAPE, None, SampleBatch(4, 3, 5), bf16=False)
     assert "reward model: weights" not in sizes(alone, "scoring")
 

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from rlhf.modeling.logits.blocks import (
-    log_probs_of_hidden,
-    log_probs_of_logits,
+    Distributions,
+    chosen_log_probs,
+    most_likely,
+    statistics,
 )
 
 VOCABULARY = 50
@@ -47,7 +49,7 @@ def test_logits_far_apart_and_impossible_tokens() -> None:
     ids = torch.tensor([[19, 3], [30, 30], [21, 14], [40, 20], [49, 0], [14, 13]])
     z = logits.double().numpy() / 0.7
     log_probs, entropy, p = expected(z, ids.numpy())
-    found = log_probs_of_logits(logits.requires_grad_(), ids, 0.7)
+    found = chosen_log_probs(Distributions(logits.requires_grad_()), ids, 0.7)
     np.testing.assert_allclose(found[0].detach().numpy(), log_probs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found[1].numpy(), entropy, rtol=1e-4, atol=2e-5)
     weights = random(6, 2, seed=1)
@@ -67,7 +69,7 @@ def test_log_probs_and_gradients_from_hidden_states(biased: bool) -> None:
     log_probs, entropy, p = expected((h @ w.T + sum(rest)) / 0.7, ids.numpy())
     for one in tensors:
         one.requires_grad_()
-    found = log_probs_of_hidden(hidden, weight, bias, ids, 0.7, torch.float32)
+    found = chosen_log_probs(Distributions(hidden, weight, bias), ids, 0.7)
     np.testing.assert_allclose(found[0].detach().numpy(), log_probs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found[1].numpy(), entropy, rtol=1e-4, atol=1e-5)
     weights = random(7, 3, seed=4)
@@ -75,6 +77,21 @@ def test_log_probs_and_gradients_from_hidden_states(biased: bool) -> None:
     dz = slopes(p, ids.numpy(), weights.double().numpy()) / 0.7
     for gradient, wanted in zip(gradients, (dz @ w, dz.T @ h, dz.sum(axis=0)), strict=False):
         np.testing.assert_allclose(gradient.numpy(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("block")
+def test_two_temperatures_and_the_most_likely_tokens() -> None:
+    hidden, weight = 3 * random(7, 16), random(VOCABULARY, 16, seed=1)
+    ids = torch.randint(VOCABULARY, (7, 3), generator=torch.Generator().manual_seed(3))
+    z = hidden.double().numpy() @ weight.double().numpy().T
+    distributions = Distributions(hidden, weight)
+    for scale, found in zip((0.7, 1.0), statistics(distributions, ids, [0.7, 1.0]), strict=True):
+        log_probs, entropy, _ = expected(z / scale, ids.numpy())
+        np.testing.assert_allclose(found.log_probs.numpy(), log_probs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.entropy.numpy(), entropy, rtol=1e-4, atol=1e-5)
+        log_sum_exp = np.log(np.exp(z / scale).sum(axis=1))
+        np.testing.assert_allclose(found.log_sum_exp.numpy(), log_sum_exp, rtol=1e-5)
+    np.testing.assert_array_equal(most_likely(distributions, 5).numpy(), np.argsort(-z)[:, :5])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -89,7 +106,8 @@ def test_bf16_factors_have_float32_sums(device: str, held: torch.dtype) -> None:
     hidden = (3 * random(7, 64)).to(device, held).requires_grad_()
     weight = random(VOCABULARY, 64, seed=1).to(device, held).requires_grad_()
     ids = torch.arange(7, device=device)[:, None]
-    found, _ = log_probs_of_hidden(hidden, weight, None, ids, 1.0, torch.bfloat16)
+    distributions = Distributions(hidden, weight, dtype=torch.bfloat16)
+    found, _ = chosen_log_probs(distributions, ids, 1.0)
     found.sum().backward()
     both = hidden.detach().cpu(), weight.detach().cpu()
     exact, rounded = (
