@@ -339,12 +339,18 @@ class ScoreSettings:
     OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"combine": {"min": "worst"}}
 
     # Not keyword-only: the file is given without a flag.
-    file: Annotated[Path, Parameter(name="--file")] = field(kw_only=False)
+    file: Annotated[Path | None, Parameter(name="--file")] = field(default=None, kw_only=False)
     """JSON Lines: prompt (or messages) with response (or responses), or lines of an export."""
+    rankings: Path | None = None
+    """Instead of FILE, judged responses, for a report on how often the reward agrees: the folder of
+    `rlhf export`, of which the test prompts are read, or a file of preferences, as `rlhf import`
+    reads them."""
     reward: str
-    """A reward model, signal:package.module:function, or an http(s):// endpoint."""
+    """A reward model, an http(s):// endpoint or package.module:function, with or without `signal:`
+    before it."""
     out: Path
-    """JSON Lines with the rewards added."""
+    """JSON Lines with the rewards added; with --rankings, the folder of report.html and
+    report.json."""
     combine: Combine = "mean"
     """The reward of an ensemble: the mean of its members' rewards, or the worst of them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
@@ -359,6 +365,11 @@ class ScoreSettings:
         require_range("micro_tokens", self.micro_tokens, 1)
         _require_choice("precision", self.precision, Precision)
         _require_choice("combine", self.combine, Combine)
+        if (self.file is None) == (self.rankings is None):
+            raise ConfigError(
+                f"Give one of FILE (is {self.file}) and --rankings (is {self.rankings})",
+                "FILE gets the rewards of its responses; --rankings DIR|FILE gives a report.",
+            )
 
 
 def _require_choice(name: str, value: str, kind: Any) -> None:

@@ -50,7 +50,7 @@ from reward.scoring.scorer import TOKENS_PER_BATCH
 from reward.scoring.texts import SIGNAL, load_text_reward
 from rlhf.config import read_text
 from rlhf.endpoints.judge import Endpoint
-from rlhf.endpoints.signals import load_signal
+from rlhf.endpoints.signals import load_signal, with_prefix
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
     describe_model,
@@ -165,7 +165,7 @@ def prepare(settings: EvaluateSettings) -> Comparison:
     outputs = require_done(settings.reference, "reference", "outputs").outputs
     store = open_store_and_find_model(outputs, policy["path"])
     reward = describe_rewards([settings.reward], policy)["reward"]
-    gold = settings.gold_reward and describe_reward(settings.gold_reward, described_kwargs(policy))
+    gold = settings.gold and describe_reward(with_prefix(settings.gold), described_kwargs(policy))
     if gold and gold["path"].startswith(SIGNAL):
         load_signal(gold["path"])
     require_same_tokenizer(store.manifest["model"], policy)
@@ -231,7 +231,7 @@ def score(
     scores = {"reward": _by_reward(accelerator, tokenizer, sides, comparison)}
     if comparison.gold is not None:
         given = described_kwargs(comparison.policy)
-        name = comparison.settings.gold_reward
+        name = comparison.gold["path"]
         gold = load_text_reward(name, accelerator, TOKENS_PER_BATCH, given=given)
         scores["gold"] = score_with_gold(comparison.prompts, sides, gold)
     return scores

@@ -53,13 +53,6 @@ class EvaluateSettings:
     resume: bool = False
     """Continue an unfinished --out; show the result of a finished one."""
 
-    @property
-    def gold_reward(self) -> str:
-        """--gold as rewards are named elsewhere: functions with `signal:`; empty without --gold."""
-        name = self.gold or ""
-        is_function = ":" in name and not name.startswith(("signal:", "http://", "https://"))
-        return f"signal:{name}" if is_function and not Path(name).exists() else name
-
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)
         require_range("seed", self.seed, 0, MAX_SEED)

@@ -13,7 +13,7 @@ from reward.model.normalize import Scale, fit_scale, fold_into_head
 from reward.model.origin import describe_origin
 from reward.report.accuracy import Accuracy
 from reward.report.evaluation import Best
-from reward.report.health import Verdict, count_by_prompt, measure_health, worst
+from reward.report.health import Verdict, describe_health
 from reward.report.health_page import write_page
 from reward.settings import RewardSettings
 from reward.step import TrainState, score_groups
@@ -135,21 +135,14 @@ def write_report(
     def text(ids: tuple[int, ...]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    disagreements = [
-        {
+    def texts(verdict: Verdict) -> dict[str, str]:
+        responses, pair = verdict.group.responses, verdict.pair
+        return {
             "prompt": text(verdict.group.prompt),
-            "preferred": text(verdict.group.responses[verdict.pair.first]),
-            "other": text(verdict.group.responses[verdict.pair.second]),
-            "annotator": verdict.pair.annotator,
-            "difference": verdict.difference,
+            "preferred": text(responses[pair.first]),
+            "other": text(responses[pair.second]),
         }
-        for verdict in worst(verdicts)
-    ]
-    full = {
-        **report,
-        "health": measure_health(verdicts),
-        "worst": disagreements,
-        "held_out_counts": count_by_prompt(verdicts),
-    }
+
+    full = {**report, **describe_health(verdicts, texts)}
     write_page(run.report_html, full, reference)
     write_json(run.report_json, full)

@@ -51,12 +51,36 @@ def collect_verdicts(groups: Sequence[Group], rewards: Sequence[Sequence[float]]
     ]
 
 
-def measure_health(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def describe_health(
+    verdicts: Sequence[Verdict],
+    texts: Callable[[Verdict], dict[str, str]],
+    *,
+    unit: str = "tokens",
+) -> dict[str, Any]:
+    """What a health report holds of its verdicts: the numbers, the worst, and counts by prompt.
+
+    Args:
+        verdicts: as in `measure_health`.
+        texts: `prompt`, `preferred` and `other` of a verdict, for people to read.
+        unit: of the lengths in the groups.
+    """
+    return {
+        "health": measure_health(verdicts, unit),
+        "worst": [
+            {**texts(one), "annotator": one.pair.annotator, "difference": one.difference}
+            for one in worst(verdicts)
+        ],
+        "held_out_counts": count_by_prompt(verdicts),
+    }
+
+
+def measure_health(verdicts: Sequence[Verdict], unit: str = "tokens") -> dict[str, Any]:
     """All numbers of the health report, as plain JSON values.
 
     Args:
         verdicts: preferences with reward differences on the scale of the training loss, so that
             σ(difference) is the probability the model gives to the preference.
+        unit: of the lengths in the groups.
     """
     middle = median(len(verdict.group.prompt) for verdict in verdicts) if verdicts else 0
     level = agreement_levels(verdicts)
@@ -69,9 +93,9 @@ def measure_health(verdicts: Sequence[Verdict]) -> dict[str, Any]:
             "prompt": accuracy_by(
                 verdicts,
                 lambda v: (
-                    f"up to {middle:g} tokens"
+                    f"up to {middle:g} {unit}"
                     if len(v.group.prompt) <= middle
-                    else f"over {middle:g} tokens"
+                    else f"over {middle:g} {unit}"
                 ),
             ),
         },

@@ -23,12 +23,13 @@ SIZE = (4.8, 3.4)  # inches
 
 
 def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) -> None:
-    """Write report.html.
+    """Write report.html, of a training or of `rlhf score --rankings`.
 
     Args:
         path: where to.
         report: what report.json holds.
-        rewards: normalized rewards of the responses that fixed the scale.
+        rewards: normalized rewards of the responses that fixed the scale; without a training, of
+            all responses.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
@@ -38,7 +39,7 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
         report=report,
         health=report["health"],
         worst=report["worst"],
-        annotators=list(describe_annotators(report["annotators"])),
+        annotators=list(describe_annotators(report.get("annotators", {}))),
         forecast=describe_curve(curve) if curve else "",
         learning_curve=_data_uri(draw_learning_curve(curve)) if curve else "",
         reliability=_data_uri(draw_reliability(report["health"]["calibration"]["bins"])),

@@ -50,6 +50,33 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
     return "\n".join([*lines, f"Next: {shlex.join(map(str, command))}"])
 
 
+def describe_agreement(report: Mapping[str, Any], page: Path) -> str:
+    """How often a reward agrees with judgments, from what `rlhf score --rankings` found.
+
+    Args:
+        report: with `longer_wins` and `calibration_error` of its health.
+        page: report.html.
+    """
+    accuracy, longer = report["accuracy"], report["longer_wins"]
+    if accuracy is None:
+        return f"Every judgment is a tie: there is no accuracy to report.\nReport: {page}"
+    lines = [
+        f"{report['reward']} orders {in_words(accuracy)} of {accuracy['pairs']} pairs of "
+        f"{accuracy['prompts']} prompts as judged.{_doubt(accuracy)}",
+        f"Choosing the longer response would order {in_words(longer)} of them so.",
+        f"Expected calibration error {report['calibration_error']:.3f}, with the difference of two "
+        "rewards read as log-odds.",
+    ]
+    if left_out := report["left_out"]:
+        lines.append(f"Left out, with nothing to judge: {left_out} line{'s' * (left_out > 1)}.")
+    return "\n".join([*lines, f"Report: {page}"])
+
+
+def _doubt(accuracy: Mapping[str, Any]) -> str:
+    unproven = accuracy["low"] is not None and accuracy["low"] <= CHANCE
+    return " That is not proven better than chance: read the report before you go on." * unproven
+
+
 def _origin(report: Mapping[str, Any]) -> list[str]:
     """Which reward model it goes on from, and how good that was."""
     start = report.get("started_from", {})
@@ -80,11 +107,10 @@ def _accuracy(accuracy: Mapping[str, Any] | None, source: str, *, has_thumbs: bo
         return "No preference between two responses is held out: there is no accuracy on pairs."
     if accuracy is None:
         return "Every held-out judgment is a tie: there is no accuracy to report."
-    doubt = accuracy["low"] is not None and accuracy["low"] <= CHANCE
     return (
         f"The reward model orders {in_words(accuracy)} of {accuracy['pairs']} held-out pairs of "
-        f"{accuracy['prompts']} prompts as judged ({source})."
-    ) + (" That is not proven better than chance: read the report before you go on." * doubt)
+        f"{accuracy['prompts']} prompts as judged ({source}).{_doubt(accuracy)}"
+    )
 
 
 def _thumbs(report: Mapping[str, Any]) -> Iterator[str]:

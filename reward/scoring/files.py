@@ -4,8 +4,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from reward.scoring.texts import Answers, load_text_reward
+from reward.scoring.texts import Answers, TextReward, load_text_reward
 from reward.settings import ScoreSettings
+from rlhf.endpoints.signals import with_prefix
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import start_alone
 from rlhf.records.jsonl import BadLineError, JsonObject, parse_line, read_lines, write_jsonl
@@ -18,18 +19,10 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
     Raises:
         InputError: the file, the reward or --out cannot be used, or a reward is not a number.
     """
-    if settings.out.exists():
-        raise InputError(f"{settings.out} already exists", "Choose another --out.")
+    assert settings.file is not None  # or there would be --rankings
+    require_new(settings.out)
     lines = read_answers(settings.file)
-    accelerator = start_alone(settings.precision, seed=0)
-    reward = load_text_reward(
-        settings.reward,
-        accelerator,
-        settings.micro_tokens,
-        settings.combine,
-        given=settings.chat_template_kwargs,
-    )
-    rewards = reward([answers for _, answers in lines])
+    rewards = load_reward_of(settings)([answers for _, answers in lines])
     scored = zip((line for line, _ in lines), rewards, strict=True)
     write_jsonl(settings.out, (_with_rewards(line, row) for line, row in scored))
     values = [value for row in rewards for value in row]
@@ -40,6 +33,31 @@ def score_file(settings: ScoreSettings) -> dict[str, Any]:
         "std": statistics.pstdev(values),
         "out": str(settings.out),
     }
+
+
+def require_new(out: Path) -> None:
+    """Refuse to overwrite.
+
+    Raises:
+        InputError: `out` exists.
+    """
+    if out.exists():
+        raise InputError(f"{out} already exists", "Choose another --out.")
+
+
+def load_reward_of(settings: ScoreSettings) -> TextReward:
+    """The reward that the settings name.
+
+    Raises:
+        InputError: there is no such model, or the function cannot be imported.
+    """
+    return load_text_reward(
+        with_prefix(settings.reward),
+        start_alone(settings.precision, seed=0),
+        settings.micro_tokens,
+        settings.combine,
+        given=settings.chat_template_kwargs,
+    )
 
 
 def read_answers(path: Path) -> list[tuple[JsonObject, Answers]]:

@@ -17,7 +17,14 @@ from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, RlhfError
 
 Signal = Callable[[str, str], float]
+PREFIX = "signal:"
 NUMBERS_ONLY = "It must return a finite number for every text; fix the function and run again."
+
+
+def with_prefix(name: str) -> str:
+    """A reward as commands name it, `signal:` put before a `package.module:function`."""
+    is_function = ":" in name and not name.startswith((PREFIX, "http://", "https://"))
+    return f"{PREFIX}{name}" if is_function and not Path(name).exists() else name
 
 
 def load_signal(name: str) -> Signal:
@@ -28,7 +35,7 @@ def load_signal(name: str) -> Signal:
     Raises:
         InputError: no colon in the name, no such module, an error in it, or no such function.
     """
-    module_name, colon, function_name = name.removeprefix("signal:").partition(":")
+    module_name, colon, function_name = name.removeprefix(PREFIX).partition(":")
     if not colon or not module_name or not function_name:
         raise InputError(
             f"{name!r} does not name a function",

@@ -1,24 +1,96 @@
-"""`rlhf score`."""
+"""`rlhf score`: the rewards of responses, or how often they agree with people."""
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from reward.settings import ScoreSettings as Settings
 from rlhf.commands.wording import counted
 
-EXAMPLE = "rlhf score answers.jsonl --reward runs/first/reward --out scored.jsonl"
+if TYPE_CHECKING:
+    from rlhf.records.schema import RankedPrompt
+
+EXAMPLE = """rlhf score --rankings rankings --reward runs/first/reward \\
+    --out runs/first/agreement"""
+LONG = ("worst", "held_out_counts", "health")
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Write the reward of every response of a file."""
-    from reward.scoring.files import score_file
+    """Write the reward of every response of a file, or report on judged responses."""
+    if settings.rankings is None:
+        from reward.scoring.files import score_file
 
-    return score_file(settings)
+        return score_file(settings)
+    from reward.scoring.rankings import score_rankings
+
+    records, left_out = read_judgments(settings.rankings)
+    report = score_rankings(settings, records, str(settings.rankings))
+    return {name: value for name, value in report.items() if name not in LONG} | {
+        "longer_wins": report["health"]["longer_wins"],
+        "calibration_error": report["health"]["calibration"]["ece"],
+        "left_out": left_out,
+    }
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """Where the rewards are, their mean and their spread."""
+    """Where the rewards are, their mean and their spread; or how far to trust them."""
+    if "judged" in result:
+        from reward.report.summaries import describe_agreement
+        from rlhf.run.rundir import RunDir
+
+        return describe_agreement(result, RunDir(settings.out).report_html)
     return (
         f"Wrote the rewards of {counted(result['responses'], 'response')} to "
         f"{counted(result['prompts'], 'prompt')} into {result['out']}: mean {result['mean']:.2f}, "
         f"standard deviation {result['std']:.2f}."
     )
+
+
+def read_judgments(path: Path) -> tuple[list["RankedPrompt"], int]:
+    """Judged prompts of a file in any format that `rlhf import` reads, and how many lines lack one.
+
+    Of a folder that `rlhf export` wrote, the test prompts.
+
+    Raises:
+        InputError: there is no such file, or a folder without test.jsonl.
+        BadLineError: a line cannot be read.
+    """
+    from labeling_app.data_io.formats import Defaults, read_entry
+    from labeling_app.data_io.reading import Part, read_rows
+    from rlhf.errors import InputError, UnusableContentError
+    from rlhf.records.jsonl import BadLineError, parse_line
+    from rlhf.records.schema import RankedPrompt
+
+    file = path / "test.jsonl" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            f"No such file: {file}",
+            "Give the folder of `rlhf export`, or a file of preferences, such as DIR/train.jsonl.",
+        )
+    found: dict[str, RankedPrompt] = {}
+    left_out = 0
+    for place, row, _ in read_rows(file, Part()):
+        if isinstance(row, BadLineError):
+            raise row
+        try:
+            entry = read_entry(parse_line(row, place) if isinstance(row, str) else row, Defaults())
+        except UnusableContentError:
+            left_out += 1
+            continue
+        except BadLineError:
+            raise
+        except InputError as error:
+            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
+        new = RankedPrompt(prompt=entry.prompt, responses=entry.responses, rankings=entry.rankings)
+        found[entry.prompt.id] = (
+            _joined(found[entry.prompt.id], new) if entry.prompt.id in found else new
+        )
+    return list(found.values()), left_out
+
+
+def _joined(one: "RankedPrompt", other: "RankedPrompt") -> "RankedPrompt":
+    """Two lines of one prompt as one record, each response and ranking once."""
+    from dataclasses import replace
+
+    responses = {response.id: response for response in (*one.responses, *other.responses)}
+    rankings = {ranking.id: ranking for ranking in (*one.rankings, *other.rankings)}
+    return replace(one, responses=tuple(responses.values()), rankings=tuple(rankings.values()))
