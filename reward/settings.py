@@ -148,21 +148,21 @@ class EvaluationSettings:
 
     held_out_fraction: float = 0.1
     """Fraction of the prompts held out for measuring, when the export has no test prompts."""
-    every: int = 0
+    every: int | None = None
     """Steps between evaluations on a set-aside part of the train prompts; the best weights are
-    kept. 0: none."""
-    patience: int = 0
-    """Stop after this many evaluations without improvement. 0: never stop early."""
+    kept. Default: no such evaluations."""
+    patience: int | None = None
+    """Stop after this many evaluations without improvement. Default: never stop early."""
 
     def __post_init__(self) -> None:
         name = "evaluation.held_out_fraction"
         require_range(name, self.held_out_fraction, 0, 0.5, above_low=True)
-        require_range("evaluation.every", self.every, 0)
-        require_range("evaluation.patience", self.patience, 0)
+        require_range("evaluation.every", self.every, 1)
+        require_range("evaluation.patience", self.patience, 1)
         if self.patience and not self.every:
             raise ConfigError(
-                f"--evaluation.patience {self.patience} counts evaluations, but --evaluation.every "
-                "is 0",
+                f"--evaluation.patience {self.patience} counts evaluations, and without "
+                "--evaluation.every there are none",
                 "Say how many steps lie between two, for example --evaluation.every 50.",
             )
 
@@ -185,17 +185,16 @@ class LoraSettings:
 class CheckpointSettings:
     """Saved states that a run resumes from."""
 
-    every: int = 50
-    """Optimizer steps between checkpoints; 0: none."""
+    every: int | None = 50
+    """Optimizer steps between checkpoints. none: do not save any by steps."""
     every_minutes: float | None = None
     """Also save a checkpoint every so many minutes."""
     keep: int = 1
     """Checkpoints kept on disk."""
 
     def __post_init__(self) -> None:
-        require_range("checkpoint.every", self.every, 0)
-        if self.every_minutes is not None:
-            require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
+        require_range("checkpoint.every", self.every, 1)
+        require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
         require_range("checkpoint.keep", self.keep, 1)
 
 
@@ -228,6 +227,11 @@ class RewardSettings(ClusterSettings):
         "lora_alpha": "lora.alpha",
         "save_every": "checkpoint.every",
         "keep_checkpoints": "checkpoint.keep",
+    }
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = ClusterSettings.ZERO_IS_NONE | {
+        "checkpoint.every",
+        "evaluation.every",
+        "evaluation.patience",
     }
 
     rankings: Path

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from policies.reference.build import heartbeat_of, shards_of_rank, writes
+from policies.reference.build import heartbeat_of
 from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import (
     describe_shard,
@@ -27,6 +27,7 @@ from policies.reference.shards import (
     write_table,
 )
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
+from policies.reference.writer import shards_of_rank, writes
 from policies.rewards import Reward, describe_rewards, is_model, load_reward
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH

@@ -10,6 +10,7 @@ processes a resumed run equals an uninterrupted one bit for bit; else random num
 """
 
 import json
+import math
 import random
 import re
 import shutil
@@ -244,13 +245,13 @@ class Saver:
     Args:
         accelerator: with the prepared model and optimizer.
         folder: the run's checkpoints folder.
-        settings: the group `checkpoint`; `every` steps of 0 means none.
+        settings: the group `checkpoint`; None for `every` saves none by steps.
     """
 
     def __init__(self, accelerator: Accelerator, folder: Path, settings: Any) -> None:
         self._accelerator = accelerator
         self._folder = folder
-        self._every_steps = settings.every
+        self._every_steps = settings.every or math.inf
         self._every_seconds = 60 * (settings.every_minutes or 0)
         self._keep = settings.keep
         self._saved_at = time.monotonic()
@@ -291,9 +292,7 @@ class Saver:
             device=self._accelerator.device,
         )
         stop, late = self._accelerator.reduce(requests, reduction="sum").tolist()
-        on_time = self._every_steps and step % self._every_steps == 0
-        if is_last:
-            on_time = 0 < self._every_steps < step
+        on_time = self._every_steps < step if is_last else step % self._every_steps == 0
         self._is_due = bool(self._is_due or late or on_time)
         if stop or (self._is_due and is_good):
             path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)

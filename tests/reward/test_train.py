@@ -363,7 +363,7 @@ rankings, model, out = map(Path, sys.argv[1:])
 for hook in ("no", "fp16", "powersgd"):
     train_reward(reward_settings(
         rankings=rankings, model=str(model), out=out / hook, precision="fp32", epochs=3,
-        prompts_per_batch=4, learning_rate=1e-3, save_every=0, ddp_comm_hook=hook,
+        prompts_per_batch=4, learning_rate=1e-3, save_every=None, ddp_comm_hook=hook,
     ))
 """
 

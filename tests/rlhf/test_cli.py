@@ -117,7 +117,7 @@ def test_help_lists_required_settings_first_and_leaves_empty_negations_out(capsy
     assert cli.main(["reference", "--help"]) == 0
     shown = capsys.readouterr().out
     assert re.findall(r"^│ .  (--[a-z]+) ", shown, re.M)[:2] == ["--out", "--prompts"]
-    assert "--no-reuse" in shown  # which is on
+    assert "--sampling.no-reuse" in shown  # which is on
     assert "--no-inspect" not in shown
     assert shown.index("--seed ") < shown.index("--processes ")  # those of clusters come last
     assert cli.main(["train-reward", "--help"]) == 0

@@ -32,7 +32,7 @@ def memory_plan(settings: Settings) -> str:
         Pass(tokens, length, settings.gradient_checkpointing),
         bf16=choose_precision(settings.precision) == "bf16",
         processes=settings.processes,
-        lora_rank=settings.lora.rank,
+        lora_rank=settings.lora.rank or 0,
     ).text
 
 

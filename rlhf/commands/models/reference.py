@@ -55,7 +55,7 @@ def memory_plan(settings: Settings) -> str:
     return reference_plan(
         read_shape(settings.model),
         read_shape(reward) if reward else None,
-        SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.max_new_tokens),
+        SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.sampling.max_new_tokens),
         bf16=choose_precision(settings.precision) == "bf16",
         parts=parts if is_sharded else settings.parallel.tensor_parallel,
         is_sharded=is_sharded,

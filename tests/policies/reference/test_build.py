@@ -205,7 +205,9 @@ def test_more_tokens_than_the_model_knows_are_refused(
 ) -> None:
     command = arguments(prompts, tiny_model, tmp_path / "out", "--store-top-k", "9999")
     assert main(command) == 2
-    assert f"--store-top-k is 9999, and {tiny_model} knows" in capsys.readouterr().err
+    assert (
+        f"--store-top-k is 9999, and the vocabulary of {tiny_model} has" in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -228,6 +230,7 @@ from policies.reference import build as reference
 from policies.reference.settings import ReferenceSettings
 from rlhf.ranks import exit_process, rank
 from rlhf.parallel.gathered_model import GatheredModel
+from tests.settings import changed
 given = json.loads(sys.argv[1])
 paths = {name: Path(given.pop(name)) for name in ("prompts", "out")}
 seen, fill = [], GatheredModel._fill
@@ -237,7 +240,8 @@ def watched(shell, model):
     fill(shell, model)
 
 GatheredModel._fill = watched
-reference.build_reference(ReferenceSettings(**paths, **given, sharding="fsdp"))
+settings = ReferenceSettings(**paths, model=given.pop("model"), reward=given.pop("reward"))
+reference.build_reference(changed(settings, **given, sharding="fsdp"))
 Path(sys.argv[2], str(rank())).write_text(json.dumps(seen))
 exit_process(0)
 """
