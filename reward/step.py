@@ -32,8 +32,8 @@ class TrainState:
     Attributes:
         tokens_per_batch: tokens in one forward pass.
         shared: a prompt is encoded once for all its responses.
-        tensor_parallel: processes that hold one model together.
-        bias: that a reward model adds to its head's output, where training starts from one.
+        tensor_parallel: processes that one model is split over.
+        bias: added to the head's output, if training starts from a reward model.
         thresholds: of the thumbs.
     """
 

@@ -32,7 +32,7 @@ def test_lengths_are_those_of_the_store(settings: PPOSettings) -> None:
     text = plan_memory(settings)
     prompt = int(re.search(r"prompts of (\d+) tokens", text)[1])
     assert f"16 × {prompt + 12} tokens" in text  # answers of at most 12 tokens
-    assert f"24 × {prompt + 12} tokens" in text  # and a stored row for every other one
+    assert f"24 × {prompt + 12} tokens" in text  # and a reference row for every other one
     counted = plan_memory(changed(settings, micro_tokens=3 * (prompt + 12) + 1))
     assert counted.count(f" 3 × {prompt + 12} tokens") == 2  # policy and critic
 

@@ -113,7 +113,7 @@ def test_jobs_with_other_settings_or_precision_do_not_mix(
     command = arguments(prompts, tiny_model, out, "--shard", "1/12")
     assert main([*command, "--temperature", "0.5"]) == 2
     error = capsys.readouterr().err
-    assert "was started with other settings (temperature: 1.0 → 0.5)" in error
+    assert "was started with other settings (sampling.temperature: 1.0 → 0.5)" in error
     done = run_process(*("bf16" if word == "fp32" else word for word in command))
     assert done.returncode == 2
     assert "was started with other settings (precision: fp32 → bf16)" in done.stderr

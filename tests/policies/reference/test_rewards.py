@@ -1,4 +1,4 @@
-"""Rewards for stored outputs: in place, whole or not at all, and never another's by mistake."""
+"""Rewards for reference outputs: in place, whole or not at all, and never another's by mistake."""
 
 import os
 import shutil

@@ -233,7 +233,7 @@ def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
         with pytest.raises(InputError) as caught:
             resolve_model(settings_for(rankings, name, tmp_path / "next"))
         assert caught.value.problem == (
-            f"{name} is an ensemble of 2 reward models, and a training goes on from one"
+            f"{name} is an ensemble of 2 reward models, and a training starts from one"
         )
         assert caught.value.remedy == f"Give one of them, such as {member}."
     report = train_reward(settings_for(rankings, out / "member-0", tmp_path / "next", limit="4"))
@@ -244,7 +244,7 @@ def test_a_fitted_head_would_replace_the_trained_one(first, rankings, tmp_path):
     settings = settings_for(rankings, first, tmp_path / "next", head="fitted")
     with pytest.raises(ConfigError, match="--head fitted would replace the trained head of") as e:
         train_reward(settings)
-    assert e.value.remedy == "Leave --head out: a reward model goes on with the head it has."
+    assert e.value.remedy == "Leave --head out: a reward model keeps its head."
     assert not (tmp_path / "next").exists()
 
 

@@ -92,7 +92,9 @@ def test_the_next_command_samples_as_the_ranked_responses_were(tmp_path: Path) -
     write_jsonl(tmp_path / "rankings" / "train.jsonl", [record.to_json()])
     settings = reward_settings(rankings=tmp_path / "rankings", model="m", out=tmp_path / "reward")
     last = describe_training(settings, REPORT).splitlines()[-1]
-    assert last.endswith(f"--out {tmp_path}/reference --temperature 0.8 --max-new-tokens 16")
+    assert last.endswith(
+        f"--out {tmp_path}/reference --sampling.temperature 0.8 --sampling.max-new-tokens 16"
+    )
 
 
 def test_an_accuracy_that_may_be_chance_is_said_to_be(tmp_path: Path) -> None:
