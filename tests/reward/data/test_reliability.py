@@ -21,8 +21,7 @@ from reward.train import train_reward
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.ranked import write_ranked
-from tests.reward.conftest import build_record
+from tests.reward.conftest import build_record, export
 from tests.settings import reward_settings
 
 BASE = 0.9
@@ -153,9 +152,8 @@ def judged(number: int, split: str = "train") -> object:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("rankings")
-    write_ranked(path, [judged(n, "test" if n % 4 == 0 else "train") for n in range(24)], {})
-    return path
+    records = [judged(n, "test" if n % 4 == 0 else "train") for n in range(24)]
+    return export(tmp_path_factory.mktemp("rankings"), records)
 
 
 def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_path, capsys):

@@ -8,15 +8,8 @@ from reward.report.evaluation import Best, compare
 from reward.train import train_reward
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_reward_model
-from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
-from tests.reward.conftest import build_record
-from tests.settings import reward_settings
-
-
-def settings_for(rankings, model, out, **changes):
-    values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, **changes}
-    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
+from tests.reward.conftest import build_record, export, settings_for
 
 
 def test_the_earlier_of_two_equal_evaluations_is_best_and_later_ones_are_counted():
@@ -65,8 +58,7 @@ def contradicting(tmp_path):
         else r
         for r in records
     ]
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", records + [build_record(n, "test") for n in range(20, 24)], {})
+    export(tmp_path / "data", records + [build_record(n, "test") for n in range(20, 24)])
     return tmp_path / "data"
 
 
