@@ -54,8 +54,7 @@ class BatchSettings:
     def __post_init__(self) -> None:
         for name in ("episodes_per_step", "samples_per_prompt", "micro_batch_size"):
             require_range(f"batch.{name}", getattr(self, name), 1)
-        if self.micro_tokens is not None:
-            require_range("batch.micro_tokens", self.micro_tokens, 1)
+        require_range("batch.micro_tokens", self.micro_tokens, 1)
         if self.episodes_per_step % self.samples_per_prompt:
             raise ConfigError(
                 f"--batch.episodes-per-step {self.episodes_per_step} does not divide into "
@@ -87,8 +86,7 @@ class LossSettings:
         require_range("loss.gae_lambda", self.gae_lambda, 0.0, 1.0)
         require_range("loss.clip_range", self.clip_range, 0.0, above_low=True)
         for name, low in (("clip_range_high", 0.0), ("dual_clip", 1.0)):
-            if getattr(self, name) is not None:
-                require_range(f"loss.{name}", getattr(self, name), low, above_low=True)
+            require_range(f"loss.{name}", getattr(self, name), low, above_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +139,7 @@ class RewardsSettings:
     """Clip shaped rewards to ± this; no clipping when not given."""
 
     def __post_init__(self) -> None:
-        if self.limit is not None:
-            require_range("rewards.limit", self.limit, 0.0, above_low=True)
+        require_range("rewards.limit", self.limit, 0.0, above_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +156,7 @@ class LoraSettings:
     """Quantize the model of --lora.share-base to 4 bits; CUDA only."""
 
     def __post_init__(self) -> None:
-        if self.rank is not None:
-            require_range("lora.rank", self.rank, 1)
+        require_range("lora.rank", self.rank, 1)
         if self.share_base and not self.rank:
             raise ConfigError(
                 "--lora.share-base trains adapters on one frozen model: it needs --lora.rank",
@@ -233,8 +229,7 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         require_range("checkpoint.every", self.every, 1)
-        if self.every_minutes is not None:
-            require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
+        require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
         require_range("checkpoint.keep", self.keep, 1)
 
 
@@ -268,8 +263,7 @@ class KLSettings:
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
-        if self.audit_every is not None:
-            require_range("kl.audit_every", self.audit_every, 1)
+        require_range("kl.audit_every", self.audit_every, 1)
         require_range("kl.horizon", self.horizon, 1)
         if self.target is not None:
             require_range("kl.target", self.target, 0.0, above_low=True)
@@ -307,10 +301,8 @@ class GuardSettings:
     the reference outputs' while the reward is above theirs."""
 
     def __post_init__(self) -> None:
-        if self.patience is not None:
-            require_range("guards.patience", self.patience, 1)
-        if self.max_kl is not None:
-            require_range("guards.max_kl", self.max_kl, 0.0, above_low=True)
+        require_range("guards.patience", self.patience, 1)
+        require_range("guards.max_kl", self.max_kl, 0.0, above_low=True)
         require_range("guards.min_entropy", self.min_entropy, 0.0, 1.0)
         require_range("guards.length_band", self.length_band, 1.0)
         require_range("guards.eos_drop", self.eos_drop, 0.0, 1.0)

@@ -182,13 +182,6 @@ def test_a_finished_stage_only_returns_its_report(trained):
         train_reward(settings)
 
 
-def test_prompts_are_held_out_when_there_are_no_test_prompts(tiny_model, tmp_path):
-    export(tmp_path / "data", [build_record(n) for n in range(20)])
-    report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
-    assert report["held_out"]["prompts"] == 2
-    assert "set aside" in report["held_out"]["from"]
-
-
 def test_test_prompts_that_are_also_train_prompts_are_left_out_and_counted(tiny_model, tmp_path):
     records = [build_record(n) for n in range(8)] + [build_record(n, "test") for n in range(5, 10)]
     records = [
@@ -199,15 +192,6 @@ def test_test_prompts_that_are_also_train_prompts_are_left_out_and_counted(tiny_
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert report["counts"]["test"]["prompts_also_in_train"] == 3
     assert report["held_out"]["prompts"] == 2
-
-
-def test_a_prompt_beyond_the_models_context_is_refused(tiny_model, tmp_path):
-    texts = ("so " * 600, "no")
-    records = [build_record(n, texts=texts, tiers=((0,), (1,))) for n in range(4)]
-    export(tmp_path / "data", records)
-    with pytest.raises(InputError, match=r"4 of 4 prompts .* longer than 512 tokens"):
-        train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_held_out_rankings_that_are_all_tied_have_no_accuracy(tiny_model, tmp_path):

@@ -60,24 +60,6 @@ def test_a_score_that_is_not_a_number(tiny_model, tmp_path, capsys):
     assert "has scores [nan, 1, 1, 1]" in message
 
 
-def test_some_scores_and_some_ranks(tiny_model, tmp_path, capsys):
-    [ranking] = build_record(4, scores=(4, 3, 2, 2)).rankings
-    scored = (replace(ranking, kind="signal", annotator="signal:a:b"),)
-    folder = export(tmp_path / "data", records(rankings=scored))
-    message = refused(folder, tiny_model, tmp_path, capsys, "--loss", "regression")
-    assert "of the training rankings in" in message
-    assert "1 have scores and 7 have none" in message
-    assert "rlhf export --kind signal --db DB --out DIR" in message
-
-
-def test_scores_that_are_all_the_same(tiny_model, tmp_path, capsys):
-    found = [build_record(n, "test" if n < 4 else "train", scores=(3,) * 4) for n in range(12)]
-    folder = export(tmp_path / "data", found)
-    message = refused(folder, tiny_model, tmp_path, capsys, "--loss", "regression")
-    assert "The 32 scores of the training rankings are all 3" in message
-    assert "--loss bradley_terry" in message
-
-
 def test_duplicate_ids(tiny_model, tmp_path, capsys):
     found = records()
     folder = export(tmp_path / "data", [*found, found[-1]])
@@ -95,6 +77,7 @@ def test_a_prompt_beyond_the_context(tiny_model, tmp_path, capsys):
     folder = export(tmp_path / "data", [*records()[:4], long, *records()[5:]])
     message = refused(folder, tiny_model, tmp_path, capsys)
     assert "1 of 8 prompts with their responses are longer than 512 tokens" in message
+    assert "Raise --data.max-length" in message
     assert "--data.too-long truncate" in message
 
 
