@@ -59,7 +59,7 @@ class ReferenceSettings(GroupSettings):
     """Prompts per Parquet file; a resumed run repeats at most one file per process."""
     shard: str | None = None
     """I/N: this is job I (from 0) of N jobs that fill one --out; it writes every N-th file. Repeat
-    the command to continue a killed job; the last job to finish completes the store."""
+    the command to continue a killed job; the last job to finish completes them."""
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"

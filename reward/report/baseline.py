@@ -87,7 +87,7 @@ def _logits(
     width = inputs.ids.shape[1]
     columns = torch.cat(list(places)).remainder(width).unique()
     network: Any = model
-    logits = network(**inputs.named, logits_to_keep=columns.to(inputs.ids.device)).logits
+    logits = network(**inputs.model_inputs, logits_to_keep=columns.to(inputs.ids.device)).logits
     for one in places:
         yield logits[one // width, torch.searchsorted(columns, one % width)]
 

@@ -129,7 +129,7 @@ def _exit_code(error: ChildFailedError) -> int:
     if not deliberate and first.exitcode < 0:
         raise KilledGroupError(
             f"Process {rank} was killed by {signal.Signals(-first.exitcode).name}",
-            "When memory ran out, use smaller batches; then run the same command with --resume.",
+            "If memory ran out, use smaller batches; then run the same command with --resume.",
         ) from None
     return int(deliberate[0] if deliberate else first.exitcode)
 
@@ -203,7 +203,7 @@ def _multiplies_bf16() -> bool:
 
 
 def from_main(value: Value) -> Value:
-    """The main process's value, on every rank; each may see another state of a shared disk."""
+    """The main process's value on every rank, as each may see a shared disk differently."""
     values: list[Value] = broadcast_object_list([value])
     return values[0]
 

@@ -60,11 +60,11 @@ def read_shape(model: str) -> Shape:
     """The sizes of a model folder or hub name, counted on a copy without storage.
 
     Raises:
-        InputError: there is no such model, or it is no language model.
+        InputError: there is no such model, or it is not a language model.
     """
     config = load_config(model)
-    decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin."
-    problem = f"{model} is no language model ({type(config).__name__})"
+    decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar."
+    problem = f"{model} is not a language model ({type(config).__name__})"
     with as_input_error(problem, decoder), torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     text: Any = config.get_text_config()
@@ -226,7 +226,7 @@ def packed_bytes(shape: Shape, parameters: int, size: int) -> float:
 
 
 def copies(parameters: float, *, bf16: bool) -> list[Item]:
-    """The copies that autocast keeps of trained weights; frozen ones it casts anew each time."""
+    """The copies that autocast keeps of trained weights; frozen ones are cast each time."""
     if not bf16 or not parameters:
         return []
     size = BF16 * parameters

@@ -4,7 +4,7 @@ checkpoints/step-000100/   state/ (weights, optimizer), rng-N.pt of every rank, 
 checkpoints/latest         the name of the newest complete one
 
 PyTorch's distributed checkpoint stores weights by name, however they are sharded, so a run can
-continue with another number of processes, or under another of `auto`, `ddp` and `fsdp`. DeepSpeed
+continue with another number of processes, or with another of `auto`, `ddp` and `fsdp`. DeepSpeed
 has its own format, which needs the same ZeRO stage and number of processes. With the same number of
 processes a resumed run equals an uninterrupted one bit for bit; else random numbers differ.
 """
@@ -97,7 +97,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
         return None
     name = latest.read_text(encoding="utf-8", errors="replace").strip()
     if not STEP_FOLDER.fullmatch(name):
-        raise InputError(f"{latest} names no checkpoint ({name[:80]!r})", _try_another(folder))
+        raise InputError(
+            f"{latest} does not name a checkpoint ({name[:80]!r})", _try_another(folder)
+        )
     return folder / name
 
 
@@ -135,7 +137,7 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
         progress: dict[str, Any] = json.loads((newest / PROGRESS).read_text(encoding="utf-8"))
         written_by = progress.pop(WRITTEN_BY)
         if not isinstance(progress["step"], int):
-            raise TypeError(f"its {PROGRESS} names no step")
+            raise TypeError(f"its {PROGRESS} has no step")
         _require_readable(accelerator, newest, written_by)
         _load_state(accelerator, newest)
         if written_by["processes"] == accelerator.num_processes:

@@ -199,7 +199,7 @@ def test_weights_of_another_folder_are_not_taken(policy: Path, tmp_path: Path) -
     adapter = {"peft_type": "LORA", "base_model_name_or_path": str(other)}
     set_json(policy / "adapter_config.json", **adapter)
     assert refusal(load_causal_lm, str(policy)) == (
-        f"{policy} holds an adapter (adapter_config.json), which goes with the weights of another "
+        f"{policy} holds an adapter (adapter_config.json), which needs the weights of another "
         "folder"
     )
 
@@ -321,7 +321,7 @@ def test_code_in_a_model_folder_never_runs(
     for load in (load_config, load_causal_lm, NEW_HEAD, read_shape, load_reward_model):
         monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 100))
         assert refusal(load, str(policy)) == (
-            f"Cannot read the model {policy} (it needs code of its own, which is never run)"
+            f"Cannot read the model {policy} (it needs its own code, which is never run)"
         )
     for load in (load_tokenizer, describe_model):
         monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 100))

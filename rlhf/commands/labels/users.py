@@ -77,7 +77,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """Who can do what now, and the password or token, which nothing shows again."""
+    """Who can do what now, and the password or token, shown only this once."""
     name, action = settings.name, settings.action
     if action == "list":
         return columns(result) if result else f"{settings.db} has no users yet."

@@ -1,4 +1,4 @@
-"""`rlhf evaluate`: is the policy better? By judges now, or by people's blind votes later."""
+"""`rlhf evaluate`: compares a policy with the original, by judges and by people's blind votes."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,7 +26,7 @@ class Settings(EvaluateSettings):
     reference: Annotated[Path, UNNAMED] = Path()
     """The --out of `rlhf reference`."""
     reward: Annotated[str, UNNAMED] = ""
-    """Reward model that judges."""
+    """A judge: reward model, signal:package.module:function or http(s):// address."""
     to_db: Path | None = None
     """Label database in which to queue pairs for people to compare blind: the policy's first answer
     beside the original's, and beside that of --against."""
@@ -64,8 +64,8 @@ class Settings(EvaluateSettings):
 def run(settings: Settings) -> dict[str, Any]:
     """Compare a policy with the original model: win rates by judges and people, with intervals.
 
-    Give --policy, --reference and --reward together; none with --to-db or --from-db of a finished
-    --out.
+    Give --policy, --reference and --reward together, or none of them to queue pairs (--to-db) or
+    read votes (--from-db) of a finished --out.
     """
     from policies.evaluate.report import headline
     from rlhf.run.rundir import require_done
@@ -119,7 +119,7 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     with Store(db, read_only=True) as store:
         if not any(are_queued(store, asked) for asked in pairs.values()):
             raise InputError(
-                f"Nobody was asked about the pairs of {run.path} in {db}",
+                f"{db} has no tasks for the pairs of {run.path}",
                 f"Queue them: rlhf evaluate --out {run.path} --to-db {db}; or give the database "
                 "in which they were queued.",
             )

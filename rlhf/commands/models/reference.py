@@ -4,8 +4,6 @@ from typing import Any
 
 from policies.reference.settings import ReferenceSettings as Settings
 
-__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
-
 EXAMPLE = """rlhf reference --prompts rankings --model models/SmolLM2-135M-Instruct \\
     --reward runs/first/reward --out runs/first/reference"""
 

@@ -68,7 +68,7 @@ def test_another_architecture(tmp_path: Path) -> None:
 
 def test_no_language_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"is no language model \(ViTConfig\)"):
+    with pytest.raises(InputError, match=r"is not a language model \(ViTConfig\)"):
         read_shape(str(tmp_path))
 
 
