@@ -100,7 +100,7 @@ def _queue(settings: Settings, db: Path) -> int:
     from policies.evaluate.votes import pairs_to_ask
     from rlhf.run.rundir import RunDir
 
-    pairs = [pair for of_side in pairs_to_ask(RunDir(settings.out)).values() for pair in of_side]
+    pairs = [pair for asked in pairs_to_ask(RunDir(settings.out)).values() for pair in asked]
     with Store(db) as store:
         return queue_pairs(
             store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
@@ -117,14 +117,14 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     run = RunDir(settings.out)
     pairs = pairs_to_ask(run)
     with Store(db, read_only=True) as store:
-        if not any(are_queued(store, of_side) for of_side in pairs.values()):
+        if not any(are_queued(store, asked) for asked in pairs.values()):
             raise InputError(
                 f"{db} has no tasks for the pairs of {run.path}",
                 f"Queue them: rlhf evaluate --out {run.path} --to-db {db}; or give the database "
                 "in which they were queued.",
             )
         votes = {
-            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, of_side)]
-            for other, of_side in pairs.items()
+            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, asked)]
+            for other, asked in pairs.items()
         }
     return add_votes(run, votes)
