@@ -148,7 +148,9 @@ def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
             "Use fp16 or powersgd.",
         )
     parallel = DistributedDataParallelKwargs(
-        comm_hook=HOOKS[comm_hook], comm_state_option=POWERSGD if comm_hook == "powersgd" else {}
+        comm_hook=HOOKS[comm_hook],
+        comm_state_option=POWERSGD if comm_hook == "powersgd" else {},
+        gradient_as_bucket_view=True,  # else DDP holds every gradient twice
     )
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it guesses

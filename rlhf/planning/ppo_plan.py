@@ -289,9 +289,6 @@ def _trained(counts: dict[str, int], layout: Layout) -> list[Item]:
         if layout.strategy.startswith("zero"):
             copy = "DeepSpeed's own copy of the weights"
             items.append(Item(f"{name}: stepped weights", size, copy, State.OPTIMIZER))
-        elif layout.processes > 1 and layout.strategy != "fsdp":
-            buckets = "gradients on their way to other processes"
-            items.append(Item(f"{name}: buckets", size, buckets))
     return items
 
 

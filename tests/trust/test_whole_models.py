@@ -329,7 +329,7 @@ def test_code_in_a_model_folder_never_runs(
     assert not ran.exists()
 
 
-def test_every_automatic_class_is_told_to_run_no_code() -> None:
+def test_every_automatic_class_gets_trust_remote_code_false() -> None:
     folders = ("rlhf", "reward", "policies", "labeling_app", "examples")
     files = [one for folder in folders for one in (REPOSITORY / folder).rglob("*.py")]
     calls = [
@@ -343,8 +343,8 @@ def test_every_automatic_class_is_told_to_run_no_code() -> None:
     ]
     assert len(calls) >= 8
     for file, call in calls:
-        told = {word.arg: ast.unparse(word.value) for word in call.keywords}
-        assert told.get("trust_remote_code") == "False", f"{file}:{call.lineno}"
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        assert given.get("trust_remote_code") == "False", f"{file}:{call.lineno}"
 
 
 AUTO = ("Config", "Tokenizer", "ModelForCausalLM", "ModelForSequenceClassification")

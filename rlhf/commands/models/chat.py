@@ -27,7 +27,7 @@ class Settings:
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")
-    """The label database that stores questions, answers and votes; created if it is missing."""
+    """The label database that stores questions, responses and votes; created if it is missing."""
     reward: str | None = None
     """Reward model whose rewards are shown; default: the one that --policy was trained with, if it
     still exists."""
