@@ -17,7 +17,7 @@ from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
 from reward.report.accuracy import Counts, count_judgments
 from rlhf.parallel.distributed import global_sum
-from rlhf.parallel.sharding import accumulating, backward, clip_gradients
+from rlhf.parallel.sharding import accumulating, backward, clear_gradients, clip_gradients
 from rlhf.run.metrics import progress
 from rlhf.run.watchdog import beat
 
@@ -88,7 +88,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
         parameters["lr"] = rate
     norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)
     state.optimizer.step()
-    state.optimizer.zero_grad()
+    clear_gradients(module, state.optimizer)
     summed = global_sum(accelerator, totals) / state.tensor_parallel
     loss_sum, *sums = summed.tolist()
     return {"loss": loss_sum / weight, **Counts(*sums).accuracies(), "grad_norm": norm}

@@ -62,7 +62,7 @@ from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.models import describe_model, reward_head
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, seed_all, start
 from rlhf.parallel.gathered_model import full_state
-from rlhf.parallel.sharding import assign, clip_gradients, unwrap
+from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.documents import require_kinds
 from rlhf.records.jsonl import write_json
@@ -252,14 +252,14 @@ def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict
         found = compute_gradients(learner, data, minibatch)
         sums += found
         if found.mean_approx_kl > optim.target_kl:
-            learner.optimizer.zero_grad()
+            clear_gradients(learner.model, learner.optimizer)
             break
         for name, part in policy_and_critic.parts.items():
             norms[f"grad_norm/{name}"] = clip_gradients(
                 learner.accelerator, learner.model, part.parameters(), optim.max_grad_norm
             )
         learner.optimizer.step()
-        learner.optimizer.zero_grad()
+        clear_gradients(learner.model, learner.optimizer)
         updates += 1
     return {**sums.means(learner.settings), "updates": updates, **norms}
 
