@@ -314,9 +314,10 @@ def forward_kl_top_k(
 ) -> Float[Tensor, ""]:
     """KL(reference ‖ policy) of every next token on the reference's own responses.
 
-    Σ_v p_v log(p_v / q_v) over the reference's K likeliest tokens and, as one bucket more, all the
-    others; p is the reference, q the policy. Never negative, and free of the noise of which token
-    was sampled. What differs within the bucket does not count: a lower bound, exact for K = V.
+    Σ_v p_v log(p_v / q_v) over the reference's K most likely tokens and, as one bucket more, all
+    the others; p is the reference, q the policy. Never negative, and free of the noise of which
+    token was sampled. What differs within the bucket does not count: a lower bound, exact for
+    K = V.
     """
     kept = (reference_log_probs.exp() * (reference_log_probs - log_probs)).sum(dim=2)
     rest, policy_rest = (

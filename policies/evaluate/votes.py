@@ -1,7 +1,7 @@
 """People's votes in an evaluation: which pairs to ask about, and what their answers prove.
 
 The pairs are the first answers of the policy and of what it is compared with, the original and the
-rival if there is one, to every prompt. The votes come from the labelling app, where nobody could
+rival if there is one, to every prompt. The votes come from the labeling app, where nobody could
 see which answer was whose.
 """
 

@@ -52,7 +52,7 @@ class Learner:
 class ReferenceBatch:
     """Reference rows for the KL term: sequences (N, ·) and their stored log-probs (N, R).
 
-    Where the store has them, also the K likeliest tokens at every place and their log-probs.
+    Where the store has them, also the K most likely tokens at every place and their log-probs.
     """
 
     sequences: Sequences

@@ -107,7 +107,7 @@ def run_em(
     sign: Float[ndarray, " V"],
     most_steps: int = MOST_STEPS,
 ) -> Float[ndarray, " A"]:
-    """The accuracies a that are likeliest given V votes.
+    """The accuracies a that are most likely given V votes.
 
     With p_i the probability that the first response of item i is the better one, and y = ±1 a vote
     for the first or the second:

@@ -159,7 +159,7 @@ def test_two_prompts_with_one_id_are_refused(
     write_jsonl(tmp_path / "prompts.jsonl", rows)
     assert main(arguments(tmp_path / "prompts.jsonl", tiny_model, tmp_path / "out")) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "prompts.jsonl:3: the prompt '0' came before with other words or another split" in error
+    assert "prompts.jsonl:3: the prompt '0' came before with another text or split" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -180,7 +180,7 @@ def test_prompts_and_model_belong_together(tiny_model: Path, tmp_path: Path, cap
         assert "--reward R or --inspect" in error
 
 
-def test_the_likeliest_tokens_are_those_of_the_plain_model(
+def test_the_most_likely_tokens_are_those_of_the_plain_model(
     prompts: Path, whole: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "top"

@@ -215,8 +215,8 @@ def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
     assert report["annotators"] == {"ann": {"weight": 0.5, "judgements": 24, "share": 1.0}}
     before = [one["accuracy_before_training"] for one in report["members"].values()]
     assert before == [RunDir(first).read_report()["accuracy"]] * 2
-    told = describe_training(changed(settings, out=out), report)
-    assert f"It started from the reward model {first}/model, which ordered" in told
+    text = describe_training(changed(settings, out=out), report)
+    assert f"It started from the reward model {first}/model, which ordered" in text
     for name, member in ((out, out / "member-0"), (out / "model", out / "model/member-1")):
         with pytest.raises(InputError) as caught:
             resolve_model(settings_for(rankings, name, tmp_path / "next"))
@@ -255,8 +255,8 @@ def test_other_numbers_of_labels_are_refused_in_one_sentence(
     words = ["train-reward", "--rankings", str(rankings), "--model", str(two)]
     for more in ([], ["--dry-run"]):
         assert main([*words, "--out", str(tmp_path / "next"), *more]) == 2
-        told = capsys.readouterr().err
-        assert f"{two} is not a reward model (LlamaForSequenceClassification, 2 labels)" in told
+        text = capsys.readouterr().err
+        assert f"{two} is not a reward model (LlamaForSequenceClassification, 2 labels)" in text
     assert not (tmp_path / "next").exists()
 
 
