@@ -1,9 +1,9 @@
 """The formulas of PPO, in the order of a step: rewards, advantages, losses, KL estimators.
 
-Pure functions of tensors. Letters: B sequences, R response tokens, M stored outputs of a prompt, P
-prompts, K responses to each or tokens at each place. Masks are True at real tokens. Losses and KLs
-of tokens are sums; the caller divides by the number of real tokens of all ranks and micro-batches,
-so that neither changes the result.
+Pure functions of tensors. Letters: B sequences, R response tokens, M reference outputs of a prompt,
+P prompts, K responses to each or tokens at each position. Masks are True at real tokens. Losses and
+KLs of tokens are sums; the caller divides by the number of real tokens of all ranks and
+micro-batches, so that neither changes the result.
 """
 
 import math
@@ -40,7 +40,7 @@ def shape_rewards(
 
     Args:
         scores: of the responses.
-        reference_scores: of the stored outputs of the same prompts.
+        reference_scores: of the reference outputs of the same prompts.
         finished: False where a response ran into the length limit.
         lengths: in tokens.
         shaping: centered, PAR or neither; the rest follows after it.
@@ -314,9 +314,10 @@ def forward_kl_top_k(
 ) -> Float[Tensor, ""]:
     """KL(reference ‖ policy) of every next token on the reference's own responses.
 
-    Σ_v p_v log(p_v / q_v) over the reference's K likeliest tokens and, as one bucket more, all the
-    others; p is the reference, q the policy. Never negative, and free of the noise of which token
-    was sampled. What differs within the bucket does not count: a lower bound, exact for K = V.
+    Σ_v p_v log(p_v / q_v) over the reference's K most likely tokens and, as one bucket more, all
+    the others; p is the reference, q the policy. Never negative, and free of the noise of which
+    token was sampled. What differs within the bucket does not count: a lower bound, exact for
+    K = V.
     """
     kept = (reference_log_probs.exp() * (reference_log_probs - log_probs)).sum(dim=2)
     rest, policy_rest = (

@@ -80,15 +80,15 @@ class Reward:
         device: torch.device,
         batch_size: int = SCORE_BATCH,
     ) -> list[float]:
-        """The reward of stored reference outputs, in the order given."""
+        """The reward of reference outputs, in the order given."""
         pad_id = int(tokenizer.pad_token_id)
         rewards = [0.0] * len(rows)
         for first in self.in_step(range(0, len(rows), batch_size)):
             beat()
             part = rows[first : first + batch_size]
             batch = pad_right([row.prompt_ids + row.response_ids for row in part], pad_id)
-            told = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
-            rewards[first : first + len(part)] = told.tolist()
+            found = self([row.prompt for row in part], [row.text for row in part], batch.to(device))
+            rewards[first : first + len(part)] = found.tolist()
         return rewards
 
 

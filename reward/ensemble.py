@@ -1,4 +1,4 @@
-"""`--seeds`: reward models from several seeds that score as one; their disagreement shows doubt.
+"""`--seeds`: reward models from several seeds that score as one; they differ where they are unsure.
 
 R/member-0, R/member-1, … are whole reward stages; R/model holds the models of all, as described in
 `reward.scoring.scorer`.

@@ -1,7 +1,7 @@
 """A training with its learning curve: first on an eighth, a quarter and half of its prompts.
 
 R/part-1-of-8, R/part-1-of-4 and R/part-1-of-2 are whole reward stages, each on prompts that the
-next one has, too; then R is trained as without them, and its report has the curve.
+next one has, too; then R is trained on all prompts, and its report has the curve.
 """
 
 from typing import Any
@@ -61,7 +61,7 @@ def _require_enough(settings: RewardSettings, data: Data) -> None:
     if prompts >= MIN_TRAIN_PROMPTS and held_out >= MIN_PROMPTS:
         return
     raise InputError(
-        f"--learning-curve wants at least {MIN_TRAIN_PROMPTS} prompts to train on and "
+        f"--learning-curve needs at least {MIN_TRAIN_PROMPTS} prompts to train on and "
         f"{MIN_PROMPTS} held-out ones with a preference; {settings.rankings} gives {prompts} and "
         f"{held_out}",
         "Leave --learning-curve out, or rank responses of more prompts.",

@@ -37,13 +37,13 @@ def room_for(settings: RewardSettings) -> int:
 
 def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
     """The memory of each process with the longest sequences, if nothing were sharded."""
-    has_buckets = settings.parallel.tensor_parallel == 1 and settings.sharding != "fsdp"
+    has_buckets = settings.sharding.startswith("zero") and _processes(settings) > 1
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
         tensor_parallel_shape(shape, settings.parallel.tensor_parallel),
         Pass(tokens, settings.data.max_length, settings.batch.gradient_checkpointing),
         bf16=choose_precision(settings.precision) == "bf16",
-        processes=_processes(settings) if has_buckets else 1,
+        buckets=has_buckets,
         adapter=settings.adapter,
         lora_rank=settings.lora.rank,
     )

@@ -24,14 +24,14 @@ Combine = Literal["mean", "worst"]
 
 
 def _read_seeds(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Numbers with commas between them, from a flag or a settings file; none are an empty word."""
+    """Numbers separated by commas, from a flag or a settings file; an empty string gives none."""
     return tuple(int(word) for token in tokens if token.value for word in token.value.split(","))
 
 
 def _read_weights(kind: Any, tokens: Any) -> dict[str, float] | Literal["auto"]:
-    """Numbers by name, each after a flag of its own, or all as one JSON object; or `auto`.
+    """Weights by name, each from its own flag or all from one JSON object; or `auto`.
 
-    A name may have dots, at which the command line takes it apart.
+    A name may have dots, at which the command-line parser splits it.
     """
     if isinstance(tokens, dict):
         words = {name: given[0].value for name, given in flatten(tokens).items()}
@@ -67,9 +67,10 @@ class OptimSettings:
     """Steps of the optimizer."""
 
     epochs: int = 1
-    """Passes over the prompts; two over-fit; with --head fitted, 0 trains only the head."""
+    """Passes over the prompts; more than one tends to overfit. With --head fitted, 0 trains only
+    the head."""
     learning_rate: float = 2e-5
-    """Peak learning rate, annealed to 0; 5e-5 for small models to 9e-6 for 6B."""
+    """Peak learning rate; it falls linearly to 0. Usual: 5e-5 for small models to 9e-6 for 6B."""
     warmup_fraction: float = 0.05
     """Fraction of the steps over which the learning rate rises from 0."""
 
@@ -83,11 +84,12 @@ class BatchSettings:
     """How much a step trains on, and how much is computed at once."""
 
     prompts: int = 16
-    """Prompts per optimizer step, over all processes; each brings all its pairs."""
+    """Prompts per optimizer step, over all processes, each with all its pairs."""
     micro_tokens: int = 2048
     """Tokens per forward and backward pass; affects speed and memory only."""
     share_prompt: bool = True
-    """Encode a prompt once for all its responses; off where the model's attention forbids it."""
+    """Encode a prompt once for all its responses; off where the model's attention does not support
+    it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
 
@@ -108,10 +110,10 @@ class DataSettings:
     """Also read text inside `<think>` tags, in training and scoring. Default: as the model it
     starts from, else no."""
     limit: str = "100%"
-    """Train on this many train prompts, or on a part of them: 500, 1%. A larger limit includes the
-    prompts of a smaller one."""
+    """Train on this many training prompts, or this part of them: 500, 1%. A larger limit includes
+    the prompts of a smaller one."""
     thumbs_down_flags: tuple[str, ...] = ()
-    """Flags of single responses that count as a thumb down, such as unsafe."""
+    """Flags on single responses that count as a thumbs-down, such as unsafe."""
 
     def __post_init__(self) -> None:
         require_range("data.max_length", self.max_length, 2)
@@ -124,13 +126,13 @@ class ObjectiveSettings:
     """Terms and weights of the loss."""
 
     margin: float = 0.0
-    """Reward difference that bradley_terry asks for, per step of a ranking's strength."""
+    """bradley_terry: required reward difference, times the strength of the preference."""
     centering: float = 0.0
     """Weight of a penalty on the squared sum of a pair's rewards; 0.01 keeps them near 0."""
     thumbs_weight: float = 1.0
     """Weight of the thumbs on a prompt; the pairs of a prompt have weight 1."""
     all_bad_weight: float = 1.0
-    """Weight of the responses to a prompt of which an annotator said that all are bad."""
+    """Weight of the judgment that all responses to a prompt are bad."""
 
     def __post_init__(self) -> None:
         for name in ("margin", "centering", "thumbs_weight", "all_bad_weight"):
@@ -148,21 +150,21 @@ class EvaluationSettings:
 
     held_out_fraction: float = 0.1
     """Fraction of the prompts held out for measuring, when the export has no test prompts."""
-    every: int = 0
-    """Steps between evaluations on a set-aside part of the train prompts; the best weights are
-    kept. 0: none."""
-    patience: int = 0
-    """Stop after this many evaluations without improvement. 0: never stop early."""
+    every: int | None = None
+    """Steps between evaluations on training prompts set aside for them; the best weights are kept.
+    Default: no such evaluations."""
+    patience: int | None = None
+    """Stop after this many evaluations without improvement. Default: never stop early."""
 
     def __post_init__(self) -> None:
         name = "evaluation.held_out_fraction"
         require_range(name, self.held_out_fraction, 0, 0.5, above_low=True)
-        require_range("evaluation.every", self.every, 0)
-        require_range("evaluation.patience", self.patience, 0)
+        require_range("evaluation.every", self.every, 1)
+        require_range("evaluation.patience", self.patience, 1)
         if self.patience and not self.every:
             raise ConfigError(
-                f"--evaluation.patience {self.patience} counts evaluations, but --evaluation.every "
-                "is 0",
+                f"--evaluation.patience {self.patience} counts evaluations, and without "
+                "--evaluation.every there are none",
                 "Say how many steps lie between two, for example --evaluation.every 50.",
             )
 
@@ -172,7 +174,7 @@ class LoraSettings:
     """The adapters of `--adapter lora` and `--adapter qlora`."""
 
     rank: int = 16
-    """Rank of the adapters, which sit on every linear layer."""
+    """Rank of the adapters, which are on every linear layer."""
     alpha: int = 32
     """Adapters are scaled by alpha / rank; they need about ten times the learning rate."""
 
@@ -185,17 +187,16 @@ class LoraSettings:
 class CheckpointSettings:
     """Saved states that a run resumes from."""
 
-    every: int = 50
-    """Optimizer steps between checkpoints; 0: none."""
+    every: int | None = 50
+    """Optimizer steps between checkpoints. none: do not save any by steps."""
     every_minutes: float | None = None
     """Also save a checkpoint every so many minutes."""
     keep: int = 1
     """Checkpoints kept on disk."""
 
     def __post_init__(self) -> None:
-        require_range("checkpoint.every", self.every, 0)
-        if self.every_minutes is not None:
-            require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
+        require_range("checkpoint.every", self.every, 1)
+        require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
         require_range("checkpoint.keep", self.keep, 1)
 
 
@@ -229,6 +230,11 @@ class RewardSettings(ClusterSettings):
         "save_every": "checkpoint.every",
         "keep_checkpoints": "checkpoint.keep",
     }
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = ClusterSettings.ZERO_IS_NONE | {
+        "checkpoint.every",
+        "evaluation.every",
+        "evaluation.patience",
+    }
 
     rankings: Path
     """Folder that `rlhf export --format ranked` wrote."""
@@ -261,15 +267,15 @@ class RewardSettings(ClusterSettings):
         dict[str, float] | Literal["auto"],
         Parameter(converter=_read_weights, metavar="auto", show_choices=False),
     ] = field(default_factory=dict)
-    """How much an annotator counts beside the others in a batch, such as --annotator-weights.ann
-    0.5; others count 1, and 0 leaves one out. auto: estimate all from how well annotators agree."""
+    """Weight of an annotator's judgments, such as --annotator-weights.ann 0.5; default: 1. 0 leaves
+    the annotator out. auto: estimate all weights from how well annotators agree."""
     head: Literal["random", "fitted"] = "random"
-    """How a fresh head starts: at random, or fitted to the rankings on frozen features."""
+    """How a new head is initialized: at random, or fitted to the rankings on frozen features."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
     seed: int = 0
-    """Seed of a fresh head and of the order of prompts."""
+    """Seed of a new head and of the order of prompts."""
     seeds: Annotated[tuple[int, ...], Parameter(converter=_read_seeds, n_tokens=1)] = ()
     """Train an ensemble, one model for each of these, such as 0,1,2."""
     learning_curve: bool = False
@@ -373,7 +379,7 @@ class ScoreSettings:
 
 
 def _require_choice(name: str, value: str, kind: Any) -> None:
-    """Refuse a word that the literal type `kind` does not list; flags are checked by the parser."""
+    """Refuse a value that the literal type `kind` does not list; the parser checks only flags."""
     choices = get_args(kind)
     if value not in choices:
         words = f"{', '.join(choices[:-1])} or {choices[-1]}"

@@ -17,7 +17,7 @@ from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
 from reward.report.accuracy import Counts, count_judgments
 from rlhf.parallel.distributed import global_sum
-from rlhf.parallel.sharding import accumulating, backward, clip_gradients
+from rlhf.parallel.sharding import accumulating, backward, clear_gradients, clip_gradients
 from rlhf.run.metrics import progress
 from rlhf.run.watchdog import beat
 
@@ -32,8 +32,8 @@ class TrainState:
     Attributes:
         tokens_per_batch: tokens in one forward pass.
         shared: a prompt is encoded once for all its responses.
-        tensor_parallel: processes that hold one model together.
-        bias: that a reward model adds to its head's output, where training starts from one.
+        tensor_parallel: processes that one model is split over.
+        bias: added to the head's output, if training starts from a reward model.
         thresholds: of the thumbs.
     """
 
@@ -88,7 +88,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
         parameters["lr"] = rate
     norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)
     state.optimizer.step()
-    state.optimizer.zero_grad()
+    clear_gradients(module, state.optimizer)
     summed = global_sum(accelerator, totals) / state.tensor_parallel
     loss_sum, *sums = summed.tolist()
     return {"loss": loss_sum / weight, **Counts(*sums).accuracies(), "grad_norm": norm}

@@ -288,9 +288,9 @@ def _begin(
     return 0, Findings(pair_accuracy(held_out, score_groups(state, held_out)))
 
 
-def _is_due(every: int, step: int, total: int) -> bool:
-    """Whether to evaluate after this step: after every so many, and after the last."""
-    return every > 0 and (step % every == 0 or step == total)
+def _is_due(every: int | None, step: int, total: int) -> bool:
+    """Whether to evaluate after this step: every `every` steps, and after the last one."""
+    return every is not None and (step % every == 0 or step == total)
 
 
 def anneal(step: int, total: int, warmup: int) -> float:

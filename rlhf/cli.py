@@ -144,7 +144,7 @@ def _run(tokens: list[str]) -> int:
 
 
 def _without_old_command(tokens: list[str]) -> list[str]:
-    """`rlhf annotate --prioritise`, which is a command of its own now, under its new name."""
+    """The words of `rlhf annotate --prioritise` as those of `rlhf prioritize`."""
     flag = "--prioritise"
     given = [word for word in tokens if word.partition("=")[0] == flag]
     if tokens[:1] != ["annotate"] or not given:
@@ -157,7 +157,7 @@ def _without_old_command(tokens: list[str]) -> list[str]:
 
 
 def _how_to_go_on(tokens: list[str]) -> str:
-    """What to type after Ctrl-C; only stages with a folder of their own have --resume."""
+    """What to type after Ctrl-C; only commands with a run folder have --resume."""
     resumes = hasattr(_settings_of(tokens), "resume")
     return f"Run the same command {'with --resume to go on' if resumes else 'again'}."
 
@@ -216,7 +216,7 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
 
 
 def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
-    """The resolved settings, and the memory plan as a comment that `--config` passes over."""
+    """The resolved settings, and the memory plan as a comment, which `--config` ignores."""
     result: dict[str, Any] = {"settings": to_plain(settings)}
     text = to_yaml(settings)
     if hasattr(module, "memory_plan"):
@@ -257,7 +257,7 @@ def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: 
         if name in getattr(settings, "COMMANDS_NOW", {}):
             command = settings.COMMANDS_NOW[name]
             raise ConfigError(
-                f"{key} in {source} is a command of its own now: rlhf {command}",
+                f"{key} in {source} is now the command rlhf {command}",
                 f"Delete the line and type: rlhf {command} --config {source}",
             )
         if name not in known:

@@ -162,9 +162,9 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """A library's error in a few words; a single word, such as a KeyError's, gets its type."""
     if "trust_remote_code" in str(error):
-        return "it needs code of its own, which is never run"
+        return "it needs its own code, which is never run"
     if "Weights only load failed" in str(error):  # the rest explains how to load it anyway
-        return "it holds something else than tensors and numbers"
+        return "it holds something other than tensors and numbers"
     words = _first_line(error)
     return words if " " in words else f"{type(error).__name__}: {words}"
 

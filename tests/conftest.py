@@ -7,12 +7,16 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rlhf.cli import main
 
 REPOSITORY = Path(__file__).parents[1]
 REAL_MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
@@ -73,6 +77,30 @@ def build_tiny_model(folder: Path, seed: int = 0, head_dim: int = 8) -> Path:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `rlhf` with arguments that it refuses (exit code 2): its message, in one line."""
+
+    def run(*arguments: object, exit_code: int = 2) -> str:
+        assert main([str(argument) for argument in arguments]) == exit_code
+        said = " ".join(capsys.readouterr().err.split())
+        assert "Traceback" not in said
+        return said
+
+    return run
+
+
+@pytest.fixture
+def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+    """Runs `rlhf` with `--json`: what it prints last."""
+
+    def run(*arguments: object) -> dict:
+        assert main([*map(str, arguments), "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ def main() -> None:
     """Measure, and print a line for each engine."""
     import torch
 
-    from policies.reference.build import load_prompts
+    from policies.reference.prompts import load_prompts
     from policies.sampling.continuous import sample_continuously
     from policies.sampling.generate import encode_prompts
     from policies.sampling.vllm_engine import VLLM

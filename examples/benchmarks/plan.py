@@ -149,7 +149,6 @@ def train_reward(model: str, case: Case, shape: "Shape", accelerator: Any) -> fl
         shape,
         Pass(case.sequences * length, length, case.checkpointing),
         bf16=case.bf16,
-        processes=1,
     ).peak
 
 

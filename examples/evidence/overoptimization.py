@@ -85,8 +85,8 @@ def accuracy(rewards: np.ndarray, gold: np.ndarray, tie_within: float) -> Config
     """
     better = gold[:, :, None] - gold[:, None, :] > tie_within
     agreed = (rewards[:, :, None] > rewards[:, None, :]) & better
-    told = better.any(axis=(1, 2))
-    shares = agreed[told].sum(axis=(1, 2)) / better[told].sum(axis=(1, 2))
+    has_order = better.any(axis=(1, 2))
+    shares = agreed[has_order].sum(axis=(1, 2)) / better[has_order].sum(axis=(1, 2))
     return bootstrap_interval(shares, seed=0).to_json()
 
 

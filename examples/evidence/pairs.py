@@ -1,6 +1,6 @@
 """All pairs of a prompt in one batch element against shuffled pairs.
 
-InstructGPT (arXiv 2203.02155, section 3.5) reports that pairs shuffled into one data set over-fit
+InstructGPT (arXiv 2203.02155, section 3.5) reports that pairs shuffled into one dataset over-fit
 in a single epoch, because each response is then seen K − 1 times. Both see the same pairs here, in
 steps of the same number of pairs, at the same learning rate. Over-fitting would show as a lower
 accuracy, or as probabilities that are too sure of themselves (expected calibration error).

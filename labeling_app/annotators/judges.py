@@ -11,13 +11,13 @@ from concurrent.futures import Executor
 from itertools import combinations
 from typing import Any
 
+from labeling_app.annotators.signals import records_of
 from labeling_app.db.judge_log import JudgeLog
 from labeling_app.db.store import Store
 from labeling_app.rankings.agreement import mean_interval, pair_agreement
 from labeling_app.rankings.tiers import judgments_of_pairs
 from rlhf.endpoints.judge import Endpoint, build_request, combine_verdicts, complete, read_verdict
 from rlhf.endpoints.urls import RequestPool
-from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt, Ranking, content_id
 
 
@@ -33,15 +33,10 @@ def annotate_with_judge(
         InputError: nothing to rank, or the endpoint refuses the request.
         InterruptedRunError: the endpoint does not answer; what was asked so far is kept.
     """
-    if not store.counts()["responses"]:
-        raise InputError(
-            "The database holds no responses to rank",
-            "Sample some first: rlhf generate --db DB --model MODEL",
-        )
     counts = {"ranked": 0, "ranked_before": 0, "too_few_responses": 0, "unclear_pairs": 0}
     log = JudgeLog(store, name, store.add_rubric(rubric) if rubric else "")
     with RequestPool(parallel) as pool:
-        for record in store.ranked_prompts(annotators=[name]):
+        for record in records_of(store, name):
             ids = {response.id for response in record.responses}
             if len(ids) < 2:
                 counts["too_few_responses"] += 1

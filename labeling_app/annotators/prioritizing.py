@@ -22,9 +22,9 @@ from labeling_app.quality.selection import (
 from rlhf.errors import InputError
 from rlhf.records.schema import Prompt, RankedPrompt, Response
 
-Answers = tuple[Prompt, tuple[Response, ...]]
+PromptResponses = tuple[Prompt, tuple[Response, ...]]
 # For every prompt: the features (K, d) of its responses and their rewards (K), as array-likes.
-Reader = Callable[[Sequence[Answers]], list[tuple[Any, Any]]]
+Reader = Callable[[Sequence[PromptResponses]], list[tuple[Any, Any]]]
 Array = NDArray[np.float64]
 BATCH = 256
 RANDOM = "random"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labeling_app.db.rankings import find_ranking
-from labeling_app.db.rounds import all_rounds, ensure_round
+from labeling_app.db.rounds import ensure_round, rounds
 from labeling_app.db.store import Store
 from labeling_app.db.tasks import default_overlap, highest_priority, insert_task, is_chosen
 from rlhf.errors import InputError
@@ -60,11 +60,6 @@ def queue_round(
     return {"round": number, "queued": queued}
 
 
-def rounds(store: Store) -> dict[int, dict[str, Any]]:
-    """Every round by number: the inputs and settings that `queue_round` was given."""
-    return all_rounds(store.connections)
-
-
 def trace(store: Store, ranking_id: str) -> dict[str, Any]:
     """Where a ranking came from: annotator, rubric, and of every response its model and round.
 
@@ -77,7 +72,8 @@ def trace(store: Store, ranking_id: str) -> dict[str, Any]:
             f"There is no ranking {ranking_id} in {store.connections.path}",
             "The ids are in an export: rlhf export --db DB --out DIR",
         )
-    numbers = {content["policy"]["hash"]: number for number, content in rounds(store).items()}
+    by_number = rounds(store.connections)
+    numbers = {content["policy"]["hash"]: number for number, content in by_number.items()}
     tiers = json.loads(row["tiers"])
     found = {response.id: response for response in store.responses(row["prompt_id"])}
     return {

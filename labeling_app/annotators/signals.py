@@ -32,7 +32,7 @@ def annotate_with_signal(
     """
     counts = {"ranked": 0, "ranked_before": 0, "too_few_responses": 0}
     batch: list[Ranking] = []
-    for record in _records(store, name):
+    for record in records_of(store, name):
         if len(record.responses) < 2:
             counts["too_few_responses"] += 1
         elif _covers(record):
@@ -48,7 +48,12 @@ def annotate_with_signal(
     return counts
 
 
-def _records(store: Store, name: str) -> Iterator[RankedPrompt]:
+def records_of(store: Store, name: str) -> Iterator[RankedPrompt]:
+    """Every prompt with its responses and the live rankings by one annotator.
+
+    Raises:
+        InputError: the database has no responses.
+    """
     if not store.counts()["responses"]:
         raise InputError(
             "The database holds no responses to rank",

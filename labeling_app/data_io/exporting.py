@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from labeling_app.db.files.label_file import empty_database
 from labeling_app.db.rankings import ranking_annotators
 from labeling_app.db.store import Store
 from labeling_app.rankings.verdicts import EDITED, labels
@@ -84,7 +85,7 @@ def _require_content(store: Store) -> None:
     counts = store.counts()
     path = store.connections.path
     if not counts["prompts"]:
-        raise InputError(f"{path} is empty", f"Begin with: rlhf import prompts.jsonl --db {path}")
+        raise empty_database(path)
     if not counts["responses"]:
         raise InputError(
             f"{path} holds {counts['prompts']} prompts and no responses",
@@ -134,7 +135,7 @@ def _write_rows(
 
 def _nothing_in(format: Format) -> tuple[str, str]:
     if format == "demonstrations":
-        problem = "Nobody has edited an answer, so there are no demonstrations"
+        problem = "Nobody has edited a response, so there are no demonstrations"
         return problem, "Ask and edit some first: rlhf label --db DB --model MODEL"
     if format == "kto":
         problem = "All rankings are ties, and there are no thumbs: format kto would have no rows"
@@ -153,7 +154,7 @@ def _trl_rows(record: RankedPrompt) -> Iterator[JsonObject]:
         }
 
 
-def _answer(text: str) -> list[dict[str, str]]:
+def _completion(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
@@ -181,16 +182,16 @@ def _hh_rows(record: RankedPrompt) -> Iterator[JsonObject]:
 def _kto_rows(record: RankedPrompt) -> Iterator[JsonObject]:
     texts = {response.id: response.text for response in record.responses}
     for response_id, label in labels(record.rankings):
-        completion = _answer(texts[response_id])
+        completion = _completion(texts[response_id])
         yield {"prompt": record.prompt.chat, "completion": completion, "label": label}
 
 
 def _demonstration_rows(record: RankedPrompt) -> Iterator[JsonObject]:
-    """What people wrote when they edited an answer."""
+    """What people wrote when they edited a response."""
     texts = {response.id: response.text for response in record.responses}
     for ranking in record.rankings:
         if EDITED in ranking.flags:
-            completion = _answer(texts[ranking.tiers[0][0]])
+            completion = _completion(texts[ranking.tiers[0][0]])
             yield {"prompt": record.prompt.chat, "completion": completion}
 
 

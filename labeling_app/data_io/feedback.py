@@ -4,7 +4,7 @@ from typing import Any
 
 from labeling_app.db.board.submission_ids import is_stored
 from labeling_app.db.store import Store
-from labeling_app.rankings.verdicts import THUMBS, pick
+from labeling_app.rankings.verdicts import THUMB_WORDS, pick
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, Ranking, Response, content_id
 
@@ -12,7 +12,6 @@ SOURCE = "feedback"
 COMMON = ("id", "prompt", "note")
 THUMB = ("response", "thumbs")
 PICK = ("responses", "pick")
-THUMB_WORDS = {"up": THUMBS[1], "down": THUMBS[-1]}
 MAX_ID = 64
 MAX_MODEL = 200
 MAX_CHARACTERS = 100_000

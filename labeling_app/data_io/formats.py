@@ -53,13 +53,13 @@ class Entry:
     prompt: Prompt
     responses: tuple[Response, ...] = ()
     rankings: tuple[Ranking, ...] = ()
-    # A gold or training item: its one ranking is the known answer, not somebody's judgment.
+    # A gold or training item: its one ranking is the right one, not somebody's judgment.
     check: CheckPurpose | None = None
     explanation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answers:
+class _Judged:
     """Responses in file order, their scores if any, and the judgments over their positions."""
 
     texts: Sequence[str]
@@ -83,39 +83,39 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     refuse_misspelled(value)
     value = with_responses(value)
     if "chosen" in value and "rejected" in value:
-        messages, answers = _read_preference(value)
+        messages, judged = _read_preference(value)
     elif "completions" in value and "instruction" in value:
-        messages, answers = _read_ultrafeedback(value)
+        messages, judged = _read_ultrafeedback(value)
     elif "prompt" in value or "messages" in value:
-        messages, answers = _read_own(value)
+        messages, judged = _read_own(value)
     else:
         raise InputError(f"No known format has the fields {sorted(value)}", EXAMPLES)
-    return _build(value, messages, answers, defaults)
+    return _build(value, messages, judged, defaults)
 
 
 def _build(
-    value: JsonObject, messages: Sequence[Message], answers: _Answers, defaults: Defaults
+    value: JsonObject, messages: Sequence[Message], judged: _Judged, defaults: Defaults
 ) -> Entry:
     split = value.get("split") or defaults.split
     source = str(value.get("source") or defaults.source)
     prompt = Prompt.create(tuple(messages), split, source)
-    responses = _responses(prompt.id, answers)
-    kind = value.get("kind") or defaults.kind or answers.kind
+    responses = _responses(prompt.id, judged)
+    kind = value.get("kind") or defaults.kind or judged.kind
     if kind not in ("human", "ai", "signal"):
         raise InputError(f"Unknown kind of annotator {kind!r}", "Use human, ai or signal.")
     unnamed = "imported" if kind == "human" else f"imported-{kind}"
     annotator = str(value.get("annotator") or defaults.annotator or unnamed)
     rankings = []
-    for judgment in answers.judgments:
+    for judgment in judged.judgments:
         tiers = tuple(tuple(responses[i].id for i in tier) for tier in judgment)
-        scores = [answers.scores[i] for tier in judgment for i in tier] if answers.scores else []
+        scores = [judged.scores[i] for tier in judgment for i in tier] if judged.scores else []
         ranking = Ranking(
-            id=content_id("import", prompt.id, annotator, tiers, answers.strengths, *scores),
+            id=content_id("import", prompt.id, annotator, tiers, judged.strengths, *scores),
             prompt_id=prompt.id,
             annotator=annotator,
             kind=kind,
             tiers=tiers,
-            strengths=answers.strengths,
+            strengths=judged.strengths,
             scores=tuple(scores),
         )
         rankings.append(ranking)
@@ -148,10 +148,10 @@ def _check(
     return known
 
 
-def _responses(prompt_id: str, answers: _Answers) -> tuple[Response, ...]:
+def _responses(prompt_id: str, judged: _Judged) -> tuple[Response, ...]:
     seen: Counter[tuple[str, str]] = Counter()
     responses = []
-    for index, (text, model) in enumerate(zip(answers.texts, answers.models, strict=True)):
+    for index, (text, model) in enumerate(zip(judged.texts, judged.models, strict=True)):
         if not text.strip():
             raise UnusableContentError(
                 f"Response {index} is empty", "Leave it out, and correct the positions after it."
@@ -199,7 +199,7 @@ def _prompt_messages(value: JsonObject) -> tuple[Message, ...]:
 # ---------------------------------------------------------------------------------- our own lines
 
 
-def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Judged]:
     listed, strengths = _list(value, "responses"), _list(value, "strengths")
     models = _list(value, "models") or ["imported"] * len(listed)
     if len(models) != len(listed):
@@ -216,14 +216,14 @@ def _read_own(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
         judgments = [checked_tiers(value["tiers"], len(texts))]
     else:
         judgments = [tiers_of_scores(scores, 0.0)] if len(scores) > 1 else []
-    answers = _Answers(
+    judged = _Judged(
         texts=texts,
         models=names,
         judgments=judgments,
         strengths=tuple(strengths) if value.get("tiers") else (),
         scores=scores,
     )
-    return _prompt_messages(value), answers
+    return _prompt_messages(value), judged
 
 
 def _checked_scores(scores: Any, num_responses: int) -> list[float]:
@@ -241,8 +241,8 @@ def _checked_scores(scores: Any, num_responses: int) -> list[float]:
 # ----------------------------------------------------------------------------- other people's lines
 
 
-def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
-    """Trl's preference formats and HH-RLHF: a chosen and a rejected answer."""
+def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Judged]:
+    """Trl's preference formats and HH-RLHF: a chosen and a rejected response."""
     chosen, rejected = value["chosen"], value["rejected"]
     if isinstance(chosen, list) and isinstance(rejected, list):
         messages, texts = _conversations(value, _messages(chosen, "chosen"), rejected)
@@ -255,7 +255,7 @@ def _read_preference(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
     else:
         messages, texts = _split_common_start(chosen, _text(rejected, "rejected"))
     models = [str(value.get(f"{side}_model") or "imported") for side in ("chosen", "rejected")]
-    return messages, _Answers(texts=texts, models=models, judgments=[[[0], [1]]])
+    return messages, _Judged(texts=texts, models=models, judgments=[[[0], [1]]])
 
 
 def _conversations(
@@ -296,7 +296,7 @@ def _split_common_start(chosen: str, rejected: str) -> tuple[tuple[Message, ...]
     return start, (chosen[length:], rejected[length:])
 
 
-def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answers]:
+def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Judged]:
     """UltraFeedback: completions with an overall score by GPT-4; equal scores tie."""
     completions = value["completions"]
     if not isinstance(completions, list) or not all(isinstance(c, dict) for c in completions):
@@ -306,10 +306,10 @@ def _read_ultrafeedback(value: JsonObject) -> tuple[tuple[Message, ...], _Answer
     models = [str(completion.get("model") or "imported") for completion in completions]
     messages = (Message(role="user", content=_text(value["instruction"], "instruction")),)
     if len(scores) < 2 or not all(isinstance(score, int | float) for score in scores):
-        return messages, _Answers(texts=texts, models=models)
+        return messages, _Judged(texts=texts, models=models)
     if not all(map(is_finite_number, scores)):
         raise InputError(f"overall_score is not a number: {scores}", EXAMPLES)
     tiers = tiers_of_scores(scores, 0.0)
-    return messages, _Answers(
+    return messages, _Judged(
         texts=texts, models=models, judgments=[tiers], scores=scores, kind="ai"
     )

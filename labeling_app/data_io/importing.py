@@ -61,7 +61,7 @@ def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, par
         defaults: what to assume where a line does not say it; an empty source: the file's name.
         on_error: `stop` at the first bad line, `skip` and count them, or leave out only a `few`
             that hold nothing to judge.
-        part: which part of a data set to read.
+        part: which part of a dataset to read.
 
     Raises:
         BadLineError: a bad line, unless it is left out.

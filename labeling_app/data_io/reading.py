@@ -1,4 +1,4 @@
-"""Reads rows one at a time from JSON Lines, CSV, Parquet and data sets of `datasets`.
+"""Reads rows one at a time from JSON Lines, CSV, Parquet and datasets of `datasets`.
 
 Values are read as they stand: every cell of a CSV file is text, NA and None included, and a null of
 a table stays a null. Memory stays bounded, because a small file can unpack to a huge one: the
@@ -30,18 +30,18 @@ SPLIT_NAMES: dict[str, Split] = {"train": "train", "test": "test"}
 FILES = (".jsonl", ".json", ".gz", ".parquet", ".csv")
 SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")  # by `save_to_disk`
 BUILDERS = ("csv", "json", "parquet", "arrow", "cache")
-DATA_SET = "a data set"
+DATASET = "a dataset"
 BATCH_ROWS = 64
 UNREACHED = (
-    "There is no such file either. Check the name and the network; without a network, only data "
-    "sets that `datasets` has kept can be read."
+    "There is no such file either. Check the name and the network; without a network, only "
+    "datasets that `datasets` has kept can be read."
 )
 CELL_CHARACTERS = 8  # what a number, or nothing, counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Which part of a data set to read, and how."""
+    """Which part of a dataset to read, and how."""
 
     data_split: str = ""
     config_name: str = ""
@@ -49,7 +49,7 @@ class Part:
 
 
 def is_hub_name(path: Path) -> bool:
-    """Whether this is OWNER/NAME of a data set of the hub rather than a path."""
+    """Whether this is OWNER/NAME of a dataset of the hub rather than a path."""
     owner = path.parent
     return (
         len(path.parts) == 2
@@ -71,18 +71,18 @@ def require_there(path: Path, part: Part) -> None:
     if not path.is_file():
         raise InputError(
             f"No such file: {path}",
-            "Check the path; `ls` its folder. A data set of the hub is named OWNER/NAME.",
+            "Check the path; `ls` its folder. A dataset of the hub is named OWNER/NAME.",
         )
     for flag in ("data_split", "config_name"):
         if getattr(part, flag):
             raise ConfigError(
                 f"--{flag.replace('_', '-')} has no effect on {path}, a single file",
-                "Give the data set's folder or its name on the hub, or leave the flag out.",
+                "Give the dataset's folder or its name on the hub, or leave the flag out.",
             )
 
 
 def read_rows(path: Path, part: Part) -> Iterator[Row]:
-    """Yield every row of a file, of a folder, or of a data set of the hub.
+    """Yield every row of a file, of a folder, or of a dataset of the hub.
 
     Raises:
         InputError: it cannot be read, or has no such part.
@@ -222,10 +222,10 @@ def _readable(path: Path, place: str, kind: str) -> Iterator[None]:
 
 def _dataset_rows(path: Path, part: Part) -> Iterator[Row]:
     is_saved = any((path / name).exists() for name in SAVED)
-    with _readable(path, str(path), DATA_SET):
+    with _readable(path, str(path), DATASET):
         parts = _saved_parts(path) if is_saved else _built_parts(path, part)
     for split, rows in _chosen(parts, path, part).items():
-        yield from _numbered(rows, path, DATA_SET, split=split)
+        yield from _numbered(rows, path, DATASET, split=split)
 
 
 def _saved_parts(folder: Path) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _saved_parts(folder: Path) -> dict[str, Any]:
 
 
 def _built_parts(path: Path, part: Part) -> dict[str, Any]:
-    """The splits of a folder of files, or of a data set of the hub."""
+    """The splits of a folder of files, or of a dataset of the hub."""
     from datasets import load_dataset_builder
 
     try:

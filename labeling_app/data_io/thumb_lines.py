@@ -8,11 +8,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from labeling_app.rankings.verdicts import THUMBS
+from labeling_app.rankings.verdicts import THUMB_WORDS
 from rlhf.errors import InputError
 from rlhf.records.schema import AnnotatorKind, JsonObject, Ranking, Response, content_id
 
-WORDS = {"up": THUMBS[1], "down": THUMBS[-1]}
 LABEL_WORDS = {"true": "up", "false": "down"}
 UNPAIRED = ("prompt", "completion", "label")
 EXAMPLE = 'Write {"prompt": "…", "response": "…", "thumbs": "up"}, or "down".'
@@ -22,7 +21,7 @@ def with_responses(value: JsonObject) -> JsonObject:
     """A line with thumbs as one that has `responses` and a list of `thumbs`; others as they are.
 
     Raises:
-        InputError: a label that is neither true nor false, or a completion that is no answer.
+        InputError: a label that is neither true nor false, or a completion of several messages.
     """
     if all(value.get(name) is not None for name in UNPAIRED):
         rest = {name: found for name, found in value.items() if name not in UNPAIRED[1:]}
@@ -31,7 +30,7 @@ def with_responses(value: JsonObject) -> JsonObject:
             raise InputError(
                 f"label is {value['label']!r:.80}", "Write true for good and false for bad."
             )
-        return {**rest, "responses": [_answer(value["completion"])], "thumbs": [thumb]}
+        return {**rest, "responses": [_text(value["completion"])], "thumbs": [thumb]}
     if value.get("thumbs") is None:  # tables hold every column in every row
         return value
     rest = {name: found for name, found in value.items() if name != "response"}
@@ -55,7 +54,7 @@ def thumb_rankings(
     for response, word in zip(responses, thumbs, strict=False):
         if word is None:
             continue
-        flag = WORDS.get(str(word))
+        flag = THUMB_WORDS.get(str(word))
         if flag is None:
             raise InputError(f"thumbs is {word!r:.80}", EXAMPLE)
         tiers, flags = ((response.id,),), (flag,)
@@ -71,7 +70,7 @@ def thumb_rankings(
     return rankings
 
 
-def _answer(completion: Any) -> Any:
+def _text(completion: Any) -> Any:
     """The text of a completion, which may be a list of one message."""
     if not isinstance(completion, list):
         return completion

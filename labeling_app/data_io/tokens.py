@@ -4,13 +4,7 @@ import hashlib
 import secrets
 
 from labeling_app.db.store import Store, ensure_annotator
-from labeling_app.db.users import (
-    delete_token,
-    find_user,
-    owner_of_token,
-    programs_with_tokens,
-    put_token,
-)
+from labeling_app.db.users import delete_token, find_user, owner_of_token, put_token
 from rlhf.errors import InputError
 
 
@@ -43,11 +37,6 @@ def revoke_token(store: Store, name: str) -> None:
         raise InputError(
             f"No program {name!r} has a token", "See which have: rlhf users list --db DB"
         )
-
-
-def programs(store: Store) -> list[str]:
-    """The programs that have a token, by name."""
-    return programs_with_tokens(store.connections)
 
 
 def owner(store: Store, token: str) -> str | None:

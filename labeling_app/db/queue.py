@@ -23,13 +23,7 @@ from labeling_app.db.board.overlap import ask_another
 from labeling_app.db.board.submission_ids import is_stored_skip, unless_stored
 from labeling_app.db.board.tickets import ticket_of
 from labeling_app.db.connection import Connections
-from labeling_app.db.rankings import (
-    insert_ranking,
-    num_done,
-    ranking_in_task,
-    retire,
-    retire_in_task,
-)
+from labeling_app.db.rankings import insert_ranking, ranking_in_task, retire, retire_in_task
 from labeling_app.db.store import Store, ensure_annotator
 from rlhf.errors import InputError
 from rlhf.records.schema import Ranking
@@ -121,10 +115,6 @@ class TaskQueue:
         arguments = {"now": time.time(), "me": annotator}
         count, until = self.connections.db.execute(query, arguments).fetchone()
         return count, until
-
-    def num_done(self, annotator: str) -> int:
-        """How many tasks this annotator has ranked."""
-        return num_done(self.connections, annotator)
 
     def submit(self, annotator: str, submission: Submission) -> None:
         """Store a ranking; sending the same one again changes nothing, so a browser may retry.

@@ -23,7 +23,7 @@ def ensure_round(db: Database, policy: str, content: dict[str, Any]) -> int:
     return int(row[0])
 
 
-def all_rounds(connections: Connections) -> dict[int, dict[str, Any]]:
-    """By number, the content of each round."""
+def rounds(connections: Connections) -> dict[int, dict[str, Any]]:
+    """By number, the inputs and settings of each round."""
     rows = connections.db.execute("SELECT id, content FROM rounds ORDER BY id")
     return {number: json.loads(content) for number, content in rows}

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from labeling_app.db.connection import Connections
 from labeling_app.db.reports import recent_rows
@@ -23,23 +22,17 @@ class Past:
 
 def recent_work(connections: Connections, annotator: str, limit: int = LIMIT) -> list[Past]:
     """The latest submissions and skips of an annotator, newest first."""
-    return [_past(row) for row in recent_rows(connections, annotator, limit)]
-
-
-def _past(row: dict[str, Any]) -> Past:
-    prompt = json.loads(row["messages"])[-1]["content"]
-    return Past(
-        task_id=row["task_id"],
-        at=row["created_at"],
-        prompt=prompt[:PROMPT_CHARACTERS],
-        answer=_answer(row),
-    )
-
-
-def _answer(row: dict[str, Any]) -> str:
-    if row["tiers"] is None:
-        return f"skipped: {row['reason']}"
-    return in_letters(json.loads(row["shown"]), row["tiers"])
+    return [
+        Past(
+            task_id=row["task_id"],
+            at=row["created_at"],
+            prompt=json.loads(row["messages"])[-1]["content"][:PROMPT_CHARACTERS],
+            answer=f"skipped: {row['reason']}"
+            if row["tiers"] is None
+            else in_letters(json.loads(row["shown"]), row["tiers"]),
+        )
+        for row in recent_rows(connections, annotator, limit)
+    ]
 
 
 def in_letters(shown: list[str], tiers: str) -> str:

@@ -14,7 +14,8 @@ Imported files may hold any of them: they come from whoever has the database, no
 import json
 from collections.abc import Collection, Sequence
 
-from labeling_app.rankings.verdicts import ALL_BAD, EDITED, LABELS
+from labeling_app.rankings.verdicts import EDITED
+from rlhf.records.thumbs import ALL_BAD, LABELS
 
 ADJUDICATED = "adjudicated"
 OF_RANKINGS = (ALL_BAD,)

@@ -14,10 +14,9 @@ from rlhf.errors import InputError
 from rlhf.records.schema import Ranking
 from rlhf.records.thumbs import ALL_BAD, LABELS, find_thumbs
 
-__all__ = ["ALL_BAD", "EDITED", "LABELS", "PERSON", "THUMBS", "TIE", "labels", "pick", "subject"]
-
 EDITED = "edited"
 THUMBS = {1: "thumbs-up", -1: "thumbs-down"}
+THUMB_WORDS = {"up": THUMBS[1], "down": THUMBS[-1]}  # in lines of a file and from programs
 TIE = "tie"
 PERSON = "person"  # the model of a response that a person wrote
 

@@ -23,7 +23,7 @@ def add_feedback_route(app: FastAPI, store: Store) -> None:
     """Serve `POST /feedback`.
 
     A valid token always passes, because programs behind an untrusted proxy share one address. After
-    ten invalid tokens in a minute an address is told to wait.
+    ten invalid tokens in a minute an address must wait.
     """
     attempts = Attempts(WINDOW_SECONDS)
 

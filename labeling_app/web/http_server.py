@@ -60,8 +60,8 @@ class Connections:
         self._open.setdefault(connection.address(), {})[connection] = None
         self._num_open += 1
         if self._num_open > self.max_connections:
-            crowd = max(self._open.values(), key=len)
-            waiting = (one for one in crowd if one.state().limit_seconds is not None)
+            largest = max(self._open.values(), key=len)
+            waiting = (one for one in largest if one.state().limit_seconds is not None)
             self._abort(next(waiting, connection))
 
     def touch(self, connection: "LimitedProtocol") -> None:
@@ -82,7 +82,7 @@ class Connections:
 
     def abort_late(self, now: float) -> None:
         """Close connections that have been in one state for too long; call it often."""
-        for connection in [one for crowd in self._open.values() for one in crowd]:
+        for connection in [one for group in self._open.values() for one in group]:
             state, since = connection.state(), connection.since
             if since is None or since[0] != state:
                 connection.since = state, now

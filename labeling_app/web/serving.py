@@ -15,6 +15,7 @@ from rich.markup import escape
 from labeling_app.annotators.users import User, Users
 from labeling_app.db.board.checks import CheckRates
 from labeling_app.db.board.overlap import num_open, set_another_below, set_overlap
+from labeling_app.db.files.label_file import empty_database
 from labeling_app.db.imports.unfinished import recover
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.reports import num_made_since
@@ -168,7 +169,7 @@ def _require_tasks(store: Store, db: Path) -> None:
     if counts["tasks"]:
         return
     if not counts["prompts"]:
-        raise InputError(f"{db} is empty", f"Begin with: rlhf import prompts.jsonl --db {db}")
+        raise empty_database(db)
     raise InputError(
         f"{db} has no prompt with two responses to compare",
         f"Sample some first: rlhf generate --db {db} --model MODEL -k 4",

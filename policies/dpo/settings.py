@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policies.trl_training.settings import TrainerSettings
 from rlhf.config import require_range
@@ -12,16 +12,18 @@ from rlhf.config import require_range
 class LoraSettings:
     """Adapters in place of all weights."""
 
-    rank: int = 0
-    """Train a LoRA adapter of this rank in place of all weights; 0: all weights."""
+    rank: int | None = None
+    """Train a LoRA adapter of this rank in place of all weights. Default: all weights."""
 
     def __post_init__(self) -> None:
-        require_range("lora.rank", self.rank, 0)
+        require_range("lora.rank", self.rank, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPOSettings(TrainerSettings):
     """Settings of `rlhf dpo`."""
+
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = frozenset({"lora.rank"})
 
     rankings: Path
     """Folder that `rlhf export --format ranked` wrote."""

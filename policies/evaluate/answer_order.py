@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rlhf.records.schema import Response
 
 
-def split_by_side(
+def split_by_model(
     responses: Sequence[Response], samples: int, *, has_rival: bool
 ) -> dict[str, Sequence[Response]]:
     """Split one prompt's answers into reference, policy and rival by their order.

@@ -10,7 +10,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from policies.evaluate.answer_order import split_by_side
+from policies.evaluate.answer_order import split_by_model
 from policies.reference.loading import in_memory
 from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.sampling.generate import (
@@ -32,7 +32,7 @@ from rlhf.run.metrics import progress
 
 
 @dataclass(frozen=True)
-class Side:
+class ModelAnswers:
     """One model and its answers to all prompts.
 
     Args:
@@ -63,9 +63,11 @@ class Side:
         ]
 
 
-def stored_answers(groups: Sequence[tuple[ReferenceRow, ...]], store: ReferenceStore) -> Side:
+def stored_answers(
+    groups: Sequence[tuple[ReferenceRow, ...]], store: ReferenceStore
+) -> ModelAnswers:
     """The reference outputs of each prompt."""
-    return Side(
+    return ModelAnswers(
         store.manifest["model"],
         [[Sample(row.response_ids, row.finished) for row in group] for group in groups],
         [[row.text for row in group] for group in groups],
@@ -82,7 +84,7 @@ def sample_answers(
     *,
     samples: int,
     batch_size: int,
-) -> Side:
+) -> ModelAnswers:
     """Load a model and sample `samples` answers to every prompt, given as token ids."""
     repeated = [ids for ids in prompts for _ in range(samples)]
     model = load_causal_lm(description["path"]).to(accelerator.device)
@@ -96,7 +98,7 @@ def sample_answers(
         [decode_response(tokenizer, sample.token_ids, ids) for sample in group]
         for ids, group in zip(prompts, grouped, strict=True)
     ]
-    return Side(description, grouped, texts, sampling)
+    return ModelAnswers(description, grouped, texts, sampling)
 
 
 def sample_rival(
@@ -108,15 +110,15 @@ def sample_rival(
     *,
     samples: int,
     batch_size: int,
-) -> Side:
+) -> ModelAnswers:
     """Load another model with its own tokenizer and sample answers to the same prompts.
 
     Its answers are re-encoded with the policy's tokenizer, so that lengths are comparable and the
-    reward model can score them; the returned side records that tokenizer.
+    reward model can score them; what is returned records that tokenizer.
     """
     tokenizer, config = tokenizer_of(description), load_config(description["path"])
     encoded = encode_prompts(tokenizer, config, prompts, sampling.max_new_tokens)
-    side = sample_answers(
+    found = sample_answers(
         accelerator,
         tokenizer,
         description,
@@ -126,7 +128,7 @@ def sample_rival(
         batch_size=batch_size,
     )
     if description["tokenizer"] == tokenizer_fingerprint(policy_tokenizer):
-        return side
+        return found
     rewritten = [
         [
             _rewrite(policy_tokenizer, sample, text, opened=opened)
@@ -134,13 +136,13 @@ def sample_rival(
         ]
         for opened, samples_of, texts in zip(
             (opens_thinking(policy_tokenizer, encode_prompt(policy_tokenizer, p)) for p in prompts),
-            side.samples,
-            side.texts,
+            found.samples,
+            found.texts,
             strict=True,
         )
     ]
     theirs = {**description, "tokenizer": tokenizer_fingerprint(policy_tokenizer)}
-    return Side(theirs, rewritten, side.texts, sampling)
+    return ModelAnswers(theirs, rewritten, found.texts, sampling)
 
 
 def _rewrite(
@@ -152,9 +154,9 @@ def _rewrite(
     return Sample([*ids, *end], sample.finished)
 
 
-def as_records(prompts: Sequence[Prompt], sides: Sequence[Side]) -> list[RankedPrompt]:
-    """Every prompt with the answers of all sides, in the order of the sides."""
-    answers = [side.responses(prompts) for side in sides]
+def as_records(prompts: Sequence[Prompt], models: Sequence[ModelAnswers]) -> list[RankedPrompt]:
+    """Every prompt with the answers of all models, in their order."""
+    answers = [model.responses(prompts) for model in models]
     return [
         RankedPrompt(
             prompt=prompt, responses=tuple(r for of in answers for r in of[row]), rankings=()
@@ -163,18 +165,20 @@ def as_records(prompts: Sequence[Prompt], sides: Sequence[Side]) -> list[RankedP
     ]
 
 
-def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, Side]:
+def read_sampled(file: Path, samples: int, *, has_rival: bool) -> dict[str, ModelAnswers]:
     """Read the policy's and the rival's answers of an interrupted evaluation."""
     rows = [
-        split_by_side(record.responses, samples, has_rival=has_rival)
+        split_by_model(record.responses, samples, has_rival=has_rival)
         for record in read_ranked_file(file)
     ]
-    return {name: _as_side([row[name] for row in rows]) for name in rows[0] if name != "reference"}
+    return {
+        name: _as_answers([row[name] for row in rows]) for name in rows[0] if name != "reference"
+    }
 
 
-def _as_side(rows: Sequence[Sequence[Response]]) -> Side:
+def _as_answers(rows: Sequence[Sequence[Response]]) -> ModelAnswers:
     one = rows[0][0]
-    return Side(
+    return ModelAnswers(
         {
             "path": one.model,
             "hash": str(one.model_fingerprint),

@@ -19,7 +19,7 @@ from numpy import ndarray
 from transformers import PreTrainedTokenizerBase
 
 from policies.evaluate.answers import (
-    Side,
+    ModelAnswers,
     as_records,
     read_sampled,
     sample_answers,
@@ -34,12 +34,12 @@ from policies.evaluate.measures.likelihood import (
     read_texts,
 )
 from policies.evaluate.measures.statistics import compare
-from policies.evaluate.report import Exhibit, headline, write_report
+from policies.evaluate.report import ReportSample, headline, write_report
 from policies.evaluate.settings import EvaluateSettings
 from policies.evaluate.summary import (
     best_of_n_curve,
     length_groups,
-    sides_of,
+    measure_answers,
     win_rates,
     win_rates_within,
 )
@@ -120,15 +120,17 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
     with stage_status(run):
         tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
         texts = encode_texts(tokenizer, comparison.texts)
-        sides = answer(accelerator, tokenizer, comparison, run.answers)
-        scores = score(accelerator, tokenizer, sides, comparison)
+        by_model = answer(accelerator, tokenizer, comparison, run.answers)
+        scores = score(accelerator, tokenizer, by_model, comparison)
         wins = {
-            name: judge(sides, name, scores, comparison, run) for name in sides if name != "policy"
+            name: judge(by_model, name, scores, comparison, run)
+            for name in by_model
+            if name != "policy"
         }
         read = LikelihoodInputs(
             store=comparison.store,
             groups=comparison.groups,
-            answers={name: of.token_ids for name, of in sides.items() if name != "reference"},
+            answers={name: of.token_ids for name, of in by_model.items() if name != "reference"},
             texts=texts,
             batch_size=settings.batch_size,
             seed=settings.seed,
@@ -136,7 +138,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         report = {
             "judges": describe_judges(settings, comparison),
             **count_verdicts(wins),
-            **summarise(sides, scores, wins, comparison),
+            **summarize(by_model, scores, wins, comparison),
             **measure_likelihoods(accelerator, tokenizer, comparison.policy["path"], read),
             "seed": settings.seed,
             "split": settings.split,
@@ -145,7 +147,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
             "seconds": round(time.monotonic() - began, 1),
         }
         metrics = read_metrics(RunDir(Path(settings.policy)).metrics_file)
-        shown = exhibits(comparison.prompts, sides, scores, wins["reference"])
+        shown = report_samples(comparison.prompts, by_model, scores, wins["reference"])
         write_report(report, shown, metrics, run.report_json, run.report_html)
     return headline(run.read_report())
 
@@ -196,7 +198,7 @@ def answer(
     tokenizer: PreTrainedTokenizerBase,
     comparison: Comparison,
     file: Path,
-) -> dict[str, Side]:
+) -> dict[str, ModelAnswers]:
     """The stored answers, the policy's, and the rival's if there is one.
 
     They are sampled once and saved to `file`, which a resumed evaluation reads.
@@ -210,47 +212,51 @@ def answer(
     sampling = replace(comparison.store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in comparison.groups]
     policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, **how)
-    sides = stored | {"policy": policy}
+    by_model = stored | {"policy": policy}
     if comparison.rival:
         sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
-        sides["rival"] = sample_rival(
+        by_model["rival"] = sample_rival(
             accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, **how
         )
-    records = as_records(comparison.prompts, list(sides.values()))
+    records = as_records(comparison.prompts, list(by_model.values()))
     write_jsonl(file, (record.to_json() for record in records))
-    return sides
+    return by_model
 
 
 def score(
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
-    sides: Mapping[str, Side],
+    by_model: Mapping[str, ModelAnswers],
     comparison: Comparison,
 ) -> Scores:
     """Score every answer with the reward and the gold judge, one after the other in memory."""
-    scores = {"reward": _by_reward(accelerator, tokenizer, sides, comparison)}
+    scores = {"reward": _by_reward(accelerator, tokenizer, by_model, comparison)}
     if comparison.gold is not None:
         given = described_kwargs(comparison.policy)
         name = comparison.gold["path"]
         gold = load_text_reward(name, accelerator, TOKENS_PER_BATCH, given=given)
-        scores["gold"] = score_with_gold(comparison.prompts, sides, gold)
+        scores["gold"] = score_with_gold(comparison.prompts, by_model, gold)
     return scores
 
 
 def _by_reward(
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
-    sides: Mapping[str, Side],
+    by_model: Mapping[str, ModelAnswers],
     comparison: Comparison,
 ) -> dict[str, Float[ndarray, "P N"]]:
     given = described_kwargs(comparison.policy)
     reward = load_reward([comparison.reward["path"]], accelerator, given=given)
     rows = [group[0] for group in comparison.groups]
-    return score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))
+    return score_with_reward(rows, by_model, reward, int(tokenizer.pad_token_id))
 
 
 def judge(
-    sides: Mapping[str, Side], other: str, scores: Scores, comparison: Comparison, run: RunDir
+    by_model: Mapping[str, ModelAnswers],
+    other: str,
+    scores: Scores,
+    comparison: Comparison,
+    run: RunDir,
 ) -> Wins:
     """Per judge, each prompt's fraction of comparisons that the policy won against `other`."""
     settings = comparison.settings
@@ -262,7 +268,7 @@ def judge(
             parallel=settings.judge_parallel,
             log=run.judge_log,
         )
-        wins["ai"] = asked.wins(comparison.prompts, sides["policy"], sides[other])
+        wins["ai"] = asked.wins(comparison.prompts, by_model["policy"], by_model[other])
     return wins
 
 
@@ -300,41 +306,46 @@ def count_verdicts(wins: Mapping[str, Wins]) -> dict[str, dict[str, int]]:
     return {"verdicts": {"asked": every.size, "unclear": int(np.isnan(every).sum())}}
 
 
-def summarise(
-    sides: Mapping[str, Side], scores: Scores, wins: Mapping[str, Wins], comparison: Comparison
+def summarize(
+    by_model: Mapping[str, ModelAnswers],
+    scores: Scores,
+    wins: Mapping[str, Wins],
+    comparison: Comparison,
 ) -> dict[str, Any]:
-    """Win rates and the measures of every side, as report.json holds them."""
+    """Win rates and the measures of every model, as report.json holds them."""
     seed = comparison.settings.seed
     sources = [group[0].prompt.source for group in comparison.groups]
     lengths = [len(group[0].prompt_ids) for group in comparison.groups]
     groups = length_groups(lengths)
     by_length = dict.fromkeys(name for _, name in sorted(zip(lengths, groups, strict=True)))
-    rates = {name: win_rates(of, sides["policy"], sides[name], seed) for name, of in wins.items()}
+    rates = {
+        name: win_rates(of, by_model["policy"], by_model[name], seed) for name, of in wins.items()
+    }
     first = wins["reference"]
     report = {
         "win_rate": rates["reference"],
         "win_rate_by_source": win_rates_within(first, sources, sorted(set(sources)), seed),
         "win_rate_by_length": win_rates_within(first, groups, by_length, seed),
         "best_of_n": best_of_n_curve(scores),
-        **sides_of(sides, scores),
+        **measure_answers(by_model, scores),
     }
     if comparison.rival:
         report["rival"] = {"name": comparison.settings.against, "win_rate": rates["rival"]}
     return report
 
 
-def exhibits(
-    prompts: Sequence[Prompt], sides: Mapping[str, Side], scores: Scores, wins: Wins
-) -> list[Exhibit]:
-    """The first answer of every side to every prompt, and what the judges say of them."""
+def report_samples(
+    prompts: Sequence[Prompt], by_model: Mapping[str, ModelAnswers], scores: Scores, wins: Wins
+) -> list[ReportSample]:
+    """Every model's first answer to every prompt, and what the judges say of them."""
 
     def verdict(row: int) -> dict[str, float]:
         return {"policy": float(wins["ai"][row]), "reference": 1 - float(wins["ai"][row])}
 
     return [
-        Exhibit(
+        ReportSample(
             turns=prompt.chat,
-            answers={name: side.texts[row][0] for name, side in sides.items()},
+            answers={name: of.texts[row][0] for name, of in by_model.items()},
             scores={
                 judge: {name: float(values[row, 0]) for name, values in of.items()}
                 for judge, of in scores.items()

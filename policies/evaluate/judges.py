@@ -1,7 +1,7 @@
 """The judges of an evaluation: a reward model, a function, another language model.
 
-Every judge gives each prompt the fraction of comparisons that the policy won against another side.
-Letters: P prompts, N answers of one side to each.
+Every judge gives each prompt the fraction of comparisons that the policy won against another model.
+Letters: P prompts, N answers of one model to each.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from policies.evaluate.answers import Side
+from policies.evaluate.answers import ModelAnswers
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
 from reward.scoring.texts import TextReward
@@ -33,14 +33,14 @@ POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 def score_with_reward(
-    rows: Sequence[ReferenceRow], sides: Mapping[str, Side], reward: Reward, pad_id: int
+    rows: Sequence[ReferenceRow], by_model: Mapping[str, ModelAnswers], reward: Reward, pad_id: int
 ) -> dict[str, Scores]:
-    """Scores of every side's answers by the reward that the policy was trained against."""
+    """Scores of every model's answers by the reward that the policy was trained against."""
     scores = {}
-    for name, side in sides.items():
+    for name, model in by_model.items():
         answers = [
             (row.prompt, text, row.prompt_ids + sample.token_ids)
-            for row, texts, samples in zip(rows, side.texts, side.samples, strict=True)
+            for row, texts, samples in zip(rows, model.texts, model.samples, strict=True)
             for text, sample in zip(texts, samples, strict=True)
         ]
         prompts, texts, ids = zip(*answers, strict=True)
@@ -50,15 +50,15 @@ def score_with_reward(
 
 
 def score_with_gold(
-    prompts: Sequence[Prompt], sides: Mapping[str, Side], reward: TextReward
+    prompts: Sequence[Prompt], by_model: Mapping[str, ModelAnswers], reward: TextReward
 ) -> dict[str, Scores]:
-    """Scores of every side's answers by a judge that the policy was not trained against."""
+    """Scores of every model's answers by a judge that the policy was not trained against."""
     scores = {}
-    for name, side in sides.items():
+    for name, model in by_model.items():
         answers = [
             (prompt, tuple(replace(r, text=t) for r, t in zip(responses, texts, strict=True)))
             for prompt, responses, texts in zip(
-                prompts, side.responses(prompts), side.texts, strict=True
+                prompts, model.responses(prompts), model.texts, strict=True
             )
         ]
         scores[name] = np.array(reward(answers))
@@ -77,7 +77,7 @@ def try_judge(endpoint: Endpoint) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AIJudge:
-    """A judge model that is asked about the first answers of two sides, in both orders.
+    """A judge model that is asked about the first answers of two models, in both orders.
 
     `log` stores every request with its answer; logged requests are not sent again.
     """
@@ -87,7 +87,9 @@ class AIJudge:
     parallel: int
     log: Path
 
-    def wins(self, prompts: Sequence[Prompt], ours: Side, theirs: Side) -> Float[ndarray, " P"]:
+    def wins(
+        self, prompts: Sequence[Prompt], ours: ModelAnswers, theirs: ModelAnswers
+    ) -> Float[ndarray, " P"]:
         """1, ½ or 0 for each prompt; NaN where the judge was unclear.
 
         Raises:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 import matplotlib
@@ -149,47 +148,14 @@ def training_curves(curves: Mapping[str, Curve]) -> Figure:
     return figure
 
 
-def main_plot(
-    rows: Sequence[tuple[str, Mapping[str, Any]]],
-    scores: tuple[str, Sequence[float], Sequence[float]],
-) -> Figure:
-    """The one picture of an evaluation: win rates, and the scores that one judge gave."""
-    figure = _figure(10.5, 3.0)
-    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    _draw_win_rates(left, rows)
-    _title(left, "Comparisons won against the original model")
-    name, policy, reference = scores
-    _draw_distribution(right, policy, reference)
-    _title(right, name)
-    return figure
-
-
-def save_main_plot(
-    path: Path,
-    rows: Sequence[tuple[str, Mapping[str, Any]]],
-    scores: tuple[str, Sequence[float], Sequence[float]],
-) -> None:
-    """Write `main_plot` as a PNG for a README, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(_render(main_plot(rows, scores), "png", dots_per_inch=160))
-    partial.replace(path)
-
-
 def to_data_uri(figure: Figure) -> str:
     """The figure as an SVG inside a `data:` URI; the same figure gives the same text."""
-    image = base64.b64encode(_render(figure, "svg", dots_per_inch=72)).decode()
-    return f"data:image/svg+xml;base64,{image}"
-
-
-def _render(figure: Figure, kind: str, dots_per_inch: int) -> bytes:
     buffer = BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {}
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "rlhf"}):
         # A name in a script that the font lacks is drawn as boxes; the tables spell it out.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format=kind, dpi=dots_per_inch, metadata=metadata)
-    return buffer.getvalue()
+        figure.savefig(buffer, format="svg", dpi=72, metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -5,7 +5,7 @@ differ from what programs read. It is one file that opens offline: pictures are 
 script is the search over the samples, and a content security policy forbids everything else. Texts
 of models are escaped and isolated; they can neither run nor reorder what stands around them.
 
-What `write_report` reads of the dictionary (the rest is kept in report.json, not shown); SIDE is
+What `write_report` reads of the dictionary (the rest is kept in report.json, not shown); MODEL is
 policy, reference, or rival where another model was compared too:
 
     win_rate.JUDGE          value low high n; level wins ties losses p_value as `judge_wins` gives;
@@ -18,19 +18,19 @@ policy, reference, or rival where another model was compared too:
     kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional,
                             and so are clamped_fraction and abandoned_fraction, the
                             fractions of tokens with a log-ratio above 10 (clamped) and below −10
-    log_likelihood.SIDE     optional: value low high in nats per token under the original model
+    log_likelihood.MODEL    optional: value low high in nats per token under the original model
     retained                optional: before, after: negative log-likelihood of neutral text, nats
                             per token; tokens; difference: value low high
-    reward.SIDE, gold.SIDE  mean std; gold where there is one
+    reward.MODEL            mean std; gold.MODEL the same, where there is one
     best_of_n               optional: n nats reward gold of choosing among n stored answers
-    length.SIDE             mean tokens of an answer
-    eos_rate.SIDE           fraction of answers with an end token
-    distinct.SIDE           distinct_1 distinct_2
-    self_bleu.SIDE          optional: how much the answers repeat each other
-    template.SIDE           optional: words and share: the commonest four words in a row, and the
+    length.MODEL            mean tokens of an answer
+    eos_rate.MODEL          fraction of answers with an end token
+    distinct.MODEL          distinct_1 distinct_2
+    self_bleu.MODEL         optional: how much the answers repeat each other
+    template.MODEL          optional: words and share: the commonest four words in a row, and the
                             fraction of first answers that have them
-    repeats.SIDE            optional: fraction of first answers with four words in a row twice
-    scores.JUDGE.SIDE       optional: every score, for the picture of their distribution
+    repeats.MODEL           optional: fraction of first answers with four words in a row twice
+    scores.JUDGE.MODEL      optional: every score, for the picture of their distribution
     verdicts                optional: asked of the AI judge, and how many are unclear
     votes                   optional: given, prompts, same_answers, still_needed of a blind vote by
                             people; the last counts votes on other prompts, as many on each as
@@ -57,7 +57,7 @@ from rlhf.records.jsonl import write_json, write_text_atomically
 Outcome = Literal["better", "worse", "unproven"]
 
 JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy first
-SIDES = {"reference": "Original", "policy": "New", "rival": "Other"}
+TITLES = {"reference": "Original", "policy": "New", "rival": "Other"}
 DEFAULT_KINDS = {"people": "people", "ai": "AI judge", "gold": "signal", "reward": "reward model"}
 BRIEF = (
     "verdict",
@@ -85,13 +85,13 @@ SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exhibit:
-    """One prompt with an answer of every side, and what the judges say of them.
+class ReportSample:
+    """One prompt with an answer of every model, and what the judges say of them.
 
     Args:
         turns: the conversation, role and content of each turn; the last one is the user's.
-        answers: text by side.
-        scores: by judge and side; judges that compare give the winner 1, a tie ½.
+        answers: text by model.
+        scores: by judge and model; judges that compare give the winner 1, a tie ½.
     """
 
     turns: Sequence[Mapping[str, str]]
@@ -101,36 +101,31 @@ class Exhibit:
 
 def write_report(
     report: Mapping[str, Any],
-    samples: Sequence[Exhibit],
+    samples: Sequence[ReportSample],
     metrics: Sequence[Mapping[str, Any]],
     json_path: Path,
     html_path: Path,
-    curves: Mapping[str, str] = CURVES,
 ) -> dict[str, Any]:
     """Write both files, atomically, and return the content of report.json.
 
     Args:
-        report: the numbers, as the top of this file tells.
+        report: the numbers, as described at the top of this file.
         samples: prompts with both answers; the page opens the first ten.
-        metrics: one object per training step, for the curves; may be empty.
+        metrics: one object per training step, for the curves of `CURVES`; may be empty.
         json_path: where report.json goes.
         html_path: where report.html goes.
-        curves: which metrics to draw, and their titles; those that no step has are left out.
     """
-    return write_content(
-        build_content(report, samples, metrics, curves), json_path, html_path, curves
-    )
+    return write_content(build_content(report, samples, metrics), json_path, html_path)
 
 
 def write_content(
     content: Mapping[str, Any],
     json_path: Path,
     html_path: Path,
-    curves: Mapping[str, str] = CURVES,
 ) -> dict[str, Any]:
     """Write both files of a `build_content`; what is not finite becomes null."""
     stored: dict[str, Any] = _storable(content)
-    page = render(stored, curves)
+    page = render(stored)
     write_json(json_path, stored)
     write_text_atomically(html_path, lambda stream: stream.write(page))
     return stored
@@ -174,9 +169,8 @@ def is_hacking(rates: Mapping[str, Mapping[str, Any]], judge: str) -> bool:
 
 def build_content(
     report: Mapping[str, Any],
-    samples: Sequence[Exhibit],
+    samples: Sequence[ReportSample],
     metrics: Sequence[Mapping[str, Any]],
-    curves: Mapping[str, str] = CURVES,
 ) -> dict[str, Any]:
     """The content of report.json: the numbers, the verdict, the drawn curves and the samples."""
     content: dict[str, Any] = _storable(
@@ -185,7 +179,7 @@ def build_content(
             "split": report.get("split", "test"),
             "training": {
                 name: [[row["step"], row[name]] for row in metrics if name in row]
-                for name in curves
+                for name in CURVES
                 if any(name in row for row in metrics)
             },
             "samples": [asdict(sample) for sample in samples],
@@ -207,7 +201,7 @@ def with_verdict(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "win_rate": rates, "judges": judges, "verdict": verdict}
 
 
-def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> str:
+def render(content: Mapping[str, Any]) -> str:
     """The page of a `build_content`."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -223,24 +217,17 @@ def render(content: Mapping[str, Any], curves: Mapping[str, str] = CURVES) -> st
         judge=judge,
         judges=_judges(content),
         grouped=_grouped(content),
-        sides=_sides(content),
+        models=_models(content),
         rate=content["win_rate"][judge],
         outcomes={name: outcome(rate) for name, rate in content["win_rate"].items()},
         is_hacking=is_hacking(content["win_rate"], judge),
-        pictures=_pictures(content, curves),
+        pictures=_pictures(content),
         show=lambda *path, form="number": _show(content, path, form),
         winner=_winner,
         num_open=NUM_OPEN,
         few_prompts=FEW_PROMPTS,
     )
     return page + "\n"
-
-
-def save_main_plot(content: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of a README: win rates, and the first judge's scores before and after."""
-    judge = content["verdict"]["judge"]
-    panel = _scores(content, judge) or _scores(content, "reward")
-    plots.save_main_plot(path, _rates(content), panel or ("", [], []))
 
 
 def _judges(content: Mapping[str, Any]) -> list[str]:
@@ -255,12 +242,12 @@ def _grouped(content: Mapping[str, Any]) -> str:
     return next((name for name in (*JUDGES, *grouped) if grouped.get(name)), "")
 
 
-def _sides(content: Mapping[str, Any]) -> dict[str, str]:
-    """What the page calls each side."""
-    return {name: title for name, title in SIDES.items() if name in content["length"]}
+def _models(content: Mapping[str, Any]) -> dict[str, str]:
+    """What the page calls each model."""
+    return {name: title for name, title in TITLES.items() if name in content["length"]}
 
 
-def _pictures(content: Mapping[str, Any], curves: Mapping[str, str]) -> dict[str, str]:
+def _pictures(content: Mapping[str, Any]) -> dict[str, str]:
     figures = {"win_rates": plots.win_rates(_rates(content))}
     panels = [p for p in (_scores(content, name) for name in ("gold", "reward")) if p]
     if panels:
@@ -273,7 +260,7 @@ def _pictures(content: Mapping[str, Any], curves: Mapping[str, str]) -> dict[str
             )
     if content["kl"].get("reverse", {}).get("sqrt_nats") is not None:
         figures["kl"] = plots.reward_against_kl(_kl_panels(content))
-    training = {curves[name]: points for name, points in content["training"].items()}
+    training = {CURVES[name]: points for name, points in content["training"].items()}
     if training:
         figures["training"] = plots.training_curves(training)
     return {name: plots.to_data_uri(figure) for name, figure in figures.items()}
@@ -322,7 +309,7 @@ def _scores(content: Mapping[str, Any], judge: str) -> tuple[str, list[float], l
 def _winner(scores: Mapping[str, Mapping[str, Any]]) -> str:
     """Who wins by the most trustworthy judge that has an opinion on a sample."""
     for name in (*JUDGES, *scores):
-        ours, theirs = (scores.get(name, {}).get(side) for side in ("policy", "reference"))
+        ours, theirs = (scores.get(name, {}).get(model) for model in ("policy", "reference"))
         if ours is not None and theirs is not None:
             return "tie" if ours == theirs else "new" if ours > theirs else "original"
     return "tie"

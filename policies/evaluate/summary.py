@@ -1,16 +1,16 @@
 """The numbers of an evaluation, as report.json holds them; pure functions of answers and scores.
 
-Letters: P prompts, S answers of the policy, M of the other side.
+Letters: P prompts, S answers of the policy, M of the other model.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from policies.evaluate.answers import Side
+from policies.evaluate.answers import ModelAnswers
 from policies.evaluate.measures.length_control import length_controlled_rate
 from policies.evaluate.measures.statistics import (
     best_of_n,
@@ -26,12 +26,14 @@ from policies.evaluate.measures.statistics import (
 Wins = Mapping[str, Float[ndarray, " P"]]
 Scores = Mapping[str, Mapping[str, Float[ndarray, "P N"]]]
 
-READ_FIRST_ANSWERS = ("ai",)  # judges that see one answer of each side
+READ_FIRST_ANSWERS = ("ai",)  # judges that see one answer of each model
 MAX_LENGTH_GROUPS = 4
 PROMPTS_PER_LENGTH_GROUP = 4
 
 
-def win_rates(wins: Wins, ours: Side, theirs: Side, seed: int) -> dict[str, dict[str, Any]]:
+def win_rates(
+    wins: Wins, ours: ModelAnswers, theirs: ModelAnswers, seed: int
+) -> dict[str, dict[str, Any]]:
     """For every judge the win rate with interval and sign test, and the one at equal length.
 
     Args:
@@ -49,7 +51,7 @@ def win_rates(wins: Wins, ours: Side, theirs: Side, seed: int) -> dict[str, dict
         longer = first if judge in READ_FIRST_ANSWERS else every
         at_equal_length = length_controlled_rate(shares[clear], longer[clear], seed=seed)
         rates[judge] = {
-            **judge_wins(shares[clear], seed=seed).to_json(),
+            **judge_wins(shares[clear], seed=seed),
             "unclear": int((~clear).sum()),
             "length_controlled": at_equal_length.to_json(),
         }
@@ -71,7 +73,7 @@ def win_rates_within(
     order = list(order)
     return {
         judge: {
-            group: judge_wins(shares[chosen], seed=seed).to_json()
+            group: judge_wins(shares[chosen], seed=seed)
             for group in order
             if (chosen := (names == group) & ~np.isnan(shares)).any()
         }
@@ -95,27 +97,28 @@ def length_groups(lengths: Sequence[int]) -> list[str]:
     return [names[place] for place in places]
 
 
-def sides_of(sides: Mapping[str, Side], scores: Scores) -> dict[str, Any]:
-    """Lengths, endings, variety and scores of every side."""
+def measure_answers(by_model: Mapping[str, ModelAnswers], scores: Scores) -> dict[str, Any]:
+    """Lengths, endings, variety and scores of every model."""
+
+    def of_each(measure: Callable[[ModelAnswers], Any]) -> dict[str, Any]:
+        return {name: measure(answers) for name, answers in by_model.items()}
+
     return {
-        "length": {name: float(mean_lengths(side).mean()) for name, side in sides.items()},
-        "eos_rate": {
-            name: float(np.mean([s.finished for row in side.samples for s in row]))
-            for name, side in sides.items()
-        },
+        "length": of_each(lambda one: float(mean_lengths(one).mean())),
+        "eos_rate": of_each(
+            lambda one: float(np.mean([s.finished for row in one.samples for s in row]))
+        ),
         # one answer to each prompt: these measures compare sets of equal size only
-        "distinct": {
-            name: {f"distinct_{n}": distinct_n(_first(side), n) for n in (1, 2)}
-            for name, side in sides.items()
-        },
-        "self_bleu": {name: self_bleu(_first(side)) for name, side in sides.items()},
-        "template": {
-            name: dict(zip(("words", "share"), commonest_phrase(_first(side)), strict=True))
-            for name, side in sides.items()
-        },
-        "repeats": {name: repeating_fraction(_first(side)) for name, side in sides.items()},
+        "distinct": of_each(
+            lambda one: {f"distinct_{n}": distinct_n(_first(one), n) for n in (1, 2)}
+        ),
+        "self_bleu": of_each(lambda one: self_bleu(_first(one))),
+        "template": of_each(
+            lambda one: dict(zip(("words", "share"), commonest_phrase(_first(one)), strict=True))
+        ),
+        "repeats": of_each(lambda one: repeating_fraction(_first(one))),
         **{
-            judge: {name: spread(values.ravel()).to_json() for name, values in of.items()}
+            judge: {name: spread(values.ravel()) for name, values in of.items()}
             for judge, of in scores.items()
         },
         "scores": {
@@ -145,15 +148,15 @@ def best_of_n_curve(scores: Scores) -> list[dict[str, float]]:
     ]
 
 
-def mean_lengths(side: Side) -> Float[ndarray, " P"]:
+def mean_lengths(answers: ModelAnswers) -> Float[ndarray, " P"]:
     """Mean tokens of the answers to each prompt."""
-    return np.array([np.mean([len(s.token_ids) for s in row]) for row in side.samples])
+    return np.array([np.mean([len(s.token_ids) for s in row]) for row in answers.samples])
 
 
-def _first_lengths(side: Side) -> Float[ndarray, " P"]:
+def _first_lengths(answers: ModelAnswers) -> Float[ndarray, " P"]:
     """Tokens of the first answer to each prompt."""
-    return np.array([len(row[0].token_ids) for row in side.samples])
+    return np.array([len(row[0].token_ids) for row in answers.samples])
 
 
-def _first(side: Side) -> list[str]:
-    return [texts[0] for texts in side.texts]
+def _first(answers: ModelAnswers) -> list[str]:
+    return [texts[0] for texts in answers.texts]

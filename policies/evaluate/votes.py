@@ -1,7 +1,7 @@
 """People's votes in an evaluation: which pairs to ask about, and what their answers prove.
 
 The pairs are the first answers of the policy and of what it is compared with, the original and the
-rival if there is one, to every prompt. The votes come from the labelling app, where nobody could
+rival if there is one, to every prompt. The votes come from the labeling app, where nobody could
 see which answer was whose.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.evaluate.answer_order import split_by_side
+from policies.evaluate.answer_order import split_by_model
 from policies.evaluate.measures.length_control import length_controlled_rate
 from policies.evaluate.measures.statistics import judge_wins, votes_needed
 from policies.evaluate.report import with_verdict, write_content
@@ -26,16 +26,16 @@ Votes = Sequence[tuple[str, float]]
 
 
 def pairs_to_ask(run: RunDir) -> dict[str, list[Pair]]:
-    """Every prompt of an evaluation with the other side's and the policy's first answer.
+    """Every prompt of an evaluation with the other model's and the policy's first answer.
 
-    The other sides are `reference` and, where another model was compared too, `rival`. Pairs of
+    The other models are `reference` and, where another model was compared too, `rival`. Pairs of
     equal texts are left out: nobody can prefer one.
     """
     report = run.read_report()
     samples, has_rival = report["samples_per_prompt"], "rival" in report
     with run.reading_report():
         answers = [
-            (record.prompt, split_by_side(record.responses, samples, has_rival=has_rival))
+            (record.prompt, split_by_model(record.responses, samples, has_rival=has_rival))
             for record in read_ranked_file(run.answers)
         ]
     return {
@@ -53,8 +53,8 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
 
     Args:
         run: a finished evaluation.
-        votes: on the pairs of each other side; for each vote the prompt's id and the share of the
-            policy's answer: 1, ½ or 0.
+        votes: on the pairs with each other model; for each vote the prompt's id and the share of
+            the policy's answer: 1, ½ or 0.
 
     Returns:
         The win rates and the counts of the votes, as report.json holds them.
@@ -108,7 +108,7 @@ def _shares(votes: Votes) -> dict[str, float]:
 
 
 def _judge(part: dict[str, Any], votes: Votes, pairs: Sequence[Pair], seed: int) -> None:
-    """Add win rate and counts of these votes to the part of report.json of one other side.
+    """Add win rate and counts of these votes to the part of report.json of one other model.
 
     Prompts are what counts, as in every interval: several votes on one pair resemble each other.
     """
@@ -117,7 +117,7 @@ def _judge(part: dict[str, Any], votes: Votes, pairs: Sequence[Pair], seed: int)
     shares = np.array(list(by_prompt.values()))
     differences = np.array([longer[prompt_id] for prompt_id in by_prompt])
     part["win_rate"]["people"] = {
-        **judge_wins(shares, seed=seed).to_json(),
+        **judge_wins(shares, seed=seed),
         "length_controlled": length_controlled_rate(shares, differences, seed=seed).to_json(),
     }
     needed = votes_needed(shares)

@@ -1,4 +1,4 @@
-"""What a step reads: its prompts, stored rows and pretraining texts, and how they are batched.
+"""What a step reads: its prompts, reference rows and pretraining texts, and how they are batched.
 
 Which prompts and rows a step uses is the same on every machine and after a resume. Rows that share
 a forward pass have similar lengths: so many rows, or so many tokens.
@@ -48,7 +48,7 @@ def choose_prompts(
     """The prompts of a step that are this process's: each once per epoch, newly shuffled.
 
     Args:
-        prompts: the stored rows of every training prompt.
+        prompts: the reference rows of every training prompt.
         step: from 1.
         batch: episodes of a step, over all processes, and samples of each prompt; a prompt is
             repeated as often, one after the other.
@@ -90,7 +90,7 @@ def choose_reference_rows(
     settings: PPOSettings,
     generator: torch.Generator,
 ) -> list[ReferenceRow]:
-    """Stored rows of the step's prompts for the KL term; M samples of a prompt take turns."""
+    """Reference rows of the step's prompts for the KL term; M samples of a prompt take turns."""
     if settings.kl.source != "reference":
         return []
     count = max(1, round(len(chosen) * settings.kl.rows_per_prompt))

@@ -1,12 +1,12 @@
-"""Checks of a run: what must hold in every step, and warnings measured against the stored outputs.
+"""Checks of a run: what must hold in every step, and warnings relative to the reference outputs.
 
 Before any training the policy is the reference model: it must repeat the stored log-probs, and at
 the first update KL, approx-KL and clip fraction must be 0 and the entropy positive. Tolerances are
 those of the arithmetic: batches of other shapes round differently.
 
-A reward model that is exploited gives rising rewards for answers that no person would like. Such
-answers can be detected without people: they do not end, get longer or shorter, or repeat
-themselves. Each of these signs is a warning first; when it persists, the run stops.
+A policy that exploits the reward model earns rising rewards for answers that people would not like.
+Many such answers can be detected automatically: they lack an end token, get longer or shorter, or
+repeat themselves. Each of these problems is a warning first; when it persists, the run stops.
 """
 
 import math
@@ -40,12 +40,12 @@ def check_reference(
     rows: Sequence[ReferenceRow],
     temperature: float,
 ) -> None:
-    """Before the first step: the policy must give stored outputs the stored log-probs.
+    """Before the first step: the policy must give reference outputs the stored log-probs.
 
     Prints how far apart the two are.
 
     Raises:
-        GuardError: recomputed log-probs of stored rows differ from the stored ones.
+        GuardError: recomputed log-probs of reference rows differ from the stored ones.
     """
     recomputed = score_responses(
         accelerator,
@@ -58,14 +58,13 @@ def check_reference(
     stored = torch.cat([torch.tensor(row.log_probs) for row in rows])
     differences = (torch.cat(recomputed) - stored).abs()
     difference = float(differences.mean())
-    words = (
-        f"Log-probs of {len(rows)} stored outputs computed again: max |Δ| {differences.max():.1e}"
-    )
-    accelerator.print(f"{words}, mean {difference:.1e}", file=sys.stderr)
+    words = f"Log-probs of {len(rows)} reference outputs computed again: "
+    words += f"max |Δ| {differences.max():.1e}, mean {difference:.1e}"
+    accelerator.print(words, file=sys.stderr)
     tolerance = LOG_PROB_TOLERANCE[accelerator.mixed_precision]
     if not difference <= tolerance:
         raise GuardError(
-            f"The policy's log-probs of the stored reference outputs are off by {difference:.4f} "
+            f"The policy's log-probs of the reference outputs are off by {difference:.4f} "
             f"nats per token before any training (at most {tolerance} is expected)",
             "The store was made in another precision or with another version: make it again with "
             "rlhf reference.",
@@ -121,7 +120,7 @@ def check_step(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normal:
+class ReferenceMeans:
     """Means of the reference outputs: length, end tokens, variety, entropy per token."""
 
     length: float
@@ -130,10 +129,10 @@ class Normal:
     entropy: float
 
 
-def normal_of(rows: Sequence[ReferenceRow]) -> Normal:
-    """Measure stored outputs the way a step's responses are measured."""
+def measure_references(rows: Sequence[ReferenceRow]) -> ReferenceMeans:
+    """Measure reference outputs the way a step's responses are measured."""
     tokens = sum(len(row.response_ids) for row in rows)
-    return Normal(
+    return ReferenceMeans(
         length=tokens / len(rows),
         eos_rate=fmean(row.finished for row in rows),
         distinct_2=fmean(distinct_2(row.response_ids) for row in rows),
@@ -141,15 +140,15 @@ def normal_of(rows: Sequence[ReferenceRow]) -> Normal:
     )
 
 
-def signs(
-    row: Mapping[str, float], kl: float | None, normal: Normal, settings: GuardSettings
+def find_problems(
+    row: Mapping[str, float], kl: float | None, normal: ReferenceMeans, settings: GuardSettings
 ) -> dict[str, str]:
-    """What is wrong with a step, by guard.
+    """The problems of a step, by the name of the guard.
 
     Args:
         row: the step's metrics.
         kl: the measured KL in nats per token; None where none is.
-        normal: of the reference outputs.
+        normal: means over the reference outputs.
         settings: how much is too much.
     """
     found = {}
@@ -175,33 +174,33 @@ def signs(
     return found
 
 
-def watch(
+def check_guards(
     row: Mapping[str, float],
     kl: float | None,
-    normal: Normal,
+    normal: ReferenceMeans,
     settings: GuardSettings,
     counts: Mapping[str, int],
     checkpoint: Path | None,
     warn: Callable[[str], None],
 ) -> dict[str, int]:
-    """Warn of every new sign; stop the run when one has persisted for `patience` steps.
+    """Warn of every new problem; stop the run when one has persisted for `patience` steps.
 
     Args:
         row: the step's metrics.
-        kl: as in `signs`.
-        normal: of the reference outputs.
+        kl: as in `find_problems`.
+        normal: means over the reference outputs.
         settings: how much is too much, and for how long.
         counts: what the step before returned.
         checkpoint: the newest one; none is saved while a warning persists that may stop the run.
         warn: called with each new warning.
 
     Returns:
-        For how many consecutive steps each sign has persisted.
+        For how many consecutive steps each problem has persisted.
 
     Raises:
-        GuardError: a sign has persisted; the message names the checkpoint.
+        GuardError: a problem has persisted; the message names the checkpoint.
     """
-    found = signs(row, kl, normal, settings)
+    found = find_problems(row, kl, normal, settings)
     updated = {name: counts.get(name, 0) + 1 for name in found}
     for name, words in found.items():
         if updated[name] == 1:

@@ -1,6 +1,6 @@
 """Where the KL term gets its reference from, how strong it is, and the audit of the true one.
 
-reference   forward KL on stored outputs, a loss in addition to the clip loss (update.py)
+reference   forward KL on reference outputs, a loss in addition to the clip loss (update.py)
 adapter     reverse KL on the policy's own samples, the reference being the policy with its LoRA
             adapter switched off; k1 of each token is taken from its reward
 resident    the same with a frozen copy of the original model in memory

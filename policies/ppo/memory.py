@@ -83,7 +83,7 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
     uses_rows = settings.kl.source == "reference"
     share = settings.kl.rows_per_prompt / settings.batch.samples_per_prompt
     rows = round(episodes * share) if uses_rows else 0
-    if settings.batch.micro_tokens:  # stored rows count among them
+    if settings.batch.micro_tokens:  # reference rows count among them
         episodes, rows = max(1, settings.batch.micro_tokens // (prompt + new)), 0
     processes = max(settings.processes, world_size())
     parts = settings.parallel.shard_group or processes

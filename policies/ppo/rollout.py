@@ -54,9 +54,9 @@ class Environment:
         reward: what the policy is trained against.
         reference_policy: log-probs of fresh samples under the original model; None where the KL
             term needs none.
-        reference_rewards: rewards of each prompt's stored outputs, by prompt id.
-        sampling: how the stored outputs were sampled.
-        shaping: what `shape_rewards` is told.
+        reference_rewards: rewards of each prompt's reference outputs, by prompt id.
+        sampling: how the reference outputs were sampled.
+        shaping: keyword arguments of `shape_rewards`.
         sampler: samples in place of transformers' plain `generate`.
         sampler_correction: how differences between sampler and trainer are corrected for.
     """
@@ -74,7 +74,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Responses of the current policy; `prompts` has the stored rows of each episode's prompt."""
+    """Responses of the current policy; `prompts` has the reference rows of each one's prompt."""
 
     prompts: Sequence[tuple[ReferenceRow, ...]]
     sequences: Sequences
@@ -91,13 +91,13 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Scores:
-    """Rewards of episodes: as scored, minus the stored outputs' mean, and as learned from."""
+    """Rewards of episodes: as scored, minus the reference outputs' mean, and as learned from."""
 
     scores: Float[Tensor, " B"]
     centered: Float[Tensor, " B"]
     shaped: Float[Tensor, " B"]
     baseline: Float[Tensor, " B"]
-    """Given back to the shaped reward where a critic or other samples are the baseline."""
+    """Added back to the shaped reward where a critic or other samples are the baseline."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def sample_episodes(
     Args:
         environment: tokenizer, sampling settings and sampler.
         model: its policy answers; not wrapped.
-        prompts: the stored rows of each prompt, repeated as often as it is to be answered.
+        prompts: the reference rows of each prompt, repeated as often as it is to be answered.
         batch_size: sequences sampled at once.
     """
     tokenizer, device = environment.tokenizer, environment.accelerator.device
@@ -184,7 +184,7 @@ def _stack_log_probs(samples: Sequence[Sample]) -> Float[Tensor, "B R"]:
 
 @torch.no_grad()
 def score_episodes(environment: Environment, episodes: Episodes) -> Scores:
-    """Score the responses, and shape the scores with the rewards of the stored outputs."""
+    """Score the responses, and shape the scores with the rewards of the reference outputs."""
     beat("scoring")
     prompts = [rows[0].prompt for rows in episodes.prompts]
     scores = environment.reward(prompts, episodes.texts, episodes.sequences.joined)

@@ -24,8 +24,9 @@ class OptimSettings:
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm, those of policy and critic separately."""
     target_kl: float = 0.2
-    """End the updates of a step early when the policy has moved this far from the one that sampled:
-    ½ mean (Δ log-prob)². For the distance from the original model see --kl.target."""
+    """Skip the rest of a step's updates once they have changed the policy by more than this
+    approximate KL, ½ mean (Δ log-prob)². It limits the change within one step; --kl.target is about
+    the distance from the original model."""
 
     def __post_init__(self) -> None:
         require_range("optim.epochs", self.epochs, 1)
@@ -53,8 +54,7 @@ class BatchSettings:
     def __post_init__(self) -> None:
         for name in ("episodes_per_step", "samples_per_prompt", "micro_batch_size"):
             require_range(f"batch.{name}", getattr(self, name), 1)
-        if self.micro_tokens is not None:
-            require_range("batch.micro_tokens", self.micro_tokens, 1)
+        require_range("batch.micro_tokens", self.micro_tokens, 1)
         if self.episodes_per_step % self.samples_per_prompt:
             raise ConfigError(
                 f"--batch.episodes-per-step {self.episodes_per_step} does not divide into "
@@ -86,8 +86,7 @@ class LossSettings:
         require_range("loss.gae_lambda", self.gae_lambda, 0.0, 1.0)
         require_range("loss.clip_range", self.clip_range, 0.0, above_low=True)
         for name, low in (("clip_range_high", 0.0), ("dual_clip", 1.0)):
-            if getattr(self, name) is not None:
-                require_range(f"loss.{name}", getattr(self, name), low, above_low=True)
+            require_range(f"loss.{name}", getattr(self, name), low, above_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ class CriticSettings:
     """`head`: train the critic's head only; half the memory, almost half the update's time. With
     --critic.model head the value loss then leaves the policy's weights alone."""
     warmup: bool = True
-    """Fit the critic's head to the rewards of the stored outputs before the first step."""
+    """Fit the critic's head to the rewards of the reference outputs before the first step."""
     learning_rate: float = 1e-5
     """Peak learning rate of the critic; it falls linearly to 0 over the run."""
     coefficient: float = 0.1
@@ -124,7 +123,7 @@ class RewardsSettings:
     combination: Literal["sum", "mean", "worst"] = "sum"
     """Several rewards become their weighted sum, its mean, or the lowest of them."""
     shaping: Literal["centered", "par", "none"] = "centered"
-    """`centered`: subtract the mean reward of the prompt's stored outputs. `par`: the mean
+    """`centered`: subtract the mean reward of the prompt's reference outputs. `par`: the mean
     probability of being preferred to them, σ of the difference."""
     missing_eos_penalty: float = 1.0
     """Subtracted from the reward of a response without an end token."""
@@ -140,8 +139,7 @@ class RewardsSettings:
     """Clip shaped rewards to ± this; no clipping when not given."""
 
     def __post_init__(self) -> None:
-        if self.limit is not None:
-            require_range("rewards.limit", self.limit, 0.0, above_low=True)
+        require_range("rewards.limit", self.limit, 0.0, above_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +156,7 @@ class LoraSettings:
     """Quantize the model of --lora.share-base to 4 bits; CUDA only."""
 
     def __post_init__(self) -> None:
-        if self.rank is not None:
-            require_range("lora.rank", self.rank, 1)
+        require_range("lora.rank", self.rank, 1)
         if self.share_base and not self.rank:
             raise ConfigError(
                 "--lora.share-base trains adapters on one frozen model: it needs --lora.rank",
@@ -232,8 +229,7 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         require_range("checkpoint.every", self.every, 1)
-        if self.every_minutes is not None:
-            require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
+        require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
         require_range("checkpoint.keep", self.keep, 1)
 
 
@@ -242,7 +238,7 @@ class KLSettings:
     """The KL term, which keeps the policy close to the original model."""
 
     source: Literal["reference", "adapter", "resident", "none"] = "reference"
-    """`reference`: forward KL on the stored outputs, as a loss. `resident`: reverse KL against a
+    """`reference`: forward KL on the reference outputs, as a loss. `resident`: reverse KL against a
     frozen copy of the original model, subtracted from each token's reward. `adapter`: the same
     against the policy with its LoRA adapter switched off. `none`: no KL term."""
     estimator: Literal["k3", "k1", "top_k", "token_reverse"] = "k3"
@@ -263,12 +259,11 @@ class KLSettings:
     under the policy's adapters. Default: only after training. `adapter` and `resident` measure it
     in every step."""
     rows_per_prompt: float = 0.5
-    """`reference`: stored outputs in the KL term per prompt of a step, at most 1."""
+    """`reference`: reference outputs in the KL term per prompt of a step, at most 1."""
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
-        if self.audit_every is not None:
-            require_range("kl.audit_every", self.audit_every, 1)
+        require_range("kl.audit_every", self.audit_every, 1)
         require_range("kl.horizon", self.horizon, 1)
         if self.target is not None:
             require_range("kl.target", self.target, 0.0, above_low=True)
@@ -284,7 +279,7 @@ class KLSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSettings:
-    """When to warn that training goes wrong, and when to stop; compared with the stored outputs."""
+    """When to warn about a step, compared with the reference outputs, and when to stop the run."""
 
     patience: int | None = 10
     """Consecutive steps a warning may persist before the run stops (exit code 3). none: only
@@ -293,22 +288,21 @@ class GuardSettings:
     """Warn when the KL of a step or of the last audit exceeds this many nats per token; never when
     not given."""
     min_entropy: float = 0.1
-    """Warn when the entropy falls below this fraction of the stored outputs'."""
+    """Warn when the entropy falls below this fraction of the reference outputs'."""
     length_band: float = 3.0
-    """Warn when responses are this many times longer or shorter than the stored outputs while the
-    reward is above theirs."""
+    """Warn when responses are this many times longer or shorter than the reference outputs while
+    the reward is above theirs."""
     eos_drop: float = 0.5
-    """Warn when the fraction of responses with an end token lies this far below the stored outputs'
-    (0.5: 40 % where they have 90 %) while the reward is above theirs."""
+    """Absolute difference: warn when the fraction of responses with an end token is lower than the
+    reference outputs' by more than this (0.5: below 40 % where they have 90 %) while the reward is
+    above theirs."""
     min_distinct: float = 0.5
     """Warn when the fraction of distinct token pairs in a response falls below this fraction of
-    the stored outputs' while the reward is above theirs."""
+    the reference outputs' while the reward is above theirs."""
 
     def __post_init__(self) -> None:
-        if self.patience is not None:
-            require_range("guards.patience", self.patience, 1)
-        if self.max_kl is not None:
-            require_range("guards.max_kl", self.max_kl, 0.0, above_low=True)
+        require_range("guards.patience", self.patience, 1)
+        require_range("guards.max_kl", self.max_kl, 0.0, above_low=True)
         require_range("guards.min_entropy", self.min_entropy, 0.0, 1.0)
         require_range("guards.length_band", self.length_band, 1.0)
         require_range("guards.eos_drop", self.eos_drop, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""What `rlhf ppo` works with: models, optimizer, rewards, stored rows and texts, ready to train."""
+"""Sets up `rlhf ppo`: models, optimizer, rewards, reference rows and pretraining texts."""
 
 import math
 import sys
@@ -66,13 +66,13 @@ class LoopState:
 
 @dataclass(frozen=True)
 class Training:
-    """What the loop works with.
+    """Everything that the training loop uses.
 
     Attributes:
-        prompts: the stored rows of every training prompt.
+        prompts: the reference rows of every training prompt.
         texts: pretraining texts; None without --ptx.data.
-        dp_rank: which part of every batch this process computes. Processes that hold a model
-            together compute the same part.
+        dp_rank: which part of every batch this process computes. The processes of a tensor-parallel
+            group compute the same part.
         dp_size: how many parts there are.
     """
 

@@ -1,8 +1,8 @@
-"""`rlhf ppo`: train a policy against a reward model, held near the original by its stored outputs.
+"""`rlhf ppo`: trains a policy on a reward, with a KL term that keeps it near the original model.
 
 Differs from the PPO of InstructGPT (arXiv 2203.02155): the KL term is the forward KL on reference
-outputs that were stored ahead of time, a loss in addition to the clip loss in place of a penalty in
-the reward, so no reference model is in memory; and rewards are reported as gains over the stored
+outputs that were stored ahead of time. It is a loss in addition to the clip loss, not a penalty in
+the reward, so no reference model is in memory. Rewards are reported as gains over the reference
 outputs of the same prompt.
 """
 
@@ -21,7 +21,7 @@ from policies.ppo.batches import (
     choose_reference_rows,
     describe_texts,
 )
-from policies.ppo.checks import check_reference, check_step, normal_of, watch
+from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.ppo.memory import room_for
 from policies.ppo.models.actor_critic import PolicyAndCritic
@@ -62,7 +62,7 @@ from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.models import describe_model, reward_head
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, seed_all, start
 from rlhf.parallel.gathered_model import full_state
-from rlhf.parallel.sharding import assign, clip_gradients, unwrap
+from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.documents import require_kinds
 from rlhf.records.jsonl import write_json
@@ -159,7 +159,7 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
     settings, accelerator, run = training.settings, training.accelerator, training.run
     saver = Saver(accelerator, run.checkpoints, settings.checkpoint)
     some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
-    normal = normal_of([row for rows in some for row in rows])
+    normal = measure_references([row for rows in some for row in rows])
     is_single = settings.optim.epochs * settings.optim.minibatches == 1
     with progress("ppo", total=settings.steps, done=done) as bar, saver.listening():
         for step in range(done + 1, settings.steps + 1):
@@ -170,9 +170,9 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
             append_metrics(run.metrics_file, row)
             accelerator.log(row, step=step)
             measured = next((row[name] for name in MEASURED_KL if name in row), None)
-            state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # counts till the next
+            state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # valid until the next
             known = [value for value in (measured, state.audited_kl) if value is not None]
-            state.guard_counts = watch(
+            state.guard_counts = check_guards(
                 row,
                 max(known, default=None),
                 normal,
@@ -252,14 +252,14 @@ def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict
         found = compute_gradients(learner, data, minibatch)
         sums += found
         if found.mean_approx_kl > optim.target_kl:
-            learner.optimizer.zero_grad()
+            clear_gradients(learner.model, learner.optimizer)
             break
         for name, part in policy_and_critic.parts.items():
             norms[f"grad_norm/{name}"] = clip_gradients(
                 learner.accelerator, learner.model, part.parameters(), optim.max_grad_norm
             )
         learner.optimizer.step()
-        learner.optimizer.zero_grad()
+        clear_gradients(learner.model, learner.optimizer)
         updates += 1
     return {**sums.means(learner.settings), "updates": updates, **norms}
 

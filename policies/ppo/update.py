@@ -1,4 +1,4 @@
-"""PPO's gradients: clipped policy and value losses on episodes, forward KL on stored rows.
+"""PPO's gradients: clipped policy and value losses on episodes, forward KL on reference rows.
 
 Both belong to the same optimizer step, and so do pretraining texts. Losses are sums divided by the
 token counts of all processes, so neither the micro-batch size nor the number of processes changes
@@ -50,9 +50,9 @@ class Learner:
 
 @dataclass(frozen=True)
 class ReferenceBatch:
-    """Stored rows for the KL term: sequences (N, ·) and their stored log-probs (N, R).
+    """Reference rows for the KL term: sequences (N, ·) and their stored log-probs (N, R).
 
-    Where the store has them, also the K likeliest tokens at every place and their log-probs.
+    Where the store has them, also the K most likely tokens at every place and their log-probs.
     """
 
     sequences: Sequences
@@ -63,7 +63,7 @@ class ReferenceBatch:
 
 @dataclass(frozen=True)
 class StepData:
-    """All that one step learns from: episodes, stored rows for the KL term, pretraining texts."""
+    """The data of one step: episodes, reference rows for the KL term, pretraining texts."""
 
     experience: Experience
     references: ReferenceBatch
@@ -72,7 +72,7 @@ class StepData:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Places of the episodes, stored rows and pretraining texts that one pass or step uses."""
+    """Places of the episodes, reference rows and pretraining texts that one pass or step uses."""
 
     episodes: Tensor
     reference_rows: Tensor
@@ -159,7 +159,7 @@ class LossSums:
 def reference_batch(
     rows: Sequence[ReferenceRow], pad_id: int, device: torch.device
 ) -> ReferenceBatch:
-    """Stack stored rows into tensors."""
+    """Stack reference rows into tensors."""
     prompts = [row.prompt_ids for row in rows]
     sequences = Sequences.of(prompts, [row.response_ids for row in rows], pad_id)
     log_probs = torch.zeros(sequences.responses.ids.shape)
@@ -194,11 +194,11 @@ def split_minibatches(
     generator: torch.Generator,
     texts: int = 0,
 ) -> list[Minibatch]:
-    """Shuffle episodes and stored rows, and split them evenly by tokens; texts keep their order.
+    """Shuffle episodes and reference rows, and split them evenly by tokens; texts keep their order.
 
     Args:
         tokens: response tokens of the episodes.
-        row_tokens: response tokens of the stored rows.
+        row_tokens: response tokens of the reference rows.
         minibatches: how many; at most as many as there are episodes.
         generator: of the shuffles.
         texts: how many pretraining texts there are.
@@ -270,7 +270,7 @@ def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch
 
 
 def losses_of(learner: Learner, data: StepData, part: Minibatch) -> Losses:
-    """The losses of one micro-batch: of texts, or of episodes and stored rows."""
+    """The losses of one micro-batch: of texts, or of episodes and reference rows."""
     if data.texts is not None and len(part.texts):
         return _text_losses(learner, data.texts.rows(part.texts))
     return _episode_losses(learner, data, part.episodes, part.reference_rows)
@@ -285,7 +285,7 @@ def _text_losses(learner: Learner, texts: Sequences) -> Losses:
 
 
 def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Tensor) -> Losses:
-    """Policy and value losses of episodes and the forward KL of stored rows, in one forward."""
+    """Policy and value losses of episodes and the forward KL of reference rows, in one forward."""
     experience, references, settings = data.experience, data.references, learner.settings
     batch = arrange(
         stack(experience.sequences.rows(episodes), references.sequences.rows(rows)),
@@ -344,7 +344,7 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
 def micro_batches(learner: Learner, data: StepData, minibatch: Minibatch) -> list[Minibatch]:
     """Micro-batches of rows of similar length, so that little is spent on padding.
 
-    Stored rows, like texts, do not reach the critic. Under a token budget they have micro-batches
+    The critic does not read reference rows or texts. Under a token budget these have micro-batches
     of their own: where weights are sharded, all processes must call the critic in the same ones.
     DDP sums gradients over processes in the last pass only, so that pass must use every weight;
     DeepSpeed sums in every pass and resets its sums in the first.

@@ -1,4 +1,4 @@
-"""True KLs of a policy: forward on stored reference outputs, reverse with the reference loaded.
+"""True KLs of a policy: forward on reference outputs, reverse with the reference loaded.
 
 The reverse KL of a policy's own samples cannot come from a store; it needs the reference's
 log-probs of fresh samples. Training never loads the reference model; this audit does, unless the
@@ -78,14 +78,14 @@ def estimate_reverse_kl(
 
 @dataclass(frozen=True)
 class AuditSamples:
-    """What a policy answered, and how likely it finds that and the stored outputs.
+    """A policy's responses, its log-probs of them, and its forward KL on the reference outputs.
 
     Attributes:
         prompts: token ids, one list for each answer.
-        responses: the answers.
+        responses: token ids of the answers.
         log_probs: the policy's, a tensor of tokens for each answer.
-        reference_log_probs: the reference's, where it is the policy without adapters.
-        forward: the forward KL on the stored outputs.
+        reference_log_probs: the reference's, if it is the policy without adapters.
+        forward: the forward KL on the reference outputs.
     """
 
     prompts: list[list[int]]
@@ -112,7 +112,7 @@ def measure_for_audit(
         policy: the trained policy.
         tokenizer: for padding.
         store: the reference outputs.
-        groups: the stored rows of each prompt.
+        groups: the reference rows of each prompt.
         responses: token ids of the policy's fresh response to each prompt.
         holds_reference: the policy is the reference when its adapters are switched off; then the
             reference's log-probs are measured, too.
@@ -165,7 +165,7 @@ def measure_forward_kl(
     temperature: float,
     batch_size: int = SCORE_BATCH,
 ) -> dict[str, Any]:
-    """KL(reference ‖ policy) from stored reference outputs, k3 form; no reference model needed.
+    """KL(reference ‖ policy) from reference outputs, k3 form; no reference model needed.
 
     `clamped_fraction` is the fraction of tokens at which k3 clamps log r (> 10): there the KL is
     larger. `abandoned_fraction` is the fraction with log r < −10, which counts in full.

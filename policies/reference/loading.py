@@ -27,11 +27,11 @@ def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
     """Open a store whose model will be loaded, and fail now if that cannot be found.
 
-    It is sought where the manifest says, and where the training of `policy`, a folder of weights,
-    took it from.
+    Its path is taken from the manifest, else from the inputs of the run that trained `policy`, a
+    folder of weights.
 
     Raises:
-        InputError: it is in neither place; or the store cannot be used.
+        InputError: the model is at neither path, or the store cannot be used.
     """
     store = open_store(folder)
     trained = RunDir(Path(policy).parent).read_stage().get("inputs", {})
@@ -45,15 +45,15 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
         else:
             return store if place == store.model else open_store(folder, place)
     raise InputError(
-        f"The model that made the reference outputs in {folder} is not to be found: {problems[0]}",
-        f"Bring it back to {store.model}, or a link to it: the reverse KL is measured with it.",
+        f"The model that made the reference outputs in {folder} was not found: {problems[0]}",
+        f"Restore it at {store.model}, or put a link there: the reverse KL is measured with it.",
     )
 
 
 def load_reference_model(
     store: ReferenceStore, accelerator: Accelerator, *, tensor_parallel: bool = False
 ) -> PreTrainedModel:
-    """Load the model that made a store, frozen, to be asked; `together` all processes hold one.
+    """Load the model that made a store, frozen; with `tensor_parallel` all processes hold one.
 
     Raises:
         InputError: the model is not where the store says, or has changed.

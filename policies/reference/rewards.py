@@ -1,8 +1,8 @@
 """Rewards for reference outputs that are already stored: `rlhf reference --reward R --out STORE`.
 
-Every state on the way is a valid store. Before another reward model's numbers are replaced, the
-manifest stops naming them; every shard changes in one moment; the manifest names the new rewards
-when all shards have them. A killed run goes on with the shards that still lack them.
+The store stays valid throughout. The manifest first drops the name of the old reward; then every
+shard is replaced atomically; when all shards have the new rewards, the manifest names them. After
+an interruption, the same command continues with the shards that lack them.
 """
 
 import sys
@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from policies.reference.build import heartbeat_of, shards_of_rank, writes
+from policies.reference.build import heartbeat_of
 from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import (
     describe_shard,
@@ -27,6 +27,7 @@ from policies.reference.shards import (
     write_table,
 )
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
+from policies.reference.writer import shards_of_rank, writes
 from policies.rewards import Reward, describe_rewards, is_model, load_reward
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH
@@ -71,7 +72,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     names = shards_of_rank(list(manifest["shards"]), settings, accelerator)
     mine = {name: manifest["shards"][name] for name in names}
     # the stage stays finished even if scoring fails
-    with watching(heartbeat_of(run, settings), settings.parallel.stall_timeout, _say):
+    with watching(heartbeat_of(run, settings), settings.parallel.stall_timeout, _print_error):
         scorer = _Scorer(accelerator, sharding, reward, tokenizer, settings.batch_size)
         scorer.score(run.outputs, mine)
         accelerator.wait_for_everyone()
@@ -81,12 +82,12 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
         accelerator.wait_for_everyone()
         return {"shards": {"scored": len(scored), "of": len(names)}}
     if accelerator.is_main_process:
-        _name_rewards(run, manifest, description)
+        _record_rewards(run, manifest, description)
     accelerator.wait_for_everyone()
     return run.read_report()
 
 
-def _say(error: InterruptedRunError) -> None:
+def _print_error(error: InterruptedRunError) -> None:
     sys.stderr.write(f"error {error}\n")
     sys.stderr.flush()
 
@@ -139,8 +140,8 @@ def _require_replacing(
         )
 
 
-def _name_rewards(run: RunDir, manifest: dict[str, Any], reward: dict[str, str]) -> None:
-    """Record the rewards that all shards have now; the manifest, which readers ask, comes last."""
+def _record_rewards(run: RunDir, manifest: dict[str, Any], reward: dict[str, str]) -> None:
+    """Record the rewards that all shards have now; the manifest, which readers use, comes last."""
     shards = {
         name: {**shard, "rewards": describe_shard(read_table(run.outputs / name))["rewards"]}
         for name, shard in manifest["shards"].items()
@@ -157,7 +158,7 @@ def rewards_by_prompt(
     tokenizer: PreTrainedTokenizerBase,
     device: torch.device,
 ) -> dict[str, list[float]]:
-    """r(y0) of every stored output, by prompt id: as the store has them, else computed now."""
+    """r(y0) of every reference output, by prompt id: as the store has them, else computed now."""
     stored_by = store.manifest["reward"]
     is_stored = stored_by is not None and stored_by["hash"] == reward.description["hash"]
     columns = [table.to_pydict() for table in store.rows.tables("prompt_id", "reward")]

@@ -1,29 +1,52 @@
 """The settings of `rlhf reference`; torch-free, so that `--help` is quick."""
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from policies.sampling.settings import require_sampling
-from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.config import MAX_SEED, Precision, flag_of, read_setting, require_range
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import GroupSettings
 
-SAMPLING = (
-    "samples",
-    "temperature",
-    "max_new_tokens",
-    "chat_template_kwargs",
-    "reuse",
-    "store_top_k",
-    "prompts_per_shard",
+SAMPLED = (
+    *(f"sampling.{name}" for name in ("samples", "temperature", "max_new_tokens", "reuse")),
+    *("chat_template_kwargs", "store_top_k", "prompts_per_shard"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How responses are sampled."""
+
+    samples: int = 1
+    """Reference outputs per prompt."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    max_new_tokens: int = 256
+    """Length limit of a response, in tokens."""
+    reuse: bool = True
+    """Use the responses in the export that this model gave with the same sampling settings."""
+
+    def __post_init__(self) -> None:
+        require_range("sampling.samples", self.samples, 1)
+        require_sampling(self.temperature, 1.0, 0, self.max_new_tokens, "sampling.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSettings(GroupSettings):
     """Settings of `rlhf reference`."""
+
+    OLD_NAMES: ClassVar[dict[str, str]] = {
+        **GroupSettings.OLD_NAMES,
+        "samples": "sampling.samples",
+        "temperature": "sampling.temperature",
+        "max_new_tokens": "sampling.max_new_tokens",
+        "reuse": "sampling.reuse",
+    }
+    ZERO_IS_NONE: ClassVar[frozenset[str]] = GroupSettings.ZERO_IS_NONE | {"store_top_k"}
 
     prompts: Path | None = None
     """A folder made by `rlhf export`, or a JSON Lines file of prompts."""
@@ -39,27 +62,21 @@ class ReferenceSettings(GroupSettings):
     """Replace stored scores of another reward by those of --reward."""
     inspect: bool = False
     """Describe what --out holds, and stop."""
-    samples: int = 1
-    """Reference outputs per prompt."""
-    temperature: float = 1.0
-    """Sampling temperature."""
-    max_new_tokens: int = 256
-    """Length limit of a response, in tokens."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    """How responses are sampled."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
-    reuse: bool = True
-    """Use the responses in the export that this model gave with the same sampling settings."""
-    store_top_k: int = 0
+    store_top_k: int | None = None
     """Also store the log-probs of this many most likely tokens at every position, for `rlhf ppo
-    --kl.estimator top_k`. 0: none."""
+    --kl.estimator top_k`. Default: not stored."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     prompts_per_shard: int = 512
     """Prompts per Parquet file; a resumed run repeats at most one file per process."""
     shard: str | None = None
     """I/N: this is job I (from 0) of N jobs that fill one --out; it writes every N-th file. Repeat
-    the command to continue a killed job; the last job to finish completes the store."""
+    the command to continue a killed job; the last job to finish completes them."""
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"
@@ -76,12 +93,10 @@ class ReferenceSettings(GroupSettings):
                 "gradients and optimizer state, which only training has",
                 "Use --sharding fsdp or zero3, or leave --parallel.offload out.",
             )
-        require_range("samples", self.samples, 1)
         require_range("seed", self.seed, 0, MAX_SEED)
-        require_sampling(self.temperature, 1.0, 0, self.max_new_tokens)
         require_range("batch_size", self.batch_size, 1)
         require_range("prompts_per_shard", self.prompts_per_shard, 1)
-        require_range("store_top_k", self.store_top_k, 0)
+        require_range("store_top_k", self.store_top_k, 1)
         index, count = self.part
         if not index < count:
             raise ConfigError(
@@ -100,14 +115,14 @@ class ReferenceSettings(GroupSettings):
 
     def _refuse_sampling(self) -> None:
         """Refuse sampling settings where outputs are stored already."""
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.name in SAMPLING and value not in (setting.default, {}):
+        usual = ReferenceSettings(out=self.out, inspect=True)
+        for name in SAMPLED:
+            value = read_setting(self, name)
+            if value != read_setting(usual, name):
                 raise ConfigError(
-                    f"--{setting.name.replace('_', '-')} is {value} for outputs that --out already "
-                    "holds",
-                    "Leave it out, also of --config files; or give --prompts and --model, and "
-                    "another --out, to make others.",
+                    f"{flag_of(name)} is {value} for outputs that --out already holds",
+                    "Leave it out, also of --config files; or give --prompts, --model and another "
+                    "--out, to sample new outputs.",
                 )
 
     @property

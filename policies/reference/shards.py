@@ -46,7 +46,7 @@ TOP_COLUMNS = ("top_ids", "top_log_probs", "log_sum_exp")
 
 @dataclass(frozen=True, eq=False)
 class TopTokens:
-    """The K likeliest tokens at each of R places of a response, at the sampling temperature.
+    """The K most likely tokens at each of R places of a response, at the sampling temperature.
 
     The logits come back as z = τ (log-prob + log Σ exp(z / τ)).
     """

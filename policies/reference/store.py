@@ -1,6 +1,6 @@
-"""The reference store: what the original model says, with the log-prob of every token, on disk.
+"""The reference store: the original model's responses with the log-prob of every token, on disk.
 
-outputs/train-00000.parquet ...   one ReferenceRow a row; the M samples of a prompt lie together
+outputs/train-00000.parquet ...   one ReferenceRow a row; the M samples of a prompt are adjacent
 outputs/test-00000.parquet ...    the same of the test prompts
 outputs/manifest.json             model, tokenizer, sampling, counts, and the hashes of every shard
 end_tokens.json                   end tokens of the responses, recorded before the first one
@@ -178,7 +178,7 @@ class StoredPrompts(Sequence[tuple[ReferenceRow, ...]]):
 
 @dataclass(frozen=True)
 class ReferenceStore:
-    """All reference outputs, in their folder, their manifest, and where their model is now."""
+    """All reference outputs: their folder, their manifest, and the present path of their model."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -195,9 +195,9 @@ class ReferenceStore:
         return described_kwargs(self.manifest["model"])
 
     def load_tokenizer(self, name: str) -> PreTrainedTokenizerBase:
-        """The tokenizer of a model that goes on from this store, and ends where its outputs do.
+        """The tokenizer of a model that is trained from this store, with the store's end tokens.
 
-        A store that names no end tokens is from a version that knew the tokenizer's alone.
+        A store without end tokens was made by a version that used only the tokenizer's own one.
 
         Args:
             name: model folder or hub name.
@@ -233,7 +233,7 @@ class ReferenceStore:
 
 
 def require_end_tokens(ids: Sequence[Any], place: str, vocabulary: float = math.inf) -> None:
-    """Refuse end tokens that are none of a vocabulary of so many tokens.
+    """Refuse end tokens that are not ids of a vocabulary of this size.
 
     Raises:
         InputError: names the place and the end tokens.
@@ -247,12 +247,12 @@ def require_end_tokens(ids: Sequence[Any], place: str, vocabulary: float = math.
 def settle_end_tokens(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The end tokens of all responses of a stage, recorded when the stage first opens.
 
-    Other jobs and a resumed run go by the record. A stage with shards and no record is from a
-    version that ended responses at `tokenizer.eos_token` alone.
+    Other jobs and a resumed run read the record. A stage with shards but no record was made by a
+    version that ended responses only at `tokenizer.eos_token`.
 
     Args:
         run: the stage, open.
-        tokenizer: of its model; knows all end tokens.
+        tokenizer: of its model, with all end tokens.
 
     Raises:
         InputError: the record is broken.
@@ -328,14 +328,14 @@ def _checked_sampling(manifest: dict[str, Any], path: Path) -> Sampling:
 
 
 def open_store(folder: Path, model: str | None = None) -> ReferenceStore:
-    """Open a store; its rows are read, and checked, when they are wanted.
+    """Open a store; its rows are read, and checked, on first use.
 
     Args:
         folder: of the store.
-        model: where the model that made it is; where the manifest says, unless given.
+        model: folder of the model that made it; by default the path in the manifest.
 
     Raises:
-        InputError: the manifest does not allow it, or a shard is missing or, among the first ones,
+        InputError: the manifest cannot be used, or a shard is missing or, among the first ones,
             was changed since the store was written.
     """
     manifest = read_manifest(folder)
@@ -348,11 +348,11 @@ def open_store(folder: Path, model: str | None = None) -> ReferenceStore:
 
 
 def require_reference_of(store: ReferenceStore, model: dict[str, str]) -> None:
-    """Refuse a store that another model or tokenizer has made.
+    """Refuse a store that was made by another model or tokenizer.
 
     Args:
         store: the reference outputs.
-        model: what `rlhf.modeling.models.describe_model` says of the model in hand.
+        model: the present model, as `rlhf.modeling.models.describe_model` describes it.
 
     Raises:
         InputError: weights or tokenizer differ from the manifest.

@@ -1,8 +1,8 @@
 """Samples of the newest policy for the annotators, and which prompts they should rank next.
 
 Three reasons to rank a prompt again: the policy has moved far from the original model there, where
-the reward model was never tested; the reward model cannot tell the answers apart; or the prompt was
-drawn at random, which finds problems that neither measure shows.
+the reward model was never tested; the reward model is uncertain about the answers; or the prompt
+was drawn at random, which finds problems that neither measure shows.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ RANDOM, DIVERGENT, UNCERTAIN = "random", "divergent", "uncertain"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A prompt that annotators may be asked to rank, with its responses.
+    """A prompt that may be sent to the annotators, with its responses.
 
     Args:
         prompt: the prompt.
@@ -53,7 +53,7 @@ class Candidate:
 def sample_candidates(
     settings: RoundSettings,
 ) -> tuple[list[Candidate], dict[str, dict[str, str]]]:
-    """Let the policy answer the store's training prompts; candidates, and the inputs' hashes.
+    """Sample the policy's answers to the store's training prompts; also returns the inputs' hashes.
 
     Prompts whose responses all have the same text are left out.
 
@@ -96,11 +96,11 @@ def sample_candidates(
     ]
     nats = np.array(log_ratios).reshape(len(groups), -1).mean(axis=1)
     reward = load_reward([settings.reward], accelerator, given=given)
-    sides = {"policy": ours, "reference": stored_answers(groups, store)}
+    by_model = {"policy": ours, "reference": stored_answers(groups, store)}
     rows = [group[0] for group in groups]
-    rewards = score_with_reward(rows, sides, reward, int(tokenizer.pad_token_id))
+    rewards = score_with_reward(rows, by_model, reward, int(tokenizer.pad_token_id))
     prompts = [group[0].prompt for group in groups]
-    originals = sides["reference"].responses(prompts)
+    originals = by_model["reference"].responses(prompts)
     news = ours.responses(prompts)
     candidates = []
     for row, prompt in enumerate(prompts):

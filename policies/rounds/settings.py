@@ -26,9 +26,9 @@ class RoundSettings:
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 3
     """Samples of the policy per prompt; one answer of the original model is added."""
     random_share: float = 0.2
-    """Fraction of prompts drawn at random, at least 0.2, to find problems that no model knows of.
-    Half of the rest are those on which policy and original differ most, half those on which the
-    reward model is least certain."""
+    """Fraction of prompts drawn at random, at least 0.2, to find problems that neither measure
+    shows. Half of the rest are those on which policy and original differ most, half those on which
+    the reward model is least certain."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     seed: int = 0

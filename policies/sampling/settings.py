@@ -45,13 +45,15 @@ class GenerateSettings:
         require_range("seed", self.seed, 0, MAX_SEED)
 
 
-def require_sampling(temperature: float, top_p: float, top_k: int, max_new_tokens: int) -> None:
-    """Refuse sampling settings out of range.
+def require_sampling(
+    temperature: float, top_p: float, top_k: int, max_new_tokens: int, group: str = ""
+) -> None:
+    """Refuse sampling settings out of range; their names begin with `group`.
 
     Raises:
         ConfigError: names the setting, the value and the range.
     """
-    require_range("temperature", temperature, 0.0, above_low=True)
-    require_range("top_p", top_p, 0.0, 1.0, above_low=True)
-    require_range("top_k", top_k, 0)
-    require_range("max_new_tokens", max_new_tokens, 1)
+    require_range(f"{group}temperature", temperature, 0.0, above_low=True)
+    require_range(f"{group}top_p", top_p, 0.0, 1.0, above_low=True)
+    require_range(f"{group}top_k", top_k, 0)
+    require_range(f"{group}max_new_tokens", max_new_tokens, 1)

@@ -1,4 +1,4 @@
-"""Best-of-n fine-tuning: the stored output of each prompt that has the highest reward."""
+"""Best-of-n fine-tuning: the reference output of each prompt that has the highest reward."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from rlhf.run.rundir import require_done
 class Choice:
     """The best outputs as demonstrations, and how they were chosen.
 
-    `counts` holds, of the training prompts: `prompts`, those `chosen` from, those with `no_choice`
-    (left out: all their outputs say the same or have the same reward), those whose highest reward
-    several different outputs `tied` for (the first of them was taken), and how many chosen outputs
-    are `unfinished` (cut at the length limit); and the outputs of a prompt (`samples`) and the mean
-    `reward` of all outputs of these prompts and of the `chosen` ones.
+    `counts` holds, of the training prompts: `prompts`, those with a `chosen` output, those with
+    `no_choice` (left out: all their outputs have the same text or the same reward), those where
+    several different outputs `tied` for the highest reward (the first of them was taken), and how
+    many chosen outputs are `unfinished` (cut at the length limit). `samples` are the outputs per
+    prompt, and `reward` is the mean of all outputs of these prompts and of the `chosen` ones.
     """
 
     rows: Rows
@@ -87,7 +87,7 @@ class _Best:
 
 
 def _best_of(rows: Sequence[ReferenceRow]) -> _Best | None:
-    """The first row with the highest reward; None where nothing says which is best."""
+    """The first row with the highest reward; None if all have the same reward or text."""
     rewards = [_reward(row) for row in rows]
     highest = max(rewards)
     if min(rewards) == highest or len({row.text for row in rows}) == 1:

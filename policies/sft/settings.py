@@ -32,5 +32,5 @@ class SFTSettings(TrainerSettings):
             raise ConfigError(
                 "There is nothing to train on: give --demonstrations or --best-of",
                 "Add --demonstrations DIR for answers that people wrote, or --best-of REF for the "
-                "best stored outputs of `rlhf reference`.",
+                "best reference outputs of `rlhf reference`.",
             )

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: trl's `SFTTrainer` inside our run folder.
 
-It learns demonstrations, or the best stored output of each prompt (best-of-n fine-tuning,
+It learns demonstrations, or the best reference output of each prompt (best-of-n fine-tuning,
 rejection sampling in arXiv 2307.09288, section 3.2.3). The loss is that of the answers' tokens
 alone. Where there are test prompts, the held-out loss is measured before and after.
 """
@@ -36,7 +36,7 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
     """Run the whole stage and return its report; the report of a finished one is only read.
 
     Raises:
-        InputError: the demonstrations, the stored outputs, the model or --out cannot be used.
+        InputError: the demonstrations, the reference outputs, the model or --out cannot be used.
         GuardError: the loss is not a number.
     """
     began = time.monotonic()
@@ -68,7 +68,7 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
 
 
 def _read_examples(settings: SFTSettings) -> tuple[Rows, Inputs, Choice | None]:
-    """What to learn, where it comes from, and how it was chosen among stored outputs."""
+    """The examples, their sources, and how they were chosen among the reference outputs."""
     given = settings.chat_template_kwargs
     if settings.best_of is None:
         assert settings.demonstrations is not None
@@ -87,7 +87,7 @@ def _read_examples(settings: SFTSettings) -> tuple[Rows, Inputs, Choice | None]:
 def _build_trainer(
     settings: SFTSettings, arguments: SFTConfig, rows: Rows, tokenizer: PreTrainedTokenizerBase
 ) -> SFTTrainer:
-    kwargs = template_kwargs(tokenizer)  # trl wants them in every row
+    kwargs = template_kwargs(tokenizer)  # trl expects them in every row
     data = {
         split: Dataset.from_list(
             [{**row, TEMPLATE_KWARGS: kwargs} if kwargs else row for row in of]

@@ -14,7 +14,7 @@ from rlhf.records.schema import RankedPrompt
 
 @dataclass(frozen=True)
 class AnnotatorWeights:
-    """How much each annotator counts, 1 unless given, and the reliability it follows from."""
+    """The weight of each annotator, 1 unless given, and the reliability it is computed from."""
 
     weights: Mapping[str, float]
     reliability: Mapping[str, Reliability] = field(default_factory=dict)

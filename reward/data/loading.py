@@ -201,7 +201,7 @@ def standardize_scores(
     if not deviation > SMALLEST_SPREAD * np.abs(scores).max():
         raise InputError(
             f"The {len(scores)} scores of the training rankings are all {mean:g}",
-            "Give scores that differ, or use a loss that only wants an order: "
+            "Give scores that differ, or use a loss that needs only an order: "
             "--loss bradley_terry.",
         )
     return _rescale(train, mean, deviation), _rescale(others, mean, deviation)
@@ -240,13 +240,12 @@ def _require_judgments(
         raise InputError(
             f"All thumbs on the {len(train)} train prompts of {settings.rankings} are "
             f"{'up' if said.pop() else 'down'}, and no judgment is a preference",
-            "Add thumbs of the other kind or rankings: what is said of every response teaches "
-            "nothing.",
+            "Add rankings or thumbs of the other kind: the model learns only from differences.",
         )
     if not said:
         raise InputError(
             f"All judgments of the {len(train)} train prompts of {settings.rankings} are ties",
-            "Ask for preferences: a reward model learns nothing from ties alone.",
+            "Collect preferences: a reward model learns nothing from ties alone.",
         )
 
 
@@ -257,14 +256,14 @@ def _have_scores(
     rankings = [ranking for group in groups for ranking in group.rankings]
     scored = sum(bool(ranking.scores) for ranking in rankings)
     if 0 < scored < len(rankings):
-        asked = [r for record in records for r in record.rankings]
-        kinds = {r.kind for r in asked if r.scores} - {r.kind for r in asked if not r.scores}
+        found = [r for record in records for r in record.rankings]
+        kinds = {r.kind for r in found if r.scores} - {r.kind for r in found if not r.scores}
         chosen = " ".join(f"--kind {kind}" for kind in sorted(kinds))
         export = f"Export those with scores alone: rlhf export {chosen} --db DB --out DIR, or use"
         raise InputError(
-            f"--loss regression wants one scale: of the training rankings in {settings.rankings}, "
+            f"--loss regression needs one scale: of the training rankings in {settings.rankings}, "
             f"{scored} have scores and {len(rankings) - scored} have none",
-            f"{export if kinds else 'Use'} a loss that only wants an order: --loss bradley_terry.",
+            f"{export if kinds else 'Use'} a loss that needs only an order: --loss bradley_terry.",
         )
     return scored > 0
 

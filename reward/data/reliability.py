@@ -1,8 +1,9 @@
 """How reliable each annotator is, estimated from agreement on what several people judged.
 
 The one-coin model of Dawid and Skene (Applied Statistics 28(1), 1979, eqs. 2.3-2.5): annotator j is
-right about every pair of responses with probability a_j. The number of a response means nothing,
-so both answers are equally likely beforehand and both kinds of errors have one probability. EM
+right about every pair of responses with probability a_j. The order of two
+responses means nothing, so both answers are equally likely a priori and both kinds of errors have
+one probability. EM
 starts at the majority, which is taken to be right more often than not.
 
 Differs from the paper: one number in place of a confusion matrix, and one right and one wrong
@@ -106,7 +107,7 @@ def run_em(
     sign: Float[ndarray, " V"],
     most_steps: int = MOST_STEPS,
 ) -> Float[ndarray, " A"]:
-    """The accuracies a that are likeliest given V votes.
+    """The accuracies a that are most likely given V votes.
 
     With p_i the probability that the first response of item i is the better one, and y = ±1 a vote
     for the first or the second:

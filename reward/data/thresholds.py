@@ -152,16 +152,16 @@ class Thresholds:
         self, source: str, groups: Sequence[Group], rewards: Sequence[Sequence[float]]
     ) -> tuple[ndarray, ndarray, ndarray]:
         """Reward, verdict and weight of every judgment by a source."""
-        told: list[tuple[float, Pointwise]] = [
+        found: list[tuple[float, Pointwise]] = [
             (values[one.response], one)
             for group, values in zip(groups, rewards, strict=True)
             for one in group.pointwise
             if self.source(one.annotator) == source
         ]
         return (
-            np.array([value for value, _ in told], dtype=np.float64),
-            np.array([one.is_good for _, one in told], dtype=np.float64),
-            np.array([one.weight for _, one in told], dtype=np.float64),
+            np.array([value for value, _ in found], dtype=np.float64),
+            np.array([one.is_good for _, one in found], dtype=np.float64),
+            np.array([one.weight for _, one in found], dtype=np.float64),
         )
 
 

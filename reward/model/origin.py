@@ -28,7 +28,7 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
     if others:
         one = Path(name) / ("member-0" if is_run else "member-1")
         raise InputError(
-            f"{name} is an ensemble of {1 + len(others)} reward models, and a training goes on "
+            f"{name} is an ensemble of {1 + len(others)} reward models, and a training starts "
             "from one",
             f"Give one of them, such as {one}.",
         )
@@ -36,7 +36,7 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
     if is_trained and settings.head == "fitted":
         raise ConfigError(
             f"--head fitted would replace the trained head of {name}",
-            "Leave --head out: a reward model goes on with the head it has.",
+            "Leave --head out: a reward model keeps its head.",
         )
     reads = settings.data.reads_thinking
     if reads is None:
@@ -68,7 +68,7 @@ def reference_fingerprint(model: dict[str, str]) -> str:
 
 
 def _language_model(folder: str) -> dict[str, str] | None:
-    """The model that the first of the runs that led to a reward model started from."""
+    """The language model at the start of the chain of runs that led to a reward model."""
     run = RunDir(Path(folder).parent)
     stage = run.read_stage()
     if run.model != Path(folder) or stage.get("stage") != "reward":

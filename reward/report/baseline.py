@@ -51,13 +51,13 @@ def base_log_probs(
     plans = plan_step(groups, accelerator.num_processes, tokens, shared=shared)
     passes = [part for part in plans[accelerator.process_index] if part]
     found: list[tuple[str, list[float]]] = []
-    with progress("asking the base model", len(passes)) as bar, torch.no_grad():
+    with progress("log-probs of the base model", len(passes)) as bar, torch.no_grad():
         for part in passes:
             inputs = lay_out(part, pad_id, shared=shared).to(accelerator.device)
             responses = [response for group in part for response in group.responses]
             places = [torch.tensor(one, dtype=torch.long) for one in _before(part, inputs)]
-            told = zip(responses, _logits(model, inputs, places), strict=True)
-            values = iter([_mean(*one) for one in told])
+            answered = zip(responses, _logits(model, inputs, places), strict=True)
+            values = iter([_mean(*one) for one in answered])
             found += [
                 (group.prompt_id, list(islice(values, len(group.responses)))) for group in part
             ]
@@ -87,7 +87,7 @@ def _logits(
     width = inputs.ids.shape[1]
     columns = torch.cat(list(places)).remainder(width).unique()
     network: Any = model
-    logits = network(**inputs.named, logits_to_keep=columns.to(inputs.ids.device)).logits
+    logits = network(**inputs.model_inputs, logits_to_keep=columns.to(inputs.ids.device)).logits
     for one in places:
         yield logits[one // width, torch.searchsorted(columns, one % width)]
 

@@ -21,9 +21,9 @@ class Best:
     loss: float
     since: int = 0
 
-    def is_stale(self, patience: int) -> bool:
-        """True when the last `patience` evaluations were not better; never for a patience of 0."""
-        return 0 < patience <= self.since
+    def is_stale(self, patience: int | None) -> bool:
+        """Whether the last `patience` evaluations were not better; never without a patience."""
+        return patience is not None and patience <= self.since
 
 
 def compare(best: Best | None, step: int, loss: float) -> Best:

@@ -10,16 +10,17 @@ from typing import Any
 from reward.report.annotators import describe_annotators
 from reward.report.learning_curve import describe_curve
 from reward.settings import RewardSettings
+from rlhf.config import flag_of
 from rlhf.records.schema import RankedPrompt, Sampling
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
 
 CHANCE = 0.5
-LANGUAGE_MODEL = "LANGUAGE_MODEL"  # which one, nobody has written down
+LANGUAGE_MODEL = "LANGUAGE_MODEL"  # a placeholder: no report names it
 
 
 def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> str:
-    """How far to trust the model, what it learned from, where the report is, what to type next.
+    """Its accuracy, what it was trained on, where the report is, and the next command.
 
     Args:
         settings: of the stage.
@@ -89,7 +90,7 @@ def _origin(report: Mapping[str, Any]) -> list[str]:
 
 
 def _sampling(rankings: Path) -> list[str]:
-    """Flags that let `rlhf reference` store the ranked responses, instead of sampling others."""
+    """Flags with which `rlhf reference` stores the ranked responses instead of sampling others."""
     file = rankings / "train.jsonl"
     if not file.is_file():
         return []
@@ -98,7 +99,7 @@ def _sampling(rankings: Path) -> list[str]:
     given, usual = record.responses[0].sampling or Sampling(), Sampling()
     names = ("temperature", "max_new_tokens")
     changed = [name for name in names if getattr(given, name) != getattr(usual, name)]
-    words = [("--" + name.replace("_", "-"), str(getattr(given, name))) for name in changed]
+    words = [(flag_of(f"sampling.{name}"), str(getattr(given, name))) for name in changed]
     return [word for pair in words for word in pair]
 
 

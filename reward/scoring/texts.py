@@ -130,12 +130,12 @@ def _post(address: str, items: Sequence[dict[str, Any]]) -> list[float]:
     body = json.dumps({"items": items}).encode()
     request = Request(address, body, {"Content-Type": "application/json"})
 
-    def ask() -> bytes:
+    def post() -> bytes:
         with open_url(request, timeout_seconds=TIMEOUT_SECONDS) as answer:
             return read_answer(answer)
 
     content = ask_with_retries(
-        ask,
+        post,
         address,
         when_refused="Check the address of the reward.",
         when_absent="Check the address, and that the server runs; then give the same command "

@@ -11,8 +11,10 @@ from rich.console import Console, ConsoleOptions
 from rlhf.parallel.settings import ClusterSettings
 
 FLAGS_OF_ALL = ("--config", "--dry-run", "--json", "--help")
-ON_CLUSTERS = {"--" + field.name.replace("_", "-") for field in fields(ClusterSettings)}
 PARALLEL = "parallel"  # the group that is shown among ON_CLUSTERS
+ON_CLUSTERS = {
+    "--" + one.name.replace("_", "-") for one in fields(ClusterSettings) if one.name != PARALLEL
+}
 FIRST = "Settings"
 NO_DEFAULTS = ("False", "()", "{}", '""')
 CLUSTER = "Processes and clusters"
@@ -55,8 +57,8 @@ def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]
 
 
 def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
-    prefix = entry.names[0].removeprefix("--").partition(".")[0]
-    if prefix == PARALLEL or not ON_CLUSTERS.isdisjoint(entry.names):
+    prefix, dot, _ = entry.names[0].removeprefix("--").partition(".")
+    if (prefix == PARALLEL and dot) or not ON_CLUSTERS.isdisjoint(entry.names):
         return CLUSTER
     if not {*FLAGS_OF_ALL, "--version"}.isdisjoint(entry.names):
         return LAST
@@ -64,7 +66,7 @@ def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
 
 
 def _shown(entry: HelpEntry) -> HelpEntry:
-    """Without a default that says nothing or is Python, and a `--no-…` that changes nothing."""
+    """An entry without an uninformative default and without a `--no-…` that has no effect."""
     if entry.default in NO_DEFAULTS:
         return entry.copy(default=None, negative_names=())
     if entry.default is not None and entry.default.startswith("("):

@@ -86,11 +86,7 @@ def read_settings_file(file: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Values of YAML as settings have them: dates become text.
-
-    Raises:
-        TypeError: bytes, sets and the like.
-    """
+    """Values of YAML as settings have them: dates become text."""
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -127,11 +123,7 @@ def _require_bounds(depth: int, count: int) -> None:
 
 
 def _require_small(root: yaml.Node | None) -> None:
-    """Refuse YAML whose aliases (`*name`) expand to too many levels or values.
-
-    Raises:
-        ValueError: there are too many.
-    """
+    """Refuse YAML whose aliases (`*name`) expand to too many levels or values."""
     left, count = [(root, 0)], 0
     while left:
         node, depth = left.pop()

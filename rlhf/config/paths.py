@@ -92,7 +92,11 @@ def find_setting(values: dict[str, Any], path: Sequence[str]) -> tuple[dict[str,
 def with_new_flags(words: Sequence[str], settings: type[Any] | None) -> list[str]:
     """A command line with today's flags and values in place of old ones."""
     flags = {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
-    negated = {_negated(old): _negated(new) for old, new in flags.items()}
+    negated = {
+        _prefixed(old, word): _prefixed(new, word)
+        for old, new in flags.items()
+        for word in ("no", "empty")
+    }
     values = {flag_of(n): v for n, v in getattr(settings, "OLD_VALUES", {}).items()}
     values |= {flag_of(name): {"0": "none", "0.0": "none"} for name in _zero_is_none(settings)}
     found: list[str] = []
@@ -110,10 +114,10 @@ def with_new_flags(words: Sequence[str], settings: type[Any] | None) -> list[str
     return found
 
 
-def _negated(flag: str) -> str:
-    """The flag that switches `flag` off: `--no-resume`, in a group `--kl.no-resume`."""
+def _prefixed(flag: str, word: str) -> str:
+    """The flag that switches `flag` off, with `no` or `empty`: `--no-resume`, `--kl.no-resume`."""
     group, dot, name = flag.removeprefix("--").rpartition(".")
-    return f"--{group}{dot}no-{name}"
+    return f"--{group}{dot}{word}-{name}"
 
 
 def read_setting(settings: Any, name: str) -> Any:

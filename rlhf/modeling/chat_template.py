@@ -25,7 +25,7 @@ from rlhf.modeling.thinking import OPENING
 END_TOKENS = "end_token_ids"
 TEMPLATE_KWARGS = "chat_template_kwargs"
 WORDS = "WORDS"
-TAIL = 8  # tokens; a think tag and a line break are at most so many
+TAIL = 8  # tokens; a think tag and a line break have at most this many
 
 
 def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def end_tokens_of_model(name: str) -> tuple[int, ...]:
     except (OSError, TypeError):
         if (Path(name) / GENERATION_CONFIG_NAME).is_file():
             raise InputError(
-                f"{name} has a {GENERATION_CONFIG_NAME} that is no JSON object",
+                f"{name} has a {GENERATION_CONFIG_NAME} that is not a JSON object",
                 "Copy or download the model again: that file says which tokens end a response.",
             ) from None
         try:

@@ -31,6 +31,6 @@ def require_hub(name: str) -> None:
         if isinstance(getattr(error, "reason", None), SSLError):
             return  # its library may have certificates that Python lacks
         raise InputError(
-            f"{name} is no folder here, and the hub does not answer ({constants.ENDPOINT})",
+            f"{name} is not a local folder, and the hub does not answer ({constants.ENDPOINT})",
             "Check the name and the connection, or download the model and give its folder.",
         ) from None

@@ -25,7 +25,7 @@ from rlhf.modeling.logits.projection import (
     linear_output,
     replaced_forward,
 )
-from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right, position_ids
+from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right
 
 TEMPERATURE_EPSILON = 1e-7
 
@@ -232,16 +232,9 @@ def _response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B
     batch = sequences.joined
     row = pack_if_shorter(model, batch, sequences.responses.mask)
     if row is not None:
-        packed: Tensor = model(
-            **row.inputs, logits_to_keep=row.reads.flatten(), use_cache=False
-        ).logits
+        packed: Tensor = model(**row.model_inputs, logits_to_keep=row.reads.flatten()).logits
         return packed.view(*row.reads.shape, -1)
     prompt, length = sequences.prompts.ids.shape[1], batch.ids.shape[1]
-    logits: Tensor = model(
-        input_ids=batch.ids,
-        attention_mask=batch.mask.long(),
-        position_ids=position_ids(batch.mask),
-        logits_to_keep=torch.arange(prompt - 1, length - 1, device=batch.ids.device),
-        use_cache=False,
-    ).logits
+    kept = torch.arange(prompt - 1, length - 1, device=batch.ids.device)
+    logits: Tensor = model(**batch.model_inputs, logits_to_keep=kept).logits
     return logits

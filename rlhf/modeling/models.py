@@ -59,7 +59,7 @@ def load_config(name: str) -> PreTrainedConfig:
             f"Give the model in it: {Path(name) / inside}"
             if inside
             else "Give a Hugging Face model folder, or a hub name such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct. A function of your own is "
+            "HuggingFaceTB/SmolLM2-135M-Instruct. Your own function is "
             "signal:package.module:function.",
         )
     require_hub(name)

@@ -55,6 +55,16 @@ class TokenBatch:
     ids: Int[Tensor, "B T"]
     mask: Bool[Tensor, "B T"]
 
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """The arguments with which a model reads the batch."""
+        return {
+            "input_ids": self.ids,
+            "attention_mask": self.mask.long(),
+            "position_ids": position_ids(self.mask),
+            "use_cache": False,
+        }
+
     def to(self, device: torch.device) -> "TokenBatch":
         """The same batch on another device."""
         return TokenBatch(self.ids.to(device), self.mask.to(device))

@@ -37,7 +37,7 @@ def load_weights(
     """
     if (Path(name) / ADAPTER).is_file():
         raise InputError(
-            f"{name} holds an adapter ({ADAPTER}), which goes with the weights of another folder",
+            f"{name} holds an adapter ({ADAPTER}), which needs the weights of another folder",
             "Merge it first (peft: merge_and_unload, then save_pretrained), and give the result.",
         )
     with as_input_error(f"Cannot load the weights of {name}", COPY_AGAIN):

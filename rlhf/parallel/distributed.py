@@ -129,7 +129,7 @@ def _exit_code(error: ChildFailedError) -> int:
     if not deliberate and first.exitcode < 0:
         raise KilledGroupError(
             f"Process {rank} was killed by {signal.Signals(-first.exitcode).name}",
-            "When memory ran out, use smaller batches; then run the same command with --resume.",
+            "If memory ran out, use smaller batches; then run the same command with --resume.",
         ) from None
     return int(deliberate[0] if deliberate else first.exitcode)
 
@@ -148,7 +148,9 @@ def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
             "Use fp16 or powersgd.",
         )
     parallel = DistributedDataParallelKwargs(
-        comm_hook=HOOKS[comm_hook], comm_state_option=POWERSGD if comm_hook == "powersgd" else {}
+        comm_hook=HOOKS[comm_hook],
+        comm_state_option=POWERSGD if comm_hook == "powersgd" else {},
+        gradient_as_bucket_view=True,  # else DDP holds every gradient twice
     )
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it guesses
@@ -203,7 +205,7 @@ def _multiplies_bf16() -> bool:
 
 
 def from_main(value: Value) -> Value:
-    """The main process's value, on every rank; each may see another state of a shared disk."""
+    """The main process's value on every rank, as each may see a shared disk differently."""
     values: list[Value] = broadcast_object_list([value])
     return values[0]
 

@@ -37,7 +37,7 @@ class ParallelSettings:
     """What processes share and what happens when one of them is stuck."""
 
     offload: bool = False
-    """Keep sharded state in main memory: slower, room for a larger model."""
+    """Keep sharded state in main memory: slower, but fits a larger model."""
     shard_group: int | None = None
     """With --sharding fsdp: processes per copy of the model, such as those of one machine; every
     such group holds a whole copy. Default: all processes shard one copy."""

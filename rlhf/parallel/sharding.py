@@ -273,6 +273,15 @@ def backward(accelerator: Accelerator, model: nn.Module, loss: Tensor) -> None:
         accelerator.backward(loss)
 
 
+def clear_gradients(model: nn.Module, optimizer: Optimizer) -> None:
+    """Forget all gradients after a step.
+
+    DDP's stay views of its buckets, filled with zeros: freed ones would be held a second time while
+    micro-batches accumulate.
+    """
+    optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
+
+
 def clip_gradients(
     accelerator: Accelerator, model: nn.Module, parameters: Iterable[Tensor], max_norm: float
 ) -> float:

@@ -24,8 +24,8 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
     off.
 
     Raises:
-        ConfigError: there is one process only, nothing to offload, or a number of processes that
-            the groups or tensor parallelism do not fit.
+        ConfigError: there is only one process, nothing to offload, or the number of processes does
+            not fit the groups or tensor parallelism.
     """
     strategy, parallel = settings.sharding, settings.parallel
     offload, group = parallel.offload, parallel.shard_group or 0
@@ -115,7 +115,7 @@ def _from_deepspeed(plugin: DeepSpeedPlugin, offload: bool, group: int) -> Shard
     if offload:
         raise ConfigError(
             "--parallel.offload has no effect with a DeepSpeed configuration",
-            f"Write offload_optimizer into that, or give --sharding zero{stage}.",
+            f"Set offload_optimizer in it, or give --sharding zero{stage}.",
         )
     strategies: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
     sharding = Sharding(strategies[stage], group=group, deepspeed=config)

@@ -44,7 +44,7 @@ class Layout:
             return size
         return 0.0 if self.offload else size / self.parts
 
-    def hold(self, item: Item) -> Item:
+    def on_device(self, item: Item) -> Item:
         """An item with its bytes on each device."""
         return replace(item, size=self.held(item.state, item.size))
 

@@ -60,11 +60,11 @@ def read_shape(model: str) -> Shape:
     """The sizes of a model folder or hub name, counted on a copy without storage.
 
     Raises:
-        InputError: there is no such model, or it is no language model.
+        InputError: there is no such model, or it is not a language model.
     """
     config = load_config(model)
-    decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and their kin."
-    problem = f"{model} is no language model ({type(config).__name__})"
+    decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar."
+    problem = f"{model} is not a language model ({type(config).__name__})"
     with as_input_error(problem, decoder), torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     text: Any = config.get_text_config()
@@ -194,7 +194,8 @@ def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
     return float(shape.layers * shape.key_width * tokens * (FP32 + (BF16 if bf16 else FP32)))
 
 
-def _trained(name: str, parameters: int, processes: int) -> list[Item]:
+def _trained(name: str, parameters: int, *, buckets: bool = False) -> list[Item]:
+    """Weights and moments; with `buckets` every gradient is held a second time."""
     items = [
         Item(f"{name}: weights", FP32 * parameters, "float32, 4 bytes a parameter", State.WEIGHTS),
         Item(
@@ -204,9 +205,9 @@ def _trained(name: str, parameters: int, processes: int) -> list[Item]:
             State.OPTIMIZER,
         ),
     ]
-    if processes > 1:
-        buckets = "gradients on their way to other processes"
-        items.append(Item(f"{name}: buckets", FP32 * parameters, buckets, State.GRADIENTS))
+    if buckets:
+        why = "gradients on their way to other processes"
+        items.append(Item(f"{name}: buckets", FP32 * parameters, why, State.GRADIENTS))
     return items
 
 
@@ -226,7 +227,7 @@ def packed_bytes(shape: Shape, parameters: int, size: int) -> float:
 
 
 def copies(parameters: float, *, bf16: bool) -> list[Item]:
-    """The copies that autocast keeps of trained weights; frozen ones it casts anew each time."""
+    """The copies that autocast keeps of trained weights; frozen ones are cast each time."""
     if not bf16 or not parameters:
         return []
     size = BF16 * parameters
@@ -234,12 +235,8 @@ def copies(parameters: float, *, bf16: bool) -> list[Item]:
 
 
 def stepping_items(parameters: int) -> tuple[Item, ...]:
-    """What an optimizer step needs besides weights and moments."""
-    size, roots = FP32 * parameters, "of Adam's second moments, all at once on a GPU"
-    return (
-        Item("gradients", size, "float32", State.GRADIENTS),
-        Item("square roots", size, roots, State.OPTIMIZER),
-    )
+    """What an optimizer step needs besides weights and moments; the fused AdamW nothing more."""
+    return (Item("gradients", FP32 * parameters, "float32", State.GRADIENTS),)
 
 
 def sampling_items(
@@ -262,13 +259,14 @@ def reward_plan(
     computing: Pass,
     *,
     bf16: bool,
-    processes: int,
+    buckets: bool = False,
     adapter: str = "none",
     lora_rank: int = 0,
 ) -> Plan:
     """Training a reward model, with `adapter` none, lora or qlora.
 
-    With `bf16` multiplications and frozen weights are bf16.
+    With `bf16` multiplications and frozen weights are bf16; `buckets`: every gradient is held a
+    second time on its way to other processes, as DeepSpeed does.
     """
     full = adapter == "none"
     parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
@@ -282,7 +280,7 @@ def reward_plan(
     name = "reward model" if full else "adapters and head"
     return Plan(
         "Memory of each process for the reward model",
-        (*frozen, *_trained(name, parameters, processes)),
+        (*frozen, *_trained(name, parameters, buckets=buckets)),
         {"computing gradients": gradients, "stepping": stepping_items(parameters)},
     )
 
@@ -311,7 +309,7 @@ def sft_plan(
     )
     return Plan(
         "Memory of each process for supervised fine-tuning",
-        tuple(_trained("model", shape.parameters, processes)),
+        tuple(_trained("model", shape.parameters, buckets=processes > 1)),
         {"computing gradients": gradients, "stepping": stepping_items(shape.parameters)},
     )
 
@@ -335,6 +333,9 @@ def dpo_plan(
     frozen = (frozen_item("model", shape.parameters),) if lora_rank else ()
     return Plan(
         "Memory of each process for DPO",
-        (*frozen, *_trained("adapters" if lora_rank else "model", parameters, processes)),
+        (
+            *frozen,
+            *_trained("adapters" if lora_rank else "model", parameters, buckets=processes > 1),
+        ),
         {"computing gradients": gradients, "stepping": stepping_items(parameters)},
     )

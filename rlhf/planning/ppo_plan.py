@@ -1,7 +1,7 @@
-"""How much memory PPO needs in each process, by what has weights of its own and what is sharded.
+"""How much memory PPO needs in each process, by what has its own weights and what is sharded.
 
     policy          all weights, or LoRA adapters beside frozen ones
-    critic          a model of its own, trained whole or its head alone; a head on the policy; none
+    critic          a separate model, trained whole or its head alone; a head on the policy; none
     reward models   frozen
     reference       in memory with `--kl.source resident`; loaded for audits unless the policy is
                     the reference with adapters
@@ -132,7 +132,7 @@ def ppo_plan(
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     learning = (
-        layout.hold(Item("gradients", FP32 * trained, "float32", State.GRADIENTS)),
+        layout.on_device(Item("gradients", FP32 * trained, "float32", State.GRADIENTS)),
         *copies(_multiplied(shape, reward, roles), bf16=bf16),
     )
     rows = batch.episodes + batch.reference_rows
@@ -147,7 +147,7 @@ def ppo_plan(
     return Plan(
         f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
         tuple(
-            layout.hold(item)
+            layout.on_device(item)
             for item in (
                 *_frozen(shape, reward, roles, bf16=bf16),
                 *engine,
@@ -159,7 +159,7 @@ def ppo_plan(
             **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": tuple(layout.hold(item) for item in stepping_items(trained)),
+            "stepping": tuple(layout.on_device(item) for item in stepping_items(trained)),
         },
     )
 
@@ -289,9 +289,6 @@ def _trained(counts: dict[str, int], layout: Layout) -> list[Item]:
         if layout.strategy.startswith("zero"):
             copy = "DeepSpeed's own copy of the weights"
             items.append(Item(f"{name}: stepped weights", size, copy, State.OPTIMIZER))
-        elif layout.processes > 1 and layout.strategy != "fsdp":
-            buckets = "gradients on their way to other processes"
-            items.append(Item(f"{name}: buckets", size, buckets))
     return items
 
 

@@ -4,8 +4,7 @@ Bytes of weights, gradients and optimizer on each of N devices, for P trained an
 parameters, A parameters of LoRA adapters, G parameters of one layer and E outside of layers, as
 `--sharding` does it with bf16 (LoRA: `--adapter lora`):
 
-    DDP      18·P + 4·P (N > 1) + 4·F   float32 weights, gradients, Adam's two moments, bf16 copies,
-                                        buckets
+    DDP      18·P + 4·F                 float32 weights, gradients, Adam's two moments, bf16 copies
     ZeRO-1   10·P + 12·P/N + 4·F        float32 weights, gradients, bf16 copies; what Adam works on
                                         (weights again, two moments) sharded
     ZeRO-2   6·P + 16·P/N + 4·F         gradients sharded too
@@ -117,11 +116,10 @@ def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
         return BF16 * trained + 16 * sizes.adapters
     layout = Layout(SHARDINGS[strategy], gpus)
     copies = 0 if layout.shards(State.WEIGHTS) else BF16
-    buckets = FP32 if strategy == "DDP" and gpus > 1 else 0
     stepped = FP32 if layout.strategy.startswith("zero") else 0  # DeepSpeed's own copy
     return (
         layout.held(State.WEIGHTS, (FP32 + copies) * trained + FP32 * sizes.frozen)
-        + layout.held(State.GRADIENTS, (FP32 + buckets) * trained)
+        + layout.held(State.GRADIENTS, FP32 * trained)
         + layout.held(State.OPTIMIZER, (2 * FP32 + stepped) * trained)
     )
 
@@ -270,7 +268,7 @@ def _parts(strategy: str, load: Load, gpus: int) -> int:
 def _plan(stage: str, shape: Shape, load: Load, roles: Roles | None = None, gpus: int = 1) -> Plan:
     if stage == "reward":
         computing = Pass(load.batch * load.length, load.length, load.checkpointing)
-        return reward_plan(shape, computing, bf16=True, processes=1)
+        return reward_plan(shape, computing, bf16=True)
     prompt = load.length // 2
     sampled = SampleBatch(load.batch, prompt, load.length - prompt)
     if stage == "reference":

@@ -45,11 +45,7 @@ class Document(dict[str, Any]):
         return cls.of(value, place) if isinstance(value, dict) else value
 
     def __missing__(self, key: str) -> Any:
-        """Report a missing key.
-
-        Raises:
-            InputError: always; names file and key.
-        """
+        """Raise an InputError that names the file and the missing key."""
         raise InputError(f"{self.place} has no {key!r}", REMEDY)
 
 
@@ -105,11 +101,7 @@ def require_kinds(value: Mapping[str, Any], kinds: Kinds, place: str) -> None:
 
 
 def _require_date(text: str | None, place: str) -> None:
-    """Refuse text that is not a date with a time zone.
-
-    Raises:
-        InputError: names the place and the date.
-    """
+    """Refuse text that is not a date with a time zone."""
     try:
         valid = text is None or datetime.fromisoformat(text).tzinfo is not None
     except ValueError:

@@ -182,7 +182,7 @@ class Sampling:
         """Read sampling settings as a response's `to_json` wrote them.
 
         Raises:
-            InputError: a name that is no sampling setting, or a value that is no number.
+            InputError: an unknown sampling setting, or a value that is not a number.
         """
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(value) - set(known))

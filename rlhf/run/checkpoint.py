@@ -4,12 +4,13 @@ checkpoints/step-000100/   state/ (weights, optimizer), rng-N.pt of every rank, 
 checkpoints/latest         the name of the newest complete one
 
 PyTorch's distributed checkpoint stores weights by name, however they are sharded, so a run can
-continue with another number of processes, or under another of `auto`, `ddp` and `fsdp`. DeepSpeed
+continue with another number of processes, or with another of `auto`, `ddp` and `fsdp`. DeepSpeed
 has its own format, which needs the same ZeRO stage and number of processes. With the same number of
 processes a resumed run equals an uninterrupted one bit for bit; else random numbers differ.
 """
 
 import json
+import math
 import random
 import re
 import shutil
@@ -97,7 +98,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
         return None
     name = latest.read_text(encoding="utf-8", errors="replace").strip()
     if not STEP_FOLDER.fullmatch(name):
-        raise InputError(f"{latest} names no checkpoint ({name[:80]!r})", _try_another(folder))
+        raise InputError(
+            f"{latest} does not name a checkpoint ({name[:80]!r})", _try_another(folder)
+        )
     return folder / name
 
 
@@ -135,7 +138,7 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
         progress: dict[str, Any] = json.loads((newest / PROGRESS).read_text(encoding="utf-8"))
         written_by = progress.pop(WRITTEN_BY)
         if not isinstance(progress["step"], int):
-            raise TypeError(f"its {PROGRESS} names no step")
+            raise TypeError(f"its {PROGRESS} has no step")
         _require_readable(accelerator, newest, written_by)
         _load_state(accelerator, newest)
         if written_by["processes"] == accelerator.num_processes:
@@ -242,13 +245,13 @@ class Saver:
     Args:
         accelerator: with the prepared model and optimizer.
         folder: the run's checkpoints folder.
-        settings: the group `checkpoint`; `every` steps of 0 means none.
+        settings: the group `checkpoint`; None for `every` saves none by steps.
     """
 
     def __init__(self, accelerator: Accelerator, folder: Path, settings: Any) -> None:
         self._accelerator = accelerator
         self._folder = folder
-        self._every_steps = settings.every
+        self._every_steps = settings.every or math.inf
         self._every_seconds = 60 * (settings.every_minutes or 0)
         self._keep = settings.keep
         self._saved_at = time.monotonic()
@@ -289,9 +292,7 @@ class Saver:
             device=self._accelerator.device,
         )
         stop, late = self._accelerator.reduce(requests, reduction="sum").tolist()
-        on_time = self._every_steps and step % self._every_steps == 0
-        if is_last:
-            on_time = 0 < self._every_steps < step
+        on_time = self._every_steps < step if is_last else step % self._every_steps == 0
         self._is_due = bool(self._is_due or late or on_time)
         if stop or (self._is_due and is_good):
             path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)

@@ -145,7 +145,7 @@ class RunDir:
 
 
 def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: bool) -> RunDir:
-    """Create the folder of a stage, or reopen it to resume; does nothing but in the main process.
+    """Create the folder of a stage, or reopen it to resume; only the main process does this.
 
     Args:
         out: the folder.

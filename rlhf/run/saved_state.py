@@ -83,7 +83,7 @@ class _DataReader(FileSystemReader):
         with (Path(self.path) / METADATA).open("rb") as stream:
             found = _DataUnpickler(stream).load()
         if not isinstance(found, Metadata):
-            raise pickle.UnpicklingError(f"its {METADATA} holds no list of tensors")
+            raise pickle.UnpicklingError(f"its {METADATA} is not a list of tensors")
         for place in found.storage_data.values():
             if Path(place.relative_path).name != place.relative_path:
                 raise pickle.UnpicklingError(

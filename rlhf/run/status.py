@@ -16,7 +16,7 @@ from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import STAGE_COMMANDS, RunDir
-from rlhf.run.watchdog import is_gone, read_heartbeats
+from rlhf.run.watchdog import process_has_ended, read_heartbeats
 
 StageStatus = dict[str, Any]
 Run = dict[str, StageStatus]
@@ -110,11 +110,7 @@ def _settings(run: RunDir, stage: str, kind: type[Any] | None) -> dict[str, Any]
 
 
 def _report(run: RunDir) -> Document:
-    """The report with dotted names; values that are shown as numbers must be numbers.
-
-    Raises:
-        InputError: the report is broken.
-    """
+    """The report with dotted names; values that are shown as numbers must be numbers."""
     report = flatten(run.read_report()) if run.report_json.is_file() else {}
     for name, value in report.items():
         if name.startswith(SHOWN) and value is not None and not is_number(value):
@@ -137,7 +133,7 @@ def _killed(run: RunDir, content: dict[str, Any]) -> StageStatus:
         content.get("status") != "running"
         or not heartbeats
         or jobs
-        or not all(map(is_gone, heartbeats))
+        or not all(map(process_has_ended, heartbeats))
     ):
         return {}
     if run.read_stage().get("status") != "running":  # it ended meanwhile

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
+from typing import get_type_hints
 
 from rlhf.errors import InterruptedRunError
 from rlhf.ranks import rank, world_size
@@ -52,16 +52,7 @@ class Heartbeat:
     in_backward: bool = False
 
 
-HEARTBEAT_KINDS: Kinds = {
-    "rank": int,
-    "host": str,
-    "pid": int,
-    "beats": int,
-    "phase": str,
-    "step": int,
-    "waits": bool | None,
-    "in_backward": bool,
-}
+HEARTBEAT_KINDS: Kinds = get_type_hints(Heartbeat)
 
 
 class _Watch:
@@ -93,7 +84,7 @@ def beat(phase: str | None = None, step: int | None = None) -> None:
     for listener in _watch.listeners:
         listener(heartbeat.phase, heartbeat.step)
     if _watch.folder is not None:
-        write_json(_file(_watch.folder, heartbeat.rank), asdict(heartbeat))
+        _write(_watch.folder, heartbeat)
 
 
 @contextmanager
@@ -118,9 +109,7 @@ def watching(
     _watch.folder = folder
     _watch.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
     beat("starting", 0)
-    write_json(
-        _file(folder, _watch.heartbeat.rank), asdict(_watch.heartbeat)
-    )  # not an earlier attempt's
+    _write(folder, _watch.heartbeat)  # replaces an earlier attempt's
     ended = threading.Event()
     arguments = (folder, timeout_seconds, on_stall, ended)
     thread = threading.Thread(target=_watch_for_stalls, args=arguments, daemon=True)
@@ -149,23 +138,21 @@ def _watch_for_stalls(
             break
     else:
         return
-    goes_on = False
+    has_ended = False
     try:
         dump_stacks(folder, _watch.heartbeat)
-        goes_on = ended.wait(GRACE_SECONDS)
-        if goes_on:
+        has_ended = ended.wait(GRACE_SECONDS)
+        if has_ended:
             return
         # an earlier attempt may have had more ranks
-        heartbeats = [
-            heartbeat for heartbeat in read_heartbeats(folder) if heartbeat.rank < world_size()
-        ]
+        heartbeats = [one for one in read_heartbeats(folder) if one.rank < world_size()]
         slow = find_slow(heartbeats, world_size())
         if _watch.heartbeat.rank == reporting_rank(slow, world_size()):
             on_stall(describe_stall(heartbeats, slow, timeout_seconds, folder))
         else:
             time.sleep(GRACE_SECONDS)  # the agent stops all processes when the first one ends
     finally:  # also when the disk is full, or this rank would hang for good
-        if not goes_on:
+        if not has_ended:
             os._exit(InterruptedRunError.exit_code)
 
 
@@ -175,50 +162,48 @@ class _StallDetector:
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
         self.folder = folder
         self.timeout = timeout_seconds
-        self.looked_at = time.monotonic()
-        self.beats: int | None = None  # of the other ranks, when last looked at
-        self.excused_at = 0.0  # when it last waited for others that made progress
+        self.checked_at = time.monotonic()
+        self.beats: int | None = None  # of the other ranks, at the last check
+        self.waited_at = 0.0  # when it last waited for others that made progress
 
     def silence(self) -> float:
-        """Seconds since this rank last made progress or was excused."""
-        return time.monotonic() - max(_watch.beaten_at, self.excused_at)
+        """Seconds since this rank last made progress or waited for others that did."""
+        return time.monotonic() - max(_watch.beaten_at, self.waited_at)
 
     def is_stalled(self) -> bool:
         """Whether this rank made no progress for the timeout, or nearly and another has stalled."""
-        if time.monotonic() - self.looked_at >= self.timeout / 10:
+        if time.monotonic() - self.checked_at >= self.timeout / 10:
             self._exchange()
         silence = self.silence()
         nearly = LATE_SHARE * self.timeout < silence
         return silence > self.timeout or (
-            nearly and any(one.waits is not None and not is_gone(one) for one in self._others())
+            nearly
+            and any(one.waits is not None and not process_has_ended(one) for one in self._others())
         )
 
     def _exchange(self) -> None:
-        write_json(_file(self.folder, _watch.heartbeat.rank), asdict(_watch.heartbeat))
+        _write(self.folder, _watch.heartbeat)
         beats = sum(one.beats for one in self._others())
-        if self.beats not in (None, beats) and _waits():
-            self.excused_at = time.monotonic()
-        self.beats, self.looked_at = beats, time.monotonic()
+        if self.beats not in (None, beats) and _is_in(COLLECTIVES):
+            self.waited_at = time.monotonic()
+        self.beats, self.checked_at = beats, time.monotonic()
 
     def _others(self) -> list[Heartbeat]:
         own = _watch.heartbeat.rank
         return [h for h in read_heartbeats(self.folder) if h.rank < world_size() and h.rank != own]
 
 
-def _waits() -> bool:
-    return _is_in(COLLECTIVES, sys._current_frames().get(threading.main_thread().ident or 0))
-
-
 def dump_stacks(folder: Path, heartbeat: Heartbeat) -> None:
     """Write this rank's stacks, and whether its main thread waits for others."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    heartbeat.waits, heartbeat.in_backward = _is_in(COLLECTIVES, frame), _is_in(BACKWARD, frame)
+    heartbeat.waits, heartbeat.in_backward = _is_in(COLLECTIVES), _is_in(BACKWARD)
     with _file(folder, heartbeat.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
         faulthandler.dump_traceback(stream, all_threads=True)
-    write_json(_file(folder, heartbeat.rank), asdict(heartbeat))
+    _write(folder, heartbeat)
 
 
-def _is_in(files: tuple[str, ...], frame: FrameType | None) -> bool:
+def _is_in(files: tuple[str, ...]) -> bool:
+    """Whether the main thread runs code of one of these files."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame is not None and any(part in frame.f_code.co_filename for part in files)
 
 
@@ -232,12 +217,14 @@ def read_heartbeats(folder: Path) -> list[Heartbeat]:
 
 
 def _read_heartbeat(file: Path) -> Heartbeat:
-    said = read_document(file, HEARTBEAT_KINDS)
-    required = {name: said[name] for name in ("rank", "host", "pid")}
-    return Heartbeat(**required | {name: said[name] for name in HEARTBEAT_KINDS if name in said})
+    content = read_document(file, HEARTBEAT_KINDS)
+    required = {name: content[name] for name in ("rank", "host", "pid")}
+    return Heartbeat(
+        **required | {name: content[name] for name in HEARTBEAT_KINDS if name in content}
+    )
 
 
-def is_gone(heartbeat: Heartbeat) -> bool:
+def process_has_ended(heartbeat: Heartbeat) -> bool:
     """Whether the process of a rank has ended; False on other machines, where it is unknown."""
     if heartbeat.host != socket.gethostname():
         return False
@@ -256,14 +243,12 @@ def find_slow(heartbeats: list[Heartbeat], ranks: int) -> list[int]:
     A backward pass may wait for other ranks, so it counts as busy only if some rank is in none.
     Busy ranks are only slow if some others are not busy.
     """
-    known = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
+    known = {one.rank: one for one in heartbeats}
     silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
-    busy = [
-        heartbeat.rank for heartbeat in heartbeats if not (heartbeat.waits or heartbeat.in_backward)
-    ]
-    backward = [heartbeat.rank for heartbeat in heartbeats if heartbeat.in_backward]
-    fewest = min((heartbeat.beats for heartbeat in heartbeats), default=0)
-    last = [heartbeat.rank for heartbeat in heartbeats if heartbeat.beats == fewest]
+    busy = [one.rank for one in heartbeats if not (one.waits or one.in_backward)]
+    backward = [one.rank for one in heartbeats if one.in_backward]
+    fewest = min((one.beats for one in heartbeats), default=0)
+    last = [one.rank for one in heartbeats if one.beats == fewest]
     return silent or next((some for some in (busy, backward) if 0 < len(some) < ranks), last)
 
 
@@ -290,6 +275,10 @@ def describe_stall(
         "or with --parallel.max-restarts N to do so by itself; --parallel.stall-timeout sets the "
         "time limit.",
     )
+
+
+def _write(folder: Path, heartbeat: Heartbeat) -> None:
+    write_json(_file(folder, heartbeat.rank), asdict(heartbeat))
 
 
 def _file(folder: Path, of_rank: int) -> Path:

@@ -147,7 +147,7 @@ def test_a_reload_in_the_middle_finds_everything_again(talk, app, chat):
     assert [len(ranking.tiers) for ranking in record.rankings] == [1]
 
 
-def test_a_failure_is_told_and_tried_again(talk, app, chat):
+def test_a_failure_is_shown_and_the_question_can_be_sent_again(talk, app, chat):
     page = talk()
     chat.failures = ["503", "503"]
     ask(page, "Hello?")

@@ -190,7 +190,7 @@ def test_thinking_is_folded_and_unfolds_by_mouse_and_keyboard(serve, open_page):
     assert "two and two" not in card.inner_text()
 
 
-def test_a_draft_flag_that_is_offered_no_more_is_left_out_and_a_refusal_is_told(serve, open_page):
+def test_a_draft_flag_no_longer_offered_is_left_out_and_a_refusal_is_shown(serve, open_page):
     app = serve(LINES, "--annotator", "ann", "--flags", "odd")
     page = open_page(app.url)
     wait_for(page, "question 0")

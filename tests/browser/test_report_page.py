@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from policies.evaluate.report import Exhibit, write_report
+from policies.evaluate.report import ReportSample, write_report
 from rlhf.run.rundir import RunDir
 from tests.policies.conftest import done, inputs
 
@@ -25,7 +25,7 @@ HOSTILE = [
     "before \u202ereversed\u202d forced \u2067 unclosed",
     "x" * 100_000,
 ]
-SIDES = ("policy", "reference")
+MODELS = ("policy", "reference")
 
 
 @pytest.fixture
@@ -42,16 +42,16 @@ def folder(tmp_path: Path) -> Path:
             }
             for name in ("forward", "reverse")
         },
-        "length": dict.fromkeys(SIDES, 37.5),
-        "eos_rate": dict.fromkeys(SIDES, 0.5),
-        "distinct": {side: {"distinct_1": 0.4, "distinct_2": 0.8} for side in SIDES},
-        "reward": {side: {"mean": 0.2, "std": 1.0} for side in SIDES},
+        "length": dict.fromkeys(MODELS, 37.5),
+        "eos_rate": dict.fromkeys(MODELS, 0.5),
+        "distinct": {model: {"distinct_1": 0.4, "distinct_2": 0.8} for model in MODELS},
+        "reward": {model: {"mean": 0.2, "std": 1.0} for model in MODELS},
         "seed": 0,
         "inputs": {"policy": {"path": "runs/demo/ppo", "hash": "abc"}},
     }
     texts = HOSTILE + [f"plain text {name}" for name in "abcdefghij"]
     samples = [
-        Exhibit(
+        ReportSample(
             turns=[
                 {"role": "assistant", "content": f"Earlier {place}"},
                 {"role": "user", "content": f"Prompt {place}"},

@@ -65,7 +65,7 @@ class Unfollowed(urllib.request.HTTPRedirectHandler):
 
 @contextmanager
 def proxy_to(app_url: str) -> Iterator[str]:
-    """A proxy as nginx is by default: the app is told its own address as the Host."""
+    """A proxy as nginx is by default: the app gets its own address as the Host."""
     opener = urllib.request.build_opener(Unfollowed)
 
     class Passing(BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
 """A database on disk and short ways to fill it."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,20 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def queue(store: Store) -> TaskQueue:
     return TaskQueue(store)
+
+
+@pytest.fixture
+def import_lines(
+    store: Store, tmp_path: Path, run_json: Callable[..., dict]
+) -> Callable[..., dict]:
+    """Import lines from `more.jsonl` into the database: the report."""
+
+    def run(*lines: dict) -> dict:
+        path = tmp_path / "more.jsonl"
+        path.write_text("\n".join(map(json.dumps, lines)))
+        return run_json("import", path, "--db", store.connections.path)
+
+    return run
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_export_of_an_earlier_database_is_the_same(earlier: Path, run_rlhf: Run) -> None:
-    code, _, told = run_rlhf("export", "--db", "labels.db", "--out", "again")
-    assert code == 0, told
+    code, _, said = run_rlhf("export", "--db", "labels.db", "--out", "again")
+    assert code == 0, said
     for name in ("train.jsonl", "test.jsonl", "manifest.json"):
         assert (earlier / "again" / name).read_bytes() == (earlier / "rankings" / name).read_bytes()
 
@@ -57,8 +57,8 @@ def test_an_export_of_an_earlier_database_is_the_same(earlier: Path, run_rlhf: R
 def test_an_earlier_run_goes_on(
     earlier: Path, run_rlhf: Run, arguments: list[str], lines: int, last: dict[str, float]
 ) -> None:
-    code, _, told = run_rlhf(*arguments, "--resume")
-    assert code == 0, told
+    code, _, said = run_rlhf(*arguments, "--resume")
+    assert code == 0, said
     out = earlier / arguments[-1]
     metrics = read_metrics(out / "metrics.jsonl")
     assert RunDir(out).read_stage()["status"] == "done"
@@ -71,8 +71,8 @@ def test_the_settings_file_of_an_earlier_run_is_read(
     earlier: Path, run_rlhf: Run, stage: str
 ) -> None:
     command = {"ppo-cut": "ppo", "reward-cut": "train-reward"}[stage]
-    code, shown, told = run_rlhf(
+    code, shown, said = run_rlhf(
         command, "--config", f"{stage}/config.yaml", "--resume", "--dry-run"
     )
-    assert code == 0, told
+    assert code == 0, said
     assert "0.001" in shown

@@ -92,8 +92,8 @@ def test_every_stage_ends_at_the_whole_set(made: Made) -> None:
     steps = (made.folder / "ppo" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     # an end token ends an answer of 12 tokens with probability 1 − (1 − .24)^12 = .96 or more
     assert all(json.loads(step)["eos_rate"] > 0.6 for step in steps)
-    told = read_json(made.folder / "ppo" / "policy" / "generation_config.json")["eos_token_id"]
-    assert set(told) == set(ends)
+    stored = read_json(made.folder / "ppo" / "policy" / "generation_config.json")["eos_token_id"]
+    assert set(stored) == set(ends)
 
 
 def test_a_reward_model_reads_every_response_closed_by_its_template(made: Made) -> None:
@@ -129,8 +129,8 @@ def test_a_store_from_before_there_were_several_opens_and_ends_where_it_did(
     assert end_token_ids(tokenizer) == (tokenizer.eos_token_id,)
     known = read_json(made.folder / "model" / "generation_config.json")["eos_token_id"]
     save_model(load_causal_lm(made.path("model")), tokenizer, tmp_path / "saved")
-    told = read_json(tmp_path / "saved" / "generation_config.json")["eos_token_id"]
-    assert set(told) == {*known, tokenizer.eos_token_id}
+    stored = read_json(tmp_path / "saved" / "generation_config.json")["eos_token_id"]
+    assert set(stored) == {*known, tokenizer.eos_token_id}
     assert pq.read_metadata(next(folder.glob("*.parquet"))).num_rows
 
 

@@ -27,7 +27,7 @@ TRAINING = {
     "precision": "fp32",
     "prompts_per_batch": 4,
     "learning_rate": 1e-3,
-    "save_every": 0,
+    "save_every": None,
     "seed": 1,
 }
 PROGRAM = """

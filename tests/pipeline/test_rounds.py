@@ -8,8 +8,8 @@ from string import Template
 
 import pytest
 
-from labeling_app.annotators.rounds import rounds
 from labeling_app.db.queue import Submission, TaskQueue
+from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
 from policies.reference.store import open_store
 from rlhf.cli import main
@@ -65,7 +65,7 @@ def test_the_script_has_seven_commands() -> None:
 
 def test_each_round_queues_samples_of_its_policy(run_rounds: Path, loop: Loop) -> None:
     with Store(run_rounds / "labels.db") as store:
-        found = rounds(store)
+        found = rounds(store.connections)
         query = "SELECT reason FROM tasks WHERE reason LIKE 'round%' ORDER BY priority DESC"
         reasons = [row["reason"] for row in store.connections.db.query(query)]
     assert [Path(found[number]["policy"]["path"]).parent for number in (1, 2)] == [

@@ -1,17 +1,20 @@
 """Ranked datasets for the reward tests: sunny words beat rainy ones."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
+from reward.settings import RewardSettings
 from rlhf.modeling.tokens import encode_prompt, encode_response
 from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
+from tests.settings import reward_settings
 
 GOOD = ("Lovely, warm and happy!", "We loved the kind people.")
 BAD = ("Awful, cold and sad.", "I hated the late train.")
@@ -63,13 +66,25 @@ def thumbed(
     return replace(record, rankings=thumbs)
 
 
+def export(folder: Path, records: Sequence[RankedPrompt]) -> Path:
+    """Write an export; returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_ranked(folder, records, {})
+    return folder
+
+
+def settings_for(rankings: Path, model: Path, out: Path, **changes: Any) -> RewardSettings:
+    """Settings of a short training on a few prompts."""
+    usual = {"precision": "fp32", "prompts_per_batch": 4, "tokens_per_batch": 400}
+    values = {**usual, "learning_rate": 1e-3, **changes}
+    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
+
+
 @pytest.fixture(scope="session")
 def rankings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of 24 train and 8 test prompts."""
-    folder = tmp_path_factory.mktemp("rankings")
     records = [build_record(n, "test" if n % 4 == 0 else "train") for n in range(32)]
-    write_ranked(folder, records, {})
-    return folder
+    return export(tmp_path_factory.mktemp("rankings"), records)
 
 
 def sequences_of(

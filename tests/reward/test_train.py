@@ -23,21 +23,14 @@ from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.models import model_fingerprint
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.conftest import REPOSITORY
-from tests.reward.conftest import build_record, sequences_of
-from tests.settings import changed, reward_settings
+from tests.reward.conftest import build_record, export, sequences_of, settings_for
+from tests.settings import changed
 
 SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
-
-
-def settings_for(rankings, tiny_model, out, **changes):
-    default = {"precision": "fp32", "prompts_per_batch": 4, "tokens_per_batch": 400}
-    values = {**default, "learning_rate": 1e-3, **changes}
-    return reward_settings(rankings=rankings, model=str(tiny_model), out=out, **values)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +89,7 @@ def test_rewards_are_normalized_on_reference_outputs_where_there_are_enough(tiny
         record = build_record(number, "test" if number < 4 else "train")
         sampled = replace(record.responses[0], model_fingerprint=fingerprint, sampling=Sampling())
         records.append(replace(record, responses=(sampled, *record.responses[1:])))
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", records, {})
+    export(tmp_path / "data", records)
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert report["normalisation"]["fitted_on"] == "reference outputs in the dataset"
     assert report["normalisation"]["responses"] == 32
@@ -165,10 +157,9 @@ def test_other_losses_learn_the_rankings_too(rankings, tiny_model, tmp_path, los
 
 
 def test_a_regression_learns_given_scores(tiny_model, tmp_path):
-    (tmp_path / "data").mkdir()
     splits = ["test" if n % 4 == 0 else "train" for n in range(32)]
     records = [build_record(n, s, scores=(10, 10, 2, 2)) for n, s in enumerate(splits)]
-    write_ranked(tmp_path / "data", records, {})
+    export(tmp_path / "data", records)
     settings = settings_for(tmp_path / "data", tiny_model, tmp_path / "out", epochs=6)
     report = train_reward(changed(settings, loss="regression"))
     assert report["accuracy"]["value"] > 0.8
@@ -191,49 +182,28 @@ def test_a_finished_stage_only_returns_its_report(trained):
         train_reward(settings)
 
 
-def test_prompts_are_held_out_when_there_are_no_test_prompts(tiny_model, tmp_path):
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", [build_record(n) for n in range(20)], {})
-    report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
-    assert report["held_out"]["prompts"] == 2
-    assert "set aside" in report["held_out"]["from"]
-
-
 def test_test_prompts_that_are_also_train_prompts_are_left_out_and_counted(tiny_model, tmp_path):
     records = [build_record(n) for n in range(8)] + [build_record(n, "test") for n in range(5, 10)]
     records = [
         replace(record, prompt=replace(record.prompt, id=f"{record.prompt.split}{number}"))
         for number, record in enumerate(records)
     ]
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", records, {})
+    export(tmp_path / "data", records)
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert report["counts"]["test"]["prompts_also_in_train"] == 3
     assert report["held_out"]["prompts"] == 2
 
 
-def test_a_prompt_beyond_the_models_context_is_refused(tiny_model, tmp_path):
-    texts = ("so " * 600, "no")
-    records = [build_record(n, texts=texts, tiers=((0,), (1,))) for n in range(4)]
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", records, {})
-    with pytest.raises(InputError, match=r"4 of 4 prompts .* longer than 512 tokens"):
-        train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
 def test_held_out_rankings_that_are_all_tied_have_no_accuracy(tiny_model, tmp_path):
     tied = [build_record(n, "test", tiers=((0, 1, 2, 3),)) for n in range(3)]
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", [build_record(n) for n in range(3, 8)] + tied, {})
+    export(tmp_path / "data", [build_record(n) for n in range(3, 8)] + tied)
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert report["accuracy"] is None
     assert "Every held-out judgment is a tie" in (tmp_path / "out/report.html").read_text()
 
 
 def test_too_few_rankings_leave_nothing_behind(tiny_model, tmp_path):
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", [build_record(1), build_record(2, tiers=((0,),))], {})
+    export(tmp_path / "data", [build_record(1), build_record(2, tiers=((0,),))])
     with pytest.raises(InputError, match="1 to train on, 0 to measure with"):
         train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -363,7 +333,7 @@ rankings, model, out = map(Path, sys.argv[1:])
 for hook in ("no", "fp16", "powersgd"):
     train_reward(reward_settings(
         rankings=rankings, model=str(model), out=out / hook, precision="fp32", epochs=3,
-        prompts_per_batch=4, learning_rate=1e-3, save_every=0, ddp_comm_hook=hook,
+        prompts_per_batch=4, learning_rate=1e-3, save_every=None, ddp_comm_hook=hook,
     ))
 """
 

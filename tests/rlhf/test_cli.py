@@ -117,7 +117,7 @@ def test_help_lists_required_settings_first_and_leaves_empty_negations_out(capsy
     assert cli.main(["reference", "--help"]) == 0
     shown = capsys.readouterr().out
     assert re.findall(r"^│ .  (--[a-z]+) ", shown, re.M)[:2] == ["--out", "--prompts"]
-    assert "--no-reuse" in shown  # which is on
+    assert "--sampling.no-reuse" in shown  # which is on
     assert "--no-inspect" not in shown
     assert shown.index("--seed ") < shown.index("--processes ")  # those of clusters come last
     assert cli.main(["train-reward", "--help"]) == 0
@@ -145,7 +145,7 @@ def test_help_shows_settings_by_group_and_an_example_last(probe, capsys) -> None
     assert shown.split("Example:")[1].strip() == "rlhf probe --model m"
 
 
-@pytest.mark.parametrize("flag", ["--prioritise", "--prioritise=true", "--prioritise=True"])
+@pytest.mark.parametrize("flag", ["--prioritise", "--prioritise=True"])
 def test_the_old_way_to_order_the_queue_names_the_new_one(flag, capsys) -> None:
     words = ["--db", "d", "--reward", "r", "--dry-run"]
     assert cli.main(["prioritize", *words]) == 0
@@ -164,7 +164,7 @@ def test_the_old_way_to_order_the_queue_switched_off_or_in_a_file(tmp_path, caps
     capsys.readouterr()
     assert cli.main(["annotate", "--annotator", "judge", "--config", str(file)]) == 2
     assert " ".join(capsys.readouterr().err.split()) == (
-        f"error prioritise in {file} is a command of its own now: rlhf prioritize "
+        f"error prioritise in {file} is now the command rlhf prioritize "
         f"Delete the line and type: rlhf prioritize --config {file}"
     )
 
@@ -213,6 +213,13 @@ def test_the_example_of_every_help_page(
         shutil.copytree(tiny_model, folder)
     assert cli.main([*words, "--dry-run"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_setting_named_like_the_group_of_processes_is_shown_with_the_others(capsys) -> None:
+    assert cli.main(["annotate", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--parallel" in shown
+    assert "Processes and clusters" not in shown
 
 
 def test_help_names_every_command(capsys) -> None:

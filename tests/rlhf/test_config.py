@@ -191,11 +191,12 @@ def test_old_flags_and_values_become_todays() -> None:
         "--kind=fast",
         "--no-loud",
         "fast",
+        "--empty-rate",
         *("--every", "0", "--every=0.0", "--every", "10", "0"),
     ]
     assert with_new_flags(words, Renamed) == [
         *("cmd", "--inner.rate", "1", "--inner.rate=2", "--kind", "quick", "--kind=quick"),
-        *("--no-loud", "fast"),
+        *("--no-loud", "fast", "--inner.empty-rate"),
         *("--every", "none", "--every=none", "--every", "10", "0"),
     ]
 

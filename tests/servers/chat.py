@@ -1,4 +1,4 @@
-"""A small server that speaks chat completions and streams, with failures on demand."""
+"""A small server for chat completions and streams, with failures on demand."""
 
 import json
 import threading

@@ -93,11 +93,11 @@ def test_a_broken_file_of_a_run_is_named(
         run.report_json.write_text(json.dumps(REPORT))
     (run.path / name).write_bytes(content)
     assert cli.main(["status", str(run.path)]) == 2
-    told = capfd.readouterr().err
-    assert told.startswith("error ")
-    assert f"{run.path / name}" in told
-    assert words in told
-    assert "Traceback" not in told
+    said = capfd.readouterr().err
+    assert said.startswith("error ")
+    assert f"{run.path / name}" in said
+    assert words in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("report", [{}, {"verdict": 3}, {"win_rate": {"gold": "high"}}, {"a": [1]}])
@@ -110,9 +110,9 @@ def test_a_broken_report_of_an_evaluation_is_named(
         run.report_json.write_text(json.dumps(report))
     arguments = ["evaluate", "--out", str(run.path), "--to-db", str(tmp_path / "labels.db")]
     assert cli.main(arguments) == 2
-    told = capfd.readouterr().err
-    assert str(run.report_json) in told
-    assert "Traceback" not in told
+    said = capfd.readouterr().err
+    assert str(run.report_json) in said
+    assert "Traceback" not in said
 
 
 def test_votes_are_described_from_a_whole_report_only(tmp_path: Path) -> None:

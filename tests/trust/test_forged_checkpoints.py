@@ -140,14 +140,14 @@ def test_latest_names_a_checkpoint_beside_it(saved: Path, name: str) -> None:
     if name.strip() == saved.name:
         assert load_checkpoint(Loop().accelerator, saved.parent) == {"step": 2}
         return
-    with pytest.raises(InputError, match="latest names no checkpoint") as caught:
+    with pytest.raises(InputError, match="latest does not name a checkpoint") as caught:
         load_checkpoint(Loop().accelerator, saved.parent)
     assert str(saved.parent / "latest") in str(caught.value)
 
 
 def test_a_word_that_is_no_text_is_no_name(saved: Path) -> None:
     (saved.parent / "latest").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="latest names no checkpoint"):
+    with pytest.raises(InputError, match="latest does not name a checkpoint"):
         load_checkpoint(Loop().accelerator, saved.parent)
 
 
@@ -201,5 +201,5 @@ def test_files_of_deepspeed_are_data_too(tmp_path: Path, strategy: str) -> None:
         check=True,
         env={**os.environ, **ours},
     )
-    assert "(it holds something else than tensors and numbers)" in done.stdout
+    assert "(it holds something other than tensors and numbers)" in done.stdout
     assert not (tmp_path / "ran").exists()

@@ -179,7 +179,7 @@ def is_good(row: dict[str, str | None]) -> bool:
     return all(text is not None and text.strip() for text in row.values())
 
 
-def judgements(records: Iterable[Entry | RankedPrompt]) -> set[tuple[str, str, str]]:
+def judgments(records: Iterable[Entry | RankedPrompt]) -> set[tuple[str, str, str]]:
     """(prompt, chosen, rejected) of every ranking."""
     found = set()
     for record in records:
@@ -198,13 +198,13 @@ def check_rows(container: str, rows: Rows, place: Path) -> None:
     expected = {tuple(row.values()) for row in good}
     stopped, skipped = read(path, "stop"), read(path, "skip")
     assert skipped is not None
-    assert (judgements(skipped[0]), skipped[1]) == (expected, len(rows) - len(good))
+    assert (judgments(skipped[0]), skipped[1]) == (expected, len(rows) - len(good))
     assert (stopped is None) == (len(good) < len(rows))
     if is_drawn(rows):
         assert (store(place, path, "stop") is None) == (stopped is None)
         assert (store(place, path, "skip") is None) == (not good)
         with Store(place / "labels.db") as opened:
-            assert judgements(opened.ranked_prompts()) == expected
+            assert judgments(opened.ranked_prompts()) == expected
 
 
 # ------------------------------------------------------------------------------------------ noise

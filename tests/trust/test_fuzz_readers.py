@@ -219,7 +219,7 @@ def test_names_of_the_latest_checkpoint(in_memory: Path, count: int) -> None:
         (in_memory / "latest").write_bytes(content)
         problem = refusal(lambda: newest_checkpoint(in_memory))
         if problem is not None:
-            assert "latest names no checkpoint" in problem
+            assert "latest does not name a checkpoint" in problem
             return
         found = newest_checkpoint(in_memory)
         assert found is not None

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
@@ -89,32 +88,24 @@ LINES = {
 }
 
 
-def refuse(path: Path, db: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Import a file that must be refused without a traceback; what it says."""
-    assert main(["import", str(path), "--db", str(db)]) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
-
-
 @pytest.mark.parametrize("name", LINES)
-def test_the_line_is_named(name, tmp_path, capsys):
+def test_the_line_is_named(name, tmp_path, refused):
     line, problem = LINES[name]
     path = write(tmp_path / "in.jsonl", [{"prompt": "fine"}, line])
-    said = refuse(path, tmp_path / "new.db", capsys)
+    said = refused("import", path, "--db", tmp_path / "new.db")
     assert f"{path}:2: " in said
     assert problem in said
     assert not (tmp_path / "new.db").exists()
 
 
-def test_a_line_of_more_than_16_million_characters(tmp_path, capsys):
+def test_a_line_of_more_than_16_million_characters(tmp_path, refused):
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt": "fine"}\n{"prompt": "' + "a" * 2**24 + '"}\n')
-    said = refuse(path, tmp_path / "new.db", capsys)
+    said = refused("import", path, "--db", tmp_path / "new.db")
     assert f"{path}:2: a line of more than 16,777,216 characters" in said
 
 
-def test_a_small_file_that_unpacks_to_a_huge_one(tmp_path, capsys):
+def test_a_small_file_that_unpacks_to_a_huge_one(tmp_path, refused):
     path = tmp_path / "in.jsonl.gz"
     lines = json.dumps({"prompt": "a" * 1_000_000}).encode() + b"\n"
     with gzip.open(path, "wb", compresslevel=1) as stream:
@@ -122,7 +113,7 @@ def test_a_small_file_that_unpacks_to_a_huge_one(tmp_path, capsys):
             stream.write(lines)
     packed = path.stat().st_size
     assert packed < 2**19
-    said = refuse(path, tmp_path / "new.db", capsys)
+    said = refused("import", path, "--db", tmp_path / "new.db")
     first_beyond = 200 * packed // len(lines) + 1  # less than 64 MiB are free anyway
     assert 67 < first_beyond <= 100
     assert f"{path}:{first_beyond}: unpacks to more than 200 times its size" in said
@@ -143,8 +134,8 @@ def test_flags_that_an_older_version_took_in_leave_the_export_working(tmp_path, 
     assert all(isinstance(flag, str) for flag in json.loads(said)["rankings"][0]["flags"])
 
 
-def test_a_file_that_may_not_be_read(tmp_path, capsys):
+def test_a_file_that_may_not_be_read(tmp_path, refused):
     path = tmp_path / "in.jsonl"
     path.symlink_to("/proc/self/mem")
-    said = refuse(path, tmp_path / "new.db", capsys)
+    said = refused("import", path, "--db", tmp_path / "new.db")
     assert f"{path} cannot be read" in said

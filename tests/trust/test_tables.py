@@ -10,15 +10,14 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from labeling_app.db.store import Store
-from tests.labeling_app.data_io.test_import import run_json
-from tests.trust.test_hostile_lines import refuse
+from rlhf.cli import main
 
 
 @pytest.mark.parametrize("text", ["None", "NA", "null", "NaN", "n/a", "007", "1e3", "True", "-"])
-def test_a_csv_cell_is_text_whatever_it_looks_like(text, tmp_path, capsys):
+def test_a_csv_cell_is_text_whatever_it_looks_like(text, tmp_path, run_json):
     path = tmp_path / "in.csv"
     path.write_text(f"prompt,chosen,rejected\nIs there a bug?,{text},Yes there is\n")
-    report = run_json(capsys, "import", path, "--db", tmp_path / "new.db")
+    report = run_json("import", path, "--db", tmp_path / "new.db")
     assert (report["new_responses"], report["new_rankings"]) == (2, 1)
     with Store(tmp_path / "new.db") as store:
         [record] = store.ranked_prompts()
@@ -27,17 +26,17 @@ def test_a_csv_cell_is_text_whatever_it_looks_like(text, tmp_path, capsys):
     assert (texts[best], texts[worst]) == (text, "Yes there is")
 
 
-def test_labels_of_a_csv_file_are_true_or_false(tmp_path, capsys):
+def test_labels_of_a_csv_file_are_true_or_false(tmp_path, refused, run_json):
     path = tmp_path / "in.csv"
     path.write_text("prompt,completion,label\na,None,True\na,no,false\n")
-    run_json(capsys, "import", path, "--db", tmp_path / "new.db")
+    run_json("import", path, "--db", tmp_path / "new.db")
     with Store(tmp_path / "new.db") as store:
         [record] = store.ranked_prompts()
     texts = {response.id: response.text for response in record.responses}
     said = [(texts[ranking.tiers[0][0]], ranking.flags) for ranking in record.rankings]
     assert said == [("None", ("thumbs-up",)), ("no", ("thumbs-down",))]
     path.write_text("prompt,completion,label\na,yes,\n")
-    assert f"{path}:2: label is ''" in refuse(path, tmp_path / "new.db", capsys)
+    assert f"{path}:2: label is ''" in refused("import", path, "--db", tmp_path / "new.db")
 
 
 CSV = {
@@ -50,26 +49,28 @@ CSV = {
 
 
 @pytest.mark.parametrize("name", CSV)
-def test_a_broken_csv_line_is_named(name, tmp_path, capsys):
+def test_a_broken_csv_line_is_named(name, tmp_path, refused):
     lines, problem = CSV[name]
     path = tmp_path / "in.csv"
     path.write_text(f"prompt,chosen,rejected\n{lines}")
-    assert f"{path}:{problem}" in refuse(path, tmp_path / "new.db", capsys)
+    assert f"{path}:{problem}" in refused("import", path, "--db", tmp_path / "new.db")
 
 
-def test_csv_places_are_lines_and_texts_keep_their_line_ends(tmp_path, capsys):
+def test_csv_places_are_lines_and_texts_keep_their_line_ends(tmp_path, refused, run_json):
     path = tmp_path / "in.csv"
     path.write_bytes(b'prompt,chosen,rejected\r\n"a\r\nb",c,d\r\n\r\ne,f,g\r\n,h,i\r\n')
-    assert f"{path}:6: The user turn" in refuse(path, tmp_path / "new.db", capsys)
-    run_json(capsys, "import", path, "--db", tmp_path / "new.db", "--on-error", "skip")
+    assert f"{path}:6: The user turn" in refused("import", path, "--db", tmp_path / "new.db")
+    run_json("import", path, "--db", tmp_path / "new.db", "--on-error", "skip")
     with Store(tmp_path / "new.db") as store:
         assert [prompt.text for prompt in store.prompts()] == ["a\r\nb", "e"]
 
 
-def test_csv_columns_of_one_name_are_refused(tmp_path, capsys):
+def test_csv_columns_of_one_name_are_refused(tmp_path, refused):
     path = tmp_path / "in.csv"
     path.write_text("prompt,chosen,rejected,chosen\na,b,c,d\n")
-    assert f"{path} has two columns 'chosen'" in refuse(path, tmp_path / "new.db", capsys)
+    assert f"{path} has two columns 'chosen'" in refused(
+        "import", path, "--db", tmp_path / "new.db"
+    )
 
 
 NULLS = {
@@ -83,7 +84,7 @@ NULLS = {
 
 @pytest.mark.parametrize("container", ["jsonl", "parquet", "folder"])
 @pytest.mark.parametrize("name", NULLS)
-def test_a_null_is_refused_wherever_it_stands(name, container, tmp_path, capsys):
+def test_a_null_is_refused_wherever_it_stands(name, container, tmp_path, refused):
     line, problem = NULLS[name]
     fine = {
         key: "x" if isinstance(value, str) or not value else ["x", "y"]
@@ -98,42 +99,42 @@ def test_a_null_is_refused_wherever_it_stands(name, container, tmp_path, capsys)
         pq.write_table(pa.Table.from_pylist([fine, line]), path)
     else:
         Dataset.from_list([fine, line]).save_to_disk(path)
-    said = refuse(path, tmp_path / "new.db", capsys)
+    said = refused("import", path, "--db", tmp_path / "new.db")
     assert f"{path}:{'row:' if container == 'folder' else ''}2: {problem}" in said
 
 
-def test_columns_that_a_row_does_not_use_are_null_and_no_fault(tmp_path, capsys):
+def test_columns_that_a_row_does_not_use_are_null_and_no_fault(tmp_path, run_json):
     rows = [
         {"prompt": "a", "messages": None, "responses": ["x", "y"], "tiers": [[1], [0]]},
         {"prompt": None, "messages": [{"role": "user", "content": "b"}], "responses": None,
          "tiers": None},
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    report = run_json(capsys, "import", tmp_path / "in.parquet", "--db", tmp_path / "new.db")
+    report = run_json("import", tmp_path / "in.parquet", "--db", tmp_path / "new.db")
     assert (report["new_prompts"], report["new_rankings"], report["bad_lines"]) == (2, 1, 0)
 
 
 # --------------------------------------------------------------------------------- larger inside
 
 
-def test_a_parquet_file_of_a_few_kilobytes_that_holds_ten_gigabytes(tmp_path, capsys):
+def test_a_parquet_file_of_a_few_kilobytes_that_holds_ten_gigabytes(tmp_path, refused):
     path = tmp_path / "in.parquet"
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000), ["a" * 1_000_000])
     schema = pa.schema({"prompt": texts.type})
     with pq.ParquetWriter(path, schema, compression="zstd", write_statistics=False) as writer:
         writer.write_table(pa.table([texts], schema))
     assert path.stat().st_size < 2**14
-    said = refuse(path, tmp_path / "new.db", capsys)
+    said = refused("import", path, "--db", tmp_path / "new.db")
     # 64 MiB are free; a row counts a million characters and 8 for its object
     assert f"{path}:{2**26 // 1_000_008 + 1}: unpacks to more than 200 times its size" in said
 
 
-def test_a_parquet_file_that_says_itself_how_large_it_is(tmp_path, capsys):
+def test_a_parquet_file_that_says_itself_how_large_it_is(tmp_path, refused):
     path = tmp_path / "in.parquet"
     table = pa.table({"prompt": ["a" * (2**26 + 2**20)]})
     pq.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
     assert path.stat().st_size < 2**16
-    said = refuse(path, tmp_path / "new.db", capsys)
+    said = refused("import", path, "--db", tmp_path / "new.db")
     assert (
         f"{path}:1: unpacks to more than 200 times its size" in said or f"{path}: unpacks" in said
     )
@@ -172,6 +173,14 @@ def wrong_offsets(path: Path) -> None:
     column = pa.StringArray.from_buffers(len(chunk), wrong, texts, valid)
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table.set_column(0, table.schema.field(0), column))
+
+
+def refuse(path: Path, db: Path, capfd: pytest.CaptureFixture[str]) -> str:
+    """Import a folder that must be refused; what is said, also by libraries not in Python."""
+    assert main(["import", str(path), "--db", str(db)]) == 2
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    return said
 
 
 BROKEN = {
@@ -222,4 +231,4 @@ def test_a_folder_of_splits_with_one_missing(tmp_path, capfd):
     DatasetDict(train=rows, test=rows).save_to_disk(tmp_path / "saved")
     shutil.rmtree(tmp_path / "saved" / "test")
     said = refuse(tmp_path / "saved", tmp_path / "new.db", capfd)
-    assert "cannot be read as a data set" in said
+    assert "cannot be read as a dataset" in said

@@ -199,7 +199,7 @@ def test_weights_of_another_folder_are_not_taken(policy: Path, tmp_path: Path) -
     adapter = {"peft_type": "LORA", "base_model_name_or_path": str(other)}
     set_json(policy / "adapter_config.json", **adapter)
     assert refusal(load_causal_lm, str(policy)) == (
-        f"{policy} holds an adapter (adapter_config.json), which goes with the weights of another "
+        f"{policy} holds an adapter (adapter_config.json), which needs the weights of another "
         "folder"
     )
 
@@ -321,7 +321,7 @@ def test_code_in_a_model_folder_never_runs(
     for load in (load_config, load_causal_lm, NEW_HEAD, read_shape, load_reward_model):
         monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 100))
         assert refusal(load, str(policy)) == (
-            f"Cannot read the model {policy} (it needs code of its own, which is never run)"
+            f"Cannot read the model {policy} (it needs its own code, which is never run)"
         )
     for load in (load_tokenizer, describe_model):
         monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 100))
@@ -329,7 +329,7 @@ def test_code_in_a_model_folder_never_runs(
     assert not ran.exists()
 
 
-def test_every_automatic_class_is_told_to_run_no_code() -> None:
+def test_every_automatic_class_gets_trust_remote_code_false() -> None:
     folders = ("rlhf", "reward", "policies", "labeling_app", "examples")
     files = [one for folder in folders for one in (REPOSITORY / folder).rglob("*.py")]
     calls = [
@@ -343,8 +343,8 @@ def test_every_automatic_class_is_told_to_run_no_code() -> None:
     ]
     assert len(calls) >= 8
     for file, call in calls:
-        told = {word.arg: ast.unparse(word.value) for word in call.keywords}
-        assert told.get("trust_remote_code") == "False", f"{file}:{call.lineno}"
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        assert given.get("trust_remote_code") == "False", f"{file}:{call.lineno}"
 
 
 AUTO = ("Config", "Tokenizer", "ModelForCausalLM", "ModelForSequenceClassification")

@@ -34,7 +34,7 @@ from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import set_up
 from policies.ppo.train import before_training, take_step
 from policies.reference.build import build_reference
-from policies.reference.settings import ReferenceSettings
+from policies.reference.settings import ReferenceSettings, SamplingSettings
 from policies.reference.store import open_store
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding_choice import choose_sharding
@@ -62,7 +62,9 @@ def prepare(arguments: argparse.Namespace) -> PPOSettings:
             prompts=prompts,
             model=str(model),
             out=reference,
-            max_new_tokens=LONGEST_ANSWER // (texts.REHEARSAL if small else 1),
+            sampling=SamplingSettings(
+                max_new_tokens=LONGEST_ANSWER // (texts.REHEARSAL if small else 1)
+            ),
             batch_size=episodes,
             resume=reference.exists(),
         )

@@ -76,7 +76,7 @@ def expire_leases(db: Database) -> None:
 
 
 def state_of(db: Database, task_id: int, annotator: str) -> str | None:
-    """What has become of a task for an annotator; None where it was never given."""
+    """The state of a task for an annotator; None where it was never given."""
     query = "SELECT state FROM assignments WHERE task_id = ? AND annotator = ?"
     row = db.execute(query, [task_id, annotator]).fetchone()
     return row[0] if row else None

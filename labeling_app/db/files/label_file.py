@@ -14,7 +14,7 @@ from labeling_app.db.files.schema import APPLICATION_ID
 from rlhf.errors import InputError
 
 SHOWN_TABLES = 3
-PASSING = {  # errors that are gone when another program or descriptor is
+TEMPORARY = {  # errors by locks, open files or memory, which say nothing about the file
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_CANTOPEN,
@@ -79,22 +79,18 @@ def require_label_database(path: Path) -> None:
     """
     if not path.is_file():
         raise no_database(path)
-    try:
-        is_there = is_label_database(path)
-    except sqlite3.DatabaseError as error:
-        raise unusable_database(path, error) from None
-    if not is_there:
-        raise InputError(f"{path} is empty", f"Begin with: rlhf import prompts.jsonl --db {path}")
+    if not require_label_database_or_new(path):
+        raise empty_database(path)
 
 
-def require_label_database_or_new(path: Path) -> None:
-    """Check, before anything slow is done, that a label database is or can be at a path.
+def require_label_database_or_new(path: Path) -> bool:
+    """Whether a label database is at a path; False where one can be made.
 
     Raises:
         InputError: there is another program's database, or a file that is no database.
     """
     try:
-        is_label_database(path)
+        return is_label_database(path)
     except sqlite3.DatabaseError as error:
         raise unusable_database(path, error) from None
 
@@ -104,6 +100,11 @@ def no_database(path: Path) -> InputError:
     return InputError(
         f"No label database at {path}", f"Make one first: rlhf import prompts.jsonl --db {path}"
     )
+
+
+def empty_database(path: Path) -> InputError:
+    """The error where there is no prompt yet."""
+    return InputError(f"{path} is empty", f"Begin with: rlhf import prompts.jsonl --db {path}")
 
 
 def unusable_database(path: Path, error: Exception) -> InputError:
@@ -140,15 +141,15 @@ def find_damage(path: Path) -> str:
         with open_read_only(path) as db:
             found: str = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
-        if _is_passing(error):
+        if _is_temporary(error):
             raise
         return str(error)
     return "" if found == "ok" else " ".join(found.split())
 
 
-def _is_passing(error: sqlite3.DatabaseError) -> bool:
-    """Whether an error says nothing about the file itself: locked, or out of descriptors."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in PASSING
+def _is_temporary(error: sqlite3.DatabaseError) -> bool:
+    """Whether an error says nothing about the file itself."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in TEMPORARY
 
 
 def read_board_id(path: Path) -> str:
@@ -161,7 +162,7 @@ def read_board_id(path: Path) -> str:
         with open_read_only(path) as db:
             row = db.execute("SELECT value FROM settings WHERE name = 'board'").fetchone()
     except sqlite3.DatabaseError as error:
-        if _is_passing(error):
+        if _is_temporary(error):
             raise
         return ""
     return str(row[0]) if row else ""

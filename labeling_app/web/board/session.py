@@ -15,6 +15,7 @@ from sqlite_utils import Database
 
 from labeling_app.db.board.tickets import task_of, ticket_of
 from labeling_app.db.queue import Task, TaskQueue
+from labeling_app.db.rankings import num_done
 from labeling_app.db.store import Store
 from labeling_app.quality.adjudication import open_decision, opinions_on
 from labeling_app.quality.checks import feedback_on
@@ -195,7 +196,7 @@ class Board:
             "board": self.board_id,
             "annotator": annotator,
             "has_sign_in": self.has_sign_in,
-            "done": self.queue.num_done(annotator),
+            "done": num_done(self.store.connections, annotator),
             "flags": self.flags,
             "rubric": self.rubric,
             "skip_reasons": SKIP_REASONS,

@@ -44,34 +44,6 @@ class Interval:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WinRate:
-    """The outcome of a comparison: prompts won, tied and lost, win rate, sign test."""
-
-    interval: Interval
-    wins: int
-    ties: int
-    losses: int
-    p_value: float
-
-    def to_json(self) -> dict[str, Any]:
-        """One flat JSON object: value, low, high, n, level, wins, ties, losses, p_value."""
-        counts = {name: value for name, value in asdict(self).items() if name != "interval"}
-        return {**self.interval.to_json(), **counts}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanStd:
-    """Mean and standard deviation (of the population, ddof 0) of a set of scores."""
-
-    mean: float
-    std: float
-
-    def to_json(self) -> dict[str, float]:
-        """The mean and standard deviation as a JSON object."""
-        return asdict(self)
-
-
 def compare(
     policy_scores: Float[ndarray, "P S"], reference_scores: Float[ndarray, "P M"]
 ) -> Float[ndarray, " P"]:
@@ -97,19 +69,6 @@ def compare(
     points = np.where(ours > theirs, 1.0, np.where(ours == theirs, 0.5, 0.0))  # P S M
     shares: Float[ndarray, " P"] = points.mean(axis=(1, 2))
     return shares
-
-
-def win_rate(wins: Float[ndarray, " P"]) -> float:
-    """The mean of per-prompt win fractions: 1/P · Σ w_p. A half says that the two are equal.
-
-    Raises:
-        ValueError: no prompts, or a fraction outside 0 to 1.
-    """
-    if wins.size == 0:
-        raise ValueError("no prompts: there is no win rate")
-    if not ((wins >= 0) & (wins <= 1)).all():
-        raise ValueError("win fractions lie between 0 and 1")
-    return float(wins.mean())
 
 
 def bootstrap_interval(
@@ -204,38 +163,35 @@ def sign_test(wins: int, losses: int) -> float:
     return float(stats.binomtest(wins, wins + losses).pvalue)
 
 
-def judge_wins(wins: Float[ndarray, " P"], *, seed: int, level: float = 0.95) -> WinRate:
+def judge_wins(
+    wins: Float[ndarray, " P"], *, seed: int, level: float = 0.95
+) -> dict[str, float | int]:
     """Win rate, interval and sign test of per-prompt win fractions, as `compare` gives them.
 
-    A prompt is won when the policy takes more than half of its comparisons.
-    """
-    win_rate(wins)  # raises for fractions outside 0 to 1
-    won, lost = int((wins > 0.5).sum()), int((wins < 0.5).sum())
-    return WinRate(
-        interval=bootstrap_interval(wins, seed=seed, level=level),
-        wins=won,
-        ties=wins.size - won - lost,
-        losses=lost,
-        p_value=sign_test(won, lost),
-    )
+    The win rate is their mean, 1/P · Σ w_p: a half says that the two are equal. A prompt is won
+    when the policy takes more than half of its comparisons.
 
-
-def spread(values: Float[ndarray, " N"]) -> MeanStd:
-    """Mean and standard deviation of `values`.
+    Returns:
+        value, low, high, n, level as in `Interval`; wins, ties, losses in prompts; p_value.
 
     Raises:
-        ValueError: no values.
+        ValueError: no prompts, or a fraction outside 0 to 1.
     """
-    if values.size == 0:
-        raise ValueError("no values: there is no mean")
-    return MeanStd(mean=float(values.mean()), std=float(values.std()))
+    if not ((wins >= 0) & (wins <= 1)).all():
+        raise ValueError("win fractions lie between 0 and 1")
+    won, lost = int((wins > 0.5).sum()), int((wins < 0.5).sum())
+    return {
+        **bootstrap_interval(wins, seed=seed, level=level).to_json(),
+        "wins": won,
+        "ties": wins.size - won - lost,
+        "losses": lost,
+        "p_value": sign_test(won, lost),
+    }
 
 
-def standard_error(values: Float[ndarray, " P"]) -> float:
-    """The standard deviation of the mean of `values`: s / √P, s with ddof 1; NaN for one value."""
-    if values.size < 2:
-        return float("nan")
-    return float(values.std(ddof=1) / np.sqrt(values.size))
+def spread(values: Float[ndarray, " N"]) -> dict[str, float]:
+    """`mean` and `std`, that of the population (ddof 0), of a set of scores."""
+    return {"mean": float(values.mean()), "std": float(values.std())}
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:

@@ -81,7 +81,7 @@ class PolicyAndCritic(nn.Module):
             sequences: episodes, followed by rows of the reference store.
             episodes: how many of the rows are episodes; only they need values.
             temperature: sampling temperature.
-            ids: K tokens to look up at every place of the S stored rows.
+            ids: K tokens to look up at every place of the S reference rows.
             critic_features: what the critic's head reads, where that is known already.
 
         Returns:

@@ -3,7 +3,7 @@
 The critic is a copy of the reward model, which was trained on whole responses: its scores of
 unfinished ones are arbitrary. At the first step the policy is the reference, so the reward of every
 stored response is a Monte-Carlo return (λ = 1) for each of its tokens, and the head that predicts
-them best from frozen features is a ridge regression: one forward over the stored rows. More
+them best from frozen features is a ridge regression: one forward over the reference rows. More
 gradient steps on the same rows gained nothing.
 """
 
@@ -134,7 +134,7 @@ def fit_critic(
     Args:
         accelerator: device, precision and processes; each process reads a part of the rows.
         model: its critic is changed, on all processes alike.
-        prompts: the stored rows of each training prompt.
+        prompts: the reference rows of each training prompt.
         reference_rewards: r(y0) of each prompt's rows, by prompt id.
         settings: how rewards are shaped.
         pad_id: the padding token.
@@ -169,10 +169,10 @@ def warmup_targets(
     reference_rewards: dict[str, list[float]],
     settings: PPOSettings,
 ) -> Float[Tensor, " N"]:
-    """What PPO would have given for each stored row, before its prompt's baseline is taken off.
+    """The shaped reward of each reference row, before the baseline of its prompt is subtracted.
 
-    Each row is shaped against the other stored rows of its prompt, as a fresh response is against
-    all of them; a prompt with one row borrows the next prompt's.
+    Each row is shaped with the other reference rows of its prompt, as a fresh response is with all
+    of them; if a prompt has only one row, the next prompt's are used.
     """
     by_prompt = [reference_rewards[rows[0].prompt.id] for rows in prompts]
     targets = []

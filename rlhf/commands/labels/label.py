@@ -59,7 +59,7 @@ class Settings:
     """Live mode: address of an OpenAI-compatible server, ending in /v1; its key, if it needs one,
     in RLHF_LIVE_API_KEY."""
     live_responses: int = 2
-    """Live mode: answers shown side by side, 2 to 4, spread evenly over the models."""
+    """Live mode: responses shown side by side, 2 to 4, spread evenly over the models."""
     temperature: float = 1.0
     """Live mode: sampling temperature."""
     top_p: float = 1.0
@@ -67,7 +67,7 @@ class Settings:
     top_k: int = 0
     """Live mode: sample from the k most likely tokens; 0: all."""
     max_new_tokens: int = 256
-    """Live mode: maximum length of an answer, in tokens."""
+    """Live mode: maximum length of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Live mode: values passed to the chat template, e.g. '{"enable_thinking": false}'."""
 
@@ -81,7 +81,7 @@ class Settings:
         require_sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
         if len(self.model) > self.live_responses:
             raise ConfigError(
-                f"--model names {len(self.model)} models for {self.live_responses} answers",
+                f"--model names {len(self.model)} models for {self.live_responses} responses",
                 f"Add --live-responses {len(self.model)} (at most 4), or name fewer models.",
             )
         if not self.model and not self.endpoint:

@@ -22,15 +22,15 @@ class Settings:
     reward: str
     """A trained reward model: the --out of `rlhf train-reward`, or a model folder."""
     by: Literal["fisher", "entropy", "delta-ucb"] = "fisher"
-    """How tasks are scored. `fisher`: how much their pairs would tell about the head of the reward
-    model, given what was ranked before (arXiv 2502.04354). `entropy`: how uncertain the reward
+    """How tasks are scored. `fisher`: information that their pairs would add about the head of the
+    reward model, given earlier rankings (arXiv 2502.04354). `entropy`: how uncertain the reward
     model is about their pairs. `delta-ucb`: their largest plausible reward gap (arXiv
     2603.09692)."""
     random_share: float = 0.2
-    """Share of the tasks that is drawn at random, at least 0.2: a reward model does not know what
-    it has not seen."""
+    """Share of the tasks that is drawn at random, at least 0.2: these may show errors that the
+    reward model cannot predict."""
     most: int = 10_000
-    """Maximum number of open tasks to score; the others come after them."""
+    """Maximum number of open tasks to score; the other tasks come after them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
@@ -50,7 +50,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Put the open tasks first from which a reward model would learn most."""
+    """Order the open tasks by how much a reward model would learn from them."""
     from labeling_app.annotators.prioritizing import prioritize
     from labeling_app.db.store import Store
     from reward.scoring.texts import load_features

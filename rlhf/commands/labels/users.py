@@ -50,14 +50,15 @@ def run(settings: Settings) -> dict[str, Any]:
     """Manage who may sign in to the labeling app, and which programs may send feedback."""
     from labeling_app.annotators.passwords import new_password
     from labeling_app.annotators.users import Users
-    from labeling_app.data_io.tokens import make_token, programs, revoke_token
+    from labeling_app.data_io.tokens import make_token, revoke_token
     from labeling_app.db.store import Store
+    from labeling_app.db.users import programs_with_tokens
 
     with Store(settings.db, must_exist=True, read_only=settings.action == "list") as store:
         users = Users(store)
         if settings.action == "list":
             people = {u.name: u.role + (" (disabled)" if u.disabled else "") for u in users.all()}
-            return people | dict.fromkeys(programs(store), "program")
+            return people | dict.fromkeys(programs_with_tokens(store.connections), "program")
         if settings.action == "token":
             return {"program": settings.name, "token": make_token(store, settings.name)}
         if settings.action == "revoke":
@@ -77,7 +78,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """Who can do what now, and the password or token, which nothing shows again."""
+    """Who can do what now, and the password or token, shown only this once."""
     name, action = settings.name, settings.action
     if action == "list":
         return columns(result) if result else f"{settings.db} has no users yet."

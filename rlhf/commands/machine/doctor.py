@@ -1,4 +1,4 @@
-"""`rlhf doctor`: whether this machine can do the work."""
+"""`rlhf doctor`: checks this machine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Check Python, packages, devices, memory, disk and SQLite; exit with 2 if one does not do."""
+    """Check Python, packages, devices, memory, disk and SQLite; exit with 2 if one fails."""
     from rlhf.parallel.distributed import launch
     from rlhf.parallel.doctor import examine, require_healthy
 
@@ -46,7 +46,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """What was found, and that it is enough; what is not enough is an error."""
+    """What was found; anything insufficient is an error."""
     tested = " Every device passed the hardware canary." if settings.canary else ""
     return f"{columns(result)}\n\nThis machine is ready.{tested}"
 

@@ -131,7 +131,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines += ["", "GiB that each device sends in one step."]
         lines += _rows(result["sent_gib"])
     if result["seconds"]:
-        lines += ["", "Seconds of one step, sampling aside, computing and sending in turn."]
+        lines += ["", "Seconds of one step without sampling: computation, then communication."]
         lines += _rows(result["seconds"])
     return "\n".join([*lines, "", *result["advice"]])
 

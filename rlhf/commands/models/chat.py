@@ -27,7 +27,7 @@ class Settings:
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")
-    """The label database that stores questions, answers and votes; created if it is missing."""
+    """The label database that stores questions, responses and votes; created if it is missing."""
     reward: str | None = None
     """Reward model whose rewards are shown; default: the one that --policy was trained with, if it
     still exists."""
@@ -86,7 +86,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 def _trained_with(policy: str) -> str | None:
     """The reward model of the run that trained the policy, the first of several, if it exists.
 
-    A folder and nothing else: a function that stage.json names is for its writer to run.
+    Only a folder: a function that stage.json names is never run here.
     """
     from policies.rewards import is_model
     from rlhf.run.rundir import RunDir
@@ -98,7 +98,7 @@ def _trained_with(policy: str) -> str | None:
 def _note(
     policy: dict[str, str], reward: str | None
 ) -> "Callable[[Prompt, Sequence[Response]], list[str]]":
-    """Says of every response whose it is, and its reward.
+    """Labels every response with its model and its reward.
 
     `policy` is the description of the policy by `rlhf.modeling.models.describe_model`.
     """

@@ -5,8 +5,6 @@ from typing import Any
 from policies.dpo.settings import DPOSettings as Settings
 from rlhf.commands.wording import counted, next_command
 
-__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
-
 EXAMPLE = """rlhf dpo --rankings rankings --model models/SmolLM2-135M-Instruct \\
     --learning-rate 1e-5 --out runs/first/dpo"""
 
@@ -34,12 +32,12 @@ def memory_plan(settings: Settings) -> str:
         Pass(tokens, length, settings.gradient_checkpointing),
         bf16=choose_precision(settings.precision) == "bf16",
         processes=settings.processes,
-        lora_rank=settings.lora.rank,
+        lora_rank=settings.lora.rank or 0,
     ).text
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """How many pairs were learned, and how many held-out ones the policy orders rightly."""
+    """How many pairs were learned, and how many held-out ones it orders as annotators did."""
     of, held_out = result["pairs"]["train"], result["held_out"]
     right = (
         f" It orders {100 * held_out['accuracy']:.0f} % of "

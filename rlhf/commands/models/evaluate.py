@@ -1,4 +1,4 @@
-"""`rlhf evaluate`: is the policy better? By judges now, or by people's blind votes later."""
+"""`rlhf evaluate`: compares a policy with the original, by judges and by people's blind votes."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,7 +26,7 @@ class Settings(EvaluateSettings):
     reference: Annotated[Path, UNNAMED] = Path()
     """The --out of `rlhf reference`."""
     reward: Annotated[str, UNNAMED] = ""
-    """Reward model that judges."""
+    """A judge: reward model, signal:package.module:function or http(s):// address."""
     to_db: Path | None = None
     """Label database in which to queue pairs for people to compare blind: the policy's first answer
     beside the original's, and beside that of --against."""
@@ -64,8 +64,8 @@ class Settings(EvaluateSettings):
 def run(settings: Settings) -> dict[str, Any]:
     """Compare a policy with the original model: win rates by judges and people, with intervals.
 
-    Give --policy, --reference and --reward together; none with --to-db or --from-db of a finished
-    --out.
+    Give --policy, --reference and --reward together, or none of them to queue pairs (--to-db) or
+    read votes (--from-db) of a finished --out.
     """
     from policies.evaluate.report import headline
     from rlhf.run.rundir import require_done
@@ -100,7 +100,7 @@ def _queue(settings: Settings, db: Path) -> int:
     from policies.evaluate.votes import pairs_to_ask
     from rlhf.run.rundir import RunDir
 
-    pairs = [pair for of_side in pairs_to_ask(RunDir(settings.out)).values() for pair in of_side]
+    pairs = [pair for asked in pairs_to_ask(RunDir(settings.out)).values() for pair in asked]
     with Store(db) as store:
         return queue_pairs(
             store, pairs, overlap=settings.people_per_pair, mix=settings.mix, seed=settings.seed
@@ -117,14 +117,14 @@ def _read_votes(settings: Settings, db: Path) -> dict[str, Any]:
     run = RunDir(settings.out)
     pairs = pairs_to_ask(run)
     with Store(db, read_only=True) as store:
-        if not any(are_queued(store, of_side) for of_side in pairs.values()):
+        if not any(are_queued(store, asked) for asked in pairs.values()):
             raise InputError(
-                f"Nobody was asked about the pairs of {run.path} in {db}",
+                f"{db} has no tasks for the pairs of {run.path}",
                 f"Queue them: rlhf evaluate --out {run.path} --to-db {db}; or give the database "
                 "in which they were queued.",
             )
         votes = {
-            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, of_side)]
-            for other, of_side in pairs.items()
+            other: [(vote.prompt_id, vote.second) for vote in read_votes(store, asked)]
+            for other, asked in pairs.items()
         }
     return add_votes(run, votes)

@@ -5,8 +5,6 @@ from typing import Any
 from policies.sampling.settings import GenerateSettings as Settings
 from rlhf.errors import InputError
 
-__all__ = ["EXAMPLE", "Settings", "describe", "run"]
-
 EXAMPLE = "rlhf generate --db labels.db --model models/SmolLM2-135M-Instruct -k 4"
 
 

@@ -4,8 +4,6 @@ from typing import Any
 
 from policies.ppo.settings import PPOSettings as Settings
 
-__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
-
 EXAMPLE = """rlhf ppo --model models/SmolLM2-135M-Instruct --reward runs/first/reward \\
     --reference runs/first/reference --out runs/first/ppo"""
 

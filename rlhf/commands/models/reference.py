@@ -4,8 +4,6 @@ from typing import Any
 
 from policies.reference.settings import ReferenceSettings as Settings
 
-__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
-
 EXAMPLE = """rlhf reference --prompts rankings --model models/SmolLM2-135M-Instruct \\
     --reward runs/first/reward --out runs/first/reference"""
 
@@ -57,7 +55,7 @@ def memory_plan(settings: Settings) -> str:
     return reference_plan(
         read_shape(settings.model),
         read_shape(reward) if reward else None,
-        SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.max_new_tokens),
+        SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.sampling.max_new_tokens),
         bf16=choose_precision(settings.precision) == "bf16",
         parts=parts if is_sharded else settings.parallel.tensor_parallel,
         is_sharded=is_sharded,

@@ -5,8 +5,6 @@ from typing import Any
 from policies.rounds.settings import RoundSettings as Settings
 from rlhf.commands.wording import counted, listed, next_command
 
-__all__ = ["EXAMPLE", "Settings", "describe", "run"]
-
 EXAMPLE = """rlhf round --db labels.db --policy runs/first/ppo \\
     --reference runs/first/reference --reward runs/first/reward"""
 
@@ -19,7 +17,7 @@ def run(settings: Settings) -> dict[str, Any]:
     from policies.rounds.candidates import choose, sample_candidates
 
     with Store(settings.db, read_only=True):
-        pass  # a database that is not there must not cost an hour of sampling first
+        pass  # a missing database fails here, before an hour of sampling
     candidates, inputs = sample_candidates(settings)
     chosen = choose(
         [candidate.nats for candidate in candidates],

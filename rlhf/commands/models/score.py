@@ -9,8 +9,6 @@ from rlhf.commands.wording import counted
 if TYPE_CHECKING:
     from rlhf.records.schema import RankedPrompt
 
-__all__ = ["EXAMPLE", "Settings", "describe", "run"]
-
 EXAMPLE = """rlhf score --rankings rankings --reward runs/first/reward \\
     --out runs/first/agreement"""
 LONG = ("worst", "held_out_counts", "health")

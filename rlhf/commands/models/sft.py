@@ -5,8 +5,6 @@ from typing import Any
 from policies.sft.settings import SFTSettings as Settings
 from rlhf.commands.wording import counted, next_command
 
-__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
-
 EXAMPLE = """rlhf sft --demonstrations demonstrations \\
     --model models/SmolLM2-135M-Instruct --out runs/first/sft"""
 
@@ -69,10 +67,10 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 def _remarks(best: dict[str, Any]) -> list[str]:
     """What to know of the choice, a sentence each."""
     reasons = {
-        "no_choice": "left out: all outputs say the same or have the same reward",
+        "no_choice": "left out: all outputs have the same text or the same reward",
         "tied": "with several best outputs: the first of them was taken",
-        "unfinished": "with a best output that was cut at the length limit: its end is learned as "
-        "an end",
+        "unfinished": "with a best output that was cut at the length limit: the model learns to "
+        "stop there",
     }
     return [
         f"{counted(best[name], 'prompt')} {why}." for name, why in reasons.items() if best[name]

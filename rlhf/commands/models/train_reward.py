@@ -4,8 +4,6 @@ from typing import Any
 
 from reward.settings import RewardSettings as Settings
 
-__all__ = ["EXAMPLE", "Settings", "describe", "memory_plan", "run"]
-
 EXAMPLE = """rlhf train-reward --rankings rankings --model models/SmolLM2-135M-Instruct \\
     --out runs/first/reward"""
 

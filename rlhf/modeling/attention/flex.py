@@ -1,22 +1,22 @@
 """Attention over packed rows on a GPU: FlexAttention under a mask made from the row's layout.
 
 One kernel computes what `shared_prefix` multiplies piece by piece. It skips every 128 × 128 block
-of scores that is masked entirely, and keeps no scores for the backward pass. transformers compiles
-it on first use. A small trial on the GPU decides whether its results are right; if not, plain
-matrix products are used. Letters: T tokens, H heads, G key-value heads (G ≤ H), D head size.
+of scores that is masked entirely, and keeps no scores for the backward pass. It is compiled once
+for all lengths, on first use. A small trial on the GPU decides whether its results are right; if
+not, plain matrix products are used. Letters: T tokens, H heads, G key-value heads (G ≤ H), D head
+size.
 """
 
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.functional import scaled_dot_product_attention
-from transformers.integrations.flex_attention import flex_attention_forward
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlhf.modeling.attention.layout import Layout, Segment
 from rlhf.ranks import is_main_process
@@ -24,12 +24,12 @@ from rlhf.ranks import is_main_process
 BLOCK = 128  # shorter rows use another kernel, without blocks to skip
 TRIAL = (Segment(150, (40, 30)), Segment(5, (7, 1)))
 TOLERANCE = 0.02  # relative; bf16 rounds to 0.4 %
+GRAPHS = 64  # kept at most; torch's 8 are soon used up by head shapes, precisions and gradients
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def flex_prefix_attention(
-    module: nn.Module,
     query: Float[Tensor, "1 H T D"],
     key: Float[Tensor, "1 G T D"],
     value: Float[Tensor, "1 G T D"],
@@ -37,17 +37,50 @@ def flex_prefix_attention(
     scale: float,
 ) -> Float[Tensor, "1 T H D"]:
     """Causal attention in which each response sees its own prompt and itself."""
-    mask = block_mask(layout, query.device)
+    tokens = query.shape[2]
+    layout = fill_block(layout)
+    filler = (0, 0, 0, count_tokens(layout) - tokens)
     # Under autocast only projections give the lower precision; rotation brings back float32.
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    attended: Tensor = flex_attention_forward(module, query, key, value, mask, scaling=scale)[0]
-    return attended
+    query, key, value = (pad(one.to(value.dtype), filler) for one in (query, key, value))
+    attended = _compiled_attention()(
+        query,
+        key,
+        value,
+        block_mask=block_mask(layout, query.device),
+        scale=scale,
+        enable_gqa=True,
+    )
+    return attended[:, :, :tokens].transpose(1, 2).contiguous()
+
+
+@cache
+def _compiled_attention() -> Callable[..., Tensor]:
+    """FlexAttention compiled for any length: one graph per head shape, precision and gradient mode.
+
+    Past the limit of graphs PyTorch would compute all T × T scores after a single warning;
+    `fullgraph` makes that an error.
+    """
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(GRAPHS, dynamo.recompile_limit)
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    return compiled
+
+
+def fill_block(layout: Layout) -> Layout:
+    """The layout with a segment that fills the last block of the row, which nothing else sees."""
+    missing = -count_tokens(layout) % BLOCK
+    return (*layout, Segment(missing, ())) if missing else layout
+
+
+def count_tokens(layout: Layout) -> int:
+    """The number of tokens of a row."""
+    return sum(segment.prompt + sum(segment.responses) for segment in layout)
 
 
 @lru_cache(maxsize=2)
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     """The mask of a row: made once, used by every layer, forward and backward."""
-    tokens = sum(segment.prompt + sum(segment.responses) for segment in layout)
+    tokens = count_tokens(layout)
     return create_block_mask(visible(layout, device), None, None, tokens, tokens, device)
 
 
@@ -88,7 +121,8 @@ def _find_obstacle(
     try:
         difference = try_flex(heads, groups, size, dtype, device)
     except (RuntimeError, ValueError, TypeError, ImportError) as error:
-        obstacle = f"does not run here ({str(error).strip().splitlines()[0]})"
+        cause = str(error.__cause__ or error).strip().splitlines()[0]  # the compiler wraps errors
+        obstacle = f"does not run here ({cause})"
     else:
         if difference <= TOLERANCE:
             return None
@@ -102,7 +136,7 @@ def _find_obstacle(
 def try_flex(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> float:
     """Largest relative error of a small random row and its gradients against plain attention."""
     generator = torch.Generator().manual_seed(0)
-    tokens = len(number_tokens(TRIAL)[0])
+    tokens = count_tokens(TRIAL)
     query, key, value, weight = (
         torch.randn(1, number, tokens, size, generator=generator).to(device, dtype)
         for number in (heads, groups, groups, heads)
@@ -115,7 +149,7 @@ def try_flex(heads: int, groups: int, size: int, dtype: torch.dtype, device: tor
     def attend(*, flex: bool) -> list[Tensor]:
         if flex:
             scale = size**-0.5
-            found = flex_prefix_attention(nn.Identity(), query, key, value, TRIAL, scale)
+            found = flex_prefix_attention(query, key, value, TRIAL, scale)
             found = found.transpose(1, 2)
         else:
             found = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)

@@ -26,18 +26,18 @@ Layout = tuple[Segment, ...]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Token ids and where each response ends, counting tokens over the rows laid end to end.
+    """Token ids, and the places whose outputs are read, counted over the rows laid end to end.
 
     Either right-padded rows, one per response, or one packed row with its positions and layout.
     """
 
     ids: Int[Tensor, "B T"]
-    reads: Int[Tensor, " N"]
+    reads: Int[Tensor, "..."]
     positions: Int[Tensor, "B T"] | None = None
     layout: Layout | None = None
 
     @property
-    def named(self) -> dict[str, Any]:
+    def model_inputs(self) -> dict[str, Any]:
         """The arguments of the model."""
         packed = {"position_ids": self.positions, "layout": self.layout} if self.layout else {}
         return {"input_ids": self.ids, "use_cache": False, **packed}
@@ -79,9 +79,9 @@ def common_prefix_length(rows: Sequence[Sequence[int]]) -> int:
 
 
 def states(model: PreTrainedModel, inputs: Inputs) -> Float[Tensor, "T d"]:
-    """The trunk's output for every token, rows laid end to end."""
+    """The trunk's output for every token, over the rows laid end to end."""
     trunk: nn.Module = model.base_model
-    found: Tensor = trunk(**inputs.named).last_hidden_state.flatten(0, 1)
+    found: Tensor = trunk(**inputs.model_inputs).last_hidden_state.flatten(0, 1)
     return found
 
 

@@ -9,53 +9,37 @@ Letters: B sequences, R response tokens, T tokens of the row, d hidden size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlhf.modeling.attention.layout import Layout, Segment, common_prefix_length
+from rlhf.modeling.attention.layout import Inputs, Segment, common_prefix_length, states
 from rlhf.modeling.attention.shared_prefix import (
     LEAST_SAVING,
     shared_prefix_attention,
     try_attention,
 )
-from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right, position_ids
+from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right
 
 ATTENTION = "packed_sequences"
 
 Group = tuple[int, list[int]]  # how many first tokens are shared, and by which sequences
 
 
-@dataclass(frozen=True)
-class Row:
-    """A packed row, and for every response token the place of the token before it.
-
-    `reads` is 0 at padding.
-    """
-
-    ids: Int[Tensor, "1 T"]
-    positions: Int[Tensor, "1 T"]
-    reads: Int[Tensor, "B R"]
-    layout: Layout
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """What a model is fed."""
-        return {"input_ids": self.ids, "position_ids": self.positions, "layout": self.layout}
-
-
-def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
+def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs:
     """Pack sequences, sharing whatever saves more: one prefix of all, or equal prompts.
 
     Args:
         joined: prompts and responses, padded anywhere.
         answers: which of the last R columns are response tokens; each has a token before it.
+
+    Returns:
+        One row, which is read before every response token (B, R); 0 at padding.
     """
     device, lengths = joined.ids.device, answers.sum(dim=1).tolist()
     masks = joined.mask.cpu()
@@ -78,10 +62,10 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row:
         layout.append(Segment(shared, tuple(len(rows[member]) - shared for member in members)))
     reads = torch.zeros(answers.shape, dtype=torch.long, device=device)
     reads[answers] = torch.tensor([place for part in before for place in part], device=device)
-    return Row(
+    return Inputs(
         torch.tensor([ids], device=device),
-        torch.tensor([positions], device=device),
         reads,
+        torch.tensor([positions], device=device),
         tuple(layout),
     )
 
@@ -104,7 +88,7 @@ def _size(groups: Sequence[Group], rows: Sequence[list[int]]) -> int:
     return sum(map(len, rows)) - sum(shared * (len(members) - 1) for shared, members in groups)
 
 
-def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Row | None:
+def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs | None:
     """The sequences as one row, if the model can read it and it saves enough tokens."""
     if model.config._attn_implementation != ATTENTION:
         return None
@@ -129,7 +113,7 @@ def _probe(model: PreTrainedModel) -> float:
     row = pack(joined, mask.to(device))
     was_training = model.training
     model.eval()
-    packed = features_of_row(model, row)
+    packed = states(model, row)[row.reads]
     padded = features_of_padded(model, joined, mask.shape[1])
     model.train(was_training)
     return float((packed - padded)[mask].abs().max() / padded[mask].abs().max())
@@ -142,14 +126,7 @@ def features(
     row = pack_if_shorter(model, joined, answers)
     if row is None:
         return features_of_padded(model, joined, answers.shape[1])
-    return features_of_row(model, row)
-
-
-def features_of_row(model: PreTrainedModel, row: Row) -> Float[Tensor, "B R d"]:
-    """The same from a packed row."""
-    trunk: nn.Module = model.base_model
-    states: Tensor = trunk(**row.inputs, use_cache=False).last_hidden_state
-    return states[0, row.reads]
+    return states(model, row)[row.reads]
 
 
 def features_of_padded(
@@ -157,13 +134,8 @@ def features_of_padded(
 ) -> Float[Tensor, "B R d"]:
     """The same from padded rows, whose last `length` columns are responses."""
     trunk: nn.Module = model.base_model
-    states: Tensor = trunk(
-        input_ids=joined.ids,
-        attention_mask=joined.mask.long(),
-        position_ids=position_ids(joined.mask),
-        use_cache=False,
-    ).last_hidden_state
-    return states[:, -length - 1 : -1]
+    found: Tensor = trunk(**joined.model_inputs).last_hidden_state
+    return found[:, -length - 1 : -1]
 
 
 def _mask(*, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None:

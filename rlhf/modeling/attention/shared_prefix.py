@@ -48,7 +48,7 @@ def shared_prefix_attention(
         return product_attention(module, query, key, value, attention_mask, scaling, **rest)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if is_usable(query, key, value):
-        return flex_prefix_attention(module, query, key, value, layout, scale), None
+        return flex_prefix_attention(query, key, value, layout, scale), None
     # Under autocast only projections give the lower precision; rotation brings back float32.
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return prefix_attention(q, k, v, layout, scale).unsqueeze(0), None

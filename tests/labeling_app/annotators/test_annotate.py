@@ -1,12 +1,9 @@
 """Signals rank, are never people, and do not rank twice."""
 
-import json
-
 import pytest
 
 from labeling_app.annotators.signals import annotate_with_signal
 from labeling_app.rankings.tiers import tiers_of_scores
-from rlhf.cli import main
 from rlhf.errors import InputError
 
 
@@ -60,26 +57,25 @@ def test_running_again_ranks_only_what_changed(store, answered, make_responses):
 
 
 def test_a_signal_that_returns_no_number_stores_nothing(
-    store, answered, tmp_path, monkeypatch, capsys
+    store, answered, tmp_path, monkeypatch, refused
 ):
     (tmp_path / "odd_rules.py").write_text("def odd(prompt, response):\n    return float('nan')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     arguments = ["--db", str(store.connections.path), "--annotator", "signal:odd_rules:odd"]
-    assert main(["annotate", *arguments]) == 2
-    assert "odd_rules:odd returned nan for the response 'aaa' to 'Hi?'" in capsys.readouterr().err
+    said = refused("annotate", *arguments)
+    assert "odd_rules:odd returned nan for the response 'aaa' to 'Hi?'" in said
     assert store.counts()["rankings"] == 0
 
 
-def test_the_command(store, answered, tmp_path, monkeypatch, capsys):
+def test_the_command(store, answered, tmp_path, monkeypatch, refused, run_json):
     (tmp_path / "my_rules.py").write_text(
         "def shorter(prompt, response):\n    return -len(response)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     arguments = ["annotate", "--db", str(store.connections.path)]
-    assert main([*arguments, "--annotator", "signal:my_rules:shorter", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = run_json(*arguments, "--annotator", "signal:my_rules:shorter")
     assert (result["kind"], result["ranked"]) == ("signal", 1)
     assert ranked_texts(store)[0] == ["b"]
     for name, problem in {
@@ -88,10 +84,9 @@ def test_the_command(store, answered, tmp_path, monkeypatch, capsys):
         "signal:nonsense": "does not name a function",
         "anybody": "--annotator is 'anybody'",
     }.items():
-        assert main([*arguments, "--annotator", name]) == 2
-        assert problem in capsys.readouterr().err
-    assert main([*arguments, "--annotator", "signal:a:b", "--tie-within", "-1"]) == 2
-    assert "--tie-within is -1" in capsys.readouterr().err
+        assert problem in refused(*arguments, "--annotator", name)
+    said = refused(*arguments, "--annotator", "signal:a:b", "--tie-within", "-1")
+    assert "--tie-within is -1" in said
 
 
 def test_an_empty_database_names_the_command_that_comes_first(store):

@@ -94,7 +94,7 @@ def test_an_interrupted_run_goes_on_where_it_was(store, server, judge, fill):
     assert len(server.calls) == 6 + 5
 
 
-def test_refusals(store, server, judge, fill, capsys):
+def test_refusals(store, server, judge, fill, refused):
     fill(1, 2)
     server.failures = [401] * 9
     message = judge()
@@ -102,8 +102,8 @@ def test_refusals(store, server, judge, fill, capsys):
     assert "refused the request (status 401)" in message
     assert "RLHF_JUDGE_API_KEY" in message
     db = str(store.connections.path)
-    assert main(["annotate", "--db", db, "--annotator", "judge", "--model", "m"]) == 2
-    assert "A judge needs --endpoint (is ''), --model (is 'm')" in capsys.readouterr().err
+    said = refused("annotate", "--db", db, "--annotator", "judge", "--model", "m")
+    assert "A judge needs --endpoint (is ''), --model (is 'm')" in said
 
 
 def test_unclear_answers_are_counted_and_make_no_ranking(store, server, judge, fill):
@@ -145,12 +145,8 @@ def test_another_rubric_is_judged_anew(store, server, judge, fill, tmp_path):
 
 
 @pytest.fixture
-def trace(store, capsys):
-    def run(ranking_id: str) -> dict:
-        assert main(["trace", ranking_id, "--db", str(store.connections.path), "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return run
+def trace(store, run_json):
+    return lambda ranking_id: run_json("trace", ranking_id, "--db", store.connections.path)
 
 
 def test_trace_tells_by_which_rubric_a_judge_and_a_person_ranked(

@@ -108,12 +108,10 @@ def test_the_command_with_a_real_reward_model(store, fill, tiny_model, tmp_path,
     assert sum(reason.startswith(f"{by} ") for reason in reasons) == 4
 
 
-def test_settings_that_do_not_fit(store, capsys):
+def test_settings_that_do_not_fit(store, refused):
     arguments = ["prioritize", "--db", str(store.connections.path)]
-    assert main(arguments) == 2
-    assert "--reward is missing" in capsys.readouterr().err
-    assert main([*arguments, "--reward", "x", "--random-share", "0.1"]) == 2
-    assert "--random-share is 0.1" in capsys.readouterr().err
+    assert "--reward is missing" in refused(*arguments)
+    assert "--random-share is 0.1" in refused(*arguments, "--reward", "x", "--random-share", "0.1")
 
 
 def test_an_evaluation_and_a_round_keep_their_order(

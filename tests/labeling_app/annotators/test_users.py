@@ -108,14 +108,11 @@ def test_the_command(store, capsys, monkeypatch):
     assert run("enable", "ann") == {"user": "ann", "disabled": False}
 
 
-def test_the_command_refuses(store, capsys):
+def test_the_command_refuses(store, refused):
     db = ["--db", str(store.connections.path)]
-    assert main(["users", "add", *db]) == 2
-    assert "rlhf users add NAME --db" in capsys.readouterr().err
-    assert main(["users", "reset", "bob", *db]) == 2
-    assert "There is no user 'bob'" in capsys.readouterr().err
-    assert main(["users", "promote", "bob", *db]) == 2
-    assert "promote" in capsys.readouterr().err
+    assert "rlhf users add NAME --db" in refused("users", "add", *db)
+    assert "There is no user 'bob'" in refused("users", "reset", "bob", *db)
+    assert "promote" in refused("users", "promote", "bob", *db)
 
 
 def test_a_program_and_a_person_never_share_a_name(users, store):

@@ -4,9 +4,8 @@ import pytest
 
 from labeling_app.data_io.formats import Defaults, read_entry
 from labeling_app.db.store import Store
-from rlhf.cli import main
 from rlhf.records.schema import RankedPrompt
-from tests.labeling_app.data_io.test_import import ASK, BAD, GOOD, PREFERENCES, run_json, write
+from tests.labeling_app.data_io.test_import import ASK, BAD, GOOD, PREFERENCES, write
 
 
 def exported(text: str, *, response: dict | None = None, **ranking: object) -> dict:
@@ -105,11 +104,10 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES | WRONG_TYPES)
-def test_a_bad_line_is_named_and_nothing_is_stored(name, tmp_path, capsys):
+def test_a_bad_line_is_named_and_nothing_is_stored(name, tmp_path, refused):
     line, problem = (BAD_LINES | WRONG_TYPES)[name]
     path = write(tmp_path / "in.jsonl", [{"prompt": "fine"}, line])
-    assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
-    message = capsys.readouterr().err
+    message = refused("import", path, "--db", tmp_path / "new.db")
     assert f"{path}:2: " in message
     assert problem in message
     assert "--on-error skip" in message
@@ -136,19 +134,18 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_only_the_database_can_tell_is_a_bad_line_too(name, tmp_path, capsys):
+def test_what_only_the_database_can_tell_is_a_bad_line_too(name, tmp_path, refused, run_json):
     line, problem = UNFIT[name]
     person = {"prompt": "a", "chosen": "yes", "rejected": "no", "annotator": "ann"}
     path = write(tmp_path / "in.jsonl", [person, line, {"prompt": "c"}])
     db = tmp_path / "new.db"
-    assert main(["import", str(path), "--db", str(db)]) == 2
-    message = capsys.readouterr().err
+    message = refused("import", path, "--db", db)
     assert f"{path}:2: " in message
     assert problem in message
     assert "--on-error skip" in message
     with Store(db) as store:
         assert store.counts()["prompts"] == 0
-    report = run_json(capsys, "import", path, "--db", db, "--on-error", "skip")
+    report = run_json("import", path, "--db", db, "--on-error", "skip")
     assert (report["lines"], report["bad_lines"], report["new_prompts"]) == (3, 1, 2)
     assert report["new_rankings"] == 1
     assert report["first_bad"][0].startswith(f"{path}:2: ")
@@ -157,12 +154,12 @@ def test_what_only_the_database_can_tell_is_a_bad_line_too(name, tmp_path, capsy
         assert store.counts()["responses"] == 2
 
 
-def test_a_file_without_a_line_that_fits_is_refused_after_those_that_do(tmp_path, capsys):
+def test_a_file_without_a_line_that_fits_is_refused_after_those_that_do(tmp_path, refused):
     good = write(tmp_path / "good.jsonl", [{"prompt": "a"}])
     bad = write(tmp_path / "bad.jsonl", [exported("b", response={"text": " "})] * 2)
     db = tmp_path / "new.db"
     files = [str(good), str(bad)]
-    assert main(["import", *files, "--db", str(db), "--on-error", "skip"]) == 2
-    assert f"{bad} holds no good line; nothing of it was imported" in capsys.readouterr().err
+    said = refused("import", *files, "--db", db, "--on-error", "skip")
+    assert f"{bad} holds no good line; nothing of it was imported" in said
     with Store(db) as store:
         assert [prompt.text for prompt in store.prompts()] == ["a"]

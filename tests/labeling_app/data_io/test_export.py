@@ -157,19 +157,18 @@ def test_refusals_name_the_command_that_comes_first(store, make_prompt, make_res
     assert "There are: ann (human)" in refusal(kinds=["signal"])
 
 
-def test_an_existing_folder_is_left_alone(store, judged, tmp_path, capsys):
+def test_an_existing_folder_is_left_alone(store, judged, tmp_path, refused):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     arguments = ["export", "--db", str(store.connections.path), "--out", str(tmp_path / "out")]
-    assert main(arguments) == 2
-    assert "already exists" in capsys.readouterr().err
+    assert "already exists" in refused(*arguments)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
-def test_the_command_filters(store, judged, tmp_path, capsys):
+def test_the_command_filters(store, judged, tmp_path, run_json):
     arguments = ["export", "--db", str(store.connections.path), "--out", str(tmp_path / "out")]
-    assert main([*arguments, "--kind", "human", "--format", "trl", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"]["train"] == 5
+    report = run_json(*arguments, "--kind", "human", "--format", "trl")
+    assert report["rows"]["train"] == 5
 
 
 def test_import_of_an_export_gives_the_same_export(store, judged, tmp_path, capsys):

@@ -180,41 +180,36 @@ def test_a_misspelt_key_is_refused_and_a_column_in_the_singular_is_not():
     assert read_entry(columns, Defaults()).prompt.text == "Hi?"
 
 
-def run_json(capsys, *arguments: object) -> dict:
-    assert main([*map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
-def test_skipping_counts_bad_lines_and_shows_the_first(tmp_path, capsys):
+def test_skipping_counts_bad_lines_and_shows_the_first(tmp_path, run_json):
     bad = [{"prompt": ""}] * 7
     path = write(tmp_path / "in.jsonl", [{"prompt": "a"}, *bad, {"prompt": "b"}])
     db = tmp_path / "new.db"
-    report = run_json(capsys, "import", path, "--db", db, "--on-error", "skip")
+    report = run_json("import", path, "--db", db, "--on-error", "skip")
     assert (report["lines"], report["new_prompts"], report["bad_lines"]) == (9, 2, 7)
     assert len(report["first_bad"]) == 5
     assert report["first_bad"][0].startswith(f"{path}:2: ")
 
 
-def test_importing_twice_changes_nothing(tmp_path, capsys):
+def test_importing_twice_changes_nothing(tmp_path, run_json):
     path = write(tmp_path / "in.jsonl", list(PREFERENCES.values()))
     db = tmp_path / "new.db"
-    first = run_json(capsys, "import", path, "--db", db)
-    second = run_json(capsys, "import", path, "--db", db)
+    first = run_json("import", path, "--db", db)
+    second = run_json("import", path, "--db", db)
     assert first["new_prompts"] == 1  # all ten formats say "Hi?"
     assert (second["new_prompts"], second["new_responses"], second["new_rankings"]) == (0, 0, 0)
     assert second["in_db"] == first["in_db"]
 
 
-def test_split_and_source_of_lines_that_do_not_say_it(tmp_path, capsys):
+def test_split_and_source_of_lines_that_do_not_say_it(tmp_path, run_json):
     path = write(tmp_path / "travel.jsonl", [{"prompt": "a"}, {"prompt": "b", "split": "train"}])
-    run_json(capsys, "import", path, "--db", tmp_path / "new.db", "--split", "test")
+    run_json("import", path, "--db", tmp_path / "new.db", "--split", "test")
     with Store(tmp_path / "new.db") as store:
         found = [(p.text, p.split, p.source) for p in store.prompts()]
     assert found == [("a", "test", "travel"), ("b", "train", "travel")]
 
 
 @pytest.mark.parametrize("container", ["jsonl.gz", "parquet", "csv", "folder", "splits"])
-def test_containers(container, tmp_path, capsys):
+def test_containers(container, tmp_path, run_json):
     rows = [{"prompt": f"p{i}", "chosen": "yes", "rejected": "no"} for i in range(3)]
     path = tmp_path / f"in.{container}"
     dataset = Dataset.from_list(rows)
@@ -228,25 +223,14 @@ def test_containers(container, tmp_path, capsys):
         dataset.save_to_disk(path)
     else:
         DatasetDict(train=dataset.select([0, 1]), test=dataset.select([2])).save_to_disk(path)
-    report = run_json(capsys, "import", path, "--db", tmp_path / "new.db")
+    report = run_json("import", path, "--db", tmp_path / "new.db")
     assert (report["new_prompts"], report["new_responses"], report["new_rankings"]) == (3, 6, 3)
     with Store(tmp_path / "new.db") as store:
         expected = ["train", "train", "test" if container == "splits" else "train"]
         assert [p.split for p in store.prompts()] == expected
 
 
-def test_a_split_whose_purpose_is_unknown_is_not_taken_for_training(tmp_path, capsys):
-    rows = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    DatasetDict(train=rows, test_prefs=rows).save_to_disk(tmp_path / "parts")
-    db = tmp_path / "new.db"
-    assert main(["import", str(tmp_path / "parts"), "--db", str(db)]) == 2
-    errors = " ".join(capsys.readouterr().err.split())
-    assert "parts has a split 'test_prefs', which is neither train nor test" in errors
-    assert "--split train or --split test" in errors
-    assert not db.exists()
-
-
-def test_wrong_files_are_refused(tmp_path, capsys):
+def test_wrong_files_are_refused(tmp_path, refused):
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}'.encode("latin-1"))
@@ -260,16 +244,15 @@ def test_wrong_files_are_refused(tmp_path, capsys):
         "bad.parquet": "cannot be read as parquet",
     }
     for name, problem in expected.items():
-        assert main(["import", str(tmp_path / name), "--db", str(tmp_path / "new.db")]) == 2
-        assert problem in capsys.readouterr().err
+        assert problem in refused("import", tmp_path / name, "--db", tmp_path / "new.db")
     assert not (tmp_path / "new.db").exists()
 
 
-def test_one_name_cannot_be_a_person_and_a_machine(tmp_path, capsys):
+def test_one_name_cannot_be_a_person_and_a_machine(tmp_path, refused):
     path = write(tmp_path / "in.jsonl", list(PREFERENCES.values()))
     db = str(tmp_path / "new.db")
-    assert main(["import", str(path), "--db", db, "--annotator", "ann"]) == 2
-    assert "'ann' is an annotator of kind human" in capsys.readouterr().err
+    said = refused("import", path, "--db", db, "--annotator", "ann")
+    assert "'ann' is an annotator of kind human" in said
     with Store(tmp_path / "new.db") as store:
         assert store.counts()["prompts"] == 0
 
@@ -280,11 +263,11 @@ def test_unknown_kind_setting():
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data")
-def test_real_human_pairs_over_four_responses(tmp_path, capsys):
+def test_real_human_pairs_over_four_responses(tmp_path, run_json):
     """400 prompts; where the six judgments fit no order, each stays a ranking of two."""
     path = SHARED / "qa_feedback_human_k4.jsonl.gz"
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    report = run_json(capsys, "import", path, "--db", tmp_path / "new.db")
+    report = run_json("import", path, "--db", tmp_path / "new.db")
     assert (report["new_prompts"], report["new_responses"]) == (400, 1600)
     by_text = {line["prompt"]: line for line in lines}
     with Store(tmp_path / "new.db") as store:
@@ -361,12 +344,11 @@ def test_thumbs_that_say_nothing_are_refused(changes, words):
         read_entry({"prompt": "Hi?", "response": "yes", **changes}, Defaults())
 
 
-def test_thumbs_go_through_the_database_into_the_ranked_export(tmp_path, capsys):
+def test_thumbs_go_through_the_database_into_the_ranked_export(tmp_path, run_json):
     lines = [value for value, _ in THUMBS.values()]
     file, db = write(tmp_path / "thumbs.jsonl", lines), tmp_path / "labels.db"
     for new in (3, 0):  # "own" and "trl" say the same of the same response
-        assert main(["import", str(file), "--db", str(db), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])["new_rankings"] == new
+        assert run_json("import", file, "--db", db)["new_rankings"] == new
     assert main(["export", "--db", str(db), "--out", str(tmp_path / "out"), "--names"]) == 0
     [line] = (tmp_path / "out" / "train.jsonl").read_text().splitlines()
     record = RankedPrompt.from_json(json.loads(line))

@@ -16,12 +16,11 @@ from labeling_app.db.imports.unfinished import importing, recover, roll_back
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
-from rlhf.cli import main
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
 from tests.labeling_app.conftest import build_prompt, build_responses
 from tests.labeling_app.data_io.test_bad_lines import exported
-from tests.labeling_app.data_io.test_import import run_json, write
+from tests.labeling_app.data_io.test_import import write
 
 TABLES = ("prompts", "responses", "rankings", "annotators", "tasks", "imports", "import_tasks")
 
@@ -92,15 +91,14 @@ def test_nobody_sees_an_import_before_it_is_whole(store, queue, tmp_path):
     assert queue.next_task("ann").messages[0]["content"] == "a"
 
 
-def test_what_fails_is_taken_back_to_the_last_row(tmp_path, capsys):
+def test_what_fails_is_taken_back_to_the_last_row(tmp_path, refused, run_json):
     db = tmp_path / "labels.db"
     path = write(tmp_path / "in.jsonl", [*lines(700), {"prompt": 5}])
-    assert main(["import", str(path), "--db", str(db)]) == 2
-    assert f"{path}:701: prompt must be text, found 5" in capsys.readouterr().err
+    assert f"{path}:701: prompt must be text, found 5" in refused("import", path, "--db", db)
     with Store(db) as store:
         assert stored(store) == dict.fromkeys(TABLES, 0)
         assert store.counts() == dict.fromkeys(store.counts(), 0)
-    run_json(capsys, "import", write(path, lines(700)), "--db", db)
+    run_json("import", write(path, lines(700)), "--db", db)
     with Store(db) as store:
         require_whole(store, 700)
 
@@ -127,13 +125,13 @@ def test_what_is_not_taken_back_cannot_be_deleted(store):
         store.connections.db.execute("DELETE FROM rankings")
 
 
-def test_a_second_import_says_that_another_is_under_way(store, tmp_path, capsys, monkeypatch):
+def test_a_second_import_says_that_another_is_under_way(store, tmp_path, refused, monkeypatch):
     monkeypatch.setattr(unfinished, "WAIT_SECONDS", 0.1)
     path = write(tmp_path / "in.jsonl", lines(1))
     with importing(store.connections, "first.jsonl") as current:
         add(store, "a", current.id)
-        assert main(["import", str(path), "--db", str(store.connections.path)]) == 75
-        assert "Another import into" in capsys.readouterr().err
+        said = refused("import", path, "--db", store.connections.path, exit_code=75)
+        assert "Another import into" in said
         recover(store.connections)  # the board starts meanwhile
     require_whole(store, 1)
     assert not list(tmp_path.glob("*-import"))
@@ -160,17 +158,16 @@ CHANGED = {
 
 @pytest.mark.parametrize("where", ["in the file before", "in the line before"])
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_known_id_with_other_content_is_refused(name, where, tmp_path, capsys):
+def test_a_known_id_with_other_content_is_refused(name, where, tmp_path, refused, run_json):
     change, problem = CHANGED[name]
     line = exported("a", id="r1")
     changed = json.loads(json.dumps(line))
     change(changed)
     db, path = tmp_path / "labels.db", tmp_path / "in.jsonl"
     if where == "in the file before":
-        run_json(capsys, "import", write(path, [line]), "--db", db)
+        run_json("import", write(path, [line]), "--db", db)
     write(path, [line, changed])
-    assert main(["import", str(path), "--db", str(db)]) == 2
-    said = capsys.readouterr().err
+    said = refused("import", path, "--db", db)
     assert f"{path}:2: " in said
     assert problem in said
     with Store(db) as store:
@@ -179,13 +176,12 @@ def test_a_known_id_with_other_content_is_refused(name, where, tmp_path, capsys)
         assert "other" not in texts
 
 
-def test_a_response_of_another_prompt_is_refused(tmp_path, capsys):
+def test_a_response_of_another_prompt_is_refused(tmp_path, refused):
     first, second = exported("a"), exported("b")
     second["responses"][0]["id"] = first["responses"][0]["id"]
     second["rankings"] = []
     path = write(tmp_path / "in.jsonl", [first, second])
-    assert main(["import", str(path), "--db", str(tmp_path / "labels.db")]) == 2
-    said = capsys.readouterr().err
+    said = refused("import", path, "--db", tmp_path / "labels.db")
     assert f"{path}:2: Response" in said
     assert "is in the database as one to prompt" in said
 
@@ -193,20 +189,19 @@ def test_a_response_of_another_prompt_is_refused(tmp_path, capsys):
 # ---------------------------------------------------------------------------------- few bad lines
 
 
-def test_one_empty_response_in_101_lines_is_left_out_and_named(tmp_path, capsys):
+def test_one_empty_response_in_101_lines_is_left_out_and_named(tmp_path, run_json):
     good = lines(100)
     bad = {"prompt": "x", "chosen": "y", "rejected": " "}
     path = write(tmp_path / "in.jsonl", [*good[:40], bad, *good[40:]])
-    report = run_json(capsys, "import", path, "--db", tmp_path / "labels.db")
+    report = run_json("import", path, "--db", tmp_path / "labels.db")
     assert (report["lines"], report["new_prompts"], report["bad_lines"]) == (101, 100, 1)
     assert report["first_bad"] == [f"{path}:41: Response 1 is empty"]
 
 
-def test_one_in_100_is_no_longer_few(tmp_path, capsys):
+def test_one_in_100_is_no_longer_few(tmp_path, refused):
     path = write(tmp_path / "in.jsonl", [*lines(99), {"prompt": "x", "responses": [""]}])
     db = tmp_path / "labels.db"
-    assert main(["import", str(path), "--db", str(db)]) == 2
-    said = capsys.readouterr().err
+    said = refused("import", path, "--db", db)
     assert f"1 of 100 lines hold nothing to judge, the first: {path}:100: Response 0 is" in said
     with Store(db) as store:
         assert stored(store) == dict.fromkeys(TABLES, 0)
@@ -215,17 +210,15 @@ def test_one_in_100_is_no_longer_few(tmp_path, capsys):
 @pytest.mark.parametrize(
     "bad", [{"promt": "x"}, '{"prompt": ', {"prompt": "x", "responses": ["y"], "tiers": [[1]]}]
 )
-def test_a_line_that_is_misread_stops_by_default(bad, tmp_path, capsys):
+def test_a_line_that_is_misread_stops_by_default(bad, tmp_path, refused):
     path = write(tmp_path / "in.jsonl", [*lines(300), bad])
-    assert main(["import", str(path), "--db", str(tmp_path / "labels.db")]) == 2
-    assert f"{path}:301: " in capsys.readouterr().err
+    assert f"{path}:301: " in refused("import", path, "--db", tmp_path / "labels.db")
 
 
-def test_stop_stops_at_an_empty_response(tmp_path, capsys):
+def test_stop_stops_at_an_empty_response(tmp_path, refused):
     path = write(tmp_path / "in.jsonl", [*lines(300), {"prompt": "x", "responses": [""]}])
     arguments = ["import", str(path), "--db", str(tmp_path / "labels.db"), "--on-error", "stop"]
-    assert main(arguments) == 2
-    assert f"{path}:301: Response 0 is empty" in capsys.readouterr().err
+    assert f"{path}:301: Response 0 is empty" in refused(*arguments)
 
 
 # ---------------------------------------------------------------------------------------- killed
@@ -250,16 +243,16 @@ def kill_when(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> 
     process.communicate()
 
 
-def test_a_killed_import_is_never_seen_and_then_done_again(store, tmp_path, capsys):
+def test_a_killed_import_is_never_seen_and_then_done_again(store, tmp_path, run_json):
     path = write(tmp_path / "in.jsonl", lines(1_000))
     kill_when(start_import(path, store.connections.path), lambda: stored(store)["prompts"] > 100)
     assert stored(store)["prompts"] < 1_000
     assert store.counts() == dict.fromkeys(store.counts(), 0)
     assert list(store.ranked_prompts()) == []
     other = write(tmp_path / "other.jsonl", lines(5, start=998))
-    run_json(capsys, "import", other, "--db", store.connections.path)
+    run_json("import", other, "--db", store.connections.path)
     require_whole(store, 5)
-    run_json(capsys, "import", path, "--db", store.connections.path)
+    run_json("import", path, "--db", store.connections.path)
     require_whole(store, 1_003)
 
 

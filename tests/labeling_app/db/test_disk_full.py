@@ -10,8 +10,7 @@ import pytest
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
-from rlhf.cli import main
-from tests.labeling_app.data_io.test_import import run_json, write
+from tests.labeling_app.data_io.test_import import write
 from tests.labeling_app.data_io.test_whole_imports import lines, require_whole
 
 NOTE = "n" * 9_000
@@ -34,10 +33,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill_up(disk: Path) -> None:
     """Leave no free byte."""
-    with (disk / "ballast").open("wb", buffering=0) as ballast:
+    with (disk / "filler").open("wb", buffering=0) as filler:
         try:
             while True:
-                ballast.write(b"\0" * 4096)
+                filler.write(b"\0" * 4096)
         except OSError:
             return
 
@@ -67,7 +66,7 @@ def test_a_full_disk_loses_nothing(small_disk, make_prompt, make_responses):
         assert "The database could not write (database or disk is full)" in answer["error"]
         assert "Your draft is kept." in answer["error"]
 
-        (small_disk / "ballast").unlink()
+        (small_disk / "filler").unlink()
         again = board.answer("ann", {**submission, "id": f"u{number}"})
         assert again["ok"]
         db = store.connections.db
@@ -76,21 +75,22 @@ def test_a_full_disk_loses_nothing(small_disk, make_prompt, make_responses):
         assert stored == {f"u{n}" for n in range(number + 1)}
 
 
-def test_a_full_disk_leaves_nothing_and_the_next_import_is_whole(small_disk, tmp_path, capsys):
+def test_a_full_disk_leaves_nothing_and_the_next_import_is_whole(
+    small_disk, tmp_path, refused, run_json
+):
     path = write(tmp_path / "in.jsonl", lines(300))
     db = small_disk / "labels.db"
     Store(db).close()
-    ballast = small_disk / "spare"
-    ballast.write_bytes(b"\0" * 300_000)
+    spare = small_disk / "spare"
+    spare.write_bytes(b"\0" * 300_000)
     fill_up(small_disk)
-    ballast.unlink()
-    assert main(["import", str(path), "--db", str(db)]) == 75
-    said = " ".join(capsys.readouterr().err.split())
+    spare.unlink()
+    said = refused("import", path, "--db", db, exit_code=75)
     assert f"The database has no room for {path} (database or disk is full)" in said
     assert "Free some space, then run the same command again." in said
-    (small_disk / "ballast").unlink()
+    (small_disk / "filler").unlink()
     with Store(db) as store:
         assert store.counts() == dict.fromkeys(store.counts(), 0)
-    run_json(capsys, "import", path, "--db", db)
+    run_json("import", path, "--db", db)
     with Store(db) as store:
         require_whole(store, 300)

@@ -29,7 +29,7 @@ from rlhf.diagnose import diagnose
 from rlhf.errors import InputError
 
 
-def make_stranger(path: Path, journal: str) -> dict[str, bytes]:
+def make_other_database(path: Path, journal: str) -> dict[str, bytes]:
     """A database of another program; returns what is in its folder."""
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA journal_mode = {journal}")
@@ -62,17 +62,16 @@ COMMANDS = [
 @pytest.mark.parametrize("journal", ["delete", "wal"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_database_of_another_program_is_refused_and_left_as_it_is(
-    tmp_path, capsys, command, journal
+    tmp_path, refused, command, journal
 ):
     lines = tmp_path / "in.jsonl"
     lines.write_text(json.dumps({"prompt": "Hi?"}))
     folder = tmp_path / "theirs"
     folder.mkdir()
     path = folder / "other.sqlite"
-    before = make_stranger(path, journal)
+    before = make_other_database(path, journal)
     places = {"OUT": str(tmp_path / "out"), "LINES": str(lines)}
-    assert main([*(places.get(word, word) for word in command), "--db", str(path)]) == 2
-    words = " ".join(capsys.readouterr().err.split())
+    words = refused(*(places.get(word, word) for word in command), "--db", path)
     assert "is a database of another program (its tables: invoices); it was left as it is" in words
     assert "Give --db the path of a database made by `rlhf import`, or of a new file." in words
     assert content_of(folder) == before
@@ -80,7 +79,7 @@ def test_a_database_of_another_program_is_refused_and_left_as_it_is(
 
 
 def test_live_mode_alone_leaves_a_database_of_another_program_as_it_is(tmp_path):
-    before = make_stranger(tmp_path / "other.sqlite", "wal")
+    before = make_other_database(tmp_path / "other.sqlite", "wal")
     with pytest.raises(InputError, match="is a database of another program"):
         serve(
             tmp_path / "other.sqlite",
@@ -118,12 +117,11 @@ def test_a_new_database_says_in_its_header_whose_it_is(store):
     assert APPLICATION_ID.to_bytes(4, "big") == b"RLHF"
 
 
-def test_readers_say_what_to_do_with_an_empty_file(tmp_path, capsys):
+def test_readers_say_what_to_do_with_an_empty_file(tmp_path, refused):
     path = tmp_path / "labels.db"
     path.touch()
     for command in (["export", "--out", "x"], ["users", "list"], ["backup", "--out", "x"]):
-        assert main([*command, "--db", str(path)]) == 2
-        words = " ".join(capsys.readouterr().err.split())
+        words = refused(*command, "--db", path)
         assert f"{path} is empty Begin with: rlhf import prompts.jsonl --db" in words
     assert content_of(tmp_path) == {"labels.db": b""}
 
@@ -166,9 +164,7 @@ def test_readers_leave_the_file_as_it_is(store, fill, tmp_path):
         reader.add_rubric("Be kind.")
 
 
-def test_readers_take_an_older_database_and_leave_it_to_the_older_version(
-    store, fill, tmp_path, capsys
-):
+def test_readers_take_an_older_database_and_leave_it_to_the_older_version(store, fill, tmp_path):
     fill(1, 2)
     rank_one(store)
     path = tmp_path / "apart" / "old.db"
@@ -254,13 +250,13 @@ def test_a_command_that_loses_its_file_says_so(store):
     remove(store.connections.path)
     with pytest.raises(sqlite3.OperationalError) as caught:
         store.add_rubric("Be kind.")
-    told = diagnose(caught.value)
-    assert isinstance(told, InputError)
-    assert told.problem == f"The database that --db names cannot be written: {GONE}"
-    assert told.remedy.startswith("Put its file back")
+    found = diagnose(caught.value)
+    assert isinstance(found, InputError)
+    assert found.problem == f"The database that --db names cannot be written: {GONE}"
+    assert found.remedy.startswith("Put its file back")
 
 
-def test_programs_are_told_to_send_it_later(store):
+def test_programs_are_asked_to_send_it_later(store):
     app = FastAPI()
     add_feedback_route(app, store)
     add_health(app, store.connections)

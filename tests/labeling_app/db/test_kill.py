@@ -43,7 +43,7 @@ asyncio.run(label_all())
 
 
 def label_until_killed(db: Path, seconds: float) -> list[str]:
-    """Submit in a process of its own, kill it, and return what it was told is stored."""
+    """Submit in a process of its own, kill it, and return what was confirmed as stored."""
     command = [sys.executable, "-c", LABELLER, str(db)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from sqlite3 import OperationalError
@@ -10,9 +11,10 @@ from sqlite3 import OperationalError
 import pytest
 from sqlite_utils import Database
 
-from labeling_app.annotators.rounds import queue_round, rounds
+from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.files.migrations import migrations
 from labeling_app.db.files.schema import STEPS
+from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
 from labeling_app.db.tasks import open_tasks, set_priorities
 from rlhf.diagnose import diagnose
@@ -295,7 +297,7 @@ def test_rounds_of_an_older_database_get_a_table_and_their_tasks(
         )  # fmt: skip
     db.close()
     with Store(tmp_path / "old.db") as store:
-        assert rounds(store) == {1: old, 2: later}
+        assert rounds(store.connections) == {1: old, 2: later}
         read = store.connections.db.execute
         tasks = read("SELECT round_id, reason FROM tasks ORDER BY id").fetchall()
         assert tasks == [
@@ -316,7 +318,7 @@ def test_rounds_of_an_older_database_get_a_table_and_their_tasks(
         assert queue_round(
             store, {"policy": {"path": "r", "hash": "j"}}, [(other, answers, "new")], {}
         ) == {"round": 3, "queued": 1}
-        assert list(rounds(store)) == [1, 2, 3]
+        assert list(rounds(store.connections)) == [1, 2, 3]
 
 
 def test_an_explanation_that_begins_like_a_round_is_only_read_by_people(
@@ -334,19 +336,16 @@ def test_an_explanation_that_begins_like_a_round_is_only_read_by_people(
 def test_eight_threads_read_then_write_and_lose_nothing(store):
     store.connections.db.execute("INSERT INTO settings VALUES ('counter', '0')")
 
-    def add_forty() -> None:
-        for _ in range(40):
+    def add(num: int) -> None:
+        for _ in range(num):
             with store.connections.write() as db:
                 query = "SELECT value FROM settings WHERE name = 'counter'"
                 value = int(db.execute(query).fetchone()[0])
                 update = "UPDATE settings SET value = ? WHERE name = 'counter'"
                 db.execute(update, [str(value + 1)])
 
-    threads = [threading.Thread(target=add_forty) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, [40] * 8))
     query = "SELECT value FROM settings WHERE name = 'counter'"
     assert store.connections.db.execute(query).fetchone()[0] == "320"
 
@@ -363,15 +362,8 @@ def test_a_failed_transaction_leaves_nothing(store, make_prompt):
 
 
 def test_two_processes_opening_at_once_migrate_once(tmp_path: Path):
-    stores: list[Store] = []
-    threads = [
-        threading.Thread(target=lambda: stores.append(Store(tmp_path / "new.db"))) for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(stores) == 6
+    with ThreadPoolExecutor(6) as pool:
+        stores = list(pool.map(Store, [tmp_path / "new.db"] * 6))
     applied = migrations.applied(stores[0].connections.db)
     assert [m.name for m in applied] == [m.name for m in migrations._migrations]
     for opened in stores:
@@ -398,10 +390,10 @@ def test_readers_open_what_another_program_writes_for_a_long_time(store, monkeyp
         assert other.counts()["prompts"] == 0
         with pytest.raises(OperationalError) as caught:
             other.add_rubric("Be kind.")
-    told = diagnose(caught.value)
-    assert isinstance(told, InterruptedRunError)
-    assert "Another program has been writing to the database for a long time" in told.problem
-    assert "run the same command again" in told.remedy
+    found = diagnose(caught.value)
+    assert isinstance(found, InterruptedRunError)
+    assert "Another program has been writing to the database for a long time" in found.problem
+    assert "run the same command again" in found.remedy
 
 
 def test_a_new_file_that_another_program_keeps_to_itself_is_waited_for(tmp_path, monkeypatch):

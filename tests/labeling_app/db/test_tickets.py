@@ -13,13 +13,12 @@ from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
 from labeling_app.web.dashboard import dashboard_page
-from rlhf.cli import main
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 
 
 @pytest.fixture
-def mixed(store, tmp_path) -> Store:
+def mixed(store, import_lines) -> Store:
     """Two training items, three gold ones and 30 plain tasks."""
     lines = [
         {"prompt": f"{purpose} {n}", "responses": ["good", "bad"], "tiers": [[0], [1]],
@@ -27,9 +26,7 @@ def mixed(store, tmp_path) -> Store:
         for purpose, count in {"training": 2, "gold": 3}.items() for n in range(count)
     ]  # fmt: skip
     lines += [{"prompt": f"plain {n}", "responses": ["good", "bad"]} for n in range(30)]
-    path = tmp_path / "in.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    assert main(["import", str(path), "--db", str(store.connections.path)]) == 0
+    import_lines(*lines)
     return store
 
 
@@ -37,7 +34,7 @@ def submission(task: dict, number: int) -> dict:
     return {"op": "submit", "id": f"u{number}", "task_id": task["id"], "tiers": [[0], [1]]}
 
 
-def test_no_number_on_a_screen_and_no_id_tells_a_check_from_work(mixed):
+def test_no_number_and_no_id_on_a_screen_distinguishes_checks_from_other_tasks(mixed):
     queue = TaskQueue(mixed, checks=CheckRates(gold_every=2, repeat_every=2))
     queue.add_annotator("ann")
     board = Board(mixed, queue)

@@ -11,7 +11,6 @@ from labeling_app.db.rounds import ensure_round
 from labeling_app.quality.checks import check_scores
 from labeling_app.web.board.session import Board
 from labeling_app.web.dashboard import dashboard_page
-from rlhf.cli import main
 
 
 def rank(queue: TaskQueue, name: str, task, first: str) -> None:
@@ -22,7 +21,7 @@ def rank(queue: TaskQueue, name: str, task, first: str) -> None:
 
 
 @pytest.fixture
-def imported(store, tmp_path):
+def imported(store, import_lines):
     """One training item, two gold items and 30 plain tasks."""
     lines = [
         {"prompt": f"{purpose} {n}", "responses": ["good", "bad"], "tiers": [[0], [1]],
@@ -30,9 +29,7 @@ def imported(store, tmp_path):
         for purpose, count in {"training": 1, "gold": 2}.items() for n in range(count)
     ]  # fmt: skip
     lines += [{"prompt": f"plain {n}", "responses": ["good", "bad"]} for n in range(30)]
-    path = tmp_path / "in.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    assert main(["import", str(path), "--db", str(store.connections.path)]) == 0
+    import_lines(*lines)
     return store
 
 
@@ -97,32 +94,19 @@ def test_checks_are_never_exported(imported):
     assert all(len(r.rankings) <= 1 for r in imported.ranked_prompts())
 
 
-def test_a_check_without_an_answer_is_a_bad_line(tmp_path, capsys):
+def test_a_check_without_an_answer_is_a_bad_line(tmp_path, refused):
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"prompt": "a", "responses": ["b", "c"], "purpose": "gold"}))
-    assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
-    assert "purpose is 'gold', and tiers name 0 of 2 responses" in capsys.readouterr().err
+    said = refused("import", path, "--db", tmp_path / "new.db")
+    assert "purpose is 'gold', and tiers name 0 of 2 responses" in said
     for responses in (["b"], ["b", "c"]):
         alone = {"prompt": "a", "responses": responses, "tiers": [[0]], "purpose": "gold"}
         path.write_text(json.dumps(alone))
-        assert main(["import", str(path), "--db", str(tmp_path / "new.db")]) == 2
-        words = " ".join(capsys.readouterr().err.split())
+        words = refused("import", path, "--db", tmp_path / "new.db")
         assert f"purpose is 'gold', and tiers name 1 of {len(responses)} responses" in words
 
 
 GOLD = {"prompt": "plain 0", "responses": ["good", "bad"], "tiers": [[0], [1]], "purpose": "gold"}
-
-
-@pytest.fixture
-def import_lines(store, tmp_path, capsys):
-    def run(*lines: dict) -> dict:
-        path = tmp_path / "more.jsonl"
-        path.write_text("\n".join(map(json.dumps, lines)))
-        capsys.readouterr()
-        assert main(["import", str(path), "--db", str(store.connections.path), "--json"]) == 0
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    return run
 
 
 def test_an_import_counts_its_checks_and_says_which_it_did_not_make(

@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
 from labeling_app.web.health import Health, add_health
-from rlhf.cli import main
 
 
 def damage(path: Path, page: int = -1) -> None:
@@ -107,13 +106,12 @@ def test_looking_takes_a_small_part_of_the_time(full, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [None, 5000])
-def test_a_damaged_file_is_not_served(full, capsys, size):
+def test_a_damaged_file_is_not_served(full, refused, size):
     path = full.connections.path
     full.close()
     if size:
         os.truncate(path, size)
     else:
         damage(path)
-    assert main(["label", "--db", str(path)]) == 2
-    words = " ".join(capsys.readouterr().err.split())
+    words = refused("label", "--db", path)
     assert f"{path} is damaged (" in words or f"{path} cannot be used as a label database" in words

@@ -6,58 +6,52 @@ import sqlite3
 import pytest
 
 from labeling_app.annotators.users import Users
-from rlhf.cli import main
 from tests.servers.chat import ChatServer
 
 
-def refused(capsys, *arguments: object) -> str:
-    assert main(["label", *map(str, arguments)]) == 2
-    return capsys.readouterr().err
-
-
-def test_databases_with_nothing_to_rank(store, make_prompt, tmp_path, capsys):
-    assert "No label database" in refused(capsys, "--db", tmp_path / "none.db")
+def test_databases_with_nothing_to_rank(store, make_prompt, tmp_path, refused):
+    assert "No label database" in refused("label", "--db", tmp_path / "none.db")
     assert not (tmp_path / "none.db").exists()
     db = store.connections.path
-    assert "Begin with: rlhf import" in refused(capsys, "--db", db)
+    assert "Begin with: rlhf import" in refused("label", "--db", db)
     store.add_prompts([make_prompt("Hi?")])
-    assert "Sample some first: rlhf generate" in refused(capsys, "--db", db)
+    assert "Sample some first: rlhf generate" in refused("label", "--db", db)
 
 
-def test_it_says_at_once_that_it_starts(tmp_path, capsys):
-    shown = refused(capsys, "--db", tmp_path / "none.db")
-    assert shown.startswith("Starting the board …\nerror No label database")
+def test_it_says_at_once_that_it_starts(tmp_path, refused):
+    shown = refused("label", "--db", tmp_path / "none.db")
+    assert shown.startswith("Starting the board … error No label database")
 
 
-def test_other_machines_are_kept_out(store, fill, capsys):
+def test_other_machines_are_kept_out(store, fill, refused):
     fill(1, 2)
-    message = refused(capsys, "--db", store.connections.path, "--host", "0.0.0.0")
+    message = refused("label", "--db", store.connections.path, "--host", "0.0.0.0")
     assert "--host is 0.0.0.0, which other machines can reach" in message
     assert "rlhf users add NAME --role admin --db" in message
 
 
-def test_a_name_where_people_sign_in(store, fill, capsys):
+def test_a_name_where_people_sign_in(store, fill, refused):
     fill(1, 2)
     Users(store).add("ann", "annotator", "long enough")
-    message = refused(capsys, "--db", store.connections.path, "--annotator", "bob")
+    message = refused("label", "--db", store.connections.path, "--annotator", "bob")
     assert "--annotator is 'bob'" in message
     assert "people sign in" in message
 
 
-def test_a_port_in_use(store, fill, capsys):
+def test_a_port_in_use(store, fill, refused):
     fill(1, 2)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        message = refused(capsys, "--db", store.connections.path, "--port", port)
+        message = refused("label", "--db", store.connections.path, "--port", port)
     assert f"Port {port} of 127.0.0.1 cannot be used" in message
     assert f"--port {port + 1}" in message
 
 
 @pytest.mark.parametrize("flag", ["adjudicated", "edited", "thumbs-up", "thumbs-down"])
-def test_a_flag_that_the_app_sets_by_itself(tmp_path, capsys, flag):
-    message = refused(capsys, "--db", tmp_path / "none.db", "--flags", flag)
+def test_a_flag_that_the_app_sets_by_itself(tmp_path, flag, refused):
+    message = refused("label", "--db", tmp_path / "none.db", "--flags", flag)
     assert f"--flags holds {flag!r}, which the app sets by itself" in message
     assert "Choose another word." in message
 
@@ -65,17 +59,17 @@ def test_a_flag_that_the_app_sets_by_itself(tmp_path, capsys, flag):
 @pytest.mark.parametrize(
     ("flag", "value"), [("--port", "0"), ("--overlap", "0"), ("--annotator", " ")]
 )
-def test_settings_out_of_range(tmp_path, capsys, flag, value):
-    assert f"{flag} is" in refused(capsys, "--db", tmp_path / "x.db", flag, value)
+def test_settings_out_of_range(tmp_path, capsys, flag, value, refused):
+    assert f"{flag} is" in refused("label", "--db", tmp_path / "x.db", flag, value)
 
 
-def test_a_machine_cannot_label_as_a_person(store, fill, capsys):
+def test_a_machine_cannot_label_as_a_person(store, fill, refused):
     fill(1, 2)
     db = store.connections.path
     signal = "signal:tests_of_labels:f"
     with store.connections.write() as connection:
         connection.execute("INSERT INTO annotators VALUES (?, 'signal', 0)", [signal])
-    assert "is an annotator of kind signal" in refused(capsys, "--db", db, "--annotator", signal)
+    assert "is an annotator of kind signal" in refused("label", "--db", db, "--annotator", signal)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +82,15 @@ def test_a_machine_cannot_label_as_a_person(store, fill, capsys):
         (["--endpoint", "http://127.0.0.1:9/v1"], "or name the model: --model NAME"),
     ],
 )
-def test_live_mode_that_cannot_be(tmp_path, capsys, arguments, words):
-    assert words in refused(capsys, "--db", tmp_path / "new.db", *arguments)
+def test_live_mode_that_cannot_be(tmp_path, capsys, arguments, words, refused):
+    assert words in refused("label", "--db", tmp_path / "new.db", *arguments)
     assert not (tmp_path / "new.db").exists()
 
 
-def test_an_endpoint_with_several_models(tmp_path, capsys):
+def test_an_endpoint_with_several_models(tmp_path, refused):
     with ChatServer() as server:
         server.models = ["first", "second"]
-        message = refused(capsys, "--db", tmp_path / "new.db", "--endpoint", server.url)
+        message = refused("label", "--db", tmp_path / "new.db", "--endpoint", server.url)
     assert "serves 2 models: first, second" in message
     assert "Choose: --model first" in message
 
@@ -105,11 +99,10 @@ def test_an_endpoint_with_several_models(tmp_path, capsys):
     "command",
     [["label", "--model", "nowhere"], ["chat", "--policy", "nowhere", "--reference", "nowhere"]],
 )
-def test_another_programs_database_is_refused_before_models_are_loaded(tmp_path, capsys, command):
+def test_another_programs_database_is_refused_before_models_are_loaded(tmp_path, refused, command):
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE songs (name TEXT)")
-    assert main([*command, "--db", str(path)]) == 2
-    said = capsys.readouterr().err
+    said = refused(*command, "--db", path)
     assert "is a database of another program (its tables: songs)" in " ".join(said.split())
     assert "nowhere" not in said

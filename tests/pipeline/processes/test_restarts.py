@@ -1,4 +1,4 @@
-"""Processes that die or are told to stop: the run goes on and ends as if nothing had happened."""
+"""Processes that die or are stopped: the run goes on and ends as if nothing had happened."""
 
 import json
 import os

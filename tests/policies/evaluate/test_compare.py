@@ -83,8 +83,8 @@ def test_the_gold_judge_may_be_a_reward_model(
         "name": inputs.path("reward"),
         "is_objective": False,
     }
-    for side, scores in report["scores"]["gold"].items():
-        assert scores == pytest.approx(report["scores"]["reward"][side], abs=1e-5)
+    for model, scores in report["scores"]["gold"].items():
+        assert scores == pytest.approx(report["scores"]["reward"][model], abs=1e-5)
     assert report["inputs"]["gold"]["hash"] == report["inputs"]["reward"]["hash"]
     assert already_loaded == [0] * 5  # the policy, the reward, the gold judge, two for the KLs
     assert "judged by the gold reward model" in RunDir(tmp_path / "out").report_html.read_text()
@@ -119,10 +119,10 @@ def test_the_judge_model_judges_the_first_answers_in_both_orders(done: RunDir) -
     rate = done.read_report()["win_rate"]["ai"]
     assert rate["value"] == pytest.approx(np.mean(points))
     assert rate["unclear"] == 0
-    assert len(done.judge_log.read_text().splitlines()) == 4 * 2 * 2  # prompts, orders, sides
+    assert len(done.judge_log.read_text().splitlines()) == 4 * 2 * 2  # prompts, orders, models
 
 
-def test_the_report_names_judges_sides_and_inputs(done: RunDir) -> None:
+def test_the_report_names_judges_models_and_inputs(done: RunDir) -> None:
     report = done.read_report()
     assert report["verdict"]["judge"] == "ai"
     assert report["judges"]["ai"] == {"kind": "AI judge", "name": "m"}
@@ -192,7 +192,7 @@ def test_an_evaluation_that_was_stopped_keeps_its_answers(
         judge = ("--judge-endpoint", server.url, "--judge-model", "m")
         code, _, errors = evaluate(out.path, *judge, "--against", inputs.path("rival"), "--resume")
         assert code == 0, errors
-        assert len(server.calls) == 2 * 2  # what is new, in two orders against two sides
+        assert len(server.calls) == 2 * 2  # what is new, in two orders against two models
     report = out.read_report()
     assert report["samples"][0]["answers"]["policy"] == "kept, not sampled again"
     assert report["scores"]["gold"]["rival"][1] == 0  # nothing said, no vowel

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.evaluate.answers import Side
+from policies.evaluate.answers import ModelAnswers
 from policies.evaluate.judges import AIJudge
 from policies.sampling.generate import Sample
 from rlhf.endpoints.judge import Endpoint
@@ -16,9 +16,9 @@ from tests.servers.judge import JudgeServer
 NUM_PROMPTS = 6
 
 
-def side(text: str) -> Side:
+def answers(text: str) -> ModelAnswers:
     rows = range(NUM_PROMPTS)
-    return Side(
+    return ModelAnswers(
         {}, [[Sample([7], True)] for _ in rows], [[f"{text} {n}"] for n in rows], Sampling()
     )
 
@@ -36,11 +36,11 @@ def test_a_question_that_fails_takes_no_answered_one_with_it(
         # asked in two orders, it keeps two workers waiting until the third has done the rest
         server.absent_to, server.absent_after = "Question 0?", 2 * NUM_PROMPTS - 2
         with pytest.raises(InterruptedRunError):
-            judge.wins(prompts, side("a long answer"), side("short"))
+            judge.wins(prompts, answers("a long answer"), answers("short"))
         asked = [json.loads(line)["request"][0]["content"] for line in log.read_text().splitlines()]
         assert len(asked) == 2 * NUM_PROMPTS - 2
         assert not any("Question 0?" in words for words in asked)
         server.absent_to, server.calls = "", []
-        wins = judge.wins(prompts, side("a long answer"), side("short"))
+        wins = judge.wins(prompts, answers("a long answer"), answers("short"))
         assert wins.tolist() == [1.0] * NUM_PROMPTS
         assert len(server.calls) == 2

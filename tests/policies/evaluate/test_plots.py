@@ -113,12 +113,3 @@ def test_no_pyplot_no_changed_settings_and_the_same_bytes_twice() -> None:
     assert plots.to_data_uri(plots.win_rates(RATES)) == first
     assert dict(matplotlib.rcParams) == before
     assert "matplotlib.pyplot" not in sys.modules or "matplotlib.pyplot" not in vars(plots)
-
-
-def test_the_main_plot_is_a_wide_png(tmp_path) -> None:
-    path = tmp_path / "pictures" / "main.png"
-    plots.save_main_plot(path, RATES, ("Scores", [1.0, 0.5], [0.0, 0.1]))
-    header = path.read_bytes()[:24]
-    assert header[:8] == b"\x89PNG\r\n\x1a\n"
-    assert int.from_bytes(header[16:20]) == 1680
-    assert [file.name for file in path.parent.iterdir()] == ["main.png"]

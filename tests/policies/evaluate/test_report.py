@@ -13,7 +13,7 @@ import pytest
 
 from policies.evaluate.measures.statistics import judge_wins, spread
 from policies.evaluate.report import (
-    Exhibit,
+    ReportSample,
     build_content,
     headline,
     is_hacking,
@@ -39,17 +39,17 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
     """A complete report of 12 prompts."""
     generator = np.random.default_rng(seed)
     wins = np.repeat([1.0, 0.5, 0.0], [9, 2, 1]) if wins is None else wins
-    rate = judge_wins(wins, seed=seed).to_json()
+    rate = judge_wins(wins, seed=seed)
     policy, reference = generator.normal(1, 1, 12), generator.normal(0, 1, 12)
-    sides = {
-        "policy": spread(policy).to_json(),
-        "reference": spread(reference).to_json(),
+    means = {
+        "policy": spread(policy),
+        "reference": spread(reference),
         "rival": {"mean": 0.421, "std": 0.934},
     }
     equal = {"value": 0.714, "low": 0.602, "high": 0.813, "n": 12, "level": 0.95}
     return {
         "win_rate": {
-            "reward": judge_wins(np.full(12, 1.0), seed=seed).to_json(),
+            "reward": judge_wins(np.full(12, 1.0), seed=seed),
             "gold": {**rate, "length_controlled": equal},
         },
         "judges": {
@@ -104,18 +104,18 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
             "reference": {"distinct_1": 0.4021, "distinct_2": 0.8307},
             "rival": {"distinct_1": 0.4, "distinct_2": 0.8},
         },
-        "reward": sides,
-        "gold": sides,
+        "reward": means,
+        "gold": means,
         "seed": 17,
         "inputs": {"policy": {"path": "runs/7/ppo", "hash": "5c1f0e2ab93d7f10"}, "gold": "a.b:c9"},
     }
 
 
-def samples(texts: list[str] | None = None) -> list[Exhibit]:
+def samples(texts: list[str] | None = None) -> list[ReportSample]:
     """One sample for each text, the text in every turn and every answer."""
     texts = texts or [f"text number {n}" for n in range(12)]
     return [
-        Exhibit(
+        ReportSample(
             turns=[{"role": role, "content": text} for role in ("user", "assistant", "user")],
             answers={"reference": text, "policy": text, "rival": text},
             scores={
@@ -425,8 +425,8 @@ def test_the_winner_is_by_the_first_judge_with_an_opinion() -> None:
         {"ai": ours, "gold": theirs, "reward": theirs},
         {"ai": unclear},
     ]
-    exhibits = [replace(samples()[0], scores=one) for one in scores]
-    page = Page(render(build_content(example(), exhibits, METRICS)))
+    shown = [replace(samples()[0], scores=one) for one in scores]
+    page = Page(render(build_content(example(), shown, METRICS)))
     details = [a for tag, a in page.elements if tag == "details" and a.get("class") == "sample"]
     assert [a["data-winner"] for a in details] == ["original", "new", "tie"]
 
@@ -437,7 +437,7 @@ def test_numbers_that_are_not_finite_and_broken_text_are_stored_as_json_can_hold
     report = example()
     report["kl"]["reverse"]["nats"] = float("inf")
     given = [
-        Exhibit(
+        ReportSample(
             turns=[{"role": "user", "content": "\ud800"}],
             answers={"reference": "a", "policy": "b"},
             scores={"reward": {"reference": float("nan"), "policy": 0.0}},

@@ -18,9 +18,7 @@ from policies.evaluate.measures.statistics import (
     self_bleu,
     sign_test,
     spread,
-    standard_error,
     votes_needed,
-    win_rate,
 )
 
 
@@ -59,17 +57,13 @@ def test_compare_refuses_what_cannot_be_compared(policy, reference, message) -> 
         compare(policy, reference)
 
 
-def test_win_rate_is_the_mean_over_prompts() -> None:
-    assert win_rate(np.array([1.0, 1.0, 0.0, 0.5])) == 0.625
-
-
 @pytest.mark.parametrize(
     ("wins", "message"),
-    [([], "no prompts"), ([1.2], "between 0 and 1"), ([-0.1], "between"), ([np.nan], "between")],
+    [([], "no values"), ([1.2], "between 0 and 1"), ([-0.1], "between"), ([np.nan], "between")],
 )
 def test_win_rate_refuses_what_is_no_share(wins, message) -> None:
     with pytest.raises(ValueError, match=message):
-        win_rate(np.array(wins))
+        judge_wins(np.array(wins), seed=0)
 
 
 def test_bootstrap_of_five_values_is_known_exactly() -> None:
@@ -147,7 +141,7 @@ def test_sign_test_is_the_binomial_tail_twice(wins, losses, expected) -> None:
 
 
 def test_judge_wins_counts_prompts_and_keeps_shares() -> None:
-    outcome = judge_wins(np.array([1.0, 0.75, 0.5, 0.25]), seed=0).to_json()
+    outcome = judge_wins(np.array([1.0, 0.75, 0.5, 0.25]), seed=0)
     assert outcome["value"] == 0.625
     assert (outcome["wins"], outcome["ties"], outcome["losses"]) == (2, 1, 1)
     assert outcome["p_value"] == 1.0  # 2 · (1 + 3) / 8
@@ -155,13 +149,9 @@ def test_judge_wins_counts_prompts_and_keeps_shares() -> None:
     assert "interval" not in outcome
 
 
-def test_spread_and_standard_error() -> None:
+def test_spread() -> None:
     values = np.array([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])
-    assert spread(values).to_json() == {"mean": 5.0, "std": 2.0}
-    assert standard_error(values) == pytest.approx(np.sqrt(32 / 7) / np.sqrt(8))
-    assert np.isnan(standard_error(np.array([1.0])))
-    with pytest.raises(ValueError, match="no values"):
-        spread(np.array([]))
+    assert spread(values) == {"mean": 5.0, "std": 2.0}
 
 
 def test_distinct_n_counts_over_all_texts_and_spans_none() -> None:

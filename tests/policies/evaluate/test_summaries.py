@@ -60,8 +60,8 @@ def test_stored_answers_without_rewards_lead_to_them() -> None:
 @pytest.mark.parametrize("done", ["stored", "scored"])
 def test_a_part_of_the_shards(done: str) -> None:
     settings = ReferenceSettings(prompts=Path("r"), model="m", out=RUN, shard="0/4")
-    told = describe_stored(settings, {"shards": {done: 3, "of": 8}})
-    assert told == f"3 of 8 shards are {done}; other jobs do the rest."
+    said = describe_stored(settings, {"shards": {done: 3, "of": 8}})
+    assert said == f"3 of 8 shards are {done}; other jobs do the rest."
 
 
 def test_how_far_a_policy_moved() -> None:

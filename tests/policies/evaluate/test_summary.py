@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from policies.evaluate.answers import Side
+from policies.evaluate.answers import ModelAnswers
 from policies.evaluate.summary import (
     best_of_n_curve,
     length_groups,
-    sides_of,
+    measure_answers,
     win_rates,
     win_rates_within,
 )
@@ -15,10 +15,10 @@ from policies.sampling.generate import Sample
 from rlhf.records.schema import Sampling
 
 
-def side(*lengths: int) -> Side:
+def answers(*lengths: int) -> ModelAnswers:
     """One answer of each length, ended where the length is even."""
     samples = [[Sample([7] * length, finished=length % 2 == 0)] for length in lengths]
-    return Side({}, samples, [[f"word{length}"] for length in lengths], Sampling())
+    return ModelAnswers({}, samples, [[f"word{length}"] for length in lengths], Sampling())
 
 
 def test_length_groups_are_quarters_named_by_what_is_in_them() -> None:
@@ -36,7 +36,7 @@ def test_length_groups_are_quarters_named_by_what_is_in_them() -> None:
 
 def test_win_rates_leave_unclear_verdicts_out_and_count_them() -> None:
     wins = {"ai": np.array([1.0, np.nan, 0.0, 1.0]), "silent": np.full(4, np.nan)}
-    rates = win_rates(wins, side(2, 2, 2, 2), side(2, 2, 2, 2), seed=0)
+    rates = win_rates(wins, answers(2, 2, 2, 2), answers(2, 2, 2, 2), seed=0)
     assert set(rates) == {"ai"}
     assert rates["ai"]["value"] == pytest.approx(2 / 3)
     assert (rates["ai"]["n"], rates["ai"]["unclear"]) == (3, 1)
@@ -49,11 +49,11 @@ def test_a_judge_of_first_answers_is_held_to_their_lengths() -> None:
     samples = [
         [Sample([7] * a, True), Sample([7] * b, True)] for a, b in zip(first, second, strict=True)
     ]
-    ours = Side({}, samples, [["a", "b"]] * 300, Sampling())
+    ours = ModelAnswers({}, samples, [["a", "b"]] * 300, Sampling())
     longer = (first > theirs) + 0.5 * (first == theirs)
     ours_wins = np.where(random.random(300) < 0.3, 1.0, longer)  # else the longer answer wins
-    rates = win_rates({"ai": ours_wins, "gold": ours_wins}, ours, side(*theirs), seed=0)
-    alone = win_rates({"gold": ours_wins}, side(*first), side(*theirs), seed=0)
+    rates = win_rates({"ai": ours_wins, "gold": ours_wins}, ours, answers(*theirs), seed=0)
+    alone = win_rates({"gold": ours_wins}, answers(*first), answers(*theirs), seed=0)
     assert rates["ai"]["length_controlled"] == alone["gold"]["length_controlled"]
     assert rates["ai"]["length_controlled"] != rates["gold"]["length_controlled"]
 
@@ -65,9 +65,9 @@ def test_win_rates_within_groups() -> None:
     assert list(found["gold"]) == ["a", "b"]
 
 
-def test_every_side_is_measured() -> None:
+def test_every_model_is_measured() -> None:
     scores = {"gold": {"policy": np.array([[1.0], [3.0]]), "reference": np.array([[0.0], [0.0]])}}
-    found = sides_of({"policy": side(2, 4), "reference": side(3, 4)}, scores)
+    found = measure_answers({"policy": answers(2, 4), "reference": answers(3, 4)}, scores)
     assert found["length"] == {"policy": 3.0, "reference": 3.5}
     assert found["eos_rate"] == {"policy": 1.0, "reference": 0.5}
     assert found["gold"]["policy"] == {"mean": 2.0, "std": 1.0}

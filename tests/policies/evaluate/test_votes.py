@@ -212,7 +212,7 @@ def test_a_database_that_never_had_the_pairs_changes_nothing(
     with Store(tmp_path / "other.db"):
         pass
     assert evaluate(run, "--from-db", str(tmp_path / "other.db")) == 2
-    assert "Nobody was asked about the pairs" in " ".join(capsys.readouterr().err.split())
+    assert "has no tasks for the pairs of" in " ".join(capsys.readouterr().err.split())
     assert run.report_json.read_bytes() == before
 
 

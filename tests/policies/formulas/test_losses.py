@@ -265,7 +265,7 @@ def test_the_token_reverse_kl_is_unbiased_with_its_gradient() -> None:
 
 
 def top_k_kl_of(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """KL(p ‖ q) of distributions (N, V) where all but the k likeliest tokens of p are one."""
+    """KL(p ‖ q) of distributions (N, V) where all but the k most likely tokens of p are one."""
     total = 0.0
     for one, other in zip(p, q, strict=True):
         kept = np.argsort(-one)[:k]

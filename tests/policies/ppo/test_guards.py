@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from policies.ppo.checks import Normal, signs, watch
+from policies.ppo.checks import ReferenceMeans, check_guards, find_problems
 from policies.ppo.rollout import distinct_2
 from policies.ppo.setting_groups import GuardSettings
 from rlhf.errors import GuardError
 from tests.policies.training import TrainingInputs, metrics_of
 
-NORMAL = Normal(length=20.0, eos_rate=0.9, distinct_2=0.8, entropy=2.0)
+NORMAL = ReferenceMeans(length=20.0, eos_rate=0.9, distinct_2=0.8, entropy=2.0)
 GOOD = {
     "step": 7.0,
     "entropy": 1.8,
@@ -41,8 +41,8 @@ def test_distinct_pairs_of_one_answer() -> None:
         ({"distinct_2": 0.39, "reward/centered": -1.0}, None, set()),
     ],
 )
-def test_signs(changes: dict[str, float], kl: float | None, expected: set[str]) -> None:
-    assert set(signs(GOOD | changes, kl, NORMAL, GUARDS)) == expected
+def test_problems(changes: dict[str, float], kl: float | None, expected: set[str]) -> None:
+    assert set(find_problems(GOOD | changes, kl, NORMAL, GUARDS)) == expected
 
 
 def test_a_sign_is_warned_of_once_and_stops_the_run_when_it_stays() -> None:
@@ -50,7 +50,7 @@ def test_a_sign_is_warned_of_once_and_stops_the_run_when_it_stays() -> None:
 
     def step(row: dict[str, float], counts: dict[str, int]) -> dict[str, int]:
         place = Path("checkpoints/step-000005")
-        return watch(row, None, NORMAL, GUARDS, counts, place, warnings.append)
+        return check_guards(row, None, NORMAL, GUARDS, counts, place, warnings.append)
 
     bad = GOOD | {"length": 70.0}
     assert step(GOOD, step(bad, {})) == {}  # a good step in between starts the count again

@@ -36,7 +36,7 @@ def change_log_probs(outputs: Path, sample: int) -> None:
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        (0, "stored reference outputs are off by 0.3000 nats per token before any training"),
+        (0, "reference outputs are off by 0.3000 nats per token before any training"),
         (1, "Step 1: kl/forward_k3_per_token is 0.04082 before the first update, it must be 0"),
     ],
 )

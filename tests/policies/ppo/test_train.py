@@ -215,8 +215,8 @@ def test_the_model_may_be_elsewhere_than_where_the_store_was_made(
     assert main([*evaluation, *strange]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert f"The model that made the reference outputs in {moved.reference / 'outputs'}" in words
-    assert "is not to be found: Cannot read the model gone/model" in words
-    assert "Bring it back to gone/model, or a link to it" in words
+    assert "was not found: Cannot read the model gone/model" in words
+    assert "Restore it at gone/model, or put a link there" in words
     assert not (tmp_path / "strange").exists()
 
 
@@ -277,7 +277,7 @@ def test_the_exact_kl_wants_a_store_that_has_it(
     ]
     assert main(command) == 0
     assert made.ppo(tmp_path / "ppo", *exact, steps=2) == 0
-    assert "Log-probs of 8 stored outputs computed again: max |Δ| " in capsys.readouterr().err
+    assert "Log-probs of 8 reference outputs computed again: max |Δ| " in capsys.readouterr().err
     first, second = (row["kl/forward_top_k_per_token"] for row in metrics_of(tmp_path / "ppo"))
     assert first == pytest.approx(0.0, abs=1e-6)
     assert second > first

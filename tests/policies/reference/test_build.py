@@ -113,7 +113,7 @@ def test_jobs_with_other_settings_or_precision_do_not_mix(
     command = arguments(prompts, tiny_model, out, "--shard", "1/12")
     assert main([*command, "--temperature", "0.5"]) == 2
     error = capsys.readouterr().err
-    assert "was started with other settings (temperature: 1.0 → 0.5)" in error
+    assert "was started with other settings (sampling.temperature: 1.0 → 0.5)" in error
     done = run_process(*("bf16" if word == "fp32" else word for word in command))
     assert done.returncode == 2
     assert "was started with other settings (precision: fp32 → bf16)" in done.stderr
@@ -159,7 +159,7 @@ def test_two_prompts_with_one_id_are_refused(
     write_jsonl(tmp_path / "prompts.jsonl", rows)
     assert main(arguments(tmp_path / "prompts.jsonl", tiny_model, tmp_path / "out")) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "prompts.jsonl:3: the prompt '0' came before with other words or another split" in error
+    assert "prompts.jsonl:3: the prompt '0' came before with another text or split" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -180,7 +180,7 @@ def test_prompts_and_model_belong_together(tiny_model: Path, tmp_path: Path, cap
         assert "--reward R or --inspect" in error
 
 
-def test_the_likeliest_tokens_are_those_of_the_plain_model(
+def test_the_most_likely_tokens_are_those_of_the_plain_model(
     prompts: Path, whole: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "top"
@@ -205,7 +205,9 @@ def test_more_tokens_than_the_model_knows_are_refused(
 ) -> None:
     command = arguments(prompts, tiny_model, tmp_path / "out", "--store-top-k", "9999")
     assert main(command) == 2
-    assert f"--store-top-k is 9999, and {tiny_model} knows" in capsys.readouterr().err
+    assert (
+        f"--store-top-k is 9999, and the vocabulary of {tiny_model} has" in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -228,6 +230,7 @@ from policies.reference import build as reference
 from policies.reference.settings import ReferenceSettings
 from rlhf.ranks import exit_process, rank
 from rlhf.parallel.gathered_model import GatheredModel
+from tests.settings import changed
 given = json.loads(sys.argv[1])
 paths = {name: Path(given.pop(name)) for name in ("prompts", "out")}
 seen, fill = [], GatheredModel._fill
@@ -237,7 +240,8 @@ def watched(shell, model):
     fill(shell, model)
 
 GatheredModel._fill = watched
-reference.build_reference(ReferenceSettings(**paths, **given, sharding="fsdp"))
+settings = ReferenceSettings(**paths, model=given.pop("model"), reward=given.pop("reward"))
+reference.build_reference(changed(settings, **given, sharding="fsdp"))
 Path(sys.argv[2], str(rank())).write_text(json.dumps(seen))
 exit_process(0)
 """

@@ -1,4 +1,4 @@
-"""Rewards for stored outputs: in place, whole or not at all, and never another's by mistake."""
+"""Rewards for reference outputs: in place, whole or not at all, and never another's by mistake."""
 
 import os
 import shutil
@@ -82,8 +82,8 @@ def test_what_says_how_to_sample_has_no_meaning_for_stored_outputs(
 ) -> None:
     assert add(out, VOWELS, "--samples", "4") == 2
     words = " ".join(capsys.readouterr().err.split())
-    assert "--samples is 4 for outputs that --out already holds" in words
-    assert "to make others" in words
+    assert "--sampling.samples is 4 for outputs that --out already holds" in words
+    assert "to sample new outputs" in words
     assert main(["reference", "--inspect", "--out", str(out), "--samples", "4"]) == 0
     assert add(out, VOWELS, "--batch-size", "1") == 0
     assert rewards_in(out) == [

@@ -114,12 +114,12 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     probabilities[places] = torch.tensor(shares)
     counts = draw(probabilities.expand(20_000, -1)).flatten().bincount(minlength=600) / 20_000
     assert counts.sum() == pytest.approx(1)
-    # three standard deviations of the likeliest: 3 √(.3 · .7 / 20000) = .0097
+    # three standard deviations of the most likely: 3 √(.3 · .7 / 20000) = .0097
     torch.testing.assert_close(counts[places], torch.tensor(shares), rtol=0, atol=0.0097)
     assert counts[probabilities == 0].sum() == 0
 
 
-def test_sampling_from_the_likeliest_token_alone_is_greedy(
+def test_sampling_from_the_most_likely_token_alone_is_greedy(
     model: PreTrainedModel, tiny_model: Path
 ) -> None:
     for narrow in ({"top_k": 1}, {"top_p": 1e-6}):

@@ -1,4 +1,4 @@
-"""A local model as a voice of live mode: real sampling, heard as it comes, cut where told."""
+"""A local model in live mode: real sampling, streamed as it comes, stopped where asked."""
 
 import pytest
 from accelerate.state import AcceleratorState

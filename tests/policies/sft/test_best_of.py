@@ -1,4 +1,4 @@
-"""`rlhf sft --best-of`: which stored outputs are chosen, and what is refused."""
+"""`rlhf sft --best-of`: which reference outputs are chosen, and what is refused."""
 
 import json
 from dataclasses import replace

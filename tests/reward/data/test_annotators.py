@@ -14,16 +14,13 @@ from reward.data.batches import to_judgments, total_weight
 from reward.data.groups import Group, Pair, TieredRanking
 from reward.losses import Objective, sum_of_losses
 from reward.model.module import RewardModule
-from reward.settings import RewardSettings
 from reward.step import TrainState, take_step
 from reward.train import train_reward
 from rlhf.modeling.models import new_reward_model
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.rundir import RunDir
-from tests.reward.conftest import build_record
-from tests.settings import reward_settings
+from tests.reward.conftest import build_record, export, settings_for
 
 LOSSES = ["bradley_terry", "plackett_luce", "regression"]
 RESPONSES = ((20, 21, 22, 2), (23, 24, 2))
@@ -97,15 +94,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         by(("eve", "ann")[n % 2], build_record(n, "test" if n % 8 < 2 else "train"))
         for n in range(24)
     ]
-    for name, kept in (("both", records), ("ann", records[1::2])):
-        (root / name).mkdir()
-        write_ranked(root / name, kept, {})
-    return root / "both", root / "ann"
-
-
-def settings_for(rankings: Path, model: Path, out: Path, **changes: object) -> RewardSettings:
-    values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, **changes}
-    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
+    return export(root / "both", records), export(root / "ann", records[1::2])
 
 
 def test_a_weight_of_0_removes_an_annotator(folders, tiny_model, tmp_path):

@@ -8,8 +8,7 @@ import pytest
 from reward.train import train_reward
 from rlhf.cli import main
 from rlhf.records.fingerprints import folder_hash
-from rlhf.records.ranked import write_ranked
-from tests.reward.conftest import build_record
+from tests.reward.conftest import build_record, export
 from tests.settings import reward_settings
 
 TIED = ((0, 1, 2, 3),)
@@ -19,13 +18,6 @@ def records(**changes):
     """Twelve good prompts, with `changes` to the first train prompt."""
     good = [build_record(n, "test" if n < 4 else "train") for n in range(12)]
     return [*good[:4], replace(good[4], **changes), *good[5:]]
-
-
-def export(tmp_path, found):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write_ranked(folder, found, {})
-    return folder
 
 
 def train(folder, tiny_model, tmp_path, *more):
@@ -50,7 +42,7 @@ def edit_first_train_line(folder, change):
 
 
 def test_a_ranking_of_an_unknown_response(tiny_model, tmp_path, capsys):
-    folder = export(tmp_path, records())
+    folder = export(tmp_path / "data", records())
     first = build_record(4).responses[0].id
     edit_first_train_line(folder, lambda line: line.replace(f'[["{first}"]', '[["nobody"]'))
     message = refused(folder, tiny_model, tmp_path, capsys)
@@ -59,7 +51,7 @@ def test_a_ranking_of_an_unknown_response(tiny_model, tmp_path, capsys):
 
 
 def test_a_score_that_is_not_a_number(tiny_model, tmp_path, capsys):
-    folder = export(tmp_path, records())
+    folder = export(tmp_path / "data", records())
     edit_first_train_line(
         folder, lambda line: line.replace('"scores": []', '"scores": [NaN, 1, 1, 1]')
     )
@@ -68,41 +60,24 @@ def test_a_score_that_is_not_a_number(tiny_model, tmp_path, capsys):
     assert "has scores [nan, 1, 1, 1]" in message
 
 
-def test_some_scores_and_some_ranks(tiny_model, tmp_path, capsys):
-    [ranking] = build_record(4, scores=(4, 3, 2, 2)).rankings
-    scored = (replace(ranking, kind="signal", annotator="signal:a:b"),)
-    folder = export(tmp_path, records(rankings=scored))
-    message = refused(folder, tiny_model, tmp_path, capsys, "--loss", "regression")
-    assert "of the training rankings in" in message
-    assert "1 have scores and 7 have none" in message
-    assert "rlhf export --kind signal --db DB --out DIR" in message
-
-
-def test_scores_that_are_all_the_same(tiny_model, tmp_path, capsys):
-    found = [build_record(n, "test" if n < 4 else "train", scores=(3,) * 4) for n in range(12)]
-    folder = export(tmp_path, found)
-    message = refused(folder, tiny_model, tmp_path, capsys, "--loss", "regression")
-    assert "The 32 scores of the training rankings are all 3" in message
-    assert "--loss bradley_terry" in message
-
-
 def test_duplicate_ids(tiny_model, tmp_path, capsys):
     found = records()
-    folder = export(tmp_path, [*found, found[-1]])
+    folder = export(tmp_path / "data", [*found, found[-1]])
     assert "prompt ids occur more than once" in refused(folder, tiny_model, tmp_path, capsys)
 
 
 def test_only_ties(tiny_model, tmp_path, capsys):
     found = [build_record(n, "test" if n < 4 else "train", tiers=TIED) for n in range(12)]
-    message = refused(export(tmp_path, found), tiny_model, tmp_path, capsys)
+    message = refused(export(tmp_path / "data", found), tiny_model, tmp_path, capsys)
     assert "All judgments of the 8 train prompts" in message
 
 
 def test_a_prompt_beyond_the_context(tiny_model, tmp_path, capsys):
     long = build_record(4, texts=("so " * 600, "no"), tiers=((0,), (1,)))
-    folder = export(tmp_path, [*records()[:4], long, *records()[5:]])
+    folder = export(tmp_path / "data", [*records()[:4], long, *records()[5:]])
     message = refused(folder, tiny_model, tmp_path, capsys)
     assert "1 of 8 prompts with their responses are longer than 512 tokens" in message
+    assert "Raise --data.max-length" in message
     assert "--data.too-long truncate" in message
 
 
@@ -116,7 +91,7 @@ def test_a_prompt_beyond_the_context(tiny_model, tmp_path, capsys):
 def test_prompts_without_a_pair_are_counted(tiny_model, tmp_path, changed, counted):
     report = train_reward(
         reward_settings(
-            rankings=export(tmp_path, records(**changed)),
+            rankings=export(tmp_path / "data", records(**changed)),
             model=str(tiny_model),
             out=tmp_path / "out",
             precision="fp32",
@@ -130,7 +105,7 @@ def test_a_prompt_of_ties_trains_and_is_counted(tiny_model, tmp_path):
     found = [*records()[:4], build_record(4, tiers=TIED), *records()[5:]]
     report = train_reward(
         reward_settings(
-            rankings=export(tmp_path, found),
+            rankings=export(tmp_path / "data", found),
             model=str(tiny_model),
             out=tmp_path / "out",
             precision="fp32",

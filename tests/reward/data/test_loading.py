@@ -6,8 +6,7 @@ import pytest
 from reward.data.loading import read_data
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
-from rlhf.records.ranked import write_ranked
-from tests.reward.conftest import build_record
+from tests.reward.conftest import build_record, export
 from tests.settings import reward_settings
 
 
@@ -35,7 +34,7 @@ def test_a_limit_takes_part_of_the_train_prompts_and_measures_on_the_same(rankin
 def test_a_limit_measures_on_the_same_prompts_where_they_come_from_the_train_prompts(
     tiny_model, tmp_path
 ):
-    write_ranked(tmp_path, [build_record(n) for n in range(20)], {})
+    export(tmp_path, [build_record(n) for n in range(20)])
     whole, part = (read(tmp_path, tiny_model, limit=limit) for limit in ("100%", "10%"))
     assert ids(part.held_out) == ids(whole.held_out)
     assert (len(part.train), len(part.held_out)) == (2, 2)
@@ -69,11 +68,6 @@ def scores_of(groups):
     return [ranking.scores for group in groups for ranking in group.rankings]
 
 
-def export(folder, records):
-    write_ranked(folder, records, {})
-    return folder
-
-
 def scored_records():
     """16 train prompts with scores 9, 5, 5, 1: mean 5, deviation √8; 4 test prompts."""
     splits = ["test"] * 4 + ["train"] * 16
@@ -91,8 +85,6 @@ def test_a_regression_gets_standard_scores(tiny_model, tmp_path):
 
 def test_other_losses_see_the_same_data_with_scores_and_without(tiny_model, tmp_path):
     folders = [tmp_path / "scored", tmp_path / "plain"]
-    for folder in folders:
-        folder.mkdir()
     scored = export(folders[0], scored_records())
     plain = export(folders[1], [build_record(n, "test" if n < 4 else "train") for n in range(20)])
     with_scores, without = (read(folder, tiny_model).train for folder in (scored, plain))

@@ -21,8 +21,7 @@ from reward.train import train_reward
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.ranked import write_ranked
-from tests.reward.conftest import build_record
+from tests.reward.conftest import build_record, export
 from tests.settings import reward_settings
 
 BASE = 0.9
@@ -153,9 +152,8 @@ def judged(number: int, split: str = "train") -> object:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("rankings")
-    write_ranked(path, [judged(n, "test" if n % 4 == 0 else "train") for n in range(24)], {})
-    return path
+    records = [judged(n, "test" if n % 4 == 0 else "train") for n in range(24)]
+    return export(tmp_path_factory.mktemp("rankings"), records)
 
 
 def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_path, capsys):
@@ -163,7 +161,7 @@ def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_pat
     words = ["train-reward", "--rankings", str(folder), "--model", str(tiny_model)]
     words += ["--out", str(out), "--precision", "fp32", "--batch.prompts", "4"]
     assert main([*words, "--annotator-weights", "auto"]) == 0
-    told = capsys.readouterr().out
+    text = capsys.readouterr().out
     report = json.loads((out / "report.json").read_text())["annotators"]
     # of 14 shared train prompts each, with 4 preferences
     assert [report[name]["reliability"]["shared"] for name in report] == [56, 56, 56, 0]
@@ -175,9 +173,9 @@ def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_pat
     assert weights["eve"] == 0 < weights["zoe"] < 1
     assert (
         "Not proven better than chance: eve (right in 2 % of 56 shared judgments, weight 0)."
-        in told
+        in text
     )
-    assert "Nobody else judged the same responses as zoe" in told
+    assert "Nobody else judged the same responses as zoe" in text
     page = (out / "report.html").read_text()
     assert "Not proven better than chance: eve" in page
     assert "<td>66 % (the mean)</td><td>0</td>" in page
@@ -191,8 +189,8 @@ def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_pat
     assert {name: row["share"] for name, row in report.items()} == {
         name: row["share"] for name, row in by_hand["annotators"].items()
     }
-    told = describe_training(settings, json.loads((settings.out / "report.json").read_text()))
-    assert "Not proven" not in told
+    text = describe_training(settings, json.loads((settings.out / "report.json").read_text()))
+    assert "Not proven" not in text
 
 
 def test_without_shared_judgments_there_is_nothing_to_estimate_from(rankings, tiny_model, tmp_path):

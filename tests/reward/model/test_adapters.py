@@ -16,12 +16,12 @@ from rlhf.modeling.models import describe_model
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record, sequences_of
-from tests.settings import reward_settings
+from tests.reward.conftest import settings_for as small_settings
 
 
 def settings_for(rankings, model, out, **changes):
-    values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-2, **changes}
-    return reward_settings(rankings=rankings, model=str(model), out=out, adapter="lora", **values)
+    changes = {"adapter": "lora", "learning_rate": 1e-2, **changes}
+    return small_settings(rankings, model, out, **changes)
 
 
 def test_what_is_saved_is_a_plain_classifier_with_the_rewards_of_training(

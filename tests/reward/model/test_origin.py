@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,26 +16,19 @@ from reward.ensemble import train_ensemble
 from reward.model.origin import resolve_model
 from reward.report.summaries import describe_training
 from reward.scoring.scorer import load_scorer
-from reward.settings import RewardSettings
 from reward.train import train_reward
 from rlhf.cli import main
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.models import describe_model, load_config
 from rlhf.modeling.tokens import load_tokenizer, pad_right
-from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.reward.conftest import BAD, GOOD, build_record, sequences_of
-from tests.settings import changed, reward_settings
+from tests.reward.conftest import BAD, GOOD, build_record, export, sequences_of, settings_for
+from tests.settings import changed
 
 HELD_OUT = [build_record(n, "test") for n in range(0, 32, 4)]
 STILL = 1e-12  # a learning rate that changes no weight
-
-
-def settings_for(rankings: Path, model: Path, out: Path, **changes: Any) -> RewardSettings:
-    values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, **changes}
-    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
 
 
 def rewards_of(name: Path, tokenizer: Path) -> torch.Tensor:
@@ -112,9 +104,7 @@ def thoughtful(tmp_path_factory) -> Path:
     """Responses that only their thinking tells apart."""
     thoughts = [f"<think>{text}</think>Yes." for text in (*GOOD, *BAD)]
     records = [build_record(n, "test" if n % 4 == 0 else "train", thoughts) for n in range(32)]
-    folder = tmp_path_factory.mktemp("thoughtful")
-    write_ranked(folder, records, {})
-    return folder
+    return export(tmp_path_factory.mktemp("thoughtful"), records)
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +166,8 @@ def test_a_model_of_another_maker_keeps_its_head_too(rankings, tiny_model, tmp_p
 
 
 def test_a_regression_starts_from_the_rewards_bias_included(tiny_model, tmp_path):
-    (tmp_path / "data").mkdir()
     train = [build_record(n, scores=(10, 10, 2, 2)) for n in range(1, 4)]
-    write_ranked(tmp_path / "data", [*train, *HELD_OUT], {})
+    export(tmp_path / "data", [*train, *HELD_OUT])
     train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "rm"))
     file = tmp_path / "rm/model/config.json"
     config = json.loads(file.read_text())
@@ -206,8 +195,7 @@ def test_the_scale_is_fixed_on_outputs_of_the_language_model_behind_it(tiny_mode
         record = build_record(number, "test" if number < 4 else "train")
         sampled = replace(record.responses[0], model_fingerprint=base, sampling=Sampling())
         records.append(replace(record, responses=(sampled, *record.responses[1:])))
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", records, {})
+    export(tmp_path / "data", records)
     changes = {"limit": "4"}
     train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "rm", **changes))
     report = train_reward(
@@ -227,13 +215,13 @@ def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
     assert report["annotators"] == {"ann": {"weight": 0.5, "judgements": 24, "share": 1.0}}
     before = [one["accuracy_before_training"] for one in report["members"].values()]
     assert before == [RunDir(first).read_report()["accuracy"]] * 2
-    told = describe_training(changed(settings, out=out), report)
-    assert f"It started from the reward model {first}/model, which ordered" in told
+    text = describe_training(changed(settings, out=out), report)
+    assert f"It started from the reward model {first}/model, which ordered" in text
     for name, member in ((out, out / "member-0"), (out / "model", out / "model/member-1")):
         with pytest.raises(InputError) as caught:
             resolve_model(settings_for(rankings, name, tmp_path / "next"))
         assert caught.value.problem == (
-            f"{name} is an ensemble of 2 reward models, and a training goes on from one"
+            f"{name} is an ensemble of 2 reward models, and a training starts from one"
         )
         assert caught.value.remedy == f"Give one of them, such as {member}."
     report = train_reward(settings_for(rankings, out / "member-0", tmp_path / "next", limit="4"))
@@ -244,7 +232,7 @@ def test_a_fitted_head_would_replace_the_trained_one(first, rankings, tmp_path):
     settings = settings_for(rankings, first, tmp_path / "next", head="fitted")
     with pytest.raises(ConfigError, match="--head fitted would replace the trained head of") as e:
         train_reward(settings)
-    assert e.value.remedy == "Leave --head out: a reward model goes on with the head it has."
+    assert e.value.remedy == "Leave --head out: a reward model keeps its head."
     assert not (tmp_path / "next").exists()
 
 
@@ -267,8 +255,8 @@ def test_other_numbers_of_labels_are_refused_in_one_sentence(
     words = ["train-reward", "--rankings", str(rankings), "--model", str(two)]
     for more in ([], ["--dry-run"]):
         assert main([*words, "--out", str(tmp_path / "next"), *more]) == 2
-        told = capsys.readouterr().err
-        assert f"{two} is not a reward model (LlamaForSequenceClassification, 2 labels)" in told
+        text = capsys.readouterr().err
+        assert f"{two} is not a reward model (LlamaForSequenceClassification, 2 labels)" in text
     assert not (tmp_path / "next").exists()
 
 

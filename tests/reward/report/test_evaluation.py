@@ -8,15 +8,8 @@ from reward.report.evaluation import Best, compare
 from reward.train import train_reward
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_reward_model
-from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
-from tests.reward.conftest import build_record
-from tests.settings import reward_settings
-
-
-def settings_for(rankings, model, out, **changes):
-    values = {"precision": "fp32", "prompts_per_batch": 4, "learning_rate": 1e-3, **changes}
-    return reward_settings(rankings=rankings, model=str(model), out=out, **values)
+from tests.reward.conftest import build_record, export, settings_for
 
 
 def test_the_earlier_of_two_equal_evaluations_is_best_and_later_ones_are_counted():
@@ -28,7 +21,7 @@ def test_the_earlier_of_two_equal_evaluations_is_best_and_later_ones_are_counted
     worse = compare(best, 30, math.nan)
     assert worse == Best(10, 0.6, since=2)
     assert compare(compare(None, 10, math.nan), 20, 0.9) == Best(20, 0.9)
-    assert [worse.is_stale(patience) for patience in (0, 1, 2, 3)] == [False, True, True, False]
+    assert [worse.is_stale(patience) for patience in (None, 1, 2, 3)] == [False, True, True, False]
 
 
 def test_evaluations_stand_in_the_metrics_and_choose_the_weights(rankings, tiny_model, tmp_path):
@@ -65,8 +58,7 @@ def contradicting(tmp_path):
         else r
         for r in records
     ]
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", records + [build_record(n, "test") for n in range(20, 24)], {})
+    export(tmp_path / "data", records + [build_record(n, "test") for n in range(20, 24)])
     return tmp_path / "data"
 
 
@@ -102,6 +94,6 @@ def test_resuming_remembers_the_best_and_the_patience(contradicting, tiny_model,
 
 
 def test_patience_needs_evaluations(tmp_path):
-    message = r"--evaluation\.patience 3 counts .* but --evaluation\.every is 0"
+    message = r"--evaluation\.patience 3 counts evaluations, and without --evaluation\.every"
     with pytest.raises(ConfigError, match=message):
         settings_for(tmp_path, "m", tmp_path / "out", patience=3)

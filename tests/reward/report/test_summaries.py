@@ -20,7 +20,7 @@ REPORT = {
 }
 
 
-def told(tmp_path: Path, **changes: object) -> list[str]:
+def sentences_of(tmp_path: Path, **changes: object) -> list[str]:
     settings = reward_settings(
         rankings=Path("my rankings"), model="models/m", out=tmp_path / "reward"
     )
@@ -31,7 +31,7 @@ def told(tmp_path: Path, **changes: object) -> list[str]:
 
 def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
     out = tmp_path / "reward"
-    assert told(tmp_path) == [
+    assert sentences_of(tmp_path) == [
         "The reward model orders 82 % (95 % interval 75–88 %) of 189 held-out pairs of 64 prompts "
         "as judged (test prompts).",
         "Choosing the longer response would order 55 % (too few prompts for an interval) of them "
@@ -51,10 +51,10 @@ def test_what_more_labels_would_give(tmp_path: Path) -> None:
         "gain": {"value": 0.03, "low": 0.01, "high": 0.05},
     }
     sentence = "800 labels give 71 %; 1,600 would give 74 % (95 % interval 72–77 %)."
-    assert sentence in told(tmp_path / "a", learning_curve=curve)
+    assert sentence in sentences_of(tmp_path / "a", learning_curve=curve)
     curve["gain"]["low"] = 0.004
     doubt = f"{sentence} That cannot be told from no gain."
-    assert doubt in told(tmp_path / "b", learning_curve=curve)
+    assert doubt in sentences_of(tmp_path / "b", learning_curve=curve)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_more_labels_would_give(tmp_path: Path) -> None:
     ],
 )
 def test_what_there_is_not(tmp_path: Path, changes: dict, place: int, sentence: str) -> None:
-    assert told(tmp_path, **changes)[place] == sentence
+    assert sentences_of(tmp_path, **changes)[place] == sentence
 
 
 def test_an_ensemble_has_no_counts_of_its_own(tmp_path: Path) -> None:
@@ -92,13 +92,15 @@ def test_the_next_command_samples_as_the_ranked_responses_were(tmp_path: Path) -
     write_jsonl(tmp_path / "rankings" / "train.jsonl", [record.to_json()])
     settings = reward_settings(rankings=tmp_path / "rankings", model="m", out=tmp_path / "reward")
     last = describe_training(settings, REPORT).splitlines()[-1]
-    assert last.endswith(f"--out {tmp_path}/reference --temperature 0.8 --max-new-tokens 16")
+    assert last.endswith(
+        f"--out {tmp_path}/reference --sampling.temperature 0.8 --sampling.max-new-tokens 16"
+    )
 
 
 def test_an_accuracy_that_may_be_chance_is_said_to_be(tmp_path: Path) -> None:
     doubtful = {**ACCURACY, "value": 0.52, "low": 0.45, "high": 0.6}
     warning = " That is not proven better than chance: read the report before you go on."
-    assert told(tmp_path, accuracy=doubtful)[0].endswith(f"(test prompts).{warning}")
+    assert sentences_of(tmp_path, accuracy=doubtful)[0].endswith(f"(test prompts).{warning}")
 
 
 THUMBS = {
@@ -115,7 +117,7 @@ THUMBS = {
 def test_thumbs_have_sentences_of_their_own(tmp_path: Path) -> None:
     counts = {"rankings": 402, "prompts": 400, "pairs": 2, "thumbs_up": 300, "thumbs_down": 95}
     train = counts | {"responses_of_all_bad": 5}
-    lines = told(tmp_path, judgements=THUMBS, counts={"train": train}, accuracy=None)
+    lines = sentences_of(tmp_path, judgements=THUMBS, counts={"train": train}, accuracy=None)
     assert (
         lines[0]
         == "No preference between two responses is held out: there is no accuracy on pairs."

@@ -22,12 +22,12 @@ from reward.scoring.scorer import load_scorer
 from reward.train import train_reward
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.ranked import write_ranked
 from rlhf.run.checkpoint import newest_checkpoint
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.reward.conftest import build_record, sequences_of, thumbed
-from tests.settings import changed, reward_settings
+from tests.reward.conftest import build_record, export, sequences_of, thumbed
+from tests.reward.conftest import settings_for as small_settings
+from tests.settings import changed
 
 PAIR = Group(
     "a", (1,), ((2,), (3,)), (Pair(1, 0, 1.0, 0, "x"),), (TieredRanking(((1,), (0,)), "x"),)
@@ -93,9 +93,9 @@ def test_the_shares_of_annotators_count_thumbs():
 
 
 def settings_for(rankings, tiny_model, out, **changes):
-    default = {"precision": "fp32", "prompts_per_batch": 8, "tokens_per_batch": 400}
-    values = {**default, "learning_rate": 1e-3, "epochs": 4, **changes}
-    return reward_settings(rankings=rankings, model=str(tiny_model), out=out, **values)
+    return small_settings(
+        rankings, tiny_model, out, **{"prompts_per_batch": 8, "epochs": 4, **changes}
+    )
 
 
 def one_thumb(number, annotator="ann", split="train"):
@@ -107,16 +107,13 @@ def one_thumb(number, annotator="ann", split="train"):
 @pytest.fixture(scope="module")
 def thumbs(tmp_path_factory):
     """80 train prompts with one thumb each and 8 test prompts with a ranking."""
-    folder = tmp_path_factory.mktemp("thumbs")
-    train = [one_thumb(n) for n in range(8, 88)]
-    write_ranked(folder, [*train, *(build_record(n, "test") for n in range(8))], {})
-    return folder
+    records = [one_thumb(n) for n in range(8, 88)] + [build_record(n, "test") for n in range(8)]
+    return export(tmp_path_factory.mktemp("thumbs"), records)
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """Rankings, thumbs of two people, and "all bad", in both splits."""
-    folder = tmp_path_factory.mktemp("mixed")
     records = []
     for number in range(96):
         split = "test" if number % 10 < 2 else "train"
@@ -129,8 +126,7 @@ def mixed(tmp_path_factory):
         record = build_record(number, "test" if number > 101 else "train", tiers=((2, 3),))
         bad = replace(record.rankings[0], annotator="cid", flags=("all-bad",))
         records.append(replace(record, rankings=(bad,)))
-    write_ranked(folder, records, {})
-    return folder
+    return export(tmp_path_factory.mktemp("mixed"), records)
 
 
 def test_thumbs_alone_teach_to_order_pairs(thumbs, tiny_model, tmp_path):
@@ -306,8 +302,7 @@ def test_weights_of_0_leave_the_training_as_it_is_without_thumbs(mixed, tiny_mod
         build_record(n, "test" if n > 101 else "train", tiers=((2, 3),)) for n in range(96, 104)
     ]
     rows = [replace(r, rankings=(replace(r.rankings[0], annotator="cid"),)) for r in rows]
-    (tmp_path / "plain").mkdir()
-    write_ranked(tmp_path / "plain", records + rows, {})
+    export(tmp_path / "plain", records + rows)
     none = {"thumbs_weight": 0.0, "all_bad_weight": 0.0, "epochs": 1}
     train_reward(settings_for(mixed, tiny_model, tmp_path / "a", **none))
     report = train_reward(settings_for(tmp_path / "plain", tiny_model, tmp_path / "b", epochs=1))
@@ -336,8 +331,7 @@ def test_two_processes_of_which_one_has_no_thumbs_give_the_curve_of_one(tiny_mod
     # in batches of 4 most have one or two thumbs: often a process has none, or nothing else
     records = [build_record(n, "test" if n < 4 else "train") for n in range(28)]
     records += [one_thumb(n, "ann") for n in range(28, 48)]
-    (tmp_path / "data").mkdir()
-    write_ranked(tmp_path / "data", records, {})
+    export(tmp_path / "data", records)
     found = {}
     for name, more in (("one", []), ("two", ["--processes", "2"])):
         report = finish(command(tmp_path / "data", tiny_model, tmp_path / name, *more))

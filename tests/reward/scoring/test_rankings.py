@@ -7,8 +7,7 @@ import pytest
 
 from rlhf.cli import main
 from rlhf.records.jsonl import write_jsonl
-from rlhf.records.ranked import write_ranked
-from tests.reward.conftest import build_record
+from tests.reward.conftest import build_record, export
 from tests.servers.reward import RewardServer
 
 LENGTH = "tests.pipeline.signals:count_vowels"
@@ -75,8 +74,7 @@ def test_the_report_of_a_reward_model_is_that_of_its_training(
 ) -> None:
     records = [build_record(n, "train") for n in range(6)]
     records += [build_record(n, "test") for n in range(6, 12)]
-    (tmp_path / "rankings").mkdir()
-    write_ranked(tmp_path / "rankings", records, {})
+    export(tmp_path / "rankings", records)
     model, rankings = tmp_path / "reward", str(tmp_path / "rankings")
     words = ["--rankings", rankings, "--model", str(tiny_model), "--precision", "fp32"]
     train = ["train-reward", *words, "--head", "fitted", "--epochs", "0", "--out", str(model)]

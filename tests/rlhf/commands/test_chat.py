@@ -1,4 +1,4 @@
-"""`rlhf chat` says where votes go and whose rewards it shows, before it serves."""
+"""`rlhf chat` reports where votes are stored and which rewards it shows, before it serves."""
 
 import shutil
 import socket

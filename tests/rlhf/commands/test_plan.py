@@ -69,14 +69,3 @@ def test_the_dry_runs_of_the_trainings_show_their_plans(
     assert "6 × 512 tokens" in shown  # 4 episodes and half as many stored rows
     assert "4 × 512 tokens" in dry_run(capsys, "ppo", *words, "--kl.source", "none")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("command", ["train-reward", "reference", "ppo"])
-def test_the_dry_run_of_a_model_that_is_not_there(
-    command: str, capsys: pytest.CaptureFixture
-) -> None:
-    inputs = {"train-reward": ["--rankings", "r"], "reference": ["--prompts", "p"],
-              "ppo": ["--reward", "r", "--reference", "f"]}  # fmt: skip
-    words = [command, "--model", "none", "--out", "o", *inputs[command], "--dry-run"]
-    assert cli.main(words) == 2
-    assert "error none is not a model (no such folder)" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What commands say to people when they are done."""
+"""The sentences with which commands end."""
 
 from importlib import import_module
 from pathlib import Path
@@ -227,7 +227,7 @@ def test_best_of_n_fine_tuning_says_how_outputs_were_chosen() -> None:
         "Trained 4 steps on the best of 4 outputs of 7 prompts; the held-out loss went from 2.000 "
         "to 1.500.",
         "The mean reward of these outputs is 0.46, of all outputs of the same prompts 0.10.",
-        "2 prompts left out: all outputs say the same or have the same reward.",
+        "2 prompts left out: all outputs have the same text or the same reward.",
         "1 prompt with several best outputs: the first of them was taken.",
         "Next: rlhf evaluate --policy runs/a/sft --reference ref --reward rm --out "
         "runs/a/evaluate-sft",

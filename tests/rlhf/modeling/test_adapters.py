@@ -28,16 +28,18 @@ from rlhf.modeling.models import (
 from rlhf.modeling.tokens import load_tokenizer
 
 
+def add_random_adapters(model, seed=1):
+    """Adapters that change the output: B matrices of fresh ones are 0."""
+    add_adapters(model, rank=4, alpha=8, seed=seed)
+    for name, value in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value, std=0.1, generator=torch.Generator().manual_seed(seed))
+    return model
+
+
 @pytest.fixture
 def adapted(tiny_model):
-    """A classifier whose adapters say something: fresh ones are 0."""
-    classifier = new_reward_model(str(tiny_model), 0, seed=0)
-    add_adapters(classifier, rank=4, alpha=8, seed=1)
-    torch.manual_seed(0)
-    for name, value in classifier.named_parameters():
-        if "lora_B" in name:
-            value.data.normal_(std=0.1)
-    return classifier
+    return add_random_adapters(new_reward_model(str(tiny_model), 0, seed=0))
 
 
 def test_only_adapters_and_the_head_are_trained(adapted):
@@ -88,10 +90,7 @@ def test_copies_share_weights_and_keep_their_adapters_to_themselves(tiny_model):
     ids = torch.tensor([[5, 6, 7, 8]])
     first, second = share_weights(base), share_weights(base)
     for copied, seed in ((first, 1), (second, 2)):
-        add_adapters(copied, rank=4, alpha=8, seed=seed)
-        for name, value in copied.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(value, std=0.1, generator=torch.Generator().manual_seed(seed))
+        add_random_adapters(copied, seed)
     theirs = {one.data_ptr() for one in base.parameters()}
     for copied in (first, second):
         frozen = {one.data_ptr() for one in copied.parameters() if not one.requires_grad}
@@ -147,11 +146,7 @@ def test_a_reward_model_on_a_base_scores_like_the_merged_one(tiny_model, tmp_pat
 
 
 def test_a_language_model_is_saved_with_its_adapters_merged_in(tiny_model, tmp_path):
-    policy = load_causal_lm(str(tiny_model), torch.bfloat16)
-    add_adapters(policy, rank=4, alpha=8, seed=1)
-    for name, value in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(value, std=0.1, generator=torch.Generator().manual_seed(1))
+    policy = add_random_adapters(load_causal_lm(str(tiny_model), torch.bfloat16))
     policy.generation_config.update(do_sample=True, temperature=0.7)
     save_merged(policy, load_tokenizer(str(tiny_model)), tmp_path / "policy")
     plain, info = AutoModelForCausalLM.from_pretrained(

@@ -88,7 +88,9 @@ def test_end_tokens_of_a_folder_without_generation_config(qwen: Path, tmp_path: 
         assert end_token_ids(load_tokenizer(str(tmp_path))) == expected
     for broken in ("{", "[]"):
         (tmp_path / "generation_config.json").write_text(broken, encoding="utf-8")
-        with pytest.raises(InputError, match=r"generation_config.json that is no JSON object\n  "):
+        with pytest.raises(
+            InputError, match=r"generation_config.json that is not a JSON object\n  "
+        ):
             load_tokenizer(str(tmp_path))
 
 

@@ -286,7 +286,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(online, monkeypatch, capfd) ->
         load_config("somebody/model")
     assert time.monotonic() - began < 2  # its library would take 23 s
     assert str(refused.value) == (
-        "somebody/model is no folder here, and the hub does not answer (http://127.0.0.1:9)\n"
+        "somebody/model is not a local folder, and the hub does not answer (http://127.0.0.1:9)\n"
         "  Check the name and the connection, or download the model and give its folder."
     )
     assert capfd.readouterr() == ("", "")

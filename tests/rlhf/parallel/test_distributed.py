@@ -103,7 +103,7 @@ def test_a_killed_process_is_named_and_the_run_can_be_resumed(tmp_path: Path) ->
     kill = "import os, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); time.sleep(60)"
     done = run_group(tmp_path, kill)
     assert done.returncode == 75
-    assert "error Process 1 was killed by SIGKILL\n  When memory ran out, " in done.stderr
+    assert "error Process 1 was killed by SIGKILL\n  If memory ran out, " in done.stderr
 
 
 def test_a_stopped_group_stops_its_processes_and_can_be_resumed(tmp_path: Path) -> None:

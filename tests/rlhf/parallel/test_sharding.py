@@ -4,12 +4,14 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from torch import distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from rlhf.errors import ConfigError, InputError
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.settings import GroupSettings
-from rlhf.parallel.sharding import Sharding, assign, prepare
+from rlhf.parallel.sharding import Sharding, assign, clear_gradients, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from tests.settings import changed
 
@@ -169,3 +171,22 @@ def test_a_parameter_is_overwritten_in_its_own_shape() -> None:
     layer = nn.Linear(3, 1)
     assign(layer.weight, torch.tensor([1.0, 2.0, 3.0]))
     assert layer.weight.tolist() == [[1.0, 2.0, 3.0]]
+
+
+def test_gradients_of_ddp_accumulate_in_its_buckets(tmp_path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Linear(2, 2), gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        row, weight = torch.ones(1, 2), model.module.weight
+        for _ in range(2):  # buckets are arranged anew after the first pass
+            model(row).sum().backward()
+            clear_gradients(model, optimizer)
+        bucket = weight.grad.data_ptr()
+        with model.no_sync():
+            model(row).sum().backward()
+        model(row).sum().backward()
+        assert weight.grad.data_ptr() == bucket
+        assert weight.grad.tolist() == [[2, 2], [2, 2]]
+    finally:
+        dist.destroy_process_group()

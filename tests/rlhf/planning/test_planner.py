@@ -68,7 +68,7 @@ def test_another_architecture(tmp_path: Path) -> None:
 
 def test_no_language_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"is no language model \(ViTConfig\)"):
+    with pytest.raises(InputError, match=r"is not a language model \(ViTConfig\)"):
         read_shape(str(tmp_path))
 
 
@@ -150,7 +150,7 @@ def sizes(plan: Plan, phase: str) -> dict[str, float]:
 
 
 def test_the_plan_of_a_reward_model() -> None:
-    plan = planner.reward_plan(SHAPE, Pass(6, 3), bf16=True, processes=2)
+    plan = planner.reward_plan(SHAPE, Pass(6, 3), bf16=True, buckets=True)
     parameters = SHAPE.trunk + 8
     assert sizes(plan, "computing gradients") == {
         "reward model: weights": 4 * parameters,
@@ -161,7 +161,7 @@ def test_the_plan_of_a_reward_model() -> None:
         "activations": 6 * 3 * 384,
     }
     assert plan.peak == 20 * parameters + 4 * LAYER + 6 * 3 * 384
-    alone = planner.reward_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
+    alone = planner.reward_plan(SHAPE, Pass(6, 3), bf16=False)
     assert "reward model: buckets" not in sizes(alone, "computing gradients")
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 

@@ -137,7 +137,6 @@ def test_what_four_processes_divide() -> None:
         assert [found[name] for name in names] == [
             w / n for w, n in zip(whole, shares, strict=True)
         ]
-        assert ("policy: buckets" in found) is (strategy == "ddp")
         assert found.get("policy: stepped weights", 0) == POLICY * strategy.startswith("zero")
     assert of("fsdp", offload=True)["policy: weights"] == 0
 

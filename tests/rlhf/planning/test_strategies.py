@@ -45,7 +45,7 @@ OUTSIDE = 2 * 32001 * 4096 + 100_000_000 + 4096  # embeddings and norms, output 
 @pytest.mark.parametrize(
     ("strategy", "one", "four"),
     [  # P = 100, F = 40, A = 3 on one and on four devices
-        ("DDP", 1800 + 160, 2200 + 160),
+        ("DDP", 1800 + 160, 1800 + 160),
         ("ZeRO-1", 1000 + 1200 + 160, 1000 + 300 + 160),
         ("ZeRO-2", 600 + 1600 + 160, 600 + 400 + 160),
         ("ZeRO-3", 2000 + 160, 500 + 40),
@@ -129,7 +129,7 @@ def test_adapters_of_ppo_share_one_frozen_model() -> None:
     trained = 2 * adapters + 4096
     state = 2 * 7_000_000_000 + 16 * trained + 4 * adapters + 2 * 2 * adapters
     assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 1) == state + computing
-    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 8) == state + computing + 4 * trained
+    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 8) == state + computing
 
 
 def test_advice_names_the_flags_of_adapters() -> None:

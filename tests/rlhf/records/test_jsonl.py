@@ -69,28 +69,26 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, words
     assert "line" in caught.value.remedy
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"No such file: {tmp_path}/none.jsonl"):
-        list(read_jsonl(tmp_path / "none.jsonl"))
-
-
-def test_latin_text_gets_the_command_that_converts_it(tmp_path: Path) -> None:
-    file = tmp_path / "latin.jsonl"
-    file.write_bytes('{"a": "Größe"}\n'.encode("latin-1"))
-    with pytest.raises(
-        InputError, match=r"is not UTF-8 text \(.+ at byte 9\)\n  .*iconv -f LATIN1"
-    ):
-        list(read_jsonl(file))
-
-
 @pytest.mark.parametrize(
-    "broken", [b"no gzip at all", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-12]]
+    ("name", "content", "words"),
+    [
+        ("none.jsonl", None, r"No such file: .*/none\.jsonl"),
+        (
+            "latin.jsonl",
+            '{"a": "Größe"}\n'.encode("latin-1"),
+            r"is not UTF-8 text \(.+ at byte 9\)\n  .*iconv -f LATIN1",
+        ),
+        ("a.jsonl.gz", b"no gzip at all", r"a\.jsonl\.gz cannot be unpacked"),
+        ("a.jsonl.gz", gzip.compress(b"{}\n" * 99)[:-12], r"a\.jsonl\.gz cannot be unpacked"),
+    ],
 )
-def test_a_broken_gz_file_is_refused(tmp_path: Path, broken: bytes) -> None:
-    file = tmp_path / "a.jsonl.gz"
-    file.write_bytes(broken)
-    with pytest.raises(InputError, match=r"a\.jsonl\.gz cannot be unpacked"):
-        list(read_jsonl(file))
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        list(read_jsonl(tmp_path / name))
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

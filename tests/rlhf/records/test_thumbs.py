@@ -1,4 +1,4 @@
-"""What flags say about single responses."""
+"""Judgments of single responses by flags."""
 
 from rlhf.records.schema import Ranking
 from rlhf.records.thumbs import find_thumbs, pointwise_judgments
@@ -11,20 +11,20 @@ def ranking(tiers, *flags, annotator="ann") -> Ranking:
     )  # fmt: skip
 
 
-def said(*rankings, down_flags=()):
+def judgments(*rankings, down_flags=()):
     found = pointwise_judgments(rankings, down_flags)
     return [(one.ranking.annotator, one.response_id, one.is_good, one.kind) for one in found]
 
 
 def test_a_thumb_is_about_its_one_response():
     up, down = ranking(["a"], "thumbs-up"), ranking(["b"], "thumbs-down", annotator="bob")
-    assert said(up, down) == [("ann", "a", True, "thumbs"), ("bob", "b", False, "thumbs")]
+    assert judgments(up, down) == [("ann", "a", True, "thumbs"), ("bob", "b", False, "thumbs")]
 
 
 def test_all_bad_is_about_every_response_in_the_tiers_ranked_or_not():
     bad = [("ann", one, False, "all_bad") for one in "ab"]
-    assert said(ranking(["ab"], "all-bad")) == bad  # chosen in place of an order
-    assert said(ranking(["a", "b"], "all-bad")) == bad  # with an order: the best of a bad lot
+    assert judgments(ranking(["ab"], "all-bad")) == bad  # chosen in place of an order
+    assert judgments(ranking(["a", "b"], "all-bad")) == bad  # with an order: the best of a bad lot
 
 
 def test_a_thumb_replaces_all_bad_of_the_same_annotator_alone():
@@ -33,7 +33,7 @@ def test_a_thumb_replaces_all_bad_of_the_same_annotator_alone():
         ranking(["a"], "thumbs-up"),
         ranking(["a"], "all-bad", annotator="bob"),
     ]
-    assert said(*rankings) == [
+    assert judgments(*rankings) == [
         ("ann", "a", True, "thumbs"), ("ann", "b", False, "all_bad"), ("bob", "a", False, "all_bad")
     ]  # fmt: skip
 
@@ -44,5 +44,5 @@ def test_flags_of_single_responses_count_where_they_are_named():
     assert find_thumbs(flagged, ("unsafe",)) == [("b", False), ("c", False)]
 
 
-def test_other_rankings_say_nothing_about_single_responses():
-    assert said(ranking(["a", "b"]), ranking(["ab"]), ranking(["x", "a"], "edited")) == []
+def test_other_rankings_judge_no_single_responses():
+    assert judgments(ranking(["a", "b"]), ranking(["ab"]), ranking(["x", "a"], "edited")) == []

@@ -16,8 +16,8 @@ def listener() -> Iterator[Listener]:
         yield listening
 
 
-def test_a_stage_tells_how_it_ended(listener: Listener, tmp_path: Path) -> None:
-    url, heard = listener.url, listener.heard
+def test_a_stage_posts_how_it_ended(listener: Listener, tmp_path: Path) -> None:
+    url, received = listener.url, listener.heard
     run = RunDir(tmp_path)
     with stage_status(run, url):
         pass
@@ -25,19 +25,19 @@ def test_a_stage_tells_how_it_ended(listener: Listener, tmp_path: Path) -> None:
         raise GuardError("Loss is not a number", "Lower the learning rate.")
     with pytest.raises(InterruptedRunError), stage_status(run, url):
         raise InterruptedRunError("Stopped", "Resume.")
-    assert [message["status"] for message in heard] == ["done", "failed", "interrupted"]
-    assert heard[0] == {"text": f"{tmp_path}: done", "run": str(tmp_path), "status": "done"}
-    assert heard[1]["text"] == (
+    assert [message["status"] for message in received] == ["done", "failed", "interrupted"]
+    assert received[0] == {"text": f"{tmp_path}: done", "run": str(tmp_path), "status": "done"}
+    assert received[1]["text"] == (
         f"{tmp_path}: failed\nGuardError: Loss is not a number\n  Lower the learning rate."
     )
 
 
 def test_other_processes_are_silent(listener: Listener, tmp_path: Path, monkeypatch) -> None:
-    url, heard = listener.url, listener.heard
+    url, received = listener.url, listener.heard
     monkeypatch.setenv("RANK", "1")
     with stage_status(RunDir(tmp_path), url):
         pass
-    assert heard == []
+    assert received == []
 
 
 def test_a_url_that_does_not_answer_changes_nothing(capsys) -> None:

@@ -28,7 +28,7 @@ rank = accelerator.process_index
 try:
     require_agreement(accelerator, {"input model": "abc" if rank == 0 else "xyz", "same": "1"})
 except MismatchError as error:
-    open(f"{sys.argv[1]}/said-{rank}", "w").write(str(error))
+    open(f"{sys.argv[1]}/error-{rank}", "w").write(str(error))
     exit_process(error.exit_code)
 """
 
@@ -38,10 +38,12 @@ def test_processes_with_different_inputs_are_refused_with_the_rank(tmp_path: Pat
     program.write_text(DIFFER, encoding="utf-8")
     assert run_processes([sys.executable, str(program), str(tmp_path)], 2) == 2
     for rank in (0, 1):
-        said = (tmp_path / f"said-{rank}").read_text(encoding="utf-8")
-        assert said.startswith("The processes differ: input model is xyz on rank 1 (")
-        assert ") and abc on rank 0 (" in said
-        assert said.endswith("Install the same packages and give the same files on every machine.")
+        message = (tmp_path / f"error-{rank}").read_text(encoding="utf-8")
+        assert message.startswith("The processes differ: input model is xyz on rank 1 (")
+        assert ") and abc on rank 0 (" in message
+        assert message.endswith(
+            "Install the same packages and give the same files on every machine."
+        )
 
 
 def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:

@@ -136,14 +136,15 @@ def test_a_rank_that_waits_for_a_working_one_is_not_stalled_until_that_one_is(
         assert "is stuck in 'working'" in stage["error"]
 
 
-def heartbeats(*said: tuple[int, bool | None]) -> list[Heartbeat]:
+def heartbeats(*states: tuple[int, bool | None]) -> list[Heartbeat]:
     return [
-        Heartbeat(n, "host", 10 + n, beats, "p", 1, waits) for n, (beats, waits) in enumerate(said)
+        Heartbeat(n, "host", 10 + n, beats, "p", 1, waits)
+        for n, (beats, waits) in enumerate(states)
     ]
 
 
 @pytest.mark.parametrize(
-    ("said", "backward", "slow"),
+    ("states", "backward", "slow"),
     [
         ([(5, True), (5, False), (5, True)], [], [1]),  # one is busy while the others wait
         ([(5, True), (5, None)], [], [1]),  # one does not even answer
@@ -152,11 +153,11 @@ def heartbeats(*said: tuple[int, bool | None]) -> list[Heartbeat]:
         ([(6, False), (5, False)], [], [1]),  # all are busy: one of them is behind
         ([(5, False), (5, False), (5, False)], [0, 2], [1]),  # DDP waits in the backward pass
         ([(5, True), (5, False), (5, True)], [1], [1]),  # its own, while the others wait
-        ([(5, False), (5, False)], [0, 1], [0, 1]),  # nobody can tell who computes
+        ([(5, False), (5, False)], [0, 1], [0, 1]),  # it is unknown which one computes
     ],
 )
-def test_who_is_slow(said, backward: list[int], slow: list[int]) -> None:
-    known = heartbeats(*said)
+def test_slow_ranks(states, backward: list[int], slow: list[int]) -> None:
+    known = heartbeats(*states)
     for one in backward:
         known[one].in_backward = True
     assert find_slow(known, max(2, len(known))) == slow

@@ -31,10 +31,10 @@ async function ask(payload) {
   const body = JSON.stringify(annotator ? { ...payload, annotator } : payload);
   const request = { method: 'POST', headers: { 'content-type': 'application/json' }, body };
   const answer = await fetch(ROUTE, request).catch(() => null);
-  const told = answer && [200, 400, 403, 413, 503].includes(answer.status) ? await answer.json().catch(() => null) : null;
-  if (told && ![403, 503].includes(answer.status)) return told;
+  const content = answer && [200, 400, 403, 413, 503].includes(answer.status) ? await answer.json().catch(() => null) : null;
+  if (content && ![403, 503].includes(answer.status)) return content;
   // No network, a restart, an exception or a refusal (403 and 503 say why): not stored yet.
-  const problem = (told && told.error) || 'The server does not answer.';
+  const problem = (content && content.error) || 'The server does not answer.';
   const error = answer && answer.status === 401 ? SIGNED_OUT : `${problem} Your work is kept in this browser and sent again.`;
   return { ok: false, retry: true, error };
 }

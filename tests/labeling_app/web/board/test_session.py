@@ -44,7 +44,7 @@ def test_submitting_brings_the_next_task(board, fill):
     assert last["nothing_left"] == "You have ranked everything. Thank you!"
 
 
-def test_tasks_held_by_others_are_not_called_nothing(board, queue, fill):
+def test_tasks_reserved_by_others_are_not_reported_as_nothing_left(board, queue, fill):
     fill(1, 2)
     queue.add_annotator("bob")
     board.answer("bob", {"op": "next"})
@@ -52,11 +52,13 @@ def test_tasks_held_by_others_are_not_called_nothing(board, queue, fill):
     assert message.startswith("1 task is reserved for other people until ")
 
 
-def test_a_task_that_slipped_away_to_somebody_else_is_not_called_nothing(board, store, queue, fill):
+def test_a_task_that_somebody_else_got_meanwhile_is_not_reported_as_nothing_left(
+    board, store, queue, fill
+):
     fill(1, 2)
     queue.add_annotator("bob")
-    hasty = TaskQueue(store, lease_seconds=-1)
-    assert hasty.next_task("ann").id == queue.next_task("bob").id
+    short_leases = TaskQueue(store, lease_seconds=-1)
+    assert short_leases.next_task("ann").id == queue.next_task("bob").id
     message = board.answer("ann", {"op": "next"})["nothing_left"]
     assert message.startswith("1 task is reserved for other people until ")
 

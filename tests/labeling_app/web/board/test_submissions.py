@@ -9,7 +9,6 @@ from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.quality.report import measure_quality
 from labeling_app.web.board.session import Board
-from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Ranking
@@ -70,7 +69,7 @@ def test_a_second_skip_under_a_used_id_is_refused_and_not_dropped(board, store, 
     assert store.connections.db.execute("SELECT COUNT(*) FROM skips").fetchone() == (1,)
 
 
-def test_an_id_of_somebody_else_s_ranking_is_neither_refused_nor_told(board, store, fill):
+def test_an_id_of_somebody_else_s_ranking_is_neither_refused_nor_revealed(board, store, fill):
     [prompt] = fill(1, 2)
     [first, second] = store.responses(prompt.id)
     judged = Ranking(id="of-judge", prompt_id=prompt.id, annotator="judge:m", kind="ai",
@@ -82,15 +81,13 @@ def test_an_id_of_somebody_else_s_ranking_is_neither_refused_nor_told(board, sto
     assert [task_id for _, task_id in stored(store)] == [None, 1]
 
 
-def test_a_used_id_reveals_no_training_answer(store, tmp_path, board):
+def test_a_used_id_reveals_no_training_answer(import_lines, board):
     lines = [
         {"prompt": f"t{n}", "responses": ["good", "bad"], "tiers": [[0], [1]],
          "purpose": "training", "explanation": "Because."}
         for n in range(2)
     ]  # fmt: skip
-    path = tmp_path / "in.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    assert main(["import", str(path), "--db", str(store.connections.path)]) == 0
+    import_lines(*lines)
     first = next_task(board)
     screen = board.answer("ann", submission(first))
     assert screen["feedback"]["explanation"] == "<p>Because.</p>\n"
@@ -98,7 +95,7 @@ def test_a_used_id_reveals_no_training_answer(store, tmp_path, board):
         answer = board.answer("ann", submission(screen["task"], **fields))
         assert answer["ok"] is False
         assert "feedback" not in answer
-    again = board.answer("ann", submission(first))  # a repetition is told the same
+    again = board.answer("ann", submission(first))  # a repetition gets the same reply
     assert again["feedback"] == screen["feedback"]
 
 
@@ -188,7 +185,7 @@ def test_a_flag_that_was_forged_on_the_board_makes_no_demonstration(board, store
     forge(store, ["edited", "thumbs-down", of_one, "adjudicated", "all-bad"])
     [record] = store.ranked_prompts()
     assert record.rankings[0].flags == ("all-bad",)
-    with pytest.raises(InputError, match="Nobody has edited an answer"):
+    with pytest.raises(InputError, match="Nobody has edited a response"):
         export(store, tmp_path / "out", "demonstrations")
 
 

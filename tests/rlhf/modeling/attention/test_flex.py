@@ -3,19 +3,26 @@ a check is lifted; the last test compiles it, on a machine with a GPU.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from reward.data.batches import lay_out
 from reward.model.module import RewardModule
 from rlhf.modeling.attention import flex
 from rlhf.modeling.attention.layout import Segment
+from rlhf.modeling.attention.prefix_matmul import prefix_attention
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from tests.reward.model.test_module import FAMILIES, SIZES, build_classifier
 from tests.rlhf.modeling.attention.test_shared_prefix import GROUPS, rewards_and_gradients
 
 CPU = torch.device("cpu")
+COMPILER_WARNS = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+)
 
 
 @pytest.fixture
@@ -27,11 +34,8 @@ def _uncompiled(monkeypatch):
 
 def uncompiled(test):
     """Run FlexAttention as it is written; PyTorch warns of that, and of its own compiler."""
-    for warning in (
-        "ignore:flex_attention called without torch.compile:UserWarning",
-        "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning",
-    ):
-        test = pytest.mark.filterwarnings(warning)(test)
+    eager = "ignore:flex_attention called without torch.compile:UserWarning"
+    test = pytest.mark.filterwarnings(eager)(COMPILER_WARNS(test))
     return pytest.mark.usefixtures("_uncompiled")(test)
 
 
@@ -60,6 +64,57 @@ def test_masked_blocks_are_skipped():
         [0, 0, 0, 1, 0],
         [0, 0, 0, 1, 1],
     ]
+
+
+def test_rows_are_filled_to_whole_blocks_that_no_token_of_theirs_sees():
+    layout = (Segment(100, (20, 7)),)
+    filled = flex.fill_block(layout)
+    assert filled == (*layout, Segment(1, ()))
+    assert flex.fill_block(filled) is filled
+    places = torch.arange(128)
+    seen = flex.visible(filled, CPU)(places, places, places[:, None], places)
+    assert seen[-1].nonzero().tolist() == [[127]]  # itself: attention to nothing would be NaN
+    assert not seen[:-1, -1].any()
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Counts graphs. The `eager` backend of torch traces as on GPUs and runs on CPUs."""
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    limits = {"recompile_limit": torch._dynamo.config.recompile_limit}
+    with torch._dynamo.config.patch(limits):
+        torch._dynamo.reset()
+        flex._compiled_attention.cache_clear()
+        yield counter
+        flex._compiled_attention.cache_clear()
+        torch._dynamo.reset()
+
+
+def attend(tokens: int, groups: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a random row of one prompt and two responses: by FlexAttention and exact."""
+    prompt, first = tokens // 2, tokens // 4
+    layout = (Segment(prompt, (first, tokens - prompt - first)),)
+    row = [torch.randn(1, heads, tokens, 16) for heads in (4, groups, groups)]
+    exact = prefix_attention(*(one[0].transpose(0, 1) for one in row), layout, 0.25)
+    return flex.flex_prefix_attention(*row, layout, 0.25)[0], exact
+
+
+@COMPILER_WARNS
+def test_two_graphs_serve_rows_of_all_lengths(graphs):
+    for tokens in range(140, 1100, 48):  # 20 lengths
+        found, exact = attend(tokens)
+        torch.testing.assert_close(found, exact, atol=1e-5, rtol=1e-4)
+    assert graphs.frame_count == 2  # of the first length, and of any
+
+
+@COMPILER_WARNS
+def test_too_many_graphs_end_a_run_that_would_go_on_with_all_scores(graphs, monkeypatch):
+    monkeypatch.setattr(flex, "GRAPHS", 1)
+    torch._dynamo.config.recompile_limit = 1
+    attend(140)
+    with pytest.raises(FailOnRecompileLimitHit):
+        attend(140, groups=4)
 
 
 def test_all_layers_share_the_mask_of_a_row():
@@ -98,11 +153,13 @@ def test_the_trial_finds_no_difference(heads, groups):
     assert 1e-4 < flex.try_flex(heads, groups, 16, torch.bfloat16, CPU) < flex.TOLERANCE
 
 
+@COMPILER_WARNS
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_where_it_does_not_run_matrix_products_are_used_and_stderr_says_so(capsys):
     obstacle = flex._find_obstacle(4, 2, 16, torch.float32, CPU)
     assert obstacle == (
-        "does not run here (FlexAttention does not support backward on CPU. Please set the input "
-        "requires_grad to False or use another device.)"
+        "does not run here (raised exception NotImplementedError('FlexAttention does not support "
+        "backward on CPU. Please set the input requires_grad to False or use another device.'))"
     )
     assert flex._find_obstacle(4, 2, 16, torch.float32, CPU) == obstacle
     assert capsys.readouterr().err == (
@@ -129,3 +186,26 @@ def test_compiled_on_a_gpu(family, capsys):
     found = rewards_and_gradients(module, groups, shared=True)
     assert not capsys.readouterr().err
     torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("default")
+def test_20_lengths_on_a_gpu_with_gradients_and_without_never_hold_all_scores():
+    lengths = range(300, 8200, 400)
+    for number, tokens in enumerate(lengths):
+        layout = (Segment(tokens // 2, (tokens - tokens // 2,)),)
+        row = [
+            torch.randn(1, heads, tokens, 64, device="cuda", dtype=torch.bfloat16)
+            for heads in (16, 4, 4)
+        ]
+        for one in row:
+            one.requires_grad_(number % 2 == 0)
+        flex.block_mask(flex.fill_block(layout), row[0].device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = flex.flex_prefix_attention(*row, layout, 0.125)
+        if found.requires_grad:
+            found.sum().backward()
+        scratch = torch.cuda.max_memory_allocated() - before
+        assert tokens < 2000 or scratch < 16 * tokens**2  # half of the scores in bf16

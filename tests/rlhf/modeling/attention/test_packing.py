@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from policies.sampling.generate import sample_responses
 from rlhf.modeling.attention.packing import (
-    ATTENTION,
     features,
     pack,
     pack_if_shorter,
@@ -115,10 +114,3 @@ def test_the_same_model_samples_from_padded_batches(
         sampling = Sampling(temperature=1.0, max_new_tokens=6, seed=0)
         found.append(sample_responses(accelerator, model, tokenizer, PROMPTS, sampling, 3))
     assert found[0] == found[1]
-
-
-def test_attention_over_a_window_is_left_alone(tiny_model: Path) -> None:
-    model = load_causal_lm(str(tiny_model))
-    model.config.sliding_window = 4
-    assert pack_prefixes(model) == "its attention slides over a window of 4 tokens"
-    assert model.config._attn_implementation != ATTENTION

@@ -1,0 +1,255 @@
+"""Sampling, scoring and writing the shards of a reference store."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from numpy import ndarray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.reference.settings import ReferenceSettings
+from policies.reference.shards import ReferenceRow, TopTokens, write_shard
+from policies.rewards import Reward, load_reward
+from policies.sampling.generate import Sample, cut, sample_responses
+from rlhf.modeling.chat_template import END_TOKENS, end_token_ids
+from rlhf.modeling.log_probs import (
+    SCORE_BATCH,
+    Sequences,
+    batches_by_length,
+    reference_log_probs,
+)
+from rlhf.modeling.models import load_causal_lm
+from rlhf.modeling.readers import described_kwargs
+from rlhf.modeling.tokens import decode_response
+from rlhf.parallel.distributed import from_main, global_max, seed_all
+from rlhf.parallel.gathered_model import GatheredModel
+from rlhf.parallel.sharding import Sharding, shard_frozen
+from rlhf.records.schema import Prompt, RankedPrompt, Response, Sampling
+from rlhf.run.metrics import progress
+from rlhf.run.watchdog import beat
+
+SHARD_SEED_STRIDE = 1_000_003
+
+
+def shards_of_rank(
+    names: Sequence[str], settings: ReferenceSettings, accelerator: Accelerator
+) -> Sequence[str]:
+    """The shards of this rank: every n-th (n ranks) of its job's, every N-th (N jobs) of all."""
+    job, jobs = settings.part
+    if settings.parallel.tensor_parallel > 1:  # all ranks work on every shard
+        return names[job::jobs]
+    return names[job::jobs][accelerator.process_index :: accelerator.num_processes]
+
+
+def writes(accelerator: Accelerator, sharding: Sharding) -> bool:
+    """Whether this rank writes shards: under tensor parallelism only the main rank does."""
+    return accelerator.is_main_process or not sharding.is_tensor_parallel
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models; `gathered_model` has all weights of `original` where it is sharded."""
+
+    original: PreTrainedModel
+    gathered_model: GatheredModel
+    reward: Reward | None
+
+
+def load_models(
+    settings: ReferenceSettings,
+    description: dict[str, str],
+    accelerator: Accelerator,
+    sharding: Sharding,
+) -> Models:
+    """Load the original model, sharded as asked, and the reward."""
+    model = load_causal_lm(description["path"], tensor_parallel=sharding.is_tensor_parallel).eval()
+    gathered_model = GatheredModel(model, accelerator.device, sharding)
+    shard_frozen(accelerator, model, sharding, exact=True)
+    if settings.reward is None:
+        return Models(model, gathered_model, None)
+    given = described_kwargs(description)
+    reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
+    return Models(model, gathered_model, reward)
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Models and settings that turn prompts into rows.
+
+    Where weights are sharded, every process writes one shard at a time, and all gather the model
+    once per shard to sample; those that have written theirs only take part in the gathering.
+    """
+
+    accelerator: Accelerator
+    sharding: Sharding
+    models: Models
+    tokenizer: PreTrainedTokenizerBase
+    settings: ReferenceSettings
+    description: dict[str, str]
+    prompt_ids: dict[str, list[int]]
+
+    @property
+    def sampling(self) -> Sampling:
+        """How responses are sampled, as the manifest records it."""
+        return Sampling(
+            temperature=self.settings.sampling.temperature,
+            max_new_tokens=self.settings.sampling.max_new_tokens,
+            seed=self.settings.seed,
+        )
+
+    def facts(self, prompts_hash: str, reward: dict[str, str] | None) -> dict[str, Any]:
+        """The manifest fields that describe how the rows were made."""
+        return {
+            "model": self.description,
+            "prompts_hash": prompts_hash,
+            "reward": reward,
+            "sampling": asdict(self.sampling),
+            END_TOKENS: list(end_token_ids(self.tokenizer)),
+            "stored_top_k": self.settings.store_top_k or 0,
+            "precision": self.settings.precision,
+            "attention": str(self.models.original.config._attn_implementation),
+        }
+
+    def write_missing(self, shards: dict[str, Sequence[RankedPrompt]], folder: Path) -> None:
+        """Write every shard of this process that is not on disk yet."""
+        mine = shards_of_rank(list(shards), self.settings, self.accelerator)
+        missing = [name for name in mine if not (folder / name).is_file()]
+        if self.sharding.is_tensor_parallel:
+            missing = from_main(missing)
+        places = {name: place for place, name in enumerate(shards, start=1)}
+        judge = self.models.reward
+        reward = None if judge is None else judge.description["hash"]
+        sizes = {name: len(shards[name]) * self.settings.sampling.samples for name in mine}
+        total, lacking = sum(sizes.values()), sum(sizes[name] for name in missing)
+        turns = self.sharding.in_step(self.accelerator, missing, list(shards)[:1])
+        with progress("reference outputs", total=total, done=total - lacking) as bar:
+            for turn, name in enumerate(turns):
+                if turn >= len(missing):
+                    self._take_part(shards[name][0].prompt)
+                    continue
+                seed_all(self.settings.seed + SHARD_SEED_STRIDE * places[name])
+                rows = self._rows(shards[name], bar.advance)
+                if writes(self.accelerator, self.sharding):
+                    write_shard(folder / name, rows, reward)
+
+    def _take_part(self, prompt: Prompt) -> None:
+        """Take part in gathering the weights while other ranks write shards."""
+        beat("waiting for others")
+        self._sample([], lambda count: None)
+        nothing = Sample([end_token_ids(self.tokenizer)[0]], finished=True)
+        self._score([prompt], [self.prompt_ids[prompt.id]], [nothing])
+
+    def _rows(
+        self, records: Sequence[RankedPrompt], advance: Callable[[int], None]
+    ) -> list[ReferenceRow]:
+        prompts = [record.prompt for record in records]
+        encoded = [self.prompt_ids[prompt.id] for prompt in prompts]
+        reused = [self._reusable(record) for record in records]
+        slots = [(p, i) for p in range(len(records)) for i in range(self.settings.sampling.samples)]
+        missing = [(p, i) for p, i in slots if i >= len(reused[p])]
+        advance(len(slots) - len(missing))
+        sampled = self._sample([encoded[p] for p, _ in missing], advance)
+        fresh = dict(zip(missing, sampled, strict=True))
+        chosen = [fresh[slot] if slot in fresh else reused[slot[0]][slot[1]] for slot in slots]
+        scored = self._score([prompts[p] for p, _ in slots], [encoded[p] for p, _ in slots], chosen)
+        return [
+            ReferenceRow(
+                prompt=prompts[p],
+                sample_index=i,
+                prompt_ids=encoded[p],
+                response_ids=sample.token_ids,
+                text=decode_response(self.tokenizer, sample.token_ids, encoded[p]),
+                finished=sample.finished,
+                reused=(p, i) not in fresh,
+                **columns,
+            )
+            for (p, i), sample, columns in zip(slots, chosen, scored, strict=True)
+        ]
+
+    def _sample(self, prompts: list[list[int]], advance: Callable[[int], None]) -> list[Sample]:
+        if self.sharding.shards_weights and not global_max(self.accelerator, len(prompts)):
+            return []  # and nobody needs all of the model
+        with self.models.gathered_model.gathered(self.models.original) as model:
+            return sample_responses(
+                self.accelerator,
+                model,
+                self.tokenizer,
+                prompts,
+                self.sampling,
+                self.settings.batch_size,
+                advance,
+            )
+
+    def _reusable(self, record: RankedPrompt) -> list[Sample]:
+        """Responses of the ranking dataset that this model sampled under these settings.
+
+        One that ran past an end token, in a version that knew one alone, ends there.
+        """
+        if not self.settings.sampling.reuse:
+            return []
+        fitting = [r for r in record.responses if self._fits(r)]
+        fitting.sort(key=lambda response: response.sample_index)
+        ends = end_token_ids(self.tokenizer)
+        return [cut(list(r.token_ids or ()), ends) for r in fitting][
+            : self.settings.sampling.samples
+        ]
+
+    def _fits(self, response: Response) -> bool:
+        sampling = response.sampling
+        return (
+            response.token_ids is not None
+            and response.model_fingerprint == self.description["hash"]
+            and response.tokenizer_fingerprint == self.description["tokenizer"]
+            and sampling is not None
+            and sampling.is_untruncated
+            and sampling.temperature == self.settings.sampling.temperature
+            and sampling.max_new_tokens == self.settings.sampling.max_new_tokens
+        )
+
+    @torch.no_grad()
+    def _score(
+        self, prompts: list[Prompt], encoded: list[list[int]], samples: list[Sample]
+    ) -> list[dict[str, Any]]:
+        """Log-probs, entropy and reward of every response, in batches of similar length."""
+        pad_id = int(self.tokenizer.pad_token_id)
+        columns: dict[int, dict[str, Any]] = {}
+        lengths = [len(sample.token_ids) for sample in samples]
+        batches = batches_by_length(lengths, min(self.settings.batch_size, SCORE_BATCH))
+        for rows in self.sharding.in_step(self.accelerator, batches):
+            answers = [samples[row].token_ids for row in rows]
+            sequences = Sequences.of([encoded[row] for row in rows], answers, pad_id)
+            sequences = sequences.to(self.accelerator.device)
+            values, top = self._score_batch(sequences)
+            for position, row in enumerate(rows):
+                length = len(samples[row].token_ids)
+                columns[row] = {k: v[position, :length].tolist() for k, v in values.items()}
+                columns[row]["top"] = top and TopTokens(*(v[position, :length] for v in top))
+            if self.models.reward is not None:
+                texts = [
+                    decode_response(self.tokenizer, samples[row].token_ids, encoded[row])
+                    for row in rows
+                ]
+                rewards = self.models.reward(
+                    [prompts[row] for row in rows], texts, sequences.joined
+                )
+                for row, reward in zip(rows, rewards.tolist(), strict=True):
+                    columns[row]["reward"] = reward
+        return [columns[row] for row in range(len(samples))]
+
+    def _score_batch(
+        self, sequences: Sequences
+    ) -> tuple[dict[str, Tensor], list[ndarray[Any, Any]] | None]:
+        with self.accelerator.autocast():
+            top_k = self.settings.store_top_k or 0
+            found = reference_log_probs(
+                self.models.original, sequences, self.settings.sampling.temperature, top_k
+            )
+        values = {name: getattr(found, name) for name in ("log_probs", "log_probs_at_1", "entropy")}
+        if not top_k:
+            return values, None
+        top = found.top_ids, found.top_log_probs, found.log_sum_exp
+        return values, [one.cpu().numpy() for one in top]
