@@ -10,7 +10,7 @@ from reward.settings import RewardSettings
 from rlhf.config.paths import flag_of, read_setting, with_changes
 from rlhf.errors import ConfigError
 from rlhf.parallel.distributed import choose_precision
-from rlhf.parallel.settings import SHARDED
+from rlhf.parallel.settings import SHARDED, Strategy
 from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import GIB, Layout, Pass, Plan, shard_plan
 from rlhf.planning.planner import Shape, read_shape, reward_plan, tensor_parallel_shape
@@ -35,9 +35,12 @@ def room_for(settings: RewardSettings) -> int:
     return room_bytes(trained, shape.reward_parameters, kept)
 
 
-def plan_memory(settings: RewardSettings, shape: Shape) -> Plan:
-    """The memory of each process with the longest sequences, if nothing were sharded."""
-    has_buckets = settings.sharding.startswith("zero") and _processes(settings) > 1
+def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "auto") -> Plan:
+    """The memory of each process with the longest sequences, if nothing were sharded.
+
+    DeepSpeed's strategies hold every gradient a second time on its way to other processes.
+    """
+    has_buckets = strategy.startswith("zero") and _processes(settings) > 1
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
         tensor_parallel_shape(shape, settings.parallel.tensor_parallel),
@@ -53,7 +56,8 @@ def plan_sharded(settings: RewardSettings) -> Plan:
     """The memory of each process as the settings shard it."""
     sharding = Sharding(settings.sharding, settings.parallel.offload)
     parts = settings.parallel.shard_group or _processes(settings)
-    return shard_plan(plan_memory(settings, read_shape(settings.model)), _layout(sharding, parts))
+    plan = plan_memory(settings, read_shape(settings.model), sharding.strategy)
+    return shard_plan(plan, _layout(sharding, parts))
 
 
 def _processes(settings: RewardSettings) -> int:
@@ -88,7 +92,7 @@ def require_memory(
     """
     shape = read_shape(settings.model)
     layout = _layout(sharding or Sharding(), parts)
-    plan = shard_plan(plan_memory(settings, shape), layout)
+    plan = shard_plan(plan_memory(settings, shape, layout.strategy), layout)
     if plan.peak <= has:
         return
     ways = [
@@ -122,7 +126,7 @@ def _lighter(settings: RewardSettings, shape: Shape, has: float, layout: Layout)
             {CHECKPOINTING: True, "batch.micro_tokens": settings.data.max_length},
         ):
             lighter = with_changes(settings, adapter | saving)
-            peak = shard_plan(plan_memory(lighter, shape), layout).peak
+            peak = shard_plan(plan_memory(lighter, shape, layout.strategy), layout).peak
             if lighter != settings and peak <= has:
                 yield f"{_flags(adapter | saving)}: {peak / GIB:.1f} GiB"
                 break

@@ -54,6 +54,7 @@ from rlhf.endpoints.signals import load_signal, with_prefix
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
     describe_model,
+    load_config,
     policy_folder,
     require_same_tokenizer,
 )
@@ -119,7 +120,9 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         return headline(run.read_report())
     with stage_status(run):
         tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
-        texts = encode_texts(tokenizer, comparison.texts)
+        config = load_config(comparison.policy["path"]).get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
+        texts = encode_texts(tokenizer, comparison.texts, context)
         by_model = answer(accelerator, tokenizer, comparison, run.answers)
         scores = score(accelerator, tokenizer, by_model, comparison)
         wins = {

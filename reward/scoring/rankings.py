@@ -7,6 +7,7 @@ in the reward model's tokens; those of functions and endpoints, which have none,
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from reward.data.groups import Group, rank_pairs
@@ -80,14 +81,17 @@ def score_rankings(
 def training_gain(reward: str) -> float:
     """What rewards of a model of ours were multiplied by after training; 1 for any other reward.
 
-    Divided by it, the difference of two rewards is again the log-odds that the loss trained.
+    Divided by it, the difference of two rewards is again the log-odds that the loss trained. Of an
+    ensemble it is the members' mean.
     """
-    if not Path(reward).is_dir():
+    folder = Path(reward)
+    if not folder.is_dir():
         return 1.0
     run = RunDir(Path(member_folders(reward)[0]).parent)
-    if not run.report_json.is_file():
-        return 1.0
-    return float(run.read_report().get("normalisation", {}).get("gain", 1.0))
+    members = [RunDir(one.parent) for one in sorted(run.path.glob("member-*/report.json"))]
+    reports = [one.read_report() for one in members or [run] if one.report_json.is_file()]
+    gains = [one["normalisation"]["gain"] for one in reports if "normalisation" in one]
+    return fmean(gains) if gains else 1.0
 
 
 def _judged(record: RankedPrompt) -> RankedPrompt:

@@ -197,11 +197,12 @@ def _read_output(
     and the model returns what its output layer does; else it is made of the model's logits.
     """
     output = linear_output(model)
-    is_whole = output is not None and not isinstance(output.weight, DTensor)
-    if is_whole and _keeps_logits.get(model, True):
-        returned: list[Tensor] = []
+    if output is not None and _keeps_logits.get(model, True):
+        plain, returned = output.forward, list[Tensor]()
 
         def forward(hidden: Tensor) -> Tensor:
+            if isinstance(output.weight, DTensor):  # tensor parallel; FSDP's is whole here
+                return plain(hidden)  # type: ignore[no-any-return]
             flat, dtype = hidden.flatten(0, -2), factor_dtype(hidden, output.weight)
             with torch.autocast(hidden.device.type, enabled=False):
                 found = read(Distributions(flat, output.weight, output.bias, dtype))
@@ -211,7 +212,9 @@ def _read_output(
         with replaced_forward(output, forward):
             found = _response_logits(model, sequences)
         if model not in _keeps_logits:
-            _keeps_logits[model] = torch.equal(found, returned[0].view_as(found))
+            _keeps_logits[model] = bool(returned) and torch.allclose(
+                found, returned[0].view_as(found), rtol=0, atol=0, equal_nan=True
+            )
         if _keeps_logits[model]:
             return found
     logits = response_logits(model, sequences)

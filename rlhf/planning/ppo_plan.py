@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf.modeling.log_probs import SCORE_BATCH
-from rlhf.parallel.settings import State
+from rlhf.parallel.settings import SHARDED, State
 from rlhf.planning.plan import Item, Layout, Pass, Plan, SampleBatch
 from rlhf.planning.planner import (
     FP32,
@@ -131,10 +131,11 @@ def ppo_plan(
     engine = _engine(shape, sampled, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
-    learning = (
-        layout.on_device(Item("gradients", FP32 * trained, "float32", State.GRADIENTS)),
-        *copies(_multiplied(shape, reward, roles), bf16=bf16),
-    )
+    gradients = tuple(layout.on_device(item) for item in stepping_items(trained))
+    # DDP keeps them in its buckets at all times
+    kept = gradients if layout.processes > 1 and not SHARDED[layout.strategy] else ()
+    passing = () if kept else gradients
+    learning = (*passing, *copies(_multiplied(shape, reward, roles), bf16=bf16))
     rows = batch.episodes + batch.reference_rows
     updating = (
         *learning,
@@ -153,13 +154,14 @@ def ppo_plan(
                 *engine,
                 *_trained(counts, layout),
             )
-        ),
+        )
+        + kept,
         {
             "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16),
             **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": tuple(layout.on_device(item) for item in stepping_items(trained)),
+            "stepping": passing,
         },
     )
 

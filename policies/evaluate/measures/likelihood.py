@@ -180,13 +180,16 @@ def _text_of(line: str, place: str) -> str:
     return text
 
 
-def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text; those of a single token, which predicts nothing, are left out.
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], context: int | None = None
+) -> list[list[int]]:
+    """Token ids of each text, at most `context`; a single token predicts nothing and is left out.
 
     Raises:
         InputError: no text is left.
     """
-    encoded = [tokenizer(text, verbose=False)["input_ids"][:LONGEST_TEXT] for text in texts]
+    longest = min(LONGEST_TEXT, context or LONGEST_TEXT)
+    encoded = [tokenizer(text, verbose=False)["input_ids"][:longest] for text in texts]
     found = [ids for ids in encoded if len(ids) > 1]
     if not found:
         raise InputError(

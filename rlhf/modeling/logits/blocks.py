@@ -19,6 +19,7 @@ from rlhf.modeling.logits.projection import float32_block
 
 BLOCK_ELEMENTS = 2**23  # float32 logits that exist at one time
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096  # tokens of the vocabulary
+FARTHEST = -1e4  # e to this is 0; farther, products of it would not be finite
 IMPOSSIBLE = -1e30  # stands for a logit of −∞, whose product with the probability 0 is not a number
 
 Blocks = Iterator[tuple[int, Float[Tensor, "N v"]]]  # the first token of a block, and its logits
@@ -91,9 +92,10 @@ class Sums:
         """After the last block."""
         tops, totals, products = (torch.stack(parts) for parts in zip(*self.blocks, strict=True))
         highest = tops.amax(dim=0)
-        shares = (tops - highest).exp()
+        gaps = (tops - highest).clamp(min=FARTHEST)
+        shares = gaps.exp()
         total = (shares * totals).sum(dim=0)
-        distances = shares * (products + (tops - highest) * totals)
+        distances = shares * (products + gaps * totals)
         entropy = total.log() - distances.sum(dim=0) / total
         log_sum_exp = highest + total.log()
         log_probs = self.chosen - log_sum_exp[:, None]
@@ -199,8 +201,7 @@ class _Gradients:
         dtype: torch.dtype,
         needed: tuple[bool, ...],
     ) -> None:
-        self.weight, self.dtype, self.result_dtype = weight, dtype, hidden.dtype
-        self.factors = hidden.to(dtype)
+        self.weight, self.dtype, self.input = weight, dtype, hidden
         self.for_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needed[0] else None
         self.for_weight = torch.empty_like(weight) if needed[1] and weight is not None else None
         self.for_bias = torch.empty_like(bias) if needed[2] and bias is not None else None
@@ -217,8 +218,8 @@ class _Gradients:
         if self.for_hidden is not None:
             self.for_hidden += slopes @ self.weight[place].to(self.dtype)
         if self.for_weight is not None:
-            self.for_weight[place] = slopes.T @ self.factors
+            self.for_weight[place] = slopes.T @ self.input.to(self.dtype)
 
     def hidden(self) -> Tensor | None:
         """The gradient of the hidden states, in their precision."""
-        return None if self.for_hidden is None else self.for_hidden.to(self.result_dtype)
+        return None if self.for_hidden is None else self.for_hidden.to(self.input.dtype)

@@ -111,3 +111,9 @@ def test_texts_are_paragraphs_or_lines_of_json(tmp_path: Path) -> None:
         read_texts(tmp_path / "none.txt")
     with pytest.raises(InputError, match="no text of two tokens or more"):
         encode_texts(build_tokenizer(), ["", "a"])
+
+
+def test_a_text_is_cut_where_the_model_s_context_ends() -> None:
+    text = "one two three four five six seven eight"
+    whole = encode_texts(build_tokenizer(), [text])[0]
+    assert encode_texts(build_tokenizer(), [text], context=3) == [whole[:3]]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from reward.scoring.rankings import training_gain
 from rlhf.cli import main
 from rlhf.records.jsonl import write_jsonl
 from tests.reward.conftest import build_record, export
@@ -136,3 +137,14 @@ def test_what_cannot_be_scored_is_refused(
     assert main(["score", *words, "--out", "out"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_the_gain_of_an_ensemble_is_its_members_mean(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "report.json", [{"accuracy": None}])
+    for number, gain in enumerate((2.0, 4.0)):
+        folder = tmp_path / f"member-{number}"
+        folder.mkdir()
+        write_jsonl(folder / "report.json", [{"normalisation": {"gain": gain}}])
+    (tmp_path / "model" / "member-1").mkdir(parents=True)
+    write_jsonl(tmp_path / "stage.json", [{"stage": "reward", "status": "done"}])
+    assert training_gain(str(tmp_path)) == 3.0

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from policies.reference.audit import score_responses
@@ -121,6 +124,30 @@ def test_no_logits_of_the_whole_vocabulary_are_kept(
     with WidestResult(model.config.vocab_size) as found:
         response_logits(model, sequences)
     assert 12 in found.rows
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_sharded_model_keeps_no_logits_either(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between forwards the weights of the output layer are a part; within one they are whole."""
+    monkeypatch.setattr("rlhf.modeling.logits.blocks.SMALLEST_BLOCK", 16)
+    monkeypatch.setattr("rlhf.modeling.logits.blocks.BLOCK_ELEMENTS", 1)
+    sequences = Sequences(pad_left(PROMPTS, 0), pad_right(RESPONSES, 0))
+    model = load_causal_lm(str(tiny_model)).eval()
+    expected = reference_log_probs(model, sequences, 0.7)
+    fully_shard(model)
+    with WidestResult(model.config.vocab_size) as widest:
+        found = reference_log_probs(model, sequences, 0.7)
+    assert 12 not in widest.rows
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
 
 
 def test_the_most_likely_tokens_and_the_log_sum_exp_give_the_logits_back(tiny_model: Path) -> None:

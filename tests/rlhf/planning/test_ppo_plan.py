@@ -1,5 +1,7 @@
 """The memory of PPO, worked by hand on a model of two layers."""
 
+import pytest
+
 from rlhf.planning.plan import Layout, Plan, SampleBatch
 from rlhf.planning.planner import layer_bytes
 from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
@@ -139,6 +141,15 @@ def test_what_four_processes_divide() -> None:
         ]
         assert found.get("policy: stepped weights", 0) == POLICY * strategy.startswith("zero")
     assert of("fsdp", offload=True)["policy: weights"] == 0
+
+
+@pytest.mark.parametrize("phase", ["sampling", "measuring the KL", "auditing", "stepping"])
+def test_ddp_keeps_its_gradients_in_every_phase(phase: str) -> None:
+    """Its buckets hold them from the first step on; in one process they go with the step."""
+    roles = Roles(critic="own")
+    alone, several = (ppo(roles=roles, layout=Layout("ddp", processes=n)) for n in (1, 2))
+    assert sizes(several, phase)["gradients"] == 4 * (POLICY + CRITIC)
+    assert ("gradients" in sizes(alone, phase)) is (phase == "stepping")
 
 
 def test_weights_are_whole_while_sampling() -> None:

@@ -105,6 +105,13 @@ def test_ppo_trains_two_models_and_asks_a_third() -> None:
     )
 
 
+def test_more_devices_need_no_more_memory_each() -> None:
+    for strategy in ("ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP"):
+        needs = [stage_bytes("ppo", strategy, SHAPE, LOAD, gpus) for gpus in (2, 4, 8, 64)]
+        assert needs == sorted(needs, reverse=True)
+        assert needs[0] > needs[-1]
+
+
 def test_groups_divide_by_their_size() -> None:
     grouped = replace(LOAD, group=8)
     for stage in ("reward", "ppo"):

@@ -122,6 +122,10 @@ def test_a_broken_device_is_named() -> None:
         preflight.require_passed([{**well, "error": float("nan")}])
 
 
+def test_a_product_is_compared_with_float64() -> None:
+    assert preflight.product_error(torch.device("cpu")) < 1e-6
+
+
 @pytest.mark.slow
 def test_doctor_runs_the_canary_in_two_processes(tmp_path: Path) -> None:
     words = ["doctor", "--canary", "--processes", "2", "--path", str(tmp_path), "--min-disk", "0"]

@@ -58,6 +58,17 @@ def test_logits_far_apart_and_impossible_tokens() -> None:
     np.testing.assert_allclose(gradient.numpy(), wanted, atol=1e-5)
 
 
+def test_an_impossible_block_leaves_the_entropy_finite_at_any_temperature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlhf.modeling.logits.blocks.SMALLEST_BLOCK", 4096)
+    logits = torch.zeros(1, 4098)
+    logits[:, :4096] = -torch.inf
+    (found,) = statistics(Distributions(logits), torch.tensor([[4097]]), [1e-7])
+    assert found.entropy.item() == pytest.approx(np.log(2))
+    assert found.log_probs.item() == pytest.approx(-np.log(2))
+
+
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("biased", [False, True])
 def test_log_probs_and_gradients_from_hidden_states(biased: bool) -> None:
