@@ -106,7 +106,7 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
     config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, n_positions=10)
     config.base_model_tp_plan = None
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="no plan to divide the matrices of"):
+    with pytest.raises(InputError, match="no plan to split the matrices of"):
         load_causal_lm(str(tmp_path), tensor_parallel=True)
 
 
@@ -211,7 +211,7 @@ def test_processes_that_cannot_hold_it_together_are_refused(
     assert code == 2
     assert "--parallel.tensor-parallel 2 does not go with --seeds and --sharding\n  Leave" in shown
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(InputError, match="has 2 heads with keys of their own, which 3 processes"):
+    with pytest.raises(InputError, match="has 2 key-value heads, which 3 processes"):
         load_causal_lm(str(tiny_model), tensor_parallel=True)
 
 
