@@ -53,6 +53,7 @@ from rlhf.endpoints.judge import Endpoint
 from rlhf.endpoints.signals import load_signal, with_prefix
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
+    context_length,
     describe_model,
     load_config,
     policy_folder,
@@ -120,8 +121,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         return headline(run.read_report())
     with stage_status(run):
         tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
-        config = load_config(comparison.policy["path"]).get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
+        context = context_length(load_config(comparison.policy["path"]))
         texts = encode_texts(tokenizer, comparison.texts, context)
         by_model = answer(accelerator, tokenizer, comparison, run.answers)
         scores = score(accelerator, tokenizer, by_model, comparison)
