@@ -37,6 +37,7 @@ SMALL = {
     "reward": FITTED,
     "ppo": {"steps": 1, **PPO},
 }
+STORIES = {"question": "Begin with: {}", "turns": []}
 CHANGES = {
     "overoptimization": {
         "train_prompts": 4,
@@ -60,6 +61,14 @@ CHANGES = {
         "judged_on": "test",
         "steps": [2],
         "score": {"precision": "fp32"},
+    },
+    "annotators": {
+        **STORIES,
+        "annotators": {"honest-1": 1.0, "honest-2": 1.0, "adversarial": 0.0},
+        "judges": 2,
+        "pairs": 6,
+        "test": 5,
+        "reward": {"head": "fitted", "precision": "fp32"},
     },
     "kl_sources": {
         "sources": {
@@ -112,7 +121,7 @@ def write_pairs(file: Path) -> Path:
     return file
 
 
-WRITERS = {"people": write_pairs}
+WRITERS = {"people": write_pairs, "annotators": write_pairs}
 
 
 # trl asks transformers by the old name
