@@ -280,7 +280,7 @@ class RewardSettings(ClusterSettings):
     """Train an ensemble, one model for each of these, such as 0,1,2."""
     learning_curve: bool = False
     """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
-    twice the labels would give; takes about twice the time."""
+    twice and four times the labels would give; takes about twice the time."""
     precision: Precision = "auto"
     """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32); weights stay
     float32."""
