@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from experiment import Config, Table, flags, interval, run, signed, stage, write_dataset
-from people import as_records, is_bare, read_pairs
+from people import as_records, draw_test, is_bare, read_pairs
 
 from policies.evaluate.measures.statistics import bootstrap_interval
 from reward.data.reliability import Reliability, collect_votes, weights_of
@@ -27,10 +27,7 @@ def measure(config: Config, out: Path) -> Config:
     """Train with all three kinds of weights for every seed."""
     pairs = read_pairs(config["data"])
     full = [pair for pair in pairs["A"] if not is_bare(pair)]
-    known = {pair["prefix"] for pair in full}
-    unseen = [one for one in pairs["heldout"] if not is_bare(one) and one["prefix"] not in known]
-    mixed = np.random.default_rng(0).permutation(len(unseen))[: config["test"]]
-    test = as_records(config, (unseen[place] for place in mixed), "test")
+    test = draw_test(config, pairs["heldout"], full)
     runs = [train_all(config, full, test, seed, out) for seed in config["seeds"]]
     return {"runs": runs, "gained": differ([one["counts"] for one in runs])}
 

@@ -2,8 +2,7 @@
 
 `rlhf train-reward --learning-curve` sees the first labels only and forecasts the accuracy with
 twice and four times as many. Reward models of as many labels are then trained and measured on the
-same held-out pairs. The labels are those of `people.py`, of both splits A and B, in one order; of
-held-out pairs those count whose first words no label has.
+same held-out pairs. The labels are those of `people.py`, of both splits A and B, in one order.
 """
 
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from experiment import Config, Table, flags, interval, run, stage, write_dataset
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from people import as_records, is_bare, read_pairs
+from people import as_records, draw_test, is_bare, read_pairs
 
 from reward.report.health_page import draw_learning_curve
 from reward.report.learning_curve import forecasts_of
@@ -22,9 +21,7 @@ def measure(config: Config, out: Path) -> Config:
     """The learning curve of the first labels, then the accuracy at every number it forecasts."""
     pairs = read_pairs(config["data"])
     pool = [pair for pair in (*pairs["A"], *pairs["B"]) if not is_bare(pair)]
-    known = {pair["prefix"] for pair in pool}
-    unseen = [one for one in pairs["heldout"] if not is_bare(one) and one["prefix"] not in known]
-    test = as_records(config, unseen, "test")
+    test = draw_test(config, pairs["heldout"], pool)
     order = np.random.default_rng(config["seed"]).permutation(len(pool))
 
     def train(labels: int, *how: str) -> Config:

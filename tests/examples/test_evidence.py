@@ -71,7 +71,7 @@ CHANGES = {
         "test": 5,
         "reward": {"head": "fitted", "precision": "fp32"},
     },
-    "label_value": {**STORIES, "labels": 16},
+    "label_value": {**STORIES, "labels": 16, "test": 30},
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},
