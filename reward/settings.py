@@ -271,7 +271,7 @@ class RewardSettings(ClusterSettings):
     """Train an ensemble, one model for each of these, such as 0,1,2."""
     learning_curve: bool = False
     """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
-    twice the labels would give; takes about twice the time."""
+    twice and four times the labels would give; takes about twice the time."""
     precision: Precision = "auto"
     """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
     resume: bool = False

@@ -162,6 +162,16 @@ def is_bare(pair: Config) -> bool:
     return pair["prefix"] in (pair["chosen"], pair["rejected"])
 
 
+def draw_test(
+    config: Config, pairs: Iterable[Config], pool: Iterable[Config]
+) -> list[RankedPrompt]:
+    """`test` of the held-out pairs, no bare ones, whose prefix no pair of the pool has."""
+    known = {pair["prefix"] for pair in pool}
+    unseen = [pair for pair in pairs if not is_bare(pair) and pair["prefix"] not in known]
+    drawn = np.random.default_rng(0).permutation(len(unseen))[: config["test"]]
+    return as_records(config, (unseen[place] for place in drawn), "test")
+
+
 def train_reward(config: Config, pairs: dict[str, list[Config]], split: str, out: Path) -> Config:
     """Train on one split's labels; the accuracy on held-out labels, with and without bare texts."""
     full = [pair for pair in pairs[split] if not is_bare(pair)]

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reward.report.annotators import describe_annotators
-from reward.report.learning_curve import describe_curve
+from reward.report.learning_curve import describe_curve, forecasts_of
 from rlhf.records.jsonl import write_text_atomically
 
 ACCENT, GREY = "#2563eb", "#94a3b8"
@@ -66,21 +66,21 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> Figure:
 
 
 def draw_learning_curve(curve: Mapping[str, Any]) -> Figure:
-    """Accuracy against labels with 95 % intervals; the fitted curve, and the forecast as a ring."""
+    """Accuracy against labels with 95 % intervals; the fitted curve, and forecasts as rings."""
     figure = Figure(SIZE, layout="constrained")
     axes = figure.subplots()
-    points, forecast, fit = curve["points"], curve["forecast"], curve["fit"]
-    labels = np.geomspace(points[0]["labels"], forecast["labels"], 100)
+    points, forecasts, fit = curve["points"], forecasts_of(curve), curve["fit"]
+    labels = np.geomspace(points[0]["labels"], forecasts[-1]["labels"], 100)
     axes.plot(labels, fit["a"] - fit["b"] * labels ** -fit["c"], color=GREY, linestyle="--")
-    for row in (*points, forecast):
+    for row in (*points, *forecasts):
         if row["low"] is not None:
             axes.plot([row["labels"]] * 2, [row["low"], row["high"]], color=GREY)
-    for rows, fill in ((points, ACCENT), ([forecast], "white")):
+    for rows, fill, label in ((points, ACCENT, "measured"), (forecasts, "white", "forecast")):
         found = [row["labels"] for row in rows], [row["value"] for row in rows]
-        axes.plot(*found, "o", color=ACCENT, markerfacecolor=fill)
+        axes.plot(*found, "o", color=ACCENT, markerfacecolor=fill, label=label)
     axes.set(xscale="log", xlabel="labels", ylabel="right")
-    axes.set_xticks([row["labels"] for row in (*points, forecast)], minor=False)
-    axes.set_xticklabels([f"{row['labels']:,}" for row in (*points, forecast)])
+    axes.set_xticks([row["labels"] for row in (*points, *forecasts)], minor=False)
+    axes.set_xticklabels([f"{row['labels']:,}" for row in (*points, *forecasts)])
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
     return figure

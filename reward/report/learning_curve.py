@@ -81,11 +81,11 @@ def fit_power_law(
 
 
 def measure_curve(points: Sequence[Point]) -> dict[str, Any]:
-    """The curve through some trainings and what twice the labels of the largest would give.
+    """The curve through some trainings and what twice and four times the labels would give.
 
     Intervals are of 95 %, from resampling the held-out prompts, the same for all trainings; they
-    do not cover what another `--seed` would change. `gain` is the forecast less the curve's value
-    at the labels there are; it is never below 0.
+    do not cover what another `--seed` would change. `gain` is the forecast for twice the labels
+    less the curve's value at the labels there are; it is never below 0.
 
     Args:
         points: trainings on nested parts, measured on the same prompts, the largest last.
@@ -109,6 +109,7 @@ def measure_curve(points: Sequence[Point]) -> dict[str, Any]:
         ],
         "fit": {"a": a, "b": b * float(labels.max()) ** c, "c": c},
         "forecast": {"labels": 2 * points[-1].labels, **_interval(fit.at(2), fits.at(2))},
+        "forecast_4x": {"labels": 4 * points[-1].labels, **_interval(fit.at(4), fits.at(4))},
         "gain": _interval(fit.at(2) - fit.at(1), fits.at(2) - fits.at(1)),
     }
 
@@ -118,12 +119,15 @@ def _interval(value: Float[ndarray, "1"], values: Float[ndarray, " R"]) -> dict[
     return {"value": float(value[0]), "low": float(low), "high": float(high)}
 
 
+def forecasts_of(curve: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The forecasts of a curve in a report; earlier reports have none for four times the labels."""
+    return [curve[name] for name in ("forecast", "forecast_4x") if name in curve]
+
+
 def describe_curve(curve: Mapping[str, Any]) -> str:
-    """The forecast in a sentence, and whether it may be no gain at all."""
-    last, forecast = curve["points"][-1], curve["forecast"]
-    words = (
-        f"{last['labels']:,} labels give {100 * last['value']:.0f} %; {forecast['labels']:,} would "
-        f"give {in_words(forecast)}."
-    )
+    """The forecasts in a sentence, and whether the first may be no gain at all."""
+    last = curve["points"][-1]
+    would = [f"{one['labels']:,} would give {in_words(one)}" for one in forecasts_of(curve)]
+    words = f"{last['labels']:,} labels give {100 * last['value']:.0f} %; {' and '.join(would)}."
     is_gain = curve["gain"]["low"] >= SMALLEST_GAIN
     return words if is_gain else f"{words} That cannot be told from no gain."

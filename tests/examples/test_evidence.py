@@ -3,6 +3,7 @@
 import gzip
 import json
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -37,6 +38,7 @@ SMALL = {
     "reward": FITTED,
     "ppo": {"steps": 1, **PPO},
 }
+STORIES = {"question": "Begin with: {}", "turns": []}
 CHANGES = {
     "overoptimization": {
         "train_prompts": 4,
@@ -61,6 +63,15 @@ CHANGES = {
         "steps": [2],
         "score": {"precision": "fp32"},
     },
+    "annotators": {
+        **STORIES,
+        "annotators": {"honest-1": 1.0, "honest-2": 1.0, "adversarial": 0.0},
+        "judges": 2,
+        "pairs": 6,
+        "test": 5,
+        "reward": {"head": "fitted", "precision": "fp32"},
+    },
+    "label_value": {**STORIES, "labels": 16, "test": 30},
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},
@@ -99,11 +110,11 @@ def write_judgements(file: Path) -> Path:
     return file
 
 
-def write_pairs(file: Path) -> Path:
-    """Pairs of stories with one beginning, six in each split, and one whose worse text is bare."""
+def write_pairs(file: Path, size: int = 6) -> Path:
+    """Pairs of stories with one beginning, `size` a split, and one whose worse text is bare."""
     rows = []
     for split in ("A", "B", "heldout"):
-        for number in range(6):
+        for number in range(size):
             prefix = f"I went to {split} house {number}."
             ends = {"chosen": f"{prefix} It was lovely.", "rejected": f"{prefix} I hated it."}
             rows.append({"prefix": prefix, "split": split, **ends})
@@ -112,7 +123,11 @@ def write_pairs(file: Path) -> Path:
     return file
 
 
-WRITERS = {"people": write_pairs}
+WRITERS = {
+    "people": write_pairs,
+    "annotators": write_pairs,
+    "label_value": partial(write_pairs, size=32),
+}
 
 
 # trl asks transformers by the old name

@@ -36,7 +36,7 @@ def test_the_curve_is_in_the_report(curve):
     # 24 train prompts with a ranking each
     assert [one["labels"] for one in found["points"]] == [3, 6, 12, 24]
     assert [one["train_prompts"] for one in found["points"]] == [3, 6, 12, 24]
-    assert found["forecast"]["labels"] == 48
+    assert [found[name]["labels"] for name in ("forecast", "forecast_4x")] == [48, 96]
     for name, point in zip(PARTS, found["points"], strict=False):
         own = json.loads((settings.out / name / "report.json").read_text())
         assert point.items() >= own["accuracy"].items()
@@ -46,7 +46,7 @@ def test_the_curve_is_in_the_report(curve):
     assert sum(pairs for _, pairs in whole["held_out_counts"].values()) == 40
     page = (settings.out / "report.html").read_text()
     assert "24 labels give" in page
-    assert 'alt="Accuracy against the number of labels, with a forecast"' in page
+    assert 'alt="Accuracy against the number of labels, with forecasts"' in page
 
 
 def test_the_whole_is_trained_as_without_a_curve(curve, tmp_path):

@@ -56,12 +56,13 @@ def test_more_labels_never_make_it_worse_and_never_better_than_right():
     assert fit.at(2)[1] < 1
 
 
-def test_forecasts_cover_what_twice_the_labels_give():
-    found = [measure_curve(points(law(LABELS), 300, seed)) for seed in range(12)]
-    covered = [one["forecast"]["low"] <= law(3200) <= one["forecast"]["high"] for one in found]
-    assert sum(covered) >= 11
-    assert all(one["forecast"]["high"] - one["forecast"]["low"] < 0.2 for one in found)
-    assert {one["forecast"]["labels"] for one in found} == {3200}
+def test_forecasts_cover_what_more_labels_give():
+    curves = [measure_curve(points(law(LABELS), 300, seed)) for seed in range(12)]
+    for name, labels in (("forecast", 3200), ("forecast_4x", 6400)):
+        found = [curve[name] for curve in curves]
+        assert sum(one["low"] <= law(labels) <= one["high"] for one in found) >= 11
+        assert all(one["high"] - one["low"] < 0.2 for one in found)
+        assert {one["labels"] for one in found} == {labels}
 
 
 def test_a_gain_is_told_from_none_where_there_is_one():

@@ -52,6 +52,9 @@ def test_what_more_labels_would_give(tmp_path: Path) -> None:
     }
     sentence = "800 labels give 71 %; 1,600 would give 74 % (95 % interval 72–77 %)."
     assert sentence in sentences_of(tmp_path / "a", learning_curve=curve)
+    both = {**curve, "forecast_4x": {"labels": 3200, "value": 0.76, "low": 0.73, "high": 0.79}}
+    longer = sentence.replace("%).", "%) and 3,200 would give 76 % (95 % interval 73–79 %).")
+    assert longer in sentences_of(tmp_path / "c", learning_curve=both)
     curve["gain"]["low"] = 0.004
     doubt = f"{sentence} That cannot be told from no gain."
     assert doubt in sentences_of(tmp_path / "b", learning_curve=curve)
