@@ -330,7 +330,9 @@ def summarize(
         "win_rate_by_source": win_rates_within(first, sources, sorted(set(sources)), seed),
         "win_rate_by_length": win_rates_within(first, groups, by_length, seed),
         "best_of_n": best_of_n_curve(scores),
-        **measure_answers(by_model, scores),
+        **measure_answers(
+            by_model, scores, [prompt.messages[-1].content for prompt in comparison.prompts]
+        ),
     }
     if comparison.rival:
         report["rival"] = {"name": comparison.settings.against, "win_rate": rates["rival"]}
