@@ -12,6 +12,7 @@ from rlhf.planning.planner import (
     frozen_item,
     part_of_vocabulary,
     sampling_items,
+    vllm_items,
     working_bytes,
 )
 
@@ -25,6 +26,7 @@ def reference_plan(
     parts: int = 1,
     is_sharded: bool = False,
     offload: bool = False,
+    vllm: bool = False,
 ) -> Plan:
     """Reference outputs: one frozen model samples and scores; a reward model is optional.
 
@@ -37,6 +39,7 @@ def reference_plan(
         is_sharded: it is sharded: each process gathers all of it to sample, and a layer at a time
             to score.
         offload: the shards are in main memory.
+        vllm: vLLM samples, with a copy of all weights in each process.
     """
     share = 0.0 if offload else 1 / parts
     resident = [frozen_item("reference model", shape.parameters * share)]
@@ -56,14 +59,9 @@ def reference_plan(
         Item("one layer", layer, f"{scored} × {length} tokens"),
         Item("logits", logits, f"{scored} × {batch.new} positions, {part_of_vocabulary(shape)}"),
     )
+    sampling = (*gathered, *sampling_items(shape, batch, bf16=bf16, trained=matrices))
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {batch.prompt} tokens",
-        tuple(resident),
-        {
-            "sampling": (
-                *gathered,
-                *sampling_items(shape, batch, bf16=bf16, trained=matrices),
-            ),
-            "scoring": scoring,
-        },
+        (*resident, *(vllm_items(shape, batch, bf16=bf16) if vllm else ())),
+        {**({} if vllm else {"sampling": sampling}), "scoring": scoring},
     )

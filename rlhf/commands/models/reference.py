@@ -58,6 +58,7 @@ def memory_plan(settings: Settings) -> str:
         SampleBatch(settings.batch_size, ASSUMED_TOKENS, settings.sampling.max_new_tokens),
         bf16=choose_precision(settings.precision) == "bf16",
         parts=parts if is_sharded else settings.parallel.tensor_parallel,
+        vllm=settings.sampling.engine == "vllm",
         is_sharded=is_sharded,
         offload=settings.parallel.offload and is_sharded,
     ).text

@@ -17,6 +17,17 @@ def test_the_plan_of_reference_outputs() -> None:
     assert "reward model: weights" not in sizes(alone, "scoring")
 
 
+def test_vllm_holds_a_copy_of_the_model_beside_it() -> None:
+    given = {"bf16": True, "parts": 4, "is_sharded": True}
+    plan = reference_plan(SHAPE, None, SampleBatch(4, 3, 5), **given, vllm=True)
+    assert list(plan.phases) == ["scoring"]  # vLLM's cache stays
+    found = sizes(plan, "scoring")
+    assert found["vLLM: weights"] == 2 * SHAPE.parameters
+    # 5 requests of one page of 128 tokens, keys and values in each of 2 layers, 4 wide, bf16
+    assert found["vLLM: keys and values"] == 5 * 128 * 2 * 2 * 4 * 2
+    assert found["reference model: weights"] == SHAPE.parameters
+
+
 def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
     plan = reference_plan(SHAPE, SHAPE, SampleBatch(4, 3, 5), bf16=True, parts=4)
     for phase in ("sampling", "scoring"):
