@@ -72,6 +72,15 @@ CHANGES = {
         "reward": {"head": "fitted", "precision": "fp32"},
     },
     "label_value": {**STORIES, "labels": 16, "test": 30},
+    "priorities": {
+        **STORIES,
+        "test": 5,
+        "precision": "fp32",
+        "methods": ["random", "entropy", "fisher", "delta-ucb"],
+        "random_share": 0.2,
+        "round": 2,
+        "rounds": 3,
+    },
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},
@@ -126,6 +135,7 @@ def write_pairs(file: Path, size: int = 6) -> Path:
 WRITERS = {
     "people": write_pairs,
     "annotators": write_pairs,
+    "priorities": write_pairs,
     "label_value": partial(write_pairs, size=32),
 }
 
