@@ -34,14 +34,16 @@ from reward.scoring.texts import load_features
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start_alone
-from rlhf.records.jsonl import write_json
+from rlhf.records.jsonl import new_file, write_json
 from rlhf.records.schema import RankedPrompt
 
 Array = NDArray[np.float64]
 Features = Mapping[str, Array]  # of every text, by response id
 WHO = "people"
-TOKENS = 4096  # in one forward pass
+TOKENS = 1024  # in one forward pass
+CHUNK = 256  # prompts, after which features are kept
 RESAMPLES = 2000
+ROUNDING = 1e-9
 
 
 def measure(config: Config, out: Path) -> Config:
@@ -61,17 +63,22 @@ def measure(config: Config, out: Path) -> Config:
 
 def read_features(config: Config, records: Sequence[RankedPrompt], out: Path) -> Features:
     """The head's input for every text, by the frozen model, computed once."""
-    file, model = out / "features.npy", out / "model"
-    if not file.exists():
+    model = out / "model"
+    if not model.exists():
         tokenizer = load_tokenizer(config["model"])
-        if not model.exists():
-            fresh = new_reward_model(config["model"], int(tokenizer.pad_token_id), 0)
-            save_model(fresh, tokenizer, model)
-        read = load_features(str(model), start_alone(config["precision"], 0), TOKENS)
-        found = read([(record.prompt, record.responses) for record in records])
-        np.save(file, np.concatenate([features.numpy() for features, _ in found]))
-    ids = [response.id for record in records for response in record.responses]
-    return dict(zip(ids, np.load(file).astype(np.float64), strict=True))
+        fresh = new_reward_model(config["model"], int(tokenizer.pad_token_id), 0)
+        save_model(fresh, tokenizer, model)
+    read = load_features(str(model), start_alone(config["precision"], 0), TOKENS)
+    features: dict[str, Array] = {}
+    for start in range(0, len(records), CHUNK):
+        chunk, file = records[start : start + CHUNK], out / f"features-{start}.npy"
+        if not file.exists():
+            found = read([(record.prompt, record.responses) for record in chunk])
+            with new_file(file) as partial, partial.open("wb") as stream:
+                np.save(stream, np.concatenate([rows.numpy() for rows, _ in found]))
+        ids = [response.id for record in chunk for response in record.responses]
+        features |= zip(ids, np.load(file).astype(np.float64), strict=True)
+    return features
 
 
 def follow(
@@ -196,7 +203,7 @@ def compare(labels: Array, right: Mapping[str, Array]) -> list[Config]:
 
 def labels_for(goal: float, labels: Array, curve: Array) -> float:
     """The labels after which a curve first reaches a goal, between rounds on a straight line."""
-    [reached] = np.nonzero(curve >= goal)
+    [reached] = np.nonzero(curve > goal - ROUNDING)
     if not len(reached):
         return float("inf")
     place = int(reached[0])
