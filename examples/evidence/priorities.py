@@ -15,33 +15,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
-from experiment import Config, Table, run, signed
+from experiment import Config, Table, run, signed_points
+from heads import Array, Features, fit_head, one_a_prefix, read_features, share_right
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from people import as_records, draw_test, is_bare, read_pairs
+from people import as_records, draw_test, read_pairs
 
 from labeling_app.annotators.prioritizing import RANDOM, PromptResponses, Reader, prioritize
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from policies.evaluate.measures.statistics import bootstrap_interval
-from reward.data.groups import Group, rank_pairs
-from reward.losses import Objective
-from reward.model.head import WEIGHT_PENALTY, fit_weight
 from reward.model.normalize import fit_scale
-from reward.scoring.texts import load_features
-from rlhf.modeling.models import new_reward_model, save_model
-from rlhf.modeling.tokens import load_tokenizer
-from rlhf.parallel.distributed import start_alone
-from rlhf.records.jsonl import new_file, write_json
+from rlhf.records.jsonl import write_json
 from rlhf.records.schema import RankedPrompt
 
-Array = NDArray[np.float64]
-Features = Mapping[str, Array]  # of every text, by response id
 WHO = "people"
-TOKENS = 1024  # in one forward pass
-CHUNK = 256  # prompts, after which features are kept
 RESAMPLES = 2000
 ROUNDING = 1e-9
 
@@ -49,36 +37,16 @@ ROUNDING = 1e-9
 def measure(config: Config, out: Path) -> Config:
     """The accuracy after every round of every method and seed, and the labels that each needs."""
     pairs = read_pairs(config["data"])
-    pool = list({pair["prefix"]: pair for pair in pairs["A"] if not is_bare(pair)}.values())
+    pool = one_a_prefix(pairs["A"])
     test = draw_test(config, pairs["heldout"], pool)
     records = as_records(config, pool, "train")
-    features = read_features(config, [*records, *test], out)
+    features = read_features(config, [*records, *test])
     right = {}
     for by in config["methods"]:
         runs = [follow(config, records, test, features, by, seed, out) for seed in config["seeds"]]
         right[by] = np.array(runs)
     labels = config["round"] * (1 + np.arange(config["rounds"]))
     return {"labels": labels.tolist(), "pool": len(pool), "methods": compare(labels, right)}
-
-
-def read_features(config: Config, records: Sequence[RankedPrompt], out: Path) -> Features:
-    """The head's input for every text, by the frozen model, computed once."""
-    model = out / "model"
-    if not model.exists():
-        tokenizer = load_tokenizer(config["model"])
-        fresh = new_reward_model(config["model"], int(tokenizer.pad_token_id), 0)
-        save_model(fresh, tokenizer, model)
-    read = load_features(str(model), start_alone(config["precision"], 0), TOKENS)
-    features: dict[str, Array] = {}
-    for start in range(0, len(records), CHUNK):
-        chunk, file = records[start : start + CHUNK], out / f"features-{start}.npy"
-        if not file.exists():
-            found = read([(record.prompt, record.responses) for record in chunk])
-            with new_file(file) as partial, partial.open("wb") as stream:
-                np.save(stream, np.concatenate([rows.numpy() for rows, _ in found]))
-        ids = [response.id for record in chunk for response in record.responses]
-        features |= zip(ids, np.load(file).astype(np.float64), strict=True)
-    return features
 
 
 def follow(
@@ -145,24 +113,9 @@ def give_label(queue: TaskQueue, best: set[str]) -> None:
 
 def fit(store: Store, test: Sequence[RankedPrompt], features: Features) -> Array:
     """The head that fits all labels best, scaled on held-out texts."""
-    labeled = [record for record in store.ranked_prompts() if record.rankings]
-    groups = []
-    for record in labeled:
-        place = {response.id: number for number, response in enumerate(record.responses)}
-        pairs = tuple(pair for ranking in record.rankings for pair in rank_pairs(ranking, place))
-        groups.append(Group(record.prompt.id, (), ((),) * len(place), pairs))
-    ids = [response.id for record in labeled for response in record.responses]
-    inputs = torch.tensor(np.array([features[id_] for id_ in ids]))
-    weight = fit_weight(inputs, groups, Objective(), WEIGHT_PENALTY).double().numpy()
-    said = [features[response.id] @ weight for record in test for response in record.responses]
-    return np.asarray(weight * fit_scale(said, "held-out texts").gain)
-
-
-def share_right(record: RankedPrompt, features: Features, head: Array) -> float:
-    """The share of a prompt's judgments that a head orders as people did."""
-    tiers = [ranking.tiers for ranking in record.rankings]
-    gaps = [(features[best] - features[worst]) @ head for (best,), (worst,) in tiers]
-    return float(np.mean(np.greater(gaps, 0)))
+    head = fit_head([record for record in store.ranked_prompts() if record.rankings], features)
+    said = [features[response.id] @ head for record in test for response in record.responses]
+    return head * fit_scale(said, "held-out texts").gain
 
 
 def compare(labels: Array, right: Mapping[str, Array]) -> list[Config]:
@@ -229,11 +182,7 @@ def tabulate(result: Config) -> Table:
             f"{number:,}" if number is not None else f"over {labels[-1]:,}"
             for number in (one["needed"][name] for name in ("value", "low", "high"))
         )
-        points = {
-            name: None if one["above_random"][name] is None else 100 * one["above_random"][name]
-            for name in ("value", "low", "high")
-        }
-        above = "–" if one["by"] == RANDOM else signed(points)
+        above = "–" if one["by"] == RANDOM else signed_points(one["above_random"])
         rows.append([one["by"], *cells, f"{value} ({low} to {high})", above])
     return rows
 

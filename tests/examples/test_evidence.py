@@ -70,6 +70,8 @@ CHANGES = {
         "pairs": 6,
         "test": 5,
         "reward": {"head": "fitted", "precision": "fp32"},
+        "precision": "fp32",
+        "heads": {"seeds": 2, "test": 5},
     },
     "label_value": {**STORIES, "labels": 16, "test": 30},
     "priorities": {
@@ -151,6 +153,7 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "model": str(tiny_model),
         "prompts": str(write_prompts(tmp_path / "prompts.jsonl")),
         "db": str(tmp_path / "labels.db"),
+        "features": str(tmp_path / "features"),
         "data": str(WRITERS.get(name, write_judgements)(tmp_path / "data.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}

@@ -50,11 +50,15 @@ def test_simulated_annotators_are_as_right_as_they_should_be(modules, records) -
 
 
 def test_accuracy_above_equal_weights_is_taken_prompt_by_prompt(modules) -> None:
-    equal = {"p": [1, 2], "q": [0, 1]}
-    run = {"equal": equal, "true": {"p": [2, 2], "q": [0, 1]}, "auto": {"p": [1, 2], "q": [1, 1]}}
-    found = modules["annotators"].differ([run, {**run, "auto": equal}])
-    assert found["true"]["value"] == pytest.approx(0.25)  # a half on p
-    assert found["auto"]["value"] == pytest.approx(0.25)  # one on q in one of two runs
+    trust = {"true": {"ann": 0.9}, "estimated": {"ann": 0.8}}
+    first = {"right": {"equal": [0.5, 0.0], "true": [1.0, 0.0], "auto": [0.5, 1.0]}, **trust}
+    second = {"right": {**first["right"], "auto": [0.5, 0.0]}, **trust, "estimated": {"ann": 1.0}}
+    found = modules["annotators"].summarize([first, second])
+    assert found["above_equal"]["true"]["value"] == pytest.approx(0.25)  # a half on one of two
+    assert found["above_equal"]["auto"]["value"] == pytest.approx(0.25)  # one, in one of two runs
+    assert found["of_seeds"]["auto"] == pytest.approx([0.75, 0.25])
+    assert found["reliability"]["ann"] == pytest.approx({"true": 0.9, "estimated": 0.9})
+    assert found["largest_error"] == pytest.approx(0.1)
 
 
 def test_labels_needed_lie_on_the_line_between_rounds(modules) -> None:
