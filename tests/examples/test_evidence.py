@@ -73,7 +73,14 @@ CHANGES = {
         "precision": "fp32",
         "heads": {"seeds": 2, "test": 5},
     },
-    "label_value": {**STORIES, "labels": 16, "test": 30},
+    "label_value": {
+        **STORIES,
+        "labels": 16,
+        "trained": ["the head", "all weights"],
+        "test": 30,
+        "precision": "fp32",
+        "heads": {"seeds": 2, "test": 30},
+    },
     "priorities": {
         **STORIES,
         "test": 5,
