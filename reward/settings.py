@@ -13,7 +13,7 @@ from rlhf.config import MAX_SEED, Precision, flatten, part_of, require_range
 from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
-from rlhf.parallel.settings import SHARDED, ClusterSettings
+from rlhf.parallel.settings import SHARDED, CheckpointSettings, ClusterSettings
 from rlhf.records.thumbs import PointwiseKind
 
 Loss = Literal["bradley_terry", "plackett_luce", "regression"]
@@ -107,8 +107,8 @@ class DataSettings:
     too_long: TooLong = "refuse"
     """What to do beyond --data.max-length: refuse, or truncate: drop the oldest turns."""
     reads_thinking: bool | None = None
-    """Also read text inside `<think>` tags, in training and scoring. Default: as the model it
-    starts from, else no."""
+    """Also read text inside `<think>` tags, in training and scoring. Default: as the reward model
+    that --model names does; without one, no."""
     limit: str = "100%"
     """Train on this many training prompts, or this part of them: 500, 1%. A larger limit includes
     the prompts of a smaller one."""
@@ -184,20 +184,11 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSettings:
+class RewardCheckpointSettings(CheckpointSettings):
     """Saved states that a run resumes from."""
 
     every: int | None = 50
     """Optimizer steps between checkpoints. none: do not save any by steps."""
-    every_minutes: float | None = None
-    """Also save a checkpoint every so many minutes."""
-    keep: int = 1
-    """Checkpoints kept on disk."""
-
-    def __post_init__(self) -> None:
-        require_range("checkpoint.every", self.every, 1)
-        require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
-        require_range("checkpoint.keep", self.keep, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +252,7 @@ class RewardSettings(ClusterSettings):
     """Measuring on prompts that are not trained on."""
     lora: LoraSettings = field(default_factory=LoraSettings)
     """The adapters."""
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    checkpoint: RewardCheckpointSettings = field(default_factory=RewardCheckpointSettings)
     """Saved states."""
     annotator_weights: Annotated[
         dict[str, float] | Literal["auto"],
@@ -282,8 +273,7 @@ class RewardSettings(ClusterSettings):
     """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
     twice and four times the labels would give; takes about twice the time."""
     precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32); weights stay
-    float32."""
+    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
@@ -348,24 +338,23 @@ class ScoreSettings:
     file: Annotated[Path | None, Parameter(name="--file")] = field(default=None, kw_only=False)
     """JSON Lines: prompt (or messages) with response (or responses), or lines of an export."""
     rankings: Path | None = None
-    """Instead of FILE, judged responses, for a report on how often the reward agrees: the folder of
-    `rlhf export`, of which the test prompts are read, or a file of preferences, as `rlhf import`
-    reads them."""
+    """In place of FILE: report how often the reward agrees with judgments. Give the folder of
+    `rlhf export`, whose test prompts are read, or a file of preferences in any format of
+    `rlhf import`."""
     reward: str
-    """A reward model, an http(s):// endpoint or package.module:function, with or without `signal:`
-    before it."""
+    """A reward model, signal:package.module:function or http(s):// address."""
     out: Path
     """JSON Lines with the rewards added; with --rankings, the folder of report.html and
     report.json."""
     combine: Combine = "mean"
-    """The reward of an ensemble: the mean of its members' rewards, or the worst of them."""
+    """The reward of one ensemble: the mean of its members' rewards, or the worst of them."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a reward model that records none, e.g.
     '{"enable_thinking": false}'."""
     micro_tokens: int = 4096
     """Tokens in one forward pass of a reward model; affects speed and memory only."""
     precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
 
     def __post_init__(self) -> None:
         require_range("micro_tokens", self.micro_tokens, 1)
@@ -373,8 +362,10 @@ class ScoreSettings:
         _require_choice("combine", self.combine, Combine)
         if (self.file is None) == (self.rankings is None):
             raise ConfigError(
-                f"Give one of FILE (is {self.file}) and --rankings (is {self.rankings})",
-                "FILE gets the rewards of its responses; --rankings DIR|FILE gives a report.",
+                "Give FILE or --rankings, "
+                + ("not both" if self.file else "and neither was given"),
+                "FILE: write the reward of every response. --rankings: report how often the reward "
+                "agrees with judgments.",
             )
 
 

@@ -162,7 +162,7 @@ def _read_done(run: RunDir) -> dict[str, Any]:
 def _ask_base_model(
     settings: RewardSettings, accelerator: Accelerator, sharding: Sharding, data: Data, pad_id: int
 ) -> Accuracy | None:
-    """How often the response that the base model finds likelier is the preferred one.
+    """How often the preferred response is the more likely one under the base model.
 
     None if the base model may not fit into one process, if it is a reward model, which has no
     likelihoods, or if no pair is held out.

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from rlhf import __version__
 from rlhf.commands.help_page import help_page
-from rlhf.commands.usage import explain, is_required
+from rlhf.commands.usage import explain, is_required, unknown_flag
 from rlhf.config import load_settings, to_plain, to_yaml
 from rlhf.config.paths import old_names, with_new_flags
 from rlhf.diagnose import diagnose
@@ -121,18 +121,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(tokens: list[str]) -> int:
     tokens = with_new_flags(tokens, _settings_of(tokens))
+    app, settings = build_app(), _settings_of(tokens)
     try:
-        build_app()(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _fail(explain(error, tokens, list(COMMANDS), _settings_of(tokens)))
+        return _fail(explain(error, tokens, list(COMMANDS), settings))
     except RlhfError as error:
-        return _fail(error)
+        is_config = settings is not None and isinstance(error, ConfigError)
+        return _fail((is_config and unknown_flag(app, tokens, settings)) or error)
     except KeyboardInterrupt:
         if is_main_process():
             errors.print(f"[bold red]interrupted[/] {_how_to_go_on(tokens)}")
         return 75
     except Exception as error:
-        known = diagnose(error, _settings_of(tokens))
+        known = diagnose(error, settings)
         if known is not None:
             return _fail(known)
         traceback.print_exc()

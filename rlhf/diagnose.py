@@ -87,7 +87,7 @@ RULES = (
         "command with --resume.",
         ("collective operation timeout", "timed out waiting", "wait timeout"),
     ),
-    replace(LOST_PEER, phrases=(), names=("DistBackendError",)),
+    replace(LOST_PEER, phrases=(), names=("DistBackendError",)),  # unless it is a timeout, above
     _Rule(
         InputError,
         "The processes do not hold the same model",

@@ -17,8 +17,6 @@ that catches these; any other exception is our own bug and exits with 1 and its 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-SIMILARITY = 0.55  # of `--keep-lst` to `--keep-checkpoints`; difflib's own 0.6 would miss it
-
 
 class RlhfError(Exception):
     """A failure with a message for the user.
@@ -81,5 +79,8 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """`Did you mean …? ` for the known word that begins so, or is most like it; else empty."""
     known = list(known)
     begun = [one for one in known if word and one.startswith(word)]
-    close = begun or get_close_matches(word, known, n=1, cutoff=SIMILARITY)
+    bare, asked = {one.lstrip("-"): one for one in known}, word.lstrip("-")
+    alike = [one for one in bare if one.split("-")[0] == asked.split("-")[0]]  # in the first word
+    like = get_close_matches(asked, bare, n=1) or get_close_matches(asked, alike, n=1, cutoff=0.4)
+    close = begun or [bare[one] for one in like]
     return f"Did you mean {prefix}{close[0]}? " if close else ""

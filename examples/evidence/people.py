@@ -27,9 +27,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from policies.evaluate.measures.statistics import bootstrap_interval
 from rlhf.errors import InputError
-from rlhf.records.jsonl import read_jsonl, write_jsonl
+from rlhf.records.jsonl import write_jsonl
 from rlhf.records.ranked import read_ranked_file
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 from rlhf.run.rundir import RunDir
@@ -190,17 +189,11 @@ def train_reward(config: Config, pairs: dict[str, list[Config]], split: str, out
 
 def accuracy(records: list[RankedPrompt], reward: Path, how: Config) -> Config:
     """The share of judged pairs that a reward model orders as people did."""
-    answers, found = reward / "bare.jsonl", reward / "bare-scored.jsonl"
-    if not found.exists():
-        write_jsonl(answers, (record.to_json() for record in records))
-        rlhf("score", answers, "--reward", reward, "--out", found, *flags(how))
-    right = []
-    rewards = (line["rewards"] for line in read_jsonl(found))
-    for record, row in zip(records, rewards, strict=True):
-        of = {one.id: value for one, value in zip(record.responses, row, strict=True)}
-        agreed = [of[best] > of[worst] for (best,), (worst,) in (r.tiers for r in record.rankings)]
-        right.append(float(np.mean(agreed)))
-    return bootstrap_interval(np.array(right), seed=0).to_json()
+    file, out = reward / "bare.jsonl", reward / "bare"
+    if not (out / "report.json").is_file():
+        write_jsonl(file, (record.to_json() for record in records))
+        rlhf("score", "--rankings", file, "--reward", reward, "--out", out, *flags(how))
+    return RunDir(out).read_report()["accuracy"]
 
 
 def story_prompts(config: Config, firsts: list[str]) -> list[RankedPrompt]:
@@ -288,7 +281,7 @@ def plot(result: Config) -> Figure:
     steps = [0, *(one["steps"] for one in lengths)]
     even = {"value": 0.5, "low": 0.5, "high": 0.5}  # the original against itself
     for name, label in (("reward", "its own reward model"), ("judge", "other people's labels")):
-        draw(wins, steps, [even, *(one[name] for one in lengths)], label, percent=True)
+        draw_line(wins, steps, [even, *(one[name] for one in lengths)], label, percent=True)
     wins.axhline(50, color="#94a3b8", linewidth=1)
     wins.set_ylabel("answers that win, judged by, %")
     wins.legend(frameon=False, fontsize=8)
@@ -297,7 +290,7 @@ def plot(result: Config) -> Figure:
     templates.plot(steps, [100 * share for share in shares], marker="o")
     templates.set_ylabel("answers with the commonest four words, %")
     own = lengths[0]["log_likelihood"][MODELS[0]]
-    draw(likelihoods, steps, [own, *(one["log_likelihood"][MODELS[1]] for one in lengths)])
+    draw_line(likelihoods, steps, [own, *(one["log_likelihood"][MODELS[1]] for one in lengths)])
     likelihoods.set_ylabel("log-likelihood under the original, nats a token")
     for axes in (wins, templates, likelihoods):
         axes.set_xlabel("PPO steps")
@@ -305,7 +298,7 @@ def plot(result: Config) -> Figure:
     return figure
 
 
-def draw(
+def draw_line(
     axes: Axes, steps: list[int], found: list[Config], label: str = "", *, percent: bool = False
 ) -> None:
     """A line with its 95 % intervals."""

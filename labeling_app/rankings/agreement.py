@@ -77,9 +77,9 @@ def ordinal_alpha(units: Sequence[Sequence[int]]) -> float | None:
 def mean_interval(
     values: Sequence[float], *, samples: int = 1000, seed: int = 0
 ) -> Interval | None:
-    """The mean with its 95 % percentile bootstrap interval (Efron, 1979); None of no values.
+    """The mean with its 95 % percentile bootstrap interval (Efron, 1979); None without values.
 
-    Of fewer than `MIN_VALUES` values there is a mean and no interval.
+    With fewer than `MIN_VALUES` values there is a mean and no interval.
     """
     if not values:
         return None

@@ -53,6 +53,7 @@ from rlhf.endpoints.judge import Endpoint
 from rlhf.endpoints.signals import load_signal, with_prefix
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
+    context_length,
     describe_model,
     load_config,
     policy_folder,
@@ -120,8 +121,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
         return headline(run.read_report())
     with stage_status(run):
         tokenizer = comparison.store.load_tokenizer(comparison.policy["path"])
-        config = load_config(comparison.policy["path"]).get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
+        context = context_length(load_config(comparison.policy["path"]))
         texts = encode_texts(tokenizer, comparison.texts, context)
         by_model = answer(accelerator, tokenizer, comparison, run.answers)
         scores = score(accelerator, tokenizer, by_model, comparison)
@@ -330,7 +330,9 @@ def summarize(
         "win_rate_by_source": win_rates_within(first, sources, sorted(set(sources)), seed),
         "win_rate_by_length": win_rates_within(first, groups, by_length, seed),
         "best_of_n": best_of_n_curve(scores),
-        **measure_answers(by_model, scores),
+        **measure_answers(
+            by_model, scores, [prompt.messages[-1].content for prompt in comparison.prompts]
+        ),
     }
     if comparison.rival:
         report["rival"] = {"name": comparison.settings.against, "win_rate": rates["rival"]}

@@ -27,8 +27,9 @@ policy, reference, or rival where another model was compared too:
     eos_rate.MODEL          fraction of answers with an end token
     distinct.MODEL          distinct_1 distinct_2
     self_bleu.MODEL         optional: how much the answers repeat each other
-    template.MODEL          optional: words and share: the commonest four words in a row, and the
-                            fraction of first answers that have them
+    template.MODEL          optional: words and share: the commonest four words in a row that an
+                            answer does not quote from its question, and the fraction of first
+                            answers that have them
     repeats.MODEL           optional: fraction of first answers with four words in a row twice
     scores.JUDGE.MODEL      optional: every score, for the picture of their distribution
     verdicts                optional: asked of the AI judge, and how many are unclear

@@ -27,8 +27,7 @@ class EvaluateSettings:
     """Values passed to the chat template of a --policy or --against that records none, e.g.
     '{"enable_thinking": false}'."""
     gold: str | None = None
-    """An independent judge: reward model, http(s):// address or package.module:function, with or
-    without `signal:` before it."""
+    """An independent judge: reward model, signal:package.module:function or http(s):// address."""
     judge_endpoint: str = ""
     """An additional judge: address of an OpenAI-compatible server, ending in /v1."""
     judge_model: str = ""
@@ -49,7 +48,7 @@ class EvaluateSettings:
     seed: int = 0
     """Random seed of sampling and bootstrap."""
     precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
     resume: bool = False
     """Continue an unfinished --out; show the result of a finished one."""
 

@@ -97,8 +97,16 @@ def length_groups(lengths: Sequence[int]) -> list[str]:
     return [names[place] for place in places]
 
 
-def measure_answers(by_model: Mapping[str, ModelAnswers], scores: Scores) -> dict[str, Any]:
-    """Lengths, endings, variety and scores of every model."""
+def measure_answers(
+    by_model: Mapping[str, ModelAnswers], scores: Scores, questions: Sequence[str]
+) -> dict[str, Any]:
+    """Lengths, endings, variety and scores of every model.
+
+    Args:
+        by_model: the answers.
+        scores: by judge and model.
+        questions: the last turn of each prompt.
+    """
 
     def of_each(measure: Callable[[ModelAnswers], Any]) -> dict[str, Any]:
         return {name: measure(answers) for name, answers in by_model.items()}
@@ -114,7 +122,9 @@ def measure_answers(by_model: Mapping[str, ModelAnswers], scores: Scores) -> dic
         ),
         "self_bleu": of_each(lambda one: self_bleu(_first(one))),
         "template": of_each(
-            lambda one: dict(zip(("words", "share"), commonest_phrase(_first(one)), strict=True))
+            lambda one: dict(
+                zip(("words", "share"), commonest_phrase(_first(one), questions), strict=True)
+            )
         ),
         "repeats": of_each(lambda one: repeating_fraction(_first(one))),
         **{

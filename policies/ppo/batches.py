@@ -30,10 +30,9 @@ from rlhf.errors import InputError
 from rlhf.modeling.log_probs import Sequences
 from rlhf.parallel.distributed import global_max
 from rlhf.records.fingerprints import file_hash
-from rlhf.records.jsonl import BadLineError, parse_line, read_lines
+from rlhf.records.jsonl import PLAIN_TEXT, read_lines, text_of
 
 Item = TypeVar("Item")
-PLAIN_TEXT = (".txt", ".txt.gz")
 
 
 def choose_prompts(
@@ -205,17 +204,9 @@ def read_pieces(
 
 
 def _texts(path: Path) -> Iterator[str]:
+    is_plain = path.name.endswith(PLAIN_TEXT)
     for place, line in read_lines(path):
-        if path.name.endswith(PLAIN_TEXT):
-            yield line.strip()
-            continue
-        text = parse_line(line, place).get("text")
-        if not isinstance(text, str):
-            raise BadLineError(
-                f"{place}: no text (expected a string under `text`)",
-                'Write lines such as {"text": "…"}, or give a .txt file.',
-            )
-        yield text
+        yield line.strip() if is_plain else text_of(line, place)
 
 
 def pieces_per_step(settings: PPOSettings, processes: int) -> int:

@@ -294,12 +294,12 @@ def advantages_of(
     settings: PPOSettings,
     loss_mask: Bool[Tensor, "B R"] | None = None,
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """Advantages, which with a critic are whitened over the tokens of all processes, and returns.
+    """Advantages and returns of every token; gae's advantages are whitened over all processes.
 
     Args:
         accelerator: adds up over processes.
-        token_rewards: 0 at padding.
-        values: the critic's.
+        token_rewards: the reward of every token; 0 at padding.
+        values: the critic's; without a critic they are passed through as the returns.
         mask: real tokens.
         settings: the kind of advantages, γ and λ.
         loss_mask: the tokens to whiten over, all real ones when not given.

@@ -97,8 +97,9 @@ class CriticSettings:
     """`own`: a separate model that starts as the first reward model; `head`: one linear layer on
     the policy's last hidden states, which takes hardly any memory."""
     trains: Literal["all", "head"] = "all"
-    """`head`: train the critic's head only; half the memory, almost half the update's time. With
-    --critic.model head the value loss then leaves the policy's weights alone."""
+    """What of the critic is trained. `head`: only its last layer, with half the memory and almost
+    half the update's time; with --critic.model head the value loss then does not change the
+    policy's weights."""
     warmup: bool = True
     """Fit the critic's head to the rewards of the reference outputs before the first step."""
     learning_rate: float = 1e-5
@@ -217,23 +218,6 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSettings:
-    """Saved states that a run resumes from."""
-
-    every: int = 25
-    """Steps between checkpoints."""
-    every_minutes: float | None = None
-    """Also save a checkpoint every so many minutes."""
-    keep: int = 1
-    """Checkpoints kept on disk."""
-
-    def __post_init__(self) -> None:
-        require_range("checkpoint.every", self.every, 1)
-        require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
-        require_range("checkpoint.keep", self.keep, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class KLSettings:
     """The KL term, which keeps the policy close to the original model."""
 
@@ -242,24 +226,26 @@ class KLSettings:
     frozen copy of the original model, subtracted from each token's reward. `adapter`: the same
     against the policy with its LoRA adapter switched off. `none`: no KL term."""
     estimator: Literal["k3", "k1", "top_k", "token_reverse"] = "k3"
-    """Estimator for `reference`. `k3`, `k1`: of the forward KL; `top_k`: its exact value on the
-    most likely tokens (`rlhf reference --store-top-k`); `token_reverse`: the reverse KL of each
-    next token."""
+    """Estimator for --kl.source reference. `k3`, `k1`: of the forward KL; `top_k`: its exact value
+    on the most likely tokens (`rlhf reference --store-top-k`); `token_reverse`: the reverse KL of
+    each next token."""
     coefficient: float = 0.1
     """Weight of the KL. The unit depends on --kl.source: with `reference` it weighs a loss in nats
-    per stored token; with `resident` and `adapter` it weighs nats taken from each sampled token's
-    reward, where 0.02 to 0.05 is usual."""
+    per stored token; with `resident` and `adapter` it is what a nat costs in the reward of each
+    sampled token, and 0.02 to 0.05 is usual."""
     target: float | None = None
-    """Adaptive KL: adjust the coefficient to hold the KL to the original model at this many nats
-    per token; fixed coefficient when not given."""
+    """Adaptive KL: adjust the coefficient to hold the KL at this many nats per token; fixed
+    coefficient when not given. With `reference` it is the forward KL, else the reverse KL."""
     horizon: int = 10_000
-    """Adaptive KL: responses per coefficient change of at most 20 %."""
+    """Adaptive KL: the coefficient changes by at most 20 % in this many responses. For the target
+    to be reached within a run, give about a tenth of the run's responses (steps × episodes)."""
     audit_every: int | None = None
     """Measure the true reverse KL every so many steps; this loads the original model unless that is
     under the policy's adapters. Default: only after training. `adapter` and `resident` measure it
     in every step."""
     rows_per_prompt: float = 0.5
-    """`reference`: reference outputs in the KL term per prompt of a step, at most 1."""
+    """With --kl.source reference: how many reference outputs the KL term reads for each prompt of a
+    step, at most 1."""
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
@@ -285,17 +271,18 @@ class GuardSettings:
     """Consecutive steps a warning may persist before the run stops (exit code 3). none: only
     warn."""
     max_kl: float | None = None
-    """Warn when the KL of a step or of the last audit exceeds this many nats per token; never when
-    not given."""
+    """Warn when the KL exceeds this many nats per token: that of the step (forward KL with
+    --kl.source reference, else reverse KL) or the reverse KL of the last audit, whichever is
+    larger; never when not given."""
     min_entropy: float = 0.1
     """Warn when the entropy falls below this fraction of the reference outputs'."""
     length_band: float = 3.0
     """Warn when responses are this many times longer or shorter than the reference outputs while
     the reward is above theirs."""
     eos_drop: float = 0.5
-    """Absolute difference: warn when the fraction of responses with an end token is lower than the
-    reference outputs' by more than this (0.5: below 40 % where they have 90 %) while the reward is
-    above theirs."""
+    """Warn when the fraction of responses with an end token has fallen by more than this, 0.5
+    meaning 50 percentage points (from 90 % of the reference outputs to below 40 %), while the
+    reward is above theirs."""
     min_distinct: float = 0.5
     """Warn when the fraction of distinct token pairs in a response falls below this fraction of
     the reference outputs' while the reward is above theirs."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 from policies.ppo.setting_groups import (
     BatchSettings,
-    CheckpointSettings,
     CriticSettings,
     GuardSettings,
     KLSettings,
@@ -19,7 +18,7 @@ from policies.ppo.setting_groups import (
 )
 from rlhf.config import MAX_SEED, Precision, require_range
 from rlhf.errors import ConfigError
-from rlhf.parallel.settings import ClusterSettings
+from rlhf.parallel.settings import CheckpointSettings, ClusterSettings
 
 MAX_RELATIVE_ERROR = 0.2  # of the KL, as the controller of its coefficient takes it
 
@@ -130,7 +129,7 @@ class PPOSettings(ClusterSettings):
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
     resume: bool = False
     """Continue an unfinished run in --out."""
 

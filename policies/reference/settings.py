@@ -68,19 +68,20 @@ class ReferenceSettings(GroupSettings):
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
     store_top_k: int | None = None
-    """Also store the log-probs of this many most likely tokens at every position, for `rlhf ppo
-    --kl.estimator top_k`. Default: not stored."""
+    """Also store the log-probs of this many most likely tokens at every position, for
+    `rlhf ppo --kl.estimator top_k`. Default: not stored."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     prompts_per_shard: int = 512
     """Prompts per Parquet file; a resumed run repeats at most one file per process."""
     shard: str | None = None
-    """I/N: this is job I (from 0) of N jobs that fill one --out; it writes every N-th file. Repeat
-    the command to continue a killed job; the last job to finish completes them."""
+    """I/N: this is job I (from 0) of N independent jobs that fill one --out; it writes every N-th
+    file. Repeat the command to continue a killed job. The last job to finish writes the
+    manifest."""
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
     resume: bool = False
     """Continue an unfinished run in --out."""
 

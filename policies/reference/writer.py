@@ -187,7 +187,8 @@ class ShardWriter:
     def _reusable(self, record: RankedPrompt) -> list[Sample]:
         """Responses of the ranking dataset that this model sampled under these settings.
 
-        One that ran past an end token, in a version that knew one alone, ends there.
+        Each is cut at its first end token: versions that knew one end token sampled past the
+        others.
         """
         if not self.settings.sampling.reuse:
             return []

@@ -29,7 +29,7 @@ from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.log_probs import batches_by_length
 from rlhf.modeling.logits.projection import float32_logits
-from rlhf.modeling.models import describe_model, load_causal_lm, load_config
+from rlhf.modeling.models import context_length, describe_model, load_causal_lm, load_config
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.tokens import TokenBatch, decode_response, encode_prompt, join, pad_left
 from rlhf.parallel.distributed import start_alone
@@ -72,7 +72,7 @@ def encode_prompts(
         InputError: a prompt and a full-length response together exceed the context.
     """
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(config)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if context is not None and len(ids) + max_new_tokens > context:
             raise InputError(

@@ -36,7 +36,7 @@ class GenerateSettings:
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
 
     def __post_init__(self) -> None:
         require_range("k", self.k, 1)

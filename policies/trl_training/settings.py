@@ -26,7 +26,7 @@ class TrainerSettings:
     processes: int = 1
     """Processes on this machine; under torchrun its processes are used."""
     precision: Precision = "auto"
-    """bf16 autocast where the hardware has it (auto), always (bf16) or never (fp32)."""
+    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
     epochs: int = 1
     """Passes over the examples."""
     batch_size: int = 16

@@ -22,7 +22,7 @@ from rlhf.config import part_of
 from rlhf.config.paths import with_changes
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.chat_template import end_token_ids
-from rlhf.modeling.models import describe_model, is_reward_model, load_config
+from rlhf.modeling.models import context_length, describe_model, is_reward_model, load_config
 from rlhf.modeling.readers import load_reader, tokenizer_of
 from rlhf.records.ranked import SPLITS, read_manifest, read_ranked
 from rlhf.records.schema import RankedPrompt
@@ -141,8 +141,7 @@ def held_out_as_before(settings: RewardSettings, data: Data, model: dict[str, st
 
 def read_context(model: str) -> int:
     """The maximum number of tokens that a model reads; no limit if its config has none."""
-    config = load_config(model).get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
+    return context_length(load_config(model)) or sys.maxsize
 
 
 def _take_train(

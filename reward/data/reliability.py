@@ -1,10 +1,9 @@
 """How reliable each annotator is, estimated from agreement on what several people judged.
 
 The one-coin model of Dawid and Skene (Applied Statistics 28(1), 1979, eqs. 2.3-2.5): annotator j is
-right about every pair of responses with probability a_j. The order of two
-responses means nothing, so both answers are equally likely a priori and both kinds of errors have
-one probability. EM
-starts at the majority, which is taken to be right more often than not.
+right about every pair of responses with probability a_j. The order of two responses means nothing,
+so both answers are equally likely a priori and both kinds of errors have one probability. EM starts
+at the majority vote, which is assumed to be right more often than not.
 
 Differs from the paper: one number in place of a confusion matrix, and one right and one wrong
 judgment added to everybody's count, a Beta(2, 2) prior (Raykar et al., JMLR 11, 2010, section 3),

@@ -52,7 +52,7 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
 
 
 def describe_agreement(report: Mapping[str, Any], page: Path) -> str:
-    """How often a reward agrees with judgments, from what `rlhf score --rankings` found.
+    """How often a reward agrees with judgments, from the report of `rlhf score --rankings`.
 
     Args:
         report: with `longer_wins` and `calibration_error` of its health.
@@ -64,12 +64,12 @@ def describe_agreement(report: Mapping[str, Any], page: Path) -> str:
     lines = [
         f"{report['reward']} orders {in_words(accuracy)} of {accuracy['pairs']} pairs of "
         f"{accuracy['prompts']} prompts as judged.{_doubt(accuracy)}",
-        f"Choosing the longer response would order {in_words(longer)} of them so.",
+        f"Choosing the longer response would agree with {in_words(longer)} of them.",
         f"Expected calibration error {report['calibration_error']:.3f}, with the difference of two "
         "rewards read as log-odds.",
     ]
     if left_out := report["left_out"]:
-        lines.append(f"Left out, with nothing to judge: {left_out} line{'s' * (left_out > 1)}.")
+        lines.append(f"Lines left out because they hold nothing to judge: {left_out:,}.")
     return "\n".join([*lines, f"Report: {page}"])
 
 

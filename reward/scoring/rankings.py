@@ -79,10 +79,10 @@ def score_rankings(
 
 
 def training_gain(reward: str) -> float:
-    """What rewards of a model of ours were multiplied by after training; 1 for any other reward.
+    """The factor that `train-reward` put on a model's rewards; 1 for any other reward.
 
-    Divided by it, the difference of two rewards is again the log-odds that the loss trained. Of an
-    ensemble it is the members' mean.
+    A difference of rewards divided by it is the log-odds that the loss was trained on. For an
+    ensemble, the mean of its members' factors.
     """
     folder = Path(reward)
     if not folder.is_dir():
@@ -95,7 +95,7 @@ def training_gain(reward: str) -> float:
 
 
 def _judged(record: RankedPrompt) -> RankedPrompt:
-    """A record with its comparisons alone: no thumbs, and no response that nobody compared."""
+    """A record without thumbs and without responses that nobody compared."""
     rankings = tuple(one for one in record.rankings if sum(map(len, one.tiers)) > 1)
     names = {name for ranking in rankings for tier in ranking.tiers for name in tier}
     responses = tuple(one for one in record.responses if one.id in names)
@@ -109,7 +109,7 @@ def _group(record: RankedPrompt, encode: Encode) -> Group:
 
 
 def _encoder(settings: ScoreSettings) -> tuple[Encode, str]:
-    """How texts become numbers whose count is their length, and the unit of that length."""
+    """How texts are encoded to measure their lengths, and the unit of these lengths."""
     if with_prefix(settings.reward).startswith((PREFIX, "http://", "https://")):
         return _words, "words"
     [folder, *_] = member_folders(settings.reward)
@@ -125,6 +125,6 @@ def _encoder(settings: ScoreSettings) -> tuple[Encode, str]:
 
 
 def _words(record: RankedPrompt) -> Encoded:
-    """The places of the words: only their number is read."""
+    """A number for each word; only how many there are matters."""
     responses = tuple(tuple(range(len(one.text.split()))) for one in record.responses)
     return tuple(range(len(record.prompt.text.split()))), responses

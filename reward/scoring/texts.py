@@ -26,6 +26,7 @@ from rlhf.endpoints.signals import load_signal
 from rlhf.endpoints.urls import open_url, read_answer
 from rlhf.errors import InputError
 from rlhf.modeling.attention.shared_prefix import share_prompts
+from rlhf.modeling.models import context_length
 from rlhf.modeling.readers import load_reader
 from rlhf.modeling.tokens import encode_prompt, tokenizer_fingerprint
 from rlhf.records.schema import Prompt, Response
@@ -202,7 +203,7 @@ def load_features(
     fingerprint = tokenizer_fingerprint(tokenizer)
     shared = share_prompts(module.classifier) is None
     pad_id = int(tokenizer.pad_token_id)
-    longest = getattr(module.classifier.config.get_text_config(), "max_position_embeddings", None)
+    longest = context_length(module.classifier.config)
 
     def group(name: str, prompt: Prompt, responses: Sequence[Response]) -> Group:
         ids = encode_prompt(tokenizer, prompt)

@@ -7,7 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+)
 
 from rlhf.commands.help_page import FLAGS_OF_ALL
 from rlhf.config import load_settings
@@ -33,11 +39,26 @@ def explain(
     return ConfigError(str(error).strip(), see)
 
 
+def unknown_flag(app: App, words: Sequence[str], settings: Any) -> ConfigError | None:
+    """The error of the first flag that a command does not have, if there is one.
+
+    Settings check themselves while the command line is parsed, before unknown flags are found.
+    """
+    known = app[words[0]].assemble_argument_collection()
+    for word in words[1:]:
+        if not word.startswith("--"):
+            continue
+        try:
+            known.match(word.partition("=")[0])
+        except ValueError:
+            return _unknown_flag(word, settings, f"See: rlhf {words[0]} --help")
+    return None
+
+
 def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
     flag = word.partition("=")[0]
-    close = did_you_mean(
-        flag, [*map(flag_of, [*setting_names(settings), *old_names(settings)]), *FLAGS_OF_ALL]
-    )
+    known = [*map(flag_of, [*setting_names(settings), *old_names(settings)]), *FLAGS_OF_ALL]
+    close = did_you_mean(flag, known)
     return ConfigError(f"Unknown option {flag}", f"{close}{see}")
 
 

@@ -22,7 +22,7 @@ NUMBERS_ONLY = "It must return a finite number for every text; fix the function 
 
 
 def with_prefix(name: str) -> str:
-    """A reward as commands name it, `signal:` put before a `package.module:function`."""
+    """The name of a reward, with `signal:` added to a bare `package.module:function`."""
     is_function = ":" in name and not name.startswith((PREFIX, "http://", "https://"))
     return f"{PREFIX}{name}" if is_function and not Path(name).exists() else name
 

@@ -107,9 +107,9 @@ def batches_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """Log-probs of K tokens at every place of the responses, and entropies, without gradient.
+    """Log-probs of K tokens at every position of the responses, and entropies without gradient.
 
-    At padding both are of some other place's distribution.
+    Values at padding have no meaning.
     """
 
     log_probs: Float[Tensor, "B R K"]
@@ -128,15 +128,14 @@ def response_log_probs(
 ) -> TokenLogProbs:
     """Log-probs at a temperature of every response token, or of `ids`, and entropies.
 
-    No logits of the whole vocabulary are kept where the output layer is a plain linear layer and
-    what it returns is what the model returns. Others' logits are read whole: some models scale or
-    cap them, 4-bit and adapted output layers have no plain weights.
+    Logits of the whole vocabulary exist only for models that scale or cap them, for 4-bit and
+    adapted output layers, and under tensor parallelism.
 
     Args:
         model: a causal language model.
         sequences: prompts and responses.
         temperature: τ.
-        ids: tokens to look up at every place; the response tokens themselves when not given.
+        ids: tokens to look up at every position; by default the response tokens.
     """
     if ids is None:
         ids = sequences.responses.ids[:, :, None]
@@ -152,9 +151,9 @@ def response_log_probs(
 
 @dataclass(frozen=True)
 class ReferenceLogProbs:
-    """What the store keeps of every response token; at padding, of some other place.
+    """What the reference store keeps of every response token; values at padding have no meaning.
 
-    `top_ids`, `top_log_probs` and `log_sum_exp` (log Σ exp(z / τ)) give most logits back.
+    The K largest logits are τ (`top_log_probs` + `log_sum_exp`).
     """
 
     log_probs: Float[Tensor, "B R"]
@@ -169,16 +168,18 @@ class ReferenceLogProbs:
 def reference_log_probs(
     model: nn.Module, sequences: Sequences, temperature: float, top_k: int = 0
 ) -> ReferenceLogProbs:
-    """Log-probs at a temperature and at 1, and the `top_k` most likely tokens at every place."""
+    """Log-probs at a temperature and at 1, and the `top_k` most likely tokens of each position."""
     chosen = sequences.responses.ids.flatten()[:, None]
     scales = [temperature + TEMPERATURE_EPSILON, 1.0 + TEMPERATURE_EPSILON]
 
     def read(distributions: Distributions) -> Float[Tensor, "N C"]:
         top = most_likely(distributions, top_k) if top_k else chosen[:, :0]
-        mine, at_1 = statistics(distributions, torch.cat([chosen, top], dim=1), scales)
-        columns = mine.log_sum_exp, mine.entropy, at_1.log_probs[:, 0]
+        at_temperature, at_1 = statistics(distributions, torch.cat([chosen, top], dim=1), scales)
+        columns = at_temperature.log_sum_exp, at_temperature.entropy, at_1.log_probs[:, 0]
         # float32 holds integers up to 2²⁴ exactly
-        return torch.cat([torch.stack(columns, dim=1), top.float(), mine.log_probs], dim=1)
+        return torch.cat(
+            [torch.stack(columns, dim=1), top.float(), at_temperature.log_probs], dim=1
+        )
 
     found = _read_output(model, sequences, read)
     numbers, ids, log_probs = found.split([3, top_k, 1 + top_k], dim=2)
@@ -191,13 +192,14 @@ def reference_log_probs(
 def _read_output(
     model: nn.Module, sequences: Sequences, read: Callable[[Distributions], Float[Tensor, "N C"]]
 ) -> Float[Tensor, "B R C"]:
-    """What `read` makes of the distributions of the response tokens.
+    """Apply `read` to the distributions of the response tokens.
 
-    The output layer returns it in place of logits, where that is a plain linear layer, held whole,
-    and the model returns what its output layer does; else it is made of the model's logits.
+    The output layer runs `read` and returns its result in place of logits, so that these need not
+    exist. That works if the layer is a plain linear one with all its weights here, and the model
+    returns what the layer does. Otherwise `read` gets the model's logits.
     """
     output = linear_output(model)
-    if output is not None and _keeps_logits.get(model, True):
+    if output is not None and _returns_logits_unchanged.get(model, True):
         plain, returned = output.forward, list[Tensor]()
 
         def forward(hidden: Tensor) -> Tensor:
@@ -211,18 +213,18 @@ def _read_output(
 
         with replaced_forward(output, forward):
             found = _response_logits(model, sequences)
-        if model not in _keeps_logits:
-            _keeps_logits[model] = bool(returned) and torch.allclose(
+        if model not in _returns_logits_unchanged:
+            _returns_logits_unchanged[model] = bool(returned) and torch.allclose(
                 found, returned[0].view_as(found), rtol=0, atol=0, equal_nan=True
             )
-        if _keeps_logits[model]:
+        if _returns_logits_unchanged[model]:
             return found
     logits = response_logits(model, sequences)
     return read(Distributions(logits.flatten(0, 1))).view(*logits.shape[:2], -1)
 
 
-# Whether a model returns what its output layer does; others scale or cap it.
-_keeps_logits: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+# By model: False if it scales or caps what its output layer returns; found out in one forward.
+_returns_logits_unchanged: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:

@@ -93,6 +93,12 @@ def policy_folder(name: str) -> str:
     return model_folder(name, stage, "model" if stage == "sft" else "policy")
 
 
+def context_length(config: PreTrainedConfig) -> int | None:
+    """The maximum number of tokens that a model reads; None if its config sets no limit."""
+    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found
+
+
 def load_causal_lm(
     name: str,
     dtype: torch.dtype = torch.float32,

@@ -33,6 +33,23 @@ BUCKET = 10**7  # gradients that DeepSpeed moves at once
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Saved states that a run resumes from."""
+
+    every: int | None = 25
+    """Optimizer steps between checkpoints. none: do not save any by steps."""
+    every_minutes: float | None = None
+    """Also save a checkpoint every so many minutes."""
+    keep: int = 1
+    """Checkpoints kept on disk."""
+
+    def __post_init__(self) -> None:
+        require_range("checkpoint.every", self.every, 1)
+        require_range("checkpoint.every_minutes", self.every_minutes, 0, above_low=True)
+        require_range("checkpoint.keep", self.keep, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
     """What processes share and what happens when one of them is stuck."""
 

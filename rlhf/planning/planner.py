@@ -27,6 +27,7 @@ FP32 = 4
 BF16 = 2
 NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
 GATES = ("gate_proj", "gate_up_proj")
+CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # Gemma 2, Cohere, …
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Shape:
 
     `trunk` counts the parameters below the output matrix; `linear` and `trunk_linear` those of the
     matrices that autocast multiplies in bf16; `lora_rows` is the sum of their inputs and outputs.
+    `whole_logits`: log-probs are read from logits of the whole vocabulary, not block by block.
     """
 
     parameters: int
@@ -49,6 +51,7 @@ class Shape:
     key_width: int
     vocabulary: int
     gated: bool
+    whole_logits: bool = False
 
     @property
     def reward_parameters(self) -> int:
@@ -84,6 +87,7 @@ def read_shape(model: str) -> Shape:
         key_width=(getattr(text, "num_key_value_heads", None) or heads) * width,
         vocabulary=text.vocab_size,
         gated=any(name.endswith(GATES) for name, _ in network.named_modules()),
+        whole_logits=any(getattr(text, name, None) not in (None, 1) for name in CHANGED_LOGITS),
     )
 
 
@@ -178,12 +182,21 @@ def logits_bytes(shape: Shape, tokens: int) -> float:
     return float(4 * FP32 * shape.vocabulary * tokens)
 
 
-def block_bytes(shape: Shape, positions: int) -> float:
+def block_bytes(shape: Shape, positions: int, *, backward: bool = False) -> float:
     """Logits of which only log-probs are wanted: one block of the vocabulary, and its exponentials.
 
-    The backward pass has no more: there the block becomes its gradient.
+    The backward pass needs no more: there the block becomes its gradient. With `whole_logits`,
+    float32 logits of the whole vocabulary come on top (4·V), and in the backward pass their
+    gradients (4·V).
     """
-    return float(2 * FP32 * min(block_size(positions), shape.vocabulary) * positions)
+    block = 2 * min(block_size(positions), shape.vocabulary)
+    whole = (2 if backward else 1) * shape.vocabulary if shape.whole_logits else 0
+    return float(FP32 * (block + whole) * positions)
+
+
+def part_of_vocabulary(shape: Shape) -> str:
+    """Which logits exist at one time, in words."""
+    return "the whole vocabulary" if shape.whole_logits else "a block of the vocabulary"
 
 
 def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:

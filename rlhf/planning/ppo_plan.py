@@ -27,6 +27,7 @@ from rlhf.planning.planner import (
     frozen_item,
     frozen_precision,
     packed_bytes,
+    part_of_vocabulary,
     sampling_items,
     stepping_items,
     working_bytes,
@@ -132,10 +133,10 @@ def ppo_plan(
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     gradients = tuple(layout.on_device(item) for item in stepping_items(trained))
-    # DDP keeps them in its buckets at all times
-    kept = gradients if layout.processes > 1 and not SHARDED[layout.strategy] else ()
-    passing = () if kept else gradients
-    learning = (*passing, *copies(_multiplied(shape, reward, roles), bf16=bf16))
+    # DDP holds them in its buckets at all times.
+    resident = gradients if layout.processes > 1 and not SHARDED[layout.strategy] else ()
+    temporary = () if resident else gradients
+    learning = (*temporary, *copies(_multiplied(shape, reward, roles), bf16=bf16))
     rows = batch.episodes + batch.reference_rows
     updating = (
         *learning,
@@ -155,13 +156,13 @@ def ppo_plan(
                 *_trained(counts, layout),
             )
         )
-        + kept,
+        + resident,
         {
             "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16),
             **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": passing,
+            "stepping": temporary,
         },
     )
 
@@ -172,10 +173,10 @@ def _policy_pass(
     length = prompt + new
     computing = Pass(rows * length, length, checkpointing)
     activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
-    logits = block_bytes(shape, rows * new)
+    logits = block_bytes(shape, rows * new, backward=True)
     return (
         Item("policy: activations", activations, f"{rows} × {length} tokens"),
-        Item("logits", logits, f"{rows} × {new} positions, a block of the vocabulary"),
+        Item("logits", logits, f"{rows} × {new} positions, {part_of_vocabulary(shape)}"),
     )
 
 
@@ -261,7 +262,7 @@ def _auditing(
 
     def logits(rows: int) -> Item:
         size = block_bytes(shape, rows * new)
-        return Item("logits", size, f"{rows} × {new} positions, a block of the vocabulary")
+        return Item("logits", size, f"{rows} × {new} positions, {part_of_vocabulary(shape)}")
 
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)

@@ -1,5 +1,7 @@
 """How much memory `rlhf reference` needs in each process; as in `planner`."""
 
+from dataclasses import replace
+
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.planning.plan import Item, Plan, SampleBatch
 from rlhf.planning.planner import (
@@ -8,6 +10,7 @@ from rlhf.planning.planner import (
     block_bytes,
     copies,
     frozen_item,
+    part_of_vocabulary,
     sampling_items,
     working_bytes,
 )
@@ -43,11 +46,15 @@ def reference_plan(
     gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * is_sharded
     scored, length = min(batch.sequences, SCORE_BATCH), batch.length
     layer = working_bytes(shape, scored * length, length, bf16=bf16)
-    logits = 1.5 * block_bytes(shape, scored * batch.new)  # two temperatures: one block more
+    if parts > 1 and not is_sharded:  # tensor parallelism
+        shape = replace(shape, whole_logits=True)
+    positions = scored * batch.new
+    second = block_bytes(replace(shape, whole_logits=False), positions) / 2  # at temperature 1
+    logits = block_bytes(shape, positions) + second
     scoring = (
         *copies(0.0 if is_sharded else shape.linear / parts, bf16=bf16),
         Item("one layer", layer, f"{scored} × {length} tokens"),
-        Item("logits", logits, f"{scored} × {batch.new} positions, a block of the vocabulary"),
+        Item("logits", logits, f"{scored} × {batch.new} positions, {part_of_vocabulary(shape)}"),
     )
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {batch.prompt} tokens",

@@ -23,6 +23,7 @@ from rlhf.errors import InputError
 
 JsonObject = dict[str, Any]
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+PLAIN_TEXT = (".txt", ".txt.gz")  # files of text; others with texts are JSON Lines
 MAX_LINE = 2**24  # characters; a hundred answers of 100 kB fit
 MAX_DEPTH = 64  # of objects and lists in each other; Python gives up below 1,000
 # Text compresses five- to tenfold, a decompression bomb a thousandfold.
@@ -112,6 +113,21 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(read_text(path), start=1):
         if line.strip():
             yield f"{path}:{number}", line
+
+
+def text_of(line: str, place: str) -> str:
+    """`text` of a line of JSON.
+
+    Raises:
+        BadLineError: the line cannot be parsed, or has no text.
+    """
+    text = parse_line(line, place).get("text")
+    if not isinstance(text, str):
+        raise BadLineError(
+            f"{place}: no text (expected a string under `text`)",
+            'Write lines such as {"text": "…"}, or give a .txt file.',
+        )
+    return text
 
 
 def read_text(path: Path, newline: str | None = None) -> Iterator[str]:

@@ -10,7 +10,6 @@ processes a resumed run equals an uninterrupted one bit for bit; else random num
 """
 
 import json
-import math
 import random
 import re
 import shutil
@@ -39,6 +38,7 @@ from torch.optim import Optimizer
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError, InterruptedRunError
+from rlhf.parallel.settings import CheckpointSettings
 from rlhf.parallel.sharding import is_zero
 from rlhf.records.jsonl import flush, flush_folder, write_json, write_text_atomically
 from rlhf.run.saved_state import load_data
@@ -245,13 +245,15 @@ class Saver:
     Args:
         accelerator: with the prepared model and optimizer.
         folder: the run's checkpoints folder.
-        settings: the group `checkpoint`; None for `every` saves none by steps.
+        settings: how often to save, and how many checkpoints to keep.
     """
 
-    def __init__(self, accelerator: Accelerator, folder: Path, settings: Any) -> None:
+    def __init__(
+        self, accelerator: Accelerator, folder: Path, settings: CheckpointSettings
+    ) -> None:
         self._accelerator = accelerator
         self._folder = folder
-        self._every_steps = settings.every or math.inf
+        self._every_steps = settings.every
         self._every_seconds = 60 * (settings.every_minutes or 0)
         self._keep = settings.keep
         self._saved_at = time.monotonic()
@@ -292,7 +294,8 @@ class Saver:
             device=self._accelerator.device,
         )
         stop, late = self._accelerator.reduce(requests, reduction="sum").tolist()
-        on_time = self._every_steps < step if is_last else step % self._every_steps == 0
+        every = self._every_steps
+        on_time = every is not None and (every < step if is_last else step % every == 0)
         self._is_due = bool(self._is_due or late or on_time)
         if stop or (self._is_due and is_good):
             path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)

@@ -10,6 +10,7 @@ import yaml
 
 from reward.memory import plan_memory
 from rlhf.cli import main
+from rlhf.config import flatten
 from rlhf.planning.plan import GIB, Layout, shard_plan
 from rlhf.planning.planner import read_shape
 from tests.settings import reward_settings
@@ -17,7 +18,7 @@ from tests.settings import reward_settings
 FOLDER = Path(__file__).parents[2] / "examples" / "six_billion"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 MODEL = FOLDER / "llama_6b"
-QLORA = {"adapter": "qlora", "tokens_per_batch": 2048}
+QLORA = {"adapter": "qlora", "batch.micro_tokens": 2048}
 
 
 @pytest.mark.parametrize(
@@ -25,13 +26,15 @@ QLORA = {"adapter": "qlora", "tokens_per_batch": 2048}
     [("ddp_lora", {}), ("ddp_full", {}), ("fsdp_full", {}), ("ddp_lora", QLORA)],
 )
 def test_the_table_says_what_the_plan_says(name, changes):
-    values = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")) | changes
+    values = (
+        flatten(yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))) | changes
+    )
     settings = reward_settings(
         rankings=Path("r"), model=str(MODEL), out=Path("o"), processes=8, **values
     )
     plan = plan_memory(settings, read_shape(str(MODEL)))
     peak = shard_plan(plan, Layout(settings.sharding, 8)).peak
-    flags = " --adapter qlora --tokens-per-batch 2048" if changes else ""
+    flags = " --adapter qlora --batch.micro-tokens 2048" if changes else ""
     (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}.yaml{flags}` |"))
     assert f"| {peak / GIB:.1f} GiB" in row
 

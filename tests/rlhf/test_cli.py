@@ -366,6 +366,13 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
             ["ppo", "--config", "{model: m, reference: r}"],
             "error --reward and --out are missing\n  Type: rlhf ppo --config ",
         ),
+        (["ppo", "--polcy", "2"], "error Unknown option --polcy\n  See: rlhf ppo --help"),
+        # named before what the settings themselves find missing
+        (
+            ["evaluate", "--polcy", "p", "--reward", "r", "--reference", "f", "--out", "o"],
+            "Unknown option --polcy\n  Did you mean --policy? See: rlhf evaluate --help",
+        ),
+        (["evaluate", "--processes", "2"], "Unknown option --processes\n  See: rlhf evaluate"),
         (["gen"], "Unknown command gen\n  Did you mean generate? See: rlhf --help"),
         (["probe", "--model", "m", "--steps", "few"], 'unable to convert "few" into int'),
         (["prope"], "Unknown command"),

@@ -79,12 +79,12 @@ def require_label_database(path: Path) -> None:
     """
     if not path.is_file():
         raise no_database(path)
-    if not require_label_database_or_new(path):
+    if not has_label_database(path):
         raise empty_database(path)
 
 
-def require_label_database_or_new(path: Path) -> bool:
-    """Whether a label database is at a path; False where one can be made.
+def has_label_database(path: Path) -> bool:
+    """Whether there is a label database at a path; False if one can be created there.
 
     Raises:
         InputError: there is another program's database, or a file that is no database.

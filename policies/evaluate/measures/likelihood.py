@@ -23,12 +23,11 @@ from policies.reference.loading import in_memory, load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm
-from rlhf.records.jsonl import BadLineError, parse_line, read_lines, read_text
+from rlhf.records.jsonl import PLAIN_TEXT, read_lines, read_text, text_of
 
 NEUTRAL_TEXT = Path(__file__).with_name("neutral.txt")
 LONGEST_TEXT = 512  # tokens; the rest of a text is not read
-TEXTS_AT_ONCE = 4  # in one forward pass, whose logits are float32
-PLAIN_TEXT = (".txt", ".txt.gz")
+TEXTS_AT_ONCE = 4  # in one forward pass
 
 TokenIds = Sequence[Sequence[int]]
 
@@ -167,17 +166,7 @@ def read_texts(path: Path | None) -> list[str]:
         stripped = [line.strip() for line in read_text(path)]
         parts = groupby(stripped, key=bool)
         return ["\n".join(lines) for is_text, lines in parts if is_text]
-    return [_text_of(line, place) for place, line in read_lines(path)]
-
-
-def _text_of(line: str, place: str) -> str:
-    text = parse_line(line, place).get("text")
-    if not isinstance(text, str):
-        raise BadLineError(
-            f"{place}: no text (expected a string under `text`)",
-            'Write lines such as {"text": "…"}, or give a .txt file with paragraphs.',
-        )
-    return text
+    return [text_of(line, place) for place, line in read_lines(path)]
 
 
 def encode_texts(

@@ -209,17 +209,24 @@ def _n_grams(words: list[str], n: int) -> list[tuple[str, ...]]:
     return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
 
 
-def commonest_phrase(texts: Sequence[str], n: int = 4) -> tuple[str, float]:
+def commonest_phrase(texts: Sequence[str], prompts: Sequence[str], n: int = 4) -> tuple[str, float]:
     """The n words in a row that the most texts have, and the share of texts that have them.
 
     A policy that has found one phrase that a reward model likes uses it everywhere: a template.
-    Words are those of `distinct_n`; of phrases in equally many texts the first to appear counts,
-    and without n words in any text the phrase is empty and the share 0.
+    What a text quotes from its own prompt is no template and is left out. Words are those of
+    `distinct_n`; of phrases in equally many texts the first to appear counts, and without n words
+    in any text the phrase is empty and the share 0.
+
+    Args:
+        texts: the answers.
+        prompts: what each of them answers.
+        n: words of a phrase.
     """
     counts: Counter[tuple[str, ...]] = Counter()
-    for text in texts:
-        grams = _n_grams(WORD.findall(text.lower()), n)
-        counts.update(list(dict.fromkeys(grams)))  # once a text, in order
+    for text, prompt in zip(texts, prompts, strict=True):
+        quoted = set(_n_grams(WORD.findall(prompt.lower()), n))
+        grams = dict.fromkeys(_n_grams(WORD.findall(text.lower()), n))  # once a text, in order
+        counts.update([gram for gram in grams if gram not in quoted])
     if not counts:
         return "", 0.0
     [(phrase, count)] = counts.most_common(1)

@@ -90,8 +90,8 @@ class PolicyAndCritic(nn.Module):
         """
         looked_up = sequences.responses.ids[:, :, None]
         if ids is not None:
-            none = ids.new_zeros(episodes, *ids.shape[1:])
-            looked_up = torch.cat([looked_up, torch.cat([none, ids])], dim=2)
+            padding = ids.new_zeros(episodes, *ids.shape[1:])
+            looked_up = torch.cat([looked_up, torch.cat([padding, ids])], dim=2)
         if critic_features is None:
             found, values = self.read(sequences, episodes, temperature, looked_up)
         else:

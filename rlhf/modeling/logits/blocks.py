@@ -1,8 +1,9 @@
-"""Log-probabilities of chosen tokens, read from the vocabulary block by block.
+"""Log-probabilities of chosen tokens without logits of the whole vocabulary in memory.
 
-A row of logits is as long as the vocabulary, so a micro-batch of them can outweigh the rest of its
-activations. Here they exist for one block of the vocabulary at a time, in float32. They come from
-the hidden states, block by block of the output matrix, or from logits that a model has returned.
+A row of logits is as long as the vocabulary, so those of a micro-batch can need more memory than
+its activations. Here float32 logits of one block of the vocabulary at a time are computed from the
+hidden states; the backward pass computes them again. Logits that a model has returned are read in
+the same way.
 
 Letters: N positions, d hidden size, V vocabulary, K tokens looked up at each position.
 """
@@ -19,18 +20,18 @@ from rlhf.modeling.logits.projection import float32_block
 
 BLOCK_ELEMENTS = 2**23  # float32 logits that exist at one time
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096  # tokens of the vocabulary
-FARTHEST = -1e4  # e to this is 0; farther, products of it would not be finite
-IMPOSSIBLE = -1e30  # stands for a logit of −∞, whose product with the probability 0 is not a number
+IMPOSSIBLE = -1e30  # in place of −∞, since 0 · −∞ is not a number
+LARGEST_GAP = -1e4  # between logits: its exponential is 0 already, and sums of it stay finite
 
 Blocks = Iterator[tuple[int, Float[Tensor, "N v"]]]  # the first token of a block, and its logits
 
 
 @dataclass(frozen=True)
 class Distributions:
-    """softmax(z / τ) at N positions, where z is h Wᵀ + b or the logits that a model returned.
+    """softmax(z / τ) at N positions; the logits z are h Wᵀ + b, or given.
 
     Attributes:
-        hidden: what the output layer reads; or the logits, where `weight` is None.
+        hidden: h, what the output layer reads; without a `weight`, z itself.
         weight: the output matrix.
         bias: of the output layer.
         dtype: precision of the factors; sums and logits are float32.
@@ -42,7 +43,7 @@ class Distributions:
     dtype: torch.dtype = torch.float32
 
     def blocks(self) -> Blocks:
-        """Logits, which the caller may overwrite."""
+        """The logits, block by block; the caller may overwrite them."""
         size, rows = block_size(len(self.hidden)), len(self.hidden)
         if self.weight is None:
             for number, part in enumerate(self.hidden.split(size, dim=1)):
@@ -59,12 +60,21 @@ class Distributions:
             yield first, block
 
 
-class Sums:
-    """Log-probs of tokens, log-sum-exp and entropy of distributions, from their blocks in turn.
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of the distributions at N positions, in nats."""
 
-    With m the largest z / τ of a block, s = Σ e^(z/τ − m) and t = Σ (z/τ − m) e^(z/τ − m): blocks
-    add up with weights e^(m − M), M the largest of all, and the entropy is log Σ e^(z/τ) minus the
-    mean of z / τ.
+    log_probs: Float[Tensor, "N K"]
+    log_sum_exp: Float[Tensor, " N"]
+    entropy: Float[Tensor, " N"]
+
+
+class Sums:
+    """Adds up log-probs, log-sum-exps and entropies over the blocks of the vocabulary.
+
+    Each block has m = max z/τ, s = Σ e^(z/τ − m) and t = Σ (z/τ − m) e^(z/τ − m). With M = max m,
+    log Σ e^(z/τ) = M + log Σ s e^(m − M) over all blocks, and the entropy is that minus the mean of
+    z/τ, which follows from t.
 
     Args:
         ids: tokens to look up.
@@ -77,7 +87,7 @@ class Sums:
         self.blocks: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, first: int, block: Float[Tensor, "N v"]) -> None:
-        """Take in the block that begins with token `first`, and overwrite it."""
+        """Add the block that starts with token `first`; overwrites it."""
         block.div_(self.scale)
         places = self.ids - first
         inside = (places >= 0) & (places < block.shape[1])
@@ -88,11 +98,11 @@ class Sums:
         products = torch.linalg.vecdot(exponentials, block)
         self.blocks.append((top, exponentials.sum(dim=1), products))
 
-    def results(self) -> "Statistics":
-        """After the last block."""
+    def results(self) -> Statistics:
+        """The statistics, after the last block."""
         tops, totals, products = (torch.stack(parts) for parts in zip(*self.blocks, strict=True))
         highest = tops.amax(dim=0)
-        gaps = (tops - highest).clamp(min=FARTHEST)
+        gaps = (tops - highest).clamp(min=LARGEST_GAP)
         shares = gaps.exp()
         total = (shares * totals).sum(dim=0)
         distances = shares * (products + gaps * totals)
@@ -100,15 +110,6 @@ class Sums:
         log_sum_exp = highest + total.log()
         log_probs = self.chosen - log_sum_exp[:, None]
         return Statistics(log_probs, log_sum_exp, entropy.clamp(min=0))
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Of distributions at N positions; entropies in nats."""
-
-    log_probs: Float[Tensor, "N K"]
-    log_sum_exp: Float[Tensor, " N"]
-    entropy: Float[Tensor, " N"]
 
 
 @torch.no_grad()
@@ -191,7 +192,7 @@ class _ChosenLogProbs(torch.autograd.Function):
 
 
 class _Gradients:
-    """Gradients of hidden states (or logits), weights and bias, from those of z in blocks."""
+    """Computes the gradients of h (or z), W and b from blocks of ∂/∂z."""
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class _Gradients:
         self.for_bias = torch.empty_like(bias) if needed[2] and bias is not None else None
 
     def add(self, place: slice, slopes: Tensor) -> None:
-        """Take in ∂/∂z of the tokens at `place`."""
+        """Add the part of ∂/∂z of the tokens at `place`."""
         if self.weight is None:
             assert self.for_hidden is not None
             self.for_hidden[:, place] = slopes

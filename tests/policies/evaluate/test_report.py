@@ -35,34 +35,9 @@ HOSTILE = [
 VOID = {"meta", "img", "input", "br", "link"}
 
 
-def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
-    """A complete report of 12 prompts."""
-    generator = np.random.default_rng(seed)
-    wins = np.repeat([1.0, 0.5, 0.0], [9, 2, 1]) if wins is None else wins
-    rate = judge_wins(wins, seed=seed)
-    policy, reference = generator.normal(1, 1, 12), generator.normal(0, 1, 12)
-    means = {
-        "policy": spread(policy),
-        "reference": spread(reference),
-        "rival": {"mean": 0.421, "std": 0.934},
-    }
-    equal = {"value": 0.714, "low": 0.602, "high": 0.813, "n": 12, "level": 0.95}
+def measurements() -> dict:
+    """What is measured of the answers, of the three models."""
     return {
-        "win_rate": {
-            "reward": judge_wins(np.full(12, 1.0), seed=seed),
-            "gold": {**rate, "length_controlled": equal},
-        },
-        "judges": {
-            "reward": {"kind": "reward model", "name": "runs/demo/reward", "is_objective": True},
-            "gold": {"kind": "signal", "name": "examples.quickstart.sentiment:score"},
-        },
-        "win_rate_by_source": {"gold": {"travel": {**rate, "n": 7}, "food/~drink": rate}},
-        "win_rate_by_length": {"gold": {"9–14 tokens": {**rate, "n": 5}}},
-        "rival": {"name": "runs/6/ppo", "win_rate": {"gold": {**rate, "value": 0.611}}},
-        "best_of_n": [
-            {"n": 1, "nats": 0.0, "reward": 0.012, "gold": 0.021},
-            {"n": 2, "nats": 0.1931, "reward": 0.563, "gold": 0.412},
-        ],
         "kl": {
             "forward": {
                 "nats": 2.914,
@@ -104,6 +79,38 @@ def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
             "reference": {"distinct_1": 0.4021, "distinct_2": 0.8307},
             "rival": {"distinct_1": 0.4, "distinct_2": 0.8},
         },
+    }
+
+
+def example(seed: int = 0, wins: np.ndarray | None = None) -> dict:
+    """A complete report of 12 prompts."""
+    generator = np.random.default_rng(seed)
+    wins = np.repeat([1.0, 0.5, 0.0], [9, 2, 1]) if wins is None else wins
+    rate = judge_wins(wins, seed=seed)
+    policy, reference = generator.normal(1, 1, 12), generator.normal(0, 1, 12)
+    means = {
+        "policy": spread(policy),
+        "reference": spread(reference),
+        "rival": {"mean": 0.421, "std": 0.934},
+    }
+    equal = {"value": 0.714, "low": 0.602, "high": 0.813, "n": 12, "level": 0.95}
+    return {
+        "win_rate": {
+            "reward": judge_wins(np.full(12, 1.0), seed=seed),
+            "gold": {**rate, "length_controlled": equal},
+        },
+        "judges": {
+            "reward": {"kind": "reward model", "name": "runs/demo/reward", "is_objective": True},
+            "gold": {"kind": "signal", "name": "examples.quickstart.sentiment:score"},
+        },
+        "win_rate_by_source": {"gold": {"travel": {**rate, "n": 7}, "food/~drink": rate}},
+        "win_rate_by_length": {"gold": {"9–14 tokens": {**rate, "n": 5}}},
+        "rival": {"name": "runs/6/ppo", "win_rate": {"gold": {**rate, "value": 0.611}}},
+        "best_of_n": [
+            {"n": 1, "nats": 0.0, "reward": 0.012, "gold": 0.021},
+            {"n": 2, "nats": 0.1931, "reward": 0.563, "gold": 0.412},
+        ],
+        **measurements(),
         "reward": means,
         "gold": means,
         "seed": 17,

@@ -205,10 +205,19 @@ def test_best_of_n_nats() -> None:
 
 def test_the_commonest_phrase_counts_once_a_text() -> None:
     texts = ["So glad to be here. So glad to be here!", "I'm so glad to be", "Too short."]
-    assert commonest_phrase(texts) == ("so glad to be", 2 / 3)
-    assert commonest_phrase(["one two three four five"]) == ("one two three four", 1.0)
-    assert commonest_phrase(["a b c", ""]) == ("", 0.0)
-    assert commonest_phrase([]) == ("", 0.0)
+    assert commonest_phrase(texts, ["", "", ""]) == ("so glad to be", 2 / 3)
+    assert commonest_phrase(["one two three four five"], [""]) == ("one two three four", 1.0)
+    assert commonest_phrase(["a b c", ""], ["", ""]) == ("", 0.0)
+    assert commonest_phrase([], []) == ("", 0.0)
+
+
+def test_what_an_answer_quotes_from_its_own_prompt_is_no_template() -> None:
+    texts = ["I went to the zoo. I fed the goats.", "I went to the zoo. I saw a lion."]
+    prompts = ["Continue: I went to the zoo.", "Continue: She went to a bar."]
+    # what the first text quotes counts in the second, whose prompt does not have it
+    assert commonest_phrase(texts, prompts) == ("to the zoo i", 1.0)
+    assert commonest_phrase(texts, prompts, n=5) == ("went to the zoo i", 1.0)
+    assert commonest_phrase(texts[:1], ["I went to the zoo. I fed the goats."]) == ("", 0.0)
 
 
 def test_a_text_repeats_itself_where_four_words_come_again() -> None:

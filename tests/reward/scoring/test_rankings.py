@@ -106,19 +106,19 @@ def test_a_sentence_says_how_often_it_agrees(
     assert lines[:2] == [
         f"{LENGTH} orders 75 % (too few prompts for an interval) of 4 pairs of 3 prompts as "
         "judged.",
-        "Choosing the longer response would order 75 % (too few prompts for an interval) of them "
-        "so.",
+        "Choosing the longer response would agree with 75 % (too few prompts for an interval) of "
+        "them.",
     ]
     assert lines[2].startswith("Expected calibration error 0.2")  # sure of each, right in three
-    assert lines[3] == "Left out, with nothing to judge: 1 line."
+    assert lines[3] == "Lines left out because they hold nothing to judge: 1."
     assert lines[4] == f"Report: {out / 'report.html'}"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--reward", LENGTH], "Give one of FILE (is None) and --rankings (is None)"),
-        (["a", "--rankings", "b", "--reward", LENGTH], "(is a) and --rankings (is b)"),
+        (["--reward", LENGTH], "Give FILE or --rankings, and neither was given"),
+        (["a", "--rankings", "b", "--reward", LENGTH], "Give FILE or --rankings, not both"),
         (["--rankings", "no.jsonl", "--reward", LENGTH], "No such file: no.jsonl"),
         (["--rankings", "alone.jsonl", "--reward", LENGTH], "holds no judgment of two responses"),
         (["--rankings", "bad.jsonl", "--reward", LENGTH], "bad.jsonl:1: "),

@@ -3,7 +3,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+)
 
 from rlhf.errors import InputError
 from rlhf.modeling.models import new_reward_model
@@ -28,6 +36,7 @@ SHAPE = Shape(
     vocabulary=100,
     gated=True,
 )
+ONE_LAYER = {"num_hidden_layers": 1, "vocab_size": 100, "hidden_size": 64}
 
 
 def save_llama(folder: Path, **changes: object) -> str:
@@ -55,6 +64,23 @@ def test_counts_are_those_of_the_models_that_are_trained(tiny_model: Path) -> No
         (shape.reward_parameters, new_reward_model(str(tiny_model), 0, 0)),
     ):
         assert expected == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Gemma2Config(**ONE_LAYER, final_logit_softcapping=30.0), True),
+        (Gemma2Config(**ONE_LAYER, final_logit_softcapping=None), False),
+        (CohereConfig(**ONE_LAYER, logit_scale=0.0625), True),
+        (GraniteConfig(**ONE_LAYER, logits_scaling=8.0), True),
+        (GraniteConfig(**ONE_LAYER, logits_scaling=1.0), False),
+    ],
+)
+def test_models_that_cap_or_scale_their_logits_need_them_whole(
+    tmp_path: Path, config: PreTrainedConfig, expected: bool
+) -> None:
+    config.save_pretrained(tmp_path)
+    assert read_shape(str(tmp_path)).whole_logits is expected
 
 
 def test_another_architecture(tmp_path: Path) -> None:
@@ -141,6 +167,9 @@ def test_logits_and_cache_by_hand() -> None:
     large = replace(SHAPE, vocabulary=100_000)
     assert planner.block_bytes(large, 5) == 2 * 4 * 4096 * 5
     assert planner.block_bytes(large, 2**13) == 2 * 4 * 2**23  # 1,024 tokens of the vocabulary
+    whole = replace(large, whole_logits=True)
+    assert planner.block_bytes(whole, 5) == (2 * 4096 + 100_000) * 4 * 5
+    assert planner.block_bytes(whole, 5, backward=True) == (2 * 4096 + 2 * 100_000) * 4 * 5
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=True) == 2 * 4 * 7 * 6
     assert planner.kv_cache_bytes(SHAPE, 7, bf16=False) == 2 * 4 * 7 * 8
 

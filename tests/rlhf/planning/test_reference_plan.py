@@ -24,6 +24,7 @@ def test_processes_that_hold_one_reference_model_divide_its_weights() -> None:
         assert found["reference model: weights"] == SHAPE.parameters
         assert found["reward model: weights"] == SHAPE.trunk + 8
         assert found["bf16 copies of the matrices"] == 2 * (2 * LAYER + 800) / 4
+    assert sizes(plan, "scoring")["logits"] == (1 + 3) * 4 * 100 * 4 * 5  # whole, and as blocks
 
 
 def test_processes_that_divide_a_reference_model_gather_it_to_sample() -> None:

@@ -11,6 +11,10 @@ from rlhf.modeling.logits.blocks import (
 )
 
 VOCABULARY = 50
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 
 @pytest.fixture(params=[1, 7, 50, 64])
@@ -105,15 +109,13 @@ def test_two_temperatures_and_the_most_likely_tokens() -> None:
     np.testing.assert_array_equal(most_likely(distributions, 5).numpy(), np.argsort(-z)[:, :5])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
 def test_bf16_factors_have_float32_sums(device: str, held: torch.dtype) -> None:
     """Logits reach beyond 16, where bf16 has steps of 1/8; gradients have their tensors' types.
 
     A CPU that multiplies bf16 may round the factors, another multiplies them as they are.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     hidden = (3 * random(7, 64)).to(device, held).requires_grad_()
     weight = random(VOCABULARY, 64, seed=1).to(device, held).requires_grad_()
     ids = torch.arange(7, device=device)[:, None]
