@@ -3,8 +3,8 @@
 The labels are those of `people.py`. Five simulated annotators judge them in its place, three of
 them every pair: two say what people said, two say at random in 40 % of pairs (so 80 % are right),
 and one always says the opposite. `rlhf train-reward` weighs their judgments equally, by their true
-reliability, or by what `--annotator-weights auto` estimates from their agreement. The head alone is
-what `--head fitted` finds on frozen features, before all weights are trained.
+reliability, or by what `--annotator-weights auto` estimates from their agreement. A head on the
+frozen model costs little, so that many draws of pairs and of errors are measured with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,23 +13,32 @@ from itertools import combinations, cycle, islice
 from pathlib import Path
 
 import numpy as np
-from experiment import Config, Table, flags, interval, run, signed, stage, write_dataset
+from experiment import Config, Table, flags, interval, run, signed_points, stage, write_dataset
+from heads import Features, fit_head, one_a_prefix, read_features, share_right
 from people import as_records, draw_test, is_bare, read_pairs
 
 from policies.evaluate.measures.statistics import bootstrap_interval
+from reward.data.annotators import estimate_weights
 from reward.data.reliability import Reliability, collect_votes, weights_of
 from rlhf.records.schema import RankedPrompt, Ranking
 
 WEIGHTS = ("equal", "true", "auto")
+RELIABILITY = ("true", "estimated")
 
 
 def measure(config: Config, out: Path) -> Config:
-    """Train with all three kinds of weights for every seed."""
+    """Train with all three kinds of weights for every seed, and fit heads for more seeds."""
     pairs = read_pairs(config["data"])
     full = [pair for pair in pairs["A"] if not is_bare(pair)]
     test = draw_test(config, pairs["heldout"], full)
-    runs = [train_all(config, full, test, seed, out) for seed in config["seeds"]]
-    return {"runs": runs, "gained": differ([one["counts"] for one in runs])}
+    trained = [train_all(config, full, test, seed, out) for seed in config["seeds"]]
+    pool = as_records(config, one_a_prefix(pairs["A"]), "train")
+    test = draw_test(config | config["heads"], pairs["heldout"], full)
+    features = read_features(config, [*pool, *test])
+    fitted = [
+        fit_heads(config, pool, test, features, seed) for seed in range(config["heads"]["seeds"])
+    ]
+    return {"all weights": summarize(trained), "the head": summarize(fitted)}
 
 
 def train_all(
@@ -42,12 +51,8 @@ def train_all(
     train = simulate(real, config["annotators"], config["judges"], dice)
     data = write_dataset(out / f"judgments-{seed}", [*train, *test])
     true = count_right(real, train)
-    known = weights_of({name: Reliability(value, None, None, 0) for name, value in true.items()})
-    given = {
-        "equal": [],
-        "true": flags({f"annotator-weights.{name}": value for name, value in known.items()}),
-        "auto": ["--annotator-weights", "auto"],
-    }
+    named = {f"annotator-weights.{name}": value for name, value in true_weights(true).items()}
+    given = {"equal": [], "true": flags(named), "auto": ["--annotator-weights", "auto"]}
     base = ["--rankings", data, "--model", config["model"], "--seed", seed]
     base += flags(config["reward"])
     reports = {
@@ -55,21 +60,38 @@ def train_all(
         for name in WEIGHTS
     }
     counts = {name: report["held_out_counts"] for name, report in reports.items()}
-    estimated = reports["auto"]["annotators"]
+    annotators = reports["auto"]["annotators"]
     return {
-        "seed": seed,
-        "accuracy": {name: report["accuracy"] for name, report in reports.items()},
-        "head": {name: report["accuracy_before_training"] for name, report in reports.items()},
-        "gained": differ([counts]),
-        "counts": counts,
-        "reliability": {
-            name: {
-                "true": share,
-                "estimated": estimated[name]["reliability"],
-                "weight": {"true": known[name], "auto": estimated[name]["weight"]},
-            }
-            for name, share in true.items()
+        "right": {
+            name: [found[record.prompt.id][0] / found[record.prompt.id][1] for record in test]
+            for name, found in counts.items()
         },
+        "true": true,
+        "estimated": {name: annotators[name]["reliability"]["value"] for name in true},
+    }
+
+
+def fit_heads(
+    config: Config,
+    pool: Sequence[RankedPrompt],
+    test: Sequence[RankedPrompt],
+    features: Features,
+    seed: int,
+) -> Config:
+    """The same of heads on frozen features."""
+    dice = np.random.default_rng(seed)
+    real = [pool[place] for place in dice.permutation(len(pool))[: config["pairs"]]]
+    train = simulate(real, config["annotators"], config["judges"], dice)
+    true, found = count_right(real, train), estimate_weights(train)
+    weights = {"equal": {}, "true": true_weights(true), "auto": found.weights}
+    heads = {name: fit_head(train, features, given) for name, given in weights.items()}
+    return {
+        "right": {
+            name: [share_right(record, features, head) for record in test]
+            for name, head in heads.items()
+        },
+        "true": true,
+        "estimated": {name: found.reliability[name].value for name in true},
     }
 
 
@@ -116,39 +138,56 @@ def count_right(real: Sequence[RankedPrompt], judged: Sequence[RankedPrompt]) ->
     return {name: (1 + sum(all_)) / (2 + len(all_)) for name, all_ in sorted(right.items())}
 
 
-def differ(runs: Sequence[Mapping[str, Mapping[str, Sequence[float]]]]) -> Config:
-    """Accuracy above that with equal weights, by weights; the mean over runs and held-out prompts.
+def true_weights(true: Mapping[str, float]) -> dict[str, float]:
+    """The weights that `--annotator-weights auto` would give, had it estimated without error."""
+    return weights_of({name: Reliability(value, None, None, 0) for name, value in true.items()})
+
+
+def summarize(runs: Sequence[Config]) -> Config:
+    """Means over runs, with 95 % intervals over held-out prompts, the same for all runs.
 
     Args:
-        runs: for each kind of weights and each held-out prompt (pairs right, pairs).
+        runs: with the share `right` of each held-out prompt's judgments for each kind of weights,
+            and the `true` and `estimated` reliability of each annotator.
     """
-    found = {}
-    for name in WEIGHTS[1:]:
-        rows = [
-            [(one[name][prompt][0] - count[0]) / count[1] for prompt, count in one["equal"].items()]
-            for one in runs
-        ]
-        found[name] = bootstrap_interval(np.mean(rows, axis=0), seed=0).to_json()
-    return found
+    right = {name: np.array([one["right"][name] for one in runs]) for name in WEIGHTS}  # (R, P)
+    above = {name: right[name] - right["equal"] for name in WEIGHTS[1:]}
+    errors = [abs(one["estimated"][who] - one["true"][who]) for one in runs for who in one["true"]]
+    return {
+        "seeds": len(runs),
+        "accuracy": {name: mean(values) for name, values in right.items()},
+        "above_equal": {name: mean(values) for name, values in above.items()},
+        "of_seeds": {name: values.mean(axis=1).tolist() for name, values in right.items()},
+        "reliability": {
+            who: {name: float(np.mean([one[name][who] for one in runs])) for name in RELIABILITY}
+            for who in runs[0]["true"]
+        },
+        "largest_error": max(errors),
+    }
+
+
+def mean(values: np.ndarray) -> Config:
+    """The mean of (R, P) values with its interval over the P prompts."""
+    return bootstrap_interval(values.mean(axis=0), seed=0).to_json()
 
 
 def tabulate(result: Config) -> Table:
-    """Two rows for each seed, the head alone and all weights, and the mean gain."""
-    names = list(result["runs"][0]["reliability"])
-    header = ["seed", "trained", *(f"{name} weights (95 %)" for name in WEIGHTS)]
-    header += ["auto above equal (95 %)", *(f"{name}: estimated (true)" for name in names)]
-    rows = [header]
-    for one in result["runs"]:
-        seed, blank = str(one["seed"]), [""] * len(names)
-        rows.append([seed, "the head", *(interval(one["head"][n]) for n in WEIGHTS), "", *blank])
-        found = [interval(one["accuracy"][name]) for name in WEIGHTS]
-        people = [
-            f"{100 * who['estimated']['value']:.0f} % ({100 * who['true']:.0f} %)"
-            for who in one["reliability"].values()
+    """One row for the heads and one for all weights."""
+    parts = {name: result[name] for name in ("the head", "all weights")}
+    who = list(result["the head"]["reliability"])
+    header = ["trained", "seeds", *(f"{name} weights (95 %)" for name in WEIGHTS)]
+    header += [f"{name} above equal, points (95 %)" for name in WEIGHTS[1:]]
+    rows = [[*header, *(f"{name}: estimated (true)" for name in who)]]
+    for name, part in parts.items():
+        cells = [interval(part["accuracy"][one]) for one in WEIGHTS]
+        cells += [signed_points(part["above_equal"][one]) for one in WEIGHTS[1:]]
+        known = part["reliability"]
+        cells += [
+            f"{100 * known[one]['estimated']:.0f} % ({100 * known[one]['true']:.0f} %)"
+            for one in who
         ]
-        rows.append([seed, "all weights", *found, signed(one["gained"]["auto"]), *people])
-    mean = ["mean", "all weights", *[""] * len(WEIGHTS), signed(result["gained"]["auto"])]
-    return [*rows, [*mean, *[""] * len(names)]]
+        rows.append([name, str(part["seeds"]), *cells])
+    return rows
 
 
 if __name__ == "__main__":

@@ -327,6 +327,14 @@ def signed(found: Config) -> str:
     return "{value:+.2f} ({low:+.2f} to {high:+.2f})".format(**found)
 
 
+def signed_points(found: Config) -> str:
+    """A difference of two shares in percentage points, as a cell: `+2.1 (+1.3 to +2.9)`."""
+    if found["low"] is None:
+        return f"{100 * found['value']:+.1f}"
+    value, low, high = (100 * found[name] for name in ("value", "low", "high"))
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
 def interval(rate: Config) -> str:
     """A share with its interval, as a cell: `67 % (56–78 %)`."""
     if rate["low"] is None:

@@ -2,32 +2,63 @@
 
 `rlhf train-reward --learning-curve` sees the first labels only and forecasts the accuracy with
 twice and four times as many. Reward models of as many labels are then trained and measured on the
-same held-out pairs. The labels are those of `people.py`, of both splits A and B, in one order.
+same held-out pairs. The labels are those of `people.py`, of both splits A and B, in one order. A
+head on the frozen model costs little, so that its forecasts are checked for many orders of labels.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from experiment import Config, Table, flags, interval, run, stage, write_dataset
+from heads import Features, fit_head, one_a_prefix, read_features, share_right
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from people import as_records, draw_test, is_bare, read_pairs
 
 from reward.report.health_page import draw_learning_curve
-from reward.report.learning_curve import forecasts_of
+from reward.report.learning_curve import Point, forecasts_of, measure_curve
+from reward.train import PARTS
+from rlhf.records.schema import RankedPrompt
+
+HEAD, ALL = "the head", "all weights"
 
 
 def measure(config: Config, out: Path) -> Config:
-    """The learning curve of the first labels, then the accuracy at every number it forecasts."""
+    """Forecasts and what was measured afterwards, by what is trained; a run for each order."""
     pairs = read_pairs(config["data"])
-    pool = [pair for pair in (*pairs["A"], *pairs["B"]) if not is_bare(pair)]
-    test = draw_test(config, pairs["heldout"], pool)
+    splits = (pairs["A"], pairs["B"])
+    found = {}
+    if HEAD in config["trained"]:
+        known = {pair["prefix"] for pair in pairs["A"]}
+        others = [pair for pair in pairs["B"] if pair["prefix"] not in known]
+        pools = [as_records(config, one_a_prefix(split), "train") for split in (pairs["A"], others)]
+        both = [pair for split in splits for pair in split if not is_bare(pair)]
+        test = draw_test(config | config["heads"], pairs["heldout"], both)
+        # split A as other experiments read it, so that they share its features
+        features = read_features(config, [*pools[0], *test]) | read_features(config, pools[1])
+        pool = [record for one in pools for record in one]
+        found[HEAD] = [
+            check_heads(config, pool, test, features, seed)
+            for seed in range(config["heads"]["seeds"])
+        ]
+    if ALL in config["trained"]:
+        found[ALL] = [check_trained(config, splits, pairs["heldout"], out)]
+    return {"checks": found}
+
+
+def check_trained(
+    config: Config, splits: Sequence[Sequence[Config]], held_out: Sequence[Config], out: Path
+) -> Config:
+    """The learning curve of the first labels, then the accuracy at every number it forecasts."""
+    pool = [pair for split in splits for pair in split if not is_bare(pair)]
+    test = draw_test(config, held_out, pool)
     order = np.random.default_rng(config["seed"]).permutation(len(pool))
 
     def train(labels: int, *how: str) -> Config:
         chosen = [pool[place] for place in order[:labels]]
-        train = as_records(config, chosen, "train")
-        data = write_dataset(out / f"labels-{labels}", [*train, *test])
+        records = [*as_records(config, chosen, "train"), *test]
+        data = write_dataset(out / f"labels-{labels}", records)
         base = ["--rankings", data, "--model", config["model"], "--seed", config["seed"]]
         return stage(
             out / f"reward-{labels}", "train-reward", *base, *flags(config["reward"]), *how
@@ -40,30 +71,74 @@ def measure(config: Config, out: Path) -> Config:
     return {"curve": curve, "measured": measured}
 
 
-def tabulate(result: Config) -> Table:
-    """One row for each training: those that the forecast has seen, then those that check it."""
-    rows = [["labels", "seen by the forecast", "forecast (95 %)", "measured (95 %)", "held"]]
-    rows += [
-        [f"{one['labels']:,}", "yes", "", interval(one), ""] for one in result["curve"]["points"]
+def check_heads(
+    config: Config,
+    pool: Sequence[RankedPrompt],
+    test: Sequence[RankedPrompt],
+    features: Features,
+    seed: int,
+) -> Config:
+    """The same of heads on frozen features, for one order of labels."""
+    order = np.random.default_rng(seed).permutation(len(pool))
+
+    def fit(labels: int) -> Point:
+        head = fit_head([pool[place] for place in order[:labels]], features)
+        right = {record.prompt.id: share_right(record, features, head) for record in test}
+        counts = {record.prompt.id: len(record.rankings) for record in test}
+        pairs = {name: (share * counts[name], counts[name]) for name, share in right.items()}
+        value = sum(one for one, _ in pairs.values()) / sum(counts.values())
+        return Point(labels, labels, {"value": value, "low": None, "high": None}, pairs)
+
+    curve = measure_curve([fit(-(-config["labels"] // part)) for part in (*PARTS, 1)])
+    measured = [
+        {"labels": one["labels"], **fit(one["labels"]).accuracy} for one in forecasts_of(curve)
     ]
-    for forecast, one in zip(forecasts_of(result["curve"]), result["measured"], strict=True):
-        held = "yes" if forecast["low"] <= one["value"] <= forecast["high"] else "no"
-        rows.append([f"{one['labels']:,}", "no", interval(forecast), interval(one), held])
+    return {"curve": curve, "measured": measured}
+
+
+def tabulate(result: Config) -> Table:
+    """One row for each number of labels: those the forecast has seen, then those that check it."""
+    header = ["trained", "labels", "orders", "seen by the forecast", "forecast (95 %)", "measured"]
+    rows = [[*header, "within the forecast's interval"]]
+    for trained, checks in result["checks"].items():
+        number = str(len(checks))
+        for points in zip(*(one["curve"]["points"] for one in checks), strict=True):
+            labels = f"{points[0]['labels']:,}"
+            rows.append([trained, labels, number, "yes", "", interval(mean(points)), ""])
+        for place, forecasts in enumerate(
+            zip(*(forecasts_of(one["curve"]) for one in checks), strict=True)
+        ):
+            later = [one["measured"][place] for one in checks]
+            held = sum(
+                forecast["low"] <= one["value"] <= forecast["high"]
+                for forecast, one in zip(forecasts, later, strict=True)
+            )
+            cells = [interval(mean(forecasts)), interval(mean(later)), f"{held} of {number}"]
+            rows.append([trained, f"{later[0]['labels']:,}", number, "no", *cells])
     return rows
+
+
+def mean(rates: Sequence[Config]) -> Config:
+    """The mean of several rates and of their ends."""
+    return {
+        name: None if rates[0][name] is None else float(np.mean([one[name] for one in rates]))
+        for name in ("value", "low", "high")
+    }
 
 
 def plot(result: Config) -> Figure:
     """The report's picture of the forecast, with what was measured afterwards."""
-    figure = draw_learning_curve(result["curve"])
+    [check, *_] = list(result["checks"].values())[-1]
+    figure = draw_learning_curve(check["curve"])
     FigureCanvasAgg(figure)
     figure.set_size_inches(8, 5)
     [axes] = figure.axes
-    later = result["measured"]
+    later = check["measured"]
     found = [one["labels"] for one in later], [one["value"] for one in later]
-    axes.plot(*found, "D", color="#b45309", label="measured afterwards")
-    axes.set_ylabel("share of held-out judgments ordered as people did")
+    axes.plot(*found, "D", color="#b45309", markersize=5, label="measured afterwards")
+    axes.set_ylabel("held-out judgments ordered as people did")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
     return figure
 
 

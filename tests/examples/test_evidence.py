@@ -70,8 +70,26 @@ CHANGES = {
         "pairs": 6,
         "test": 5,
         "reward": {"head": "fitted", "precision": "fp32"},
+        "precision": "fp32",
+        "heads": {"seeds": 2, "test": 5},
     },
-    "label_value": {**STORIES, "labels": 16, "test": 30},
+    "label_value": {
+        **STORIES,
+        "labels": 16,
+        "trained": ["the head", "all weights"],
+        "test": 30,
+        "precision": "fp32",
+        "heads": {"seeds": 2, "test": 30},
+    },
+    "priorities": {
+        **STORIES,
+        "test": 5,
+        "precision": "fp32",
+        "methods": ["random", "entropy", "fisher", "delta-ucb"],
+        "random_share": 0.2,
+        "round": 2,
+        "rounds": 3,
+    },
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},
@@ -126,6 +144,7 @@ def write_pairs(file: Path, size: int = 6) -> Path:
 WRITERS = {
     "people": write_pairs,
     "annotators": write_pairs,
+    "priorities": write_pairs,
     "label_value": partial(write_pairs, size=32),
 }
 
@@ -141,6 +160,7 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "model": str(tiny_model),
         "prompts": str(write_prompts(tmp_path / "prompts.jsonl")),
         "db": str(tmp_path / "labels.db"),
+        "features": str(tmp_path / "features"),
         "data": str(WRITERS.get(name, write_judgements)(tmp_path / "data.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
