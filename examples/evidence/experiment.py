@@ -191,9 +191,14 @@ def stage(out: Path, *arguments: str | Path | float) -> Config:
 
 
 def flags(settings: Config) -> list[str]:
-    """Settings of a configuration as flags: {"kl.coefficient": 0.2} → --kl.coefficient 0.2."""
+    """Settings of a configuration as flags: {"kl.coefficient": 0.2} → --kl.coefficient 0.2.
+
+    A setting that is true becomes its flag alone.
+    """
     named = [("--" + name.replace("_", "-"), value) for name, value in settings.items()]
-    return [word for name, value in named for word in (name, str(value))]
+    return [
+        word for name, value in named for word in ((name,) if value is True else (name, str(value)))
+    ]
 
 
 def sampled_prompts(config: Config) -> list[RankedPrompt]:

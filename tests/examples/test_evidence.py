@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import signal
+import subprocess
 import sys
+import time
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -171,6 +174,34 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
     assert again == first
     with pytest.raises(InputError, match="holds an experiment of another configuration"):
         run(monkeypatch, name, config | {"seed": 1}, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_configuration_for_one_gpu_goes_on_after_every_kill(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    config = yaml.safe_load((EVIDENCE / "one_gpu" / "people.yaml").read_text(encoding="utf-8"))
+    config |= {"model": str(tiny_model), "data": str(write_pairs(tmp_path / "data.jsonl.gz"))}
+    config |= {"pairs": 3, "test": 2, "validation": 1, "seeds": [0], "steps": [2]}
+    config["reference"] |= {"max_new_tokens": 8}
+    config["ppo"] |= {"steps": 3, "batch.episodes_per_step": 4}
+    for part in ("reward", "score", "reference", "ppo", "evaluate"):
+        config[part]["precision"] = "fp32"
+    file, out = tmp_path / "config.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(config))
+    command = [sys.executable, EVIDENCE / "people.py", "--config", file, "--out", out]
+    kills = 0
+    for begun in ("judge/metrics.jsonl", "ppo-0-3/metrics.jsonl", "evaluate-0-3/stage.json"):
+        process = subprocess.Popen(command, cwd=REPOSITORY)
+        while process.poll() is None and not (out / begun).is_file():
+            time.sleep(0.05)
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 3
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    result = json.loads((out / "result.json").read_text())
+    assert [run["seed"] for run in result["runs"]] == [0]
+    assert [run["steps"] for run in result["lengths"]] == [2, 3]
 
 
 def test_every_experiment_has_its_configuration_and_its_place_in_the_readme() -> None:
