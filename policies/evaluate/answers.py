@@ -11,17 +11,13 @@ from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from policies.evaluate.answer_order import split_by_model
-from policies.reference.loading import in_memory
 from policies.reference.store import ReferenceRow, ReferenceStore
-from policies.sampling.generate import (
-    EMPTY_TEXT,
-    Sample,
-    as_response,
-    encode_prompts,
-    sample_responses,
-)
+from policies.sampling.engines import frozen_model
+from policies.sampling.generate import Sample, encode_prompts
+from policies.sampling.responses import EMPTY_TEXT, as_response
+from policies.sampling.settings import Engine
 from rlhf.modeling.chat_template import end_token_ids, opens_thinking
-from rlhf.modeling.models import load_causal_lm, load_config
+from rlhf.modeling.models import load_config
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.modeling.thinking import after_opening_tag
 from rlhf.modeling.tokens import decode_response, encode_prompt, tokenizer_fingerprint
@@ -75,25 +71,32 @@ def stored_answers(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answering:
+    """How a model answers: by which engine, how often, and how many sequences at once."""
+
+    engine: Engine
+    samples: int
+    batch_size: int
+
+
 def sample_answers(
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
     description: dict[str, str],
     prompts: Sequence[list[int]],
     sampling: Sampling,
-    *,
-    samples: int,
-    batch_size: int,
+    how: Answering,
 ) -> ModelAnswers:
-    """Load a model and sample `samples` answers to every prompt, given as token ids."""
-    repeated = [ids for ids in prompts for _ in range(samples)]
-    model = load_causal_lm(description["path"]).to(accelerator.device)
-    seed_all(sampling.seed)
-    with in_memory(model), progress("answers", total=len(repeated)) as bar:
-        flat = sample_responses(
-            accelerator, model, tokenizer, repeated, sampling, batch_size, bar.advance
-        )
-    grouped = [flat[first : first + samples] for first in range(0, len(flat), samples)]
+    """Load a model and sample several answers to every prompt, given as token ids."""
+    repeated = [ids for ids in prompts for _ in range(how.samples)]
+    longest = max(map(len, prompts)) + sampling.max_new_tokens
+    path, size = description["path"], how.batch_size
+    loaded = frozen_model(how.engine, path, accelerator, tokenizer, longest, size)
+    with loaded as model, progress("answers", total=len(repeated)) as bar:
+        seed_all(sampling.seed)
+        flat = model.sample(repeated, sampling, bar.advance)
+    grouped = [flat[first : first + how.samples] for first in range(0, len(flat), how.samples)]
     texts = [
         [decode_response(tokenizer, sample.token_ids, ids) for sample in group]
         for ids, group in zip(prompts, grouped, strict=True)
@@ -107,9 +110,7 @@ def sample_rival(
     prompts: Sequence[Prompt],
     policy_tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
-    *,
-    samples: int,
-    batch_size: int,
+    how: Answering,
 ) -> ModelAnswers:
     """Load another model with its own tokenizer and sample answers to the same prompts.
 
@@ -118,15 +119,7 @@ def sample_rival(
     """
     tokenizer, config = tokenizer_of(description), load_config(description["path"])
     encoded = encode_prompts(tokenizer, config, prompts, sampling.max_new_tokens)
-    found = sample_answers(
-        accelerator,
-        tokenizer,
-        description,
-        encoded,
-        sampling,
-        samples=samples,
-        batch_size=batch_size,
-    )
+    found = sample_answers(accelerator, tokenizer, description, encoded, sampling, how)
     if description["tokenizer"] == tokenizer_fingerprint(policy_tokenizer):
         return found
     rewritten = [

@@ -19,6 +19,7 @@ from numpy import ndarray
 from transformers import PreTrainedTokenizerBase
 
 from policies.evaluate.answers import (
+    Answering,
     ModelAnswers,
     as_records,
     read_sampled,
@@ -211,15 +212,17 @@ def answer(
     if file.is_file():
         has_rival = comparison.rival is not None
         return stored | read_sampled(file, settings.samples, has_rival=has_rival)
-    how = {"samples": settings.samples, "batch_size": settings.batch_size}
+    how = Answering(
+        engine=settings.engine, samples=settings.samples, batch_size=settings.batch_size
+    )
     sampling = replace(comparison.store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in comparison.groups]
-    policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, **how)
+    policy = sample_answers(accelerator, tokenizer, comparison.policy, encoded, sampling, how)
     by_model = stored | {"policy": policy}
     if comparison.rival:
         sampling = replace(sampling, seed=settings.seed + RIVAL_SEED_STRIDE)
         by_model["rival"] = sample_rival(
-            accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, **how
+            accelerator, comparison.rival, comparison.prompts, tokenizer, sampling, how
         )
     records = as_records(comparison.prompts, list(by_model.values()))
     write_jsonl(file, (record.to_json() for record in records))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from policies.sampling.settings import Engine, require_engine
 from rlhf.config import MAX_SEED, Precision, require_range
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
@@ -43,6 +44,9 @@ class EvaluateSettings:
     """Which prompts to answer; `test` prompts were not trained on."""
     samples: int = 4
     """Responses of the policy per prompt."""
+    engine: Engine = "generate"
+    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    batching; `vllm`: vLLM, where it is installed."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     seed: int = 0
@@ -56,6 +60,7 @@ class EvaluateSettings:
         require_range("samples", self.samples, 1)
         require_range("seed", self.seed, 0, MAX_SEED)
         require_range("batch_size", self.batch_size, 1)
+        require_engine("--engine", self.engine)
         require_range("judge_parallel", self.judge_parallel, 1, 64)
         wants_judge = bool(self.judge_endpoint or self.judge_model or self.judge_rubric)
         has_judge = bool(self.judge_model) and self.judge_endpoint.startswith(

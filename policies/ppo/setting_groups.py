@@ -1,14 +1,12 @@
 """The groups of `rlhf ppo`'s settings, each with the checks that concern it alone; torch-free."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from policies.sampling.settings import Engine, require_engine
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
-
-Engine = Literal["generate", "continuous", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +208,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         require_range("sampling.batch_size", self.batch_size, 1)
         require_range("sampling.correction_cap", self.correction_cap, 1.0, above_low=True)
-        if self.engine == "vllm" and find_spec("vllm") is None:
-            raise ConfigError(
-                "--sampling.engine vllm needs the package vllm, which is not installed",
-                "Install it: pip install vllm, or use --sampling.engine generate.",
-            )
+        require_engine("--sampling.engine", self.engine)
 
 
 @dataclass(frozen=True, kw_only=True)

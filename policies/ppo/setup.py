@@ -20,9 +20,7 @@ from policies.ppo.settings import PPOSettings
 from policies.reference.rewards import rewards_by_prompt
 from policies.reference.store import ReferenceRow, ReferenceStore
 from policies.rewards import load_reward
-from policies.sampling.continuous import sample_continuously
-from policies.sampling.generate import Sampler
-from policies.sampling.vllm_engine import VLLM
+from policies.sampling.engines import new_sampler
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.attention.packing import pack_prefixes
@@ -181,21 +179,15 @@ def _environment(
         reference_rewards=rewards_by_prompt(store, reward, tokenizer, accelerator.device),
         sampling=store.sampling,
         shaping=settings.shaping,
-        sampler=_new_sampler(settings, store, accelerator),
+        sampler=new_sampler(
+            settings.sampling.engine,
+            settings.model,
+            accelerator,
+            store.manifest["longest_prompt"] + store.sampling.max_new_tokens,
+            settings.sampling.batch_size,
+        ),
         sampler_correction=settings.sampler_correction,
     )
-
-
-def _new_sampler(
-    settings: PPOSettings, store: ReferenceStore, accelerator: Accelerator
-) -> Sampler | None:
-    """Who samples rollouts; None is transformers' plain `generate`."""
-    if settings.sampling.engine == "continuous":
-        return sample_continuously
-    if settings.sampling.engine == "vllm":
-        longest = store.manifest["longest_prompt"] + store.sampling.max_new_tokens
-        return VLLM(settings.model, accelerator, longest, settings.sampling.batch_size)
-    return None
 
 
 def _new_optimizer(model: PolicyAndCritic) -> torch.optim.Optimizer:

@@ -69,7 +69,8 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         watching_stage(run, stall_timeout, heartbeat=heartbeat),
     ):
         run.outputs.mkdir(exist_ok=True)
-        models = load_models(settings, model_description, accelerator, sharding)
+        longest = max(map(len, encoded)) + settings.sampling.max_new_tokens
+        models = load_models(settings, model_description, accelerator, sharding, longest)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
         writer = ShardWriter(
             accelerator, sharding, models, tokenizer, settings, model_description, prompt_ids

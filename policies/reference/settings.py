@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from policies.sampling.settings import require_sampling
+from policies.sampling.settings import Engine, require_engine, require_sampling
 from rlhf.config import MAX_SEED, Precision, flag_of, read_setting, require_range
 from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import GroupSettings
 
 SAMPLED = (
-    *(f"sampling.{name}" for name in ("samples", "temperature", "max_new_tokens", "reuse")),
+    *(f"sampling.{name}" for name in ("engine", "samples", "temperature", "max_new_tokens")),
+    "sampling.reuse",
     *("chat_template_kwargs", "store_top_k", "prompts_per_shard"),
 )
 
@@ -21,6 +22,9 @@ SAMPLED = (
 class SamplingSettings:
     """How responses are sampled."""
 
+    engine: Engine = "generate"
+    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    batching; `vllm`: vLLM, where it is installed."""
     samples: int = 1
     """Reference outputs per prompt."""
     temperature: float = 1.0
@@ -33,6 +37,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         require_range("sampling.samples", self.samples, 1)
         require_sampling(self.temperature, 1.0, 0, self.max_new_tokens, "sampling.")
+        require_engine("--sampling.engine", self.engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,7 @@ class ReferenceSettings(GroupSettings):
 
     OLD_NAMES: ClassVar[dict[str, str]] = {
         **GroupSettings.OLD_NAMES,
+        "engine": "sampling.engine",
         "samples": "sampling.samples",
         "temperature": "sampling.temperature",
         "max_new_tokens": "sampling.max_new_tokens",
@@ -87,7 +93,7 @@ class ReferenceSettings(GroupSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_tensor_parallel()
+        self._require_tensor_parallel(**{"sampling.engine": "generate"})
         if self.parallel.offload and self.sharding in ("zero1", "zero2"):
             raise ConfigError(
                 f"--parallel.offload has no effect with --sharding {self.sharding}: it shards "

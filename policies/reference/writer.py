@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policies.reference.settings import ReferenceSettings
 from policies.reference.shards import ReferenceRow, TopTokens, write_shard
 from policies.rewards import Reward, load_reward
-from policies.sampling.generate import Sample, cut, sample_responses
+from policies.sampling.engines import FrozenModel, new_sampler
+from policies.sampling.generate import Sample, Sampler, cut
 from rlhf.modeling.chat_template import END_TOKENS, end_token_ids
 from rlhf.modeling.log_probs import (
     SCORE_BATCH,
@@ -57,6 +58,7 @@ class Models:
     original: PreTrainedModel
     gathered_model: GatheredModel
     reward: Reward | None
+    sampler: Sampler | None
 
 
 def load_models(
@@ -64,16 +66,22 @@ def load_models(
     description: dict[str, str],
     accelerator: Accelerator,
     sharding: Sharding,
+    longest: int,
 ) -> Models:
-    """Load the original model, sharded as asked, and the reward."""
+    """Load the original model, sharded as asked, the reward and the engine.
+
+    `longest`: tokens of the longest prompt and response together.
+    """
+    path, engine = description["path"], settings.sampling.engine
+    sampler = new_sampler(engine, path, accelerator, longest, settings.batch_size, is_frozen=True)
     model = load_causal_lm(description["path"], tensor_parallel=sharding.is_tensor_parallel).eval()
     gathered_model = GatheredModel(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:
-        return Models(model, gathered_model, None)
+        return Models(model, gathered_model, None, sampler)
     given = described_kwargs(description)
     reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
-    return Models(model, gathered_model, reward)
+    return Models(model, gathered_model, reward, sampler)
 
 
 @dataclass(frozen=True)
@@ -171,18 +179,15 @@ class ShardWriter:
         ]
 
     def _sample(self, prompts: list[list[int]], advance: Callable[[int], None]) -> list[Sample]:
+        size, sampler = self.settings.batch_size, self.models.sampler
+        if self.settings.sampling.engine == "vllm":
+            alone = FrozenModel(self.accelerator, self.tokenizer, None, sampler, size)
+            return alone.sample(prompts, self.sampling, advance)
         if self.sharding.shards_weights and not global_max(self.accelerator, len(prompts)):
             return []  # and nobody needs all of the model
         with self.models.gathered_model.gathered(self.models.original) as model:
-            return sample_responses(
-                self.accelerator,
-                model,
-                self.tokenizer,
-                prompts,
-                self.sampling,
-                self.settings.batch_size,
-                advance,
-            )
+            whole = FrozenModel(self.accelerator, self.tokenizer, model, sampler, size)
+            return whole.sample(prompts, self.sampling, advance)
 
     def _reusable(self, record: RankedPrompt) -> list[Sample]:
         """Responses of the ranking dataset that this model sampled under these settings.

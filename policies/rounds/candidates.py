@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from policies.evaluate.answers import sample_answers, stored_answers
+from policies.evaluate.answers import Answering, sample_answers, stored_answers
 from policies.evaluate.judges import score_with_reward
 from policies.reference.audit import score_responses
 from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
@@ -81,8 +81,8 @@ def sample_candidates(
     tokenizer = store.load_tokenizer(policy["path"])
     sampling = replace(store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in groups]
-    how = {"samples": settings.k, "batch_size": settings.batch_size}
-    ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, **how)
+    how = Answering(engine=settings.engine, samples=settings.k, batch_size=settings.batch_size)
+    ours = sample_answers(accelerator, tokenizer, policy, encoded, sampling, how)
     repeated = [ids for ids in encoded for _ in range(settings.k)]
     responses = [sample.token_ids for row in ours.samples for sample in row]
     scored = (tokenizer, repeated, responses, sampling.temperature, settings.batch_size)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from policies.sampling.settings import Engine, require_engine
 from rlhf.config import MAX_SEED, Precision, require_range
 
 
@@ -29,6 +30,9 @@ class RoundSettings:
     """Fraction of prompts drawn at random, at least 0.2, to find problems that neither measure
     shows. Half of the rest are those on which policy and original differ most, half those on which
     the reward model is least certain."""
+    engine: Engine = "generate"
+    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    batching; `vllm`: vLLM, where it is installed."""
     batch_size: int = 64
     """Sequences sampled or scored at once."""
     seed: int = 0
@@ -42,3 +46,4 @@ class RoundSettings:
         require_range("k", self.k, 1)
         require_range("random_share", self.random_share, 0.2, 1.0)
         require_range("batch_size", self.batch_size, 1)
+        require_engine("--engine", self.engine)

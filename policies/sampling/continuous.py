@@ -18,12 +18,12 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from rlhf.errors import InputError
 
 PAGE = 256  # tokens
-REMEDY = "Use --sampling.engine generate, which samples from every model."
+REMEDY = "Use --engine generate, which samples from every model."
 
 
 def sample_continuously(
     accelerator: Accelerator,
-    model: PreTrainedModel,
+    model: PreTrainedModel | None,
     prompts: Sequence[list[int]],
     config: GenerationConfig,
     requests: int,
@@ -40,6 +40,7 @@ def sample_continuously(
     Raises:
         InputError: the engine cannot run this model.
     """
+    assert model is not None
     how = batching_config(
         accelerator.device, requests, max(map(len, prompts)) + int(config.max_new_tokens)
     )

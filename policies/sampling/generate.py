@@ -1,6 +1,6 @@
-"""Sampling responses from a model, batch by batch in order of length; and `rlhf generate`."""
+"""Sampling responses from a model, batch by batch in order of length."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,28 +22,22 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from policies.sampling.settings import GenerateSettings
 from rlhf.errors import InputError
 from rlhf.modeling.attention.layout import common_prefix_length
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, other_attention
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.log_probs import batches_by_length
 from rlhf.modeling.logits.projection import float32_logits
-from rlhf.modeling.models import context_length, describe_model, load_causal_lm, load_config
-from rlhf.modeling.readers import tokenizer_of
-from rlhf.modeling.tokens import TokenBatch, decode_response, encode_prompt, join, pad_left
-from rlhf.parallel.distributed import start_alone
-from rlhf.records.schema import Prompt, Response, Sampling, content_id
-from rlhf.run.metrics import progress
+from rlhf.modeling.models import context_length
+from rlhf.modeling.tokens import TokenBatch, encode_prompt, join, pad_left
+from rlhf.records.schema import Prompt, Sampling
 from rlhf.run.watchdog import beat
 
 PART = 256  # tokens of the vocabulary whose probabilities are summed first
-MORE_SEED_STRIDE = 1_000_003
-EMPTY_TEXT = "(no answer)"  # shown to people in place of an empty response; token ids stay exact
 # Samples a response to each prompt: its token ids and their log-probs. The last argument is the
 # maximum number of responses sampled at once.
 Sampler = Callable[
-    [Accelerator, PreTrainedModel, Sequence[list[int]], GenerationConfig, int],
+    [Accelerator, PreTrainedModel | None, Sequence[list[int]], GenerationConfig, int],
     list[tuple[list[int], list[float]]],
 ]
 
@@ -115,7 +109,7 @@ def sample_responses(
 def sample_with(
     sampler: Sampler | None,
     accelerator: Accelerator,
-    model: PreTrainedModel,
+    model: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     sampling: Sampling,
@@ -123,10 +117,13 @@ def sample_with(
 ) -> list[Sample]:
     """As `sample_responses`, with `sampler` where one is given.
 
+    `model` is None where the sampler has the weights.
+
     Raises:
         InputError: the sampler cannot run this model.
     """
     if sampler is None:
+        assert model is not None
         return sample_responses(accelerator, model, tokenizer, prompts, sampling, batch_size)
     with _evaluating(model):
         config = generation_config(tokenizer, sampling)
@@ -136,8 +133,11 @@ def sample_with(
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def _evaluating(model: PreTrainedModel | None) -> Iterator[None]:
     """Switch dropout off within the block."""
+    if model is None:
+        yield
+        return
     was_training = model.training
     model.eval()
     try:
@@ -297,87 +297,3 @@ def cut(ids: list[int], ends: Sequence[int], log_probs: list[float] | None = Non
     length = len(ids) if place is None else place + 1
     kept = None if log_probs is None else log_probs[:length]
     return Sample(ids[:length], place is not None, kept)
-
-
-def generate_responses(
-    settings: GenerateSettings,
-    lacking: Callable[[str], Sequence[tuple[Prompt, int]]],
-    add: Callable[[Iterable[Response]], int],
-) -> dict[str, Any]:
-    """Sample until every prompt has `k` responses of the model, saving after each batch.
-
-    Args:
-        settings: model, k and sampling.
-        lacking: for a model fingerprint, the prompts with fewer than k responses, each with the
-            number that it has.
-        add: stores responses.
-
-    Raises:
-        InputError: the model cannot be loaded, or a prompt is too long for it.
-    """
-    description = describe_model(settings.model, settings.chat_template_kwargs)
-    todo = lacking(description["hash"])
-    slots = [(prompt, index) for prompt, have in todo for index in range(have, settings.k)]
-    if not slots:
-        return {"responses": 0, "prompts": 0, "model": settings.model}
-    tokenizer = tokenizer_of(description)
-    encoded = encode_prompts(
-        tokenizer, load_config(settings.model), [p for p, _ in slots], settings.max_new_tokens
-    )
-    most = max(have for _, have in todo)  # a second call with this seed must not repeat answers
-    accelerator = start_alone(settings.precision, settings.seed + MORE_SEED_STRIDE * most)
-    # weights in the precision of the products need no casts; nothing is trained here
-    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
-    model = load_causal_lm(settings.model, dtype).to(accelerator.device).eval()
-    sampling = Sampling(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
-    with progress("responses", total=len(slots)) as bar:
-        for rows in batches_by_length([len(ids) for ids in encoded], settings.batch_size):
-            samples = sample_responses(
-                accelerator,
-                model,
-                tokenizer,
-                [encoded[row] for row in rows],
-                sampling,
-                settings.batch_size,
-            )
-            add(
-                as_response(
-                    *slots[row],
-                    sample,
-                    decode_response(tokenizer, sample.token_ids, encoded[row]),
-                    description,
-                    sampling,
-                )
-                for row, sample in zip(rows, samples, strict=True)
-            )
-            bar.advance(len(rows))
-    return {"responses": len(slots), "prompts": len(todo), "model": settings.model}
-
-
-def as_response(
-    prompt: Prompt,
-    index: int,
-    sample: Sample,
-    text: str,
-    description: dict[str, str],
-    sampling: Sampling,
-) -> Response:
-    """A sample as a record of the response, its model and its sampling settings."""
-    return Response(
-        id=content_id(prompt.id, description["hash"], index, sample.token_ids),
-        prompt_id=prompt.id,
-        text=text or EMPTY_TEXT,
-        model=description["path"],
-        model_fingerprint=description["hash"],
-        tokenizer_fingerprint=description["tokenizer"],
-        sampling=sampling,
-        sample_index=index,
-        token_ids=tuple(sample.token_ids),
-        finished=sample.finished,
-    )

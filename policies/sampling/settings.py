@@ -1,13 +1,17 @@
 """The settings of `rlhf generate`; torch-free, so that `--help` is quick."""
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.errors import ConfigError
 from rlhf.modeling.template_kwargs import TemplateKwargs
+
+Engine = Literal["generate", "continuous", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,9 @@ class GenerateSettings:
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
+    engine: Engine = "generate"
+    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    batching; `vllm`: vLLM, where it is installed."""
     batch_size: int = 64
     """Sequences sampled at once."""
     seed: int = 0
@@ -43,6 +50,20 @@ class GenerateSettings:
         require_sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
         require_range("batch_size", self.batch_size, 1)
         require_range("seed", self.seed, 0, MAX_SEED)
+        require_engine("--engine", self.engine)
+
+
+def require_engine(flag: str, engine: Engine) -> None:
+    """Refuse vLLM where it is not installed.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    if engine == "vllm" and find_spec("vllm") is None:
+        raise ConfigError(
+            f"{flag} vllm needs the package vllm, which is not installed",
+            f"Install it: pip install vllm, or use {flag} generate.",
+        )
 
 
 def require_sampling(

@@ -12,11 +12,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from policies.sampling.generate import (
     Sample,
-    as_response,
     cut,
     encode_prompts,
     generation_config,
 )
+from policies.sampling.responses import as_response
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, load_causal_lm

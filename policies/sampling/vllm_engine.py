@@ -1,6 +1,7 @@
-"""vLLM as the sampler of rollouts, in the trainer's process: it holds a copy of the weights.
+"""vLLM as a sampler, in this process.
 
-Before every batch it gets the policy's current weights, with adapters merged.
+It holds a copy of the weights. In PPO it gets the policy's current weights before every batch, with
+adapters merged; a model that is not trained it reads from disk once.
 """
 
 import os
@@ -15,8 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.errors import InputError
 from rlhf.modeling.adapters import merged_weights
-from rlhf.planning.planner import read_shape
-from rlhf.planning.ppo_plan import vllm_cache_bytes
+from rlhf.planning.planner import read_shape, vllm_cache_bytes
 from rlhf.run.checkpoint import random_states, set_random_states
 
 MAX_SEED = 2**31
@@ -40,12 +40,22 @@ class VLLM:
         accelerator: device, precision and processes; each process has an engine.
         longest: tokens of the longest prompt and response together.
         requests: the most responses sampled at the same time.
+        is_frozen: the weights are those of `model`; else they come with every call.
 
     Raises:
         InputError: vLLM does not start with this model.
     """
 
-    def __init__(self, model: str, accelerator: Accelerator, longest: int, requests: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        accelerator: Accelerator,
+        longest: int,
+        requests: int,
+        *,
+        is_frozen: bool = False,
+    ) -> None:
+        self.is_frozen = is_frozen
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, with the weights
         for name, value in USUAL.items():
             os.environ.setdefault(name, value)
@@ -56,15 +66,14 @@ class VLLM:
         dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         alone = accelerator.num_processes == 1
         cache = vllm_cache_bytes(read_shape(model), requests, longest, dtype.itemsize)
-        while _engines:
-            _engines.pop().llm_engine.engine_core.shutdown()
+        shut_down()
         with _keeping_random_state(), _refusing(model):
             self.llm = LLM(
                 model=model,
                 trust_remote_code=False,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the model's own
-                load_format="dummy",  # the policy's weights follow
+                load_format="auto" if is_frozen else "dummy",  # the policy's weights follow
                 dtype=str(dtype).removeprefix("torch."),
                 max_model_len=longest,
                 max_num_seqs=requests,
@@ -83,7 +92,7 @@ class VLLM:
     def __call__(
         self,
         accelerator: Accelerator,
-        model: PreTrainedModel,
+        model: PreTrainedModel | None,
         prompts: Sequence[list[int]],
         config: GenerationConfig,
         requests: int,
@@ -93,14 +102,25 @@ class VLLM:
         Every response has a random seed of its own, drawn from torch's generator.
         """
         seeds = torch.randint(MAX_SEED, (len(prompts),)).tolist()
-        weights = merged_weights(model, model.state_dict())
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
         with _keeping_random_state():
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
-            assert self.llm.reset_prefix_cache()  # keys and values of the weights before
+            if not self.is_frozen:
+                self._reload_weights(model)
             how = [_sampling(config, seed) for seed in seeds]
             found = self.llm.generate(inputs, how, use_tqdm=False)
         return [_tokens_and_log_probs(one.outputs[0]) for one in found]
+
+    def _reload_weights(self, model: PreTrainedModel | None) -> None:
+        assert model is not None
+        weights = merged_weights(model, model.state_dict())
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
+        assert self.llm.reset_prefix_cache()  # keys and values of the weights before
+
+
+def shut_down() -> None:
+    """End the engine of this process, if there is one, and free its memory."""
+    while _engines:
+        _engines.pop().llm_engine.engine_core.shutdown()
 
 
 def _sampling(config: GenerationConfig, seed: int) -> Any:
@@ -148,5 +168,5 @@ def _refusing(model: str) -> Iterator[None]:
         reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error) or repr(error)
         raise InputError(
             f"vLLM does not start with {model} ({reason.strip().splitlines()[0]})",
-            "Use --sampling.engine generate, which samples from every model.",
+            "Use --engine generate, which samples from every model.",
         ) from error

@@ -9,6 +9,7 @@ fragmentation, and temporaries of single operations. Mixtures of experts: weight
 activations are those of one expert of the config's inner size.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlhf.planning.plan import Item, Pass, Plan, SampleBatch
 FP32 = 4
 BF16 = 2
 NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
+VLLM_PAGE = 128  # tokens; a multiple of what its backends have
 GATES = ("gate_proj", "gate_up_proj")
 CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # Gemma 2, Cohere, …
 
@@ -265,6 +267,29 @@ def sampling_items(
         Item("one layer of the prompts", layer, f"{count} × {prompt} tokens"),
         Item("logits", logits_bytes(shape, count), f"{count} distributions"),
     )
+
+
+def vllm_items(shape: Shape, batch: SampleBatch, *, bf16: bool) -> tuple[Item, ...]:
+    """What vLLM holds from the start to the end of a run."""
+    size, words = frozen_precision(bf16=bf16)
+    cache = vllm_cache_bytes(shape, batch.sequences, batch.length, size)
+    return (
+        Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy"),
+        Item(
+            "vLLM: keys and values",
+            float(cache),
+            f"{batch.sequences + 1} sequences of {batch.length} tokens",
+        ),
+    )
+
+
+def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int:
+    """Bytes of pages for `requests` responses and one more, `length` tokens each with the prompt.
+
+    A number has `size` bytes.
+    """
+    tokens = (requests + 1) * VLLM_PAGE * math.ceil(length / VLLM_PAGE)
+    return 2 * size * shape.layers * shape.key_width * tokens
 
 
 def reward_plan(

@@ -11,7 +11,6 @@
 (zero3, fsdp); weights are gathered while PPO samples. What is offloaded is in main memory.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,10 +29,10 @@ from rlhf.planning.planner import (
     part_of_vocabulary,
     sampling_items,
     stepping_items,
+    vllm_items,
     working_bytes,
 )
 
-VLLM_PAGE = 128  # tokens; a multiple of what its backends have
 Critic = Literal["own", "own head", "head", "none"]
 
 
@@ -129,7 +128,7 @@ def ppo_plan(
         layout: what is sharded; by default nothing, in one process.
     """
     roles, layout, sampled = roles or Roles(), layout or Layout(), batch.sampled
-    engine = _engine(shape, sampled, bf16=bf16) if roles.vllm else ()
+    engine = vllm_items(shape, sampled, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     gradients = tuple(layout.on_device(item) for item in stepping_items(trained))
@@ -201,29 +200,6 @@ def _kept(reward: Shape, roles: Roles, episodes: int, new: int) -> tuple[Item, .
         return ()
     size = float(FP32 * episodes * new * reward.hidden)
     return (Item("critic: what its head reads", size, f"{episodes} × {new} tokens"),)
-
-
-def _engine(shape: Shape, batch: SampleBatch, *, bf16: bool) -> tuple[Item, ...]:
-    """What vLLM holds from the start to the end of a run."""
-    size, words = frozen_precision(bf16=bf16)
-    cache = vllm_cache_bytes(shape, batch.sequences, batch.length, size)
-    return (
-        Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy of the policy's"),
-        Item(
-            "vLLM: keys and values",
-            float(cache),
-            f"{batch.sequences + 1} sequences of {batch.length} tokens",
-        ),
-    )
-
-
-def vllm_cache_bytes(shape: Shape, requests: int, length: int, size: int) -> int:
-    """Bytes of pages for `requests` responses and one more, `length` tokens each with the prompt.
-
-    A number has `size` bytes.
-    """
-    tokens = (requests + 1) * VLLM_PAGE * math.ceil(length / VLLM_PAGE)
-    return 2 * size * shape.layers * shape.key_width * tokens
 
 
 def _sampling(

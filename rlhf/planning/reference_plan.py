@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from rlhf.modeling.log_probs import SCORE_BATCH
-from rlhf.planning.plan import Item, Plan, SampleBatch
+from rlhf.parallel.settings import State
+from rlhf.planning.plan import Item, Layout, Plan, SampleBatch
 from rlhf.planning.planner import (
     FP32,
     Shape,
@@ -12,6 +13,7 @@ from rlhf.planning.planner import (
     frozen_item,
     part_of_vocabulary,
     sampling_items,
+    vllm_items,
     working_bytes,
 )
 
@@ -22,9 +24,8 @@ def reference_plan(
     batch: SampleBatch,
     *,
     bf16: bool,
-    parts: int = 1,
-    is_sharded: bool = False,
-    offload: bool = False,
+    layout: Layout | None = None,
+    vllm: bool = False,
 ) -> Plan:
     """Reference outputs: one frozen model samples and scores; a reward model is optional.
 
@@ -33,12 +34,14 @@ def reference_plan(
         reward: the reward model, if any.
         batch: sequences sampled at once, and, up to SCORE_BATCH, scored.
         bf16: autocast.
-        parts: processes that one model is sharded over, or that hold it by tensor parallelism.
-        is_sharded: it is sharded: each process gathers all of it to sample, and a layer at a time
-            to score.
-        offload: the shards are in main memory.
+        layout: how the models are sharded; by default not at all. Of a sharded model each process
+            gathers all to sample, and a layer at a time to score. With parts that are not sharded,
+            the processes hold it by tensor parallelism.
+        vllm: vLLM samples, with a copy of all weights in each process.
     """
-    share = 0.0 if offload else 1 / parts
+    layout = layout or Layout()
+    parts, is_sharded = layout.parts, layout.shards(State.WEIGHTS)
+    share = 0.0 if layout.offload else 1 / parts
     resident = [frozen_item("reference model", shape.parameters * share)]
     if reward is not None:
         resident.append(frozen_item("reward model", reward.reward_parameters * share))
@@ -56,14 +59,9 @@ def reference_plan(
         Item("one layer", layer, f"{scored} × {length} tokens"),
         Item("logits", logits, f"{scored} × {batch.new} positions, {part_of_vocabulary(shape)}"),
     )
+    sampling = (*gathered, *sampling_items(shape, batch, bf16=bf16, trained=matrices))
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {batch.prompt} tokens",
-        tuple(resident),
-        {
-            "sampling": (
-                *gathered,
-                *sampling_items(shape, batch, bf16=bf16, trained=matrices),
-            ),
-            "scoring": scoring,
-        },
+        (*resident, *(vllm_items(shape, batch, bf16=bf16) if vllm else ())),
+        {**({} if vllm else {"sampling": sampling}), "scoring": scoring},
     )

@@ -11,7 +11,7 @@ EXAMPLE = "rlhf generate --db labels.db --model models/SmolLM2-135M-Instruct -k 
 def run(settings: Settings) -> dict[str, Any]:
     """Sample responses for the prompts that lack them."""
     from labeling_app.db.store import Store
-    from policies.sampling.generate import generate_responses
+    from policies.sampling.responses import generate_responses
 
     with Store(settings.db, must_exist=True) as store:
         if not store.counts()["prompts"]:

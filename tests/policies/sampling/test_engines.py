@@ -9,10 +9,13 @@ import torch
 from accelerate import Accelerator
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
+from labeling_app.db.store import Store
 from policies.ppo.checks import check_step
 from policies.reference.audit import score_responses
+from policies.reference.store import ReferenceStore, open_store
 from policies.sampling.continuous import batching_config, rounded, sample_continuously
 from policies.sampling.generate import Sample, draw, sample_responses, sample_with
+from rlhf.cli import main
 from rlhf.errors import GuardError, InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.chat_template import end_token_ids
@@ -22,6 +25,7 @@ from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Sampling
 from tests.families import FAMILIES, build_family_model
+from tests.pipeline.loop import write_prompts
 from tests.policies.training import TrainingInputs
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [5, 6, 7, 11, 12], [13], [14, 15, 16]]
@@ -164,17 +168,59 @@ def test_a_model_that_the_engine_cannot_run_is_refused(tiny_model: Path) -> None
     config = MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=300, state_size=4)
     with pytest.raises(InputError, match="Continuous batching cannot run Mamba") as caught:
         sample(MambaForCausalLM(config), tiny_model, "continuous")
-    assert caught.value.remedy == "Use --sampling.engine generate, which samples from every model."
+    assert caught.value.remedy == "Use --engine generate, which samples from every model."
+
+
+def sample_everywhere(training: TrainingInputs, folder: Path, engine: str) -> ReferenceStore:
+    """Sample by an engine in every command that samples; the reference outputs."""
+    prompts, db = write_prompts(folder / "prompts.jsonl"), str(folder / "labels.db")
+    model, reference = str(training.model), str(folder / "reference")
+    how = ("--engine", engine, "--batch-size", "3", "--precision", "fp32")
+    compared = ("--reward", str(training.reward), "--reference", reference)
+    for command in (
+        ["import", str(prompts), "--db", db],
+        ["generate", "--db", db, "--model", model, "-k", "2", "--max-new-tokens", "6"],
+        ["reference", "--prompts", str(prompts), "--model", model, "--max-new-tokens", "6"],
+        ["evaluate", "--policy", model, "--against", model, "--samples", "2", *compared],
+        ["round", "--db", db, "--policy", model, "--pick", "2", "-k", "2", *compared],
+    ):
+        out = ("--out", str(folder / command[0])) if command[0] in ("reference", "evaluate") else ()
+        assert main([*command, *out, *(how if command[0] != "import" else ())]) == 0
+    with Store(Path(db)) as store:
+        assert store.counts()["responses"] >= 2 * 12
+    return open_store(folder / "reference" / "outputs")
+
+
+def test_every_command_that_samples_has_the_engines(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    stores = {}
+    for engine in ("generate", "continuous"):
+        (tmp_path / engine).mkdir()
+        stores[engine] = list(sample_everywhere(training, tmp_path / engine, engine).rows)
+    plain, continuous = stores["generate"], stores["continuous"]
+    assert [row.prompt for row in plain] == [row.prompt for row in continuous]
+    assert all(1 <= len(row.response_ids) <= 6 for row in continuous)
+    # an engine draws other random numbers
+    assert [row.response_ids for row in plain] != [row.response_ids for row in continuous]
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
 def test_vllm_is_asked_for_where_it_is_not_installed(
     training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert training.ppo(tmp_path / "x", "--engine", "vllm") == 2
-    words = " ".join(capsys.readouterr().err.split())
-    assert "--sampling.engine vllm needs the package vllm, which is not installed" in words
-    assert "pip install vllm" in words
+    compared = ("--reward", "r", "--reference", "f")
+    for command, flag in (
+        (training.arguments(tmp_path / "x"), "--sampling.engine"),
+        (["reference", "--model", "m", "--prompts", "p", "--out", "o"], "--sampling.engine"),
+        (["generate", "--db", "d", "--model", "m"], "--engine"),
+        (["evaluate", "--policy", "p", "--out", "o", *compared], "--engine"),
+        (["round", "--policy", "p", "--db", "d", *compared], "--engine"),
+    ):
+        assert main([*command, "--engine", "vllm"]) == 2
+        words = " ".join(capsys.readouterr().err.split())
+        assert f"{flag} vllm needs the package vllm, which is not installed" in words
+        assert f"Install it: pip install vllm, or use {flag} generate." in words
     assert not (tmp_path / "x").exists()
 
 

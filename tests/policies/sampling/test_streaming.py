@@ -3,7 +3,7 @@
 import pytest
 from accelerate.state import AcceleratorState
 
-from policies.sampling.generate import EMPTY_TEXT
+from policies.sampling.responses import EMPTY_TEXT
 from policies.sampling.streaming import LocalModel
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import end_token_ids

@@ -25,7 +25,12 @@ from rlhf.parallel.distributed import start
 from tests.conftest import build_tiny_model
 from tests.pipeline.loop import run_process
 from tests.pipeline.test_resume import kill_when
-from tests.policies.sampling.test_engines import PROMPTS, SAMPLING, TEMPERATURE
+from tests.policies.sampling.test_engines import (
+    PROMPTS,
+    SAMPLING,
+    TEMPERATURE,
+    sample_everywhere,
+)
 from tests.policies.training import TrainingInputs, build_training, metrics_of
 
 LONG = [5 + number % 7 for number in range(290)]
@@ -95,6 +100,24 @@ def test_it_samples_from_the_weights_of_the_moment_with_adapters_merged_in(
     assert first[0].log_probs != changed[0].log_probs != adapted[0].log_probs
 
 
+def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
+    longest = len(LONG) + SAMPLING.max_new_tokens
+    engine = VLLM(str(wide), start("fp32", 0), longest, requests=3, is_frozen=True)
+    model = load_causal_lm(str(wide)).eval()
+    expected = sample(engine, model, wide)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()  # the engine does not look at it
+    accelerator, tokenizer = start("fp32", 0), load_tokenizer(str(wide))
+    assert sample_with(engine, accelerator, None, tokenizer, PROMPTS, SAMPLING, 3) == expected
+
+
+def test_every_command_that_samples_does_it(training: TrainingInputs, tmp_path: Path) -> None:
+    store = sample_everywhere(training, tmp_path, "vllm")
+    assert len(store.rows) == 12
+    assert all(1 <= len(row.response_ids) <= 6 for row in store.rows)
+
+
 def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
     vllm: VLLM, wide: Path
 ) -> None:
@@ -121,7 +144,7 @@ def test_a_model_that_it_cannot_run_is_refused(
     assert done.returncode == 2
     words = " ".join(done.stderr.split())
     assert re.search(r"vLLM does not start with .* \(.*head_dim=8", words)
-    assert "Use --sampling.engine generate, which samples from every model." in words
+    assert "Use --engine generate, which samples from every model." in words
 
 
 def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(

@@ -1,0 +1,136 @@
+"""What samples responses: transformers' `generate`, its continuous batching, or vLLM."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policies.sampling.continuous import sample_continuously
+from policies.sampling.generate import Sample, Sampler, sample_responses, sample_with
+from policies.sampling.settings import Engine
+from policies.sampling.vllm_engine import VLLM, shut_down
+from rlhf.modeling.models import load_causal_lm
+from rlhf.records.schema import Sampling
+from rlhf.run.watchdog import beat
+
+PROMPTS_AT_ONCE = 1024  # given to an engine in one call, between signs of progress
+
+
+def new_sampler(
+    engine: Engine,
+    model: str,
+    accelerator: Accelerator,
+    longest: int,
+    requests: int,
+    *,
+    is_frozen: bool = False,
+) -> Sampler | None:
+    """The sampler of an engine; None for transformers' plain `generate`.
+
+    Args:
+        engine: by its name in settings.
+        model: folder or hub name.
+        accelerator: device, precision and processes.
+        longest: tokens of the longest prompt and response together.
+        requests: maximum number of responses sampled at once.
+        is_frozen: the weights are those of `model`; else they come with every call.
+
+    Raises:
+        InputError: vLLM does not start with this model.
+    """
+    if engine == "continuous":
+        return sample_continuously
+    if engine == "vllm":
+        return VLLM(model, accelerator, longest, requests, is_frozen=is_frozen)
+    return None
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """A model that samples and is not trained.
+
+    Args:
+        accelerator: device and precision.
+        tokenizer: for padding and end tokens.
+        model: not wrapped; None where the sampler has the weights.
+        sampler: None for transformers' plain `generate`.
+        batch_size: sequences sampled at once.
+    """
+
+    accelerator: Accelerator
+    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel | None
+    sampler: Sampler | None
+    batch_size: int
+
+    def sample(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: Sampling,
+        on_batch: Callable[[int], None] = lambda count: None,
+    ) -> list[Sample]:
+        """Sample one response to each prompt, in the order given.
+
+        Args:
+            prompts: token ids; repeat a prompt to sample it several times.
+            sampling: temperature, truncation and length; the caller sets the random seed.
+            on_batch: called after each batch with the number of its responses.
+
+        Raises:
+            InputError: the engine cannot run this model.
+        """
+        tokenizer, size = self.tokenizer, self.batch_size
+        if self.sampler is None:
+            assert self.model is not None
+            return sample_responses(
+                self.accelerator, self.model, tokenizer, prompts, sampling, size, on_batch
+            )
+        found: list[Sample] = []
+        for first in range(0, len(prompts), PROMPTS_AT_ONCE):
+            beat()
+            part = prompts[first : first + PROMPTS_AT_ONCE]
+            found += sample_with(
+                self.sampler, self.accelerator, self.model, tokenizer, part, sampling, size
+            )
+            on_batch(len(part))
+        return found
+
+
+@contextmanager
+def frozen_model(
+    engine: Engine,
+    path: str,
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    longest: int,
+    batch_size: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[FrozenModel]:
+    """Load a model to sample from it within the block; only vLLM loads it where that samples.
+
+    Args:
+        engine: what samples.
+        path: folder or hub name of the model.
+        accelerator: device and precision.
+        tokenizer: for padding and end tokens.
+        longest: tokens of the longest prompt and response together.
+        batch_size: sequences sampled at once.
+        dtype: of the weights; vLLM's have the precision of the products.
+
+    Raises:
+        InputError: the model cannot be loaded, or vLLM does not start with it.
+    """
+    sampler = new_sampler(engine, path, accelerator, longest, batch_size, is_frozen=True)
+    model = None
+    if engine != "vllm":
+        model = load_causal_lm(path, dtype).to(accelerator.device).eval()
+    try:
+        yield FrozenModel(accelerator, tokenizer, model, sampler, batch_size)
+    finally:
+        if model is not None:
+            torch.nn.Module.to(model, "meta")  # frees its weights
+        shut_down()
