@@ -106,8 +106,8 @@ def require_memory(
         f"  {number}. {way}" for number, way in enumerate(ways[:MAX_REMEDIES], start=1)
     )
     raise ConfigError(
-        f"This training needs {plan.peak / GIB:.1f} GiB in each process, which has "
-        f"{has / GIB:.1f}.\n{plan.text}",
+        f"This training needs {plan.peak / GIB:.1f} GiB in each process; {has / GIB:.1f} GiB are "
+        f"available.\n{plan.text}",
         f"Try one of:\n{listed}",
     )
 

@@ -57,7 +57,7 @@ from rlhf.run.watchdog import beat
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-5  # PyTorch's 1e-8 makes the first steps of a fresh head far too large
 DETAILS = ("health", "worst", "held_out_counts")  # in report.json, too long for a terminal
-PARTS = (8, 4, 2)  # what of the train prompts a learning curve trains on before all: 1 / part
+PARTS = (8, 4, 2)  # a learning curve trains on 1/8, 1/4 and 1/2 of the train prompts, then on all
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def train_reward(
         if run.is_done:
             return _read_done(run)
         pad_id = int(tokenizer.pad_token_id)
-        likelier_wins = _ask_base_model(settings, accelerator, sharding, data, pad_id)
+        likelier_wins = _measure_base_model(settings, accelerator, sharding, data, pad_id)
         state = _build_state(settings, accelerator, sharding, pad_id, data)
         findings = _train(settings, run, state, data)
         held_out = score_groups(state, data.held_out)
@@ -159,7 +159,7 @@ def _read_done(run: RunDir) -> dict[str, Any]:
     return {name: report[name] for name in report if name not in DETAILS} | {"already_done": True}
 
 
-def _ask_base_model(
+def _measure_base_model(
     settings: RewardSettings, accelerator: Accelerator, sharding: Sharding, data: Data, pad_id: int
 ) -> Accuracy | None:
     """How often the preferred response is the more likely one under the base model.
@@ -168,8 +168,8 @@ def _ask_base_model(
     likelihoods, or if no pair is held out.
     """
     compared = [group for group in data.held_out if group.pairs]
-    unknown = sharding.is_sharded or settings.adapter == "qlora" or is_reward_model(settings.model)
-    if unknown or not compared:
+    is_sharded = sharding.is_sharded or settings.adapter == "qlora"
+    if is_sharded or is_reward_model(settings.model) or not compared:
         return None
     tokens = settings.batch.micro_tokens
     likelier = base_log_probs(
@@ -197,11 +197,11 @@ def _build_state(
         accelerator.print(words, file=sys.stderr)
     trained = [value for value in module.parameters() if value.requires_grad]
     optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
-    prepared, stepper = prepare(accelerator, module, optimizer, sharding)
+    prepared, prepared_optimizer = prepare(accelerator, module, optimizer, sharding)
     return TrainState(
         accelerator=accelerator,
         module=prepared,
-        optimizer=stepper,
+        optimizer=prepared_optimizer,
         pad_id=pad_id,
         tokens_per_batch=settings.batch.micro_tokens,
         objective=Objective(settings.loss, settings.objective.margin, settings.objective.centering),
@@ -243,9 +243,9 @@ def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data)
                 break
             beat("computing gradients", step + 1)
             began = time.monotonic()
-            epoch, place = divmod(step, per_epoch)
+            epoch, step_in_epoch = divmod(step, per_epoch)
             order = epoch_order(len(data.train), settings.seed, epoch)
-            chosen = order[place * settings.batch.prompts :][: settings.batch.prompts]
+            chosen = order[step_in_epoch * settings.batch.prompts :][: settings.batch.prompts]
             rate = settings.optim.learning_rate * anneal(step, total, warmup)
             row = take_step(state, [data.train[number] for number in chosen], rate)
             _stop_if_broken(row, step + 1, run)

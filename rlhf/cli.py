@@ -26,7 +26,7 @@ from rich.console import Console
 
 from rlhf import __version__
 from rlhf.commands.help_page import help_page
-from rlhf.commands.usage import explain, is_required, unknown_flag
+from rlhf.commands.usage import explain, is_required, refuse_groups, unknown_flag
 from rlhf.config import load_settings, to_plain, to_yaml
 from rlhf.config.paths import old_names, with_new_flags
 from rlhf.diagnose import diagnose
@@ -68,7 +68,7 @@ LIBRARY_SETTINGS = {
 HELP = """RLHF from annotation to evaluation.
 
 People rank responses in the browser, a reward model learns from the rankings, PPO trains a policy
-against it with a KL term on the reference outputs, and an evaluation says whether the result is
+against it and is held close to the original model, and an evaluation says whether the result is
 better.
 """
 HELP_GROUPS = {
@@ -123,6 +123,8 @@ def _run(tokens: list[str]) -> int:
     tokens = with_new_flags(tokens, _settings_of(tokens))
     app, settings = build_app(), _settings_of(tokens)
     try:
+        if settings is not None:
+            refuse_groups(tokens, settings)
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _fail(explain(error, tokens, list(COMMANDS), settings))

@@ -67,10 +67,12 @@ class Users:
             raise InputError(f"{name!r} cannot be a user's name", "Use 1 to 100 characters.")
         hashed = _hashed(password)
         with self.connections.write() as db:
-            if self.get(name) is not None:
+            known = self.get(name)
+            if known is not None:
                 raise InputError(
-                    f"There is a user {name!r} already",
-                    "Use `rlhf users reset` for a new password.",
+                    f"There is a user {name!r} already, with the role {known.role}",
+                    "For a new password: rlhf users reset. Roles stay as they are: for another "
+                    "role, add a second account under another name.",
                 )
             if has_token(db, name):
                 raise InputError(

@@ -38,8 +38,8 @@ class EvaluateSettings:
     judge_parallel: int = 4
     """Requests to --judge-endpoint at the same time."""
     retain: Path | None = None
-    """Texts that measure what the policy forgot: a .txt file with a blank line between paragraphs,
-    or JSON Lines with `text`; default: 20 paragraphs of neutral English prose."""
+    """Texts to check that general ability is not lost: a .txt file with a blank line between
+    paragraphs, or JSON Lines with `text`; default: 20 paragraphs of neutral English prose."""
     split: Literal["test", "train"] = "test"
     """Which prompts to answer; `test` prompts were not trained on."""
     samples: int = 4

@@ -91,13 +91,16 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Scores:
-    """Rewards of episodes: as scored, minus the reference outputs' mean, and as learned from."""
+    """Rewards of episodes."""
 
     scores: Float[Tensor, " B"]
+    """As the reward gives them."""
     centered: Float[Tensor, " B"]
+    """Minus the mean of the prompt's reference outputs."""
     shaped: Float[Tensor, " B"]
+    """After `--rewards.shaping`, limits and penalties."""
     baseline: Float[Tensor, " B"]
-    """Added back to the shaped reward where a critic or other samples are the baseline."""
+    """What shaping has subtracted and advantages do not need: it is added back to `shaped`."""
 
 
 @dataclass(frozen=True)
@@ -243,13 +246,14 @@ def build_experience(
     measured: Measured,
     settings: PPOSettings,
 ) -> Experience:
-    """Rewards of tokens and their advantages.
+    """Token rewards, then advantages, loss mask and sampler weights: what updates learn from.
 
     The score is the reward of the last token. With a reverse KL term, β (log π − log π_ref) is
     subtracted at every token.
     """
     mask = episodes.mask
     loss_mask, weights = _loss_weights(environment, episodes, measured.log_probs, settings)
+    # the prompt's baseline is added back: the critic or the other samples stand for it
     token_rewards = place_at_end(scores.shaped + scores.baseline, mask)
     if measured.reference_log_probs is not None:
         log_ratio = measured.log_probs - measured.reference_log_probs
@@ -307,10 +311,10 @@ def advantages_of(
     if settings.advantages != "gae":
         totals = token_rewards.sum(dim=1).view(-1, settings.batch.samples_per_prompt)
         if settings.advantages == "rloo":
-            each = leave_one_out(totals)
+            of_responses = leave_one_out(totals)
         else:
-            each = group_relative(totals, scale=settings.loss.grpo_std)
-        return each.flatten()[:, None] * mask, values
+            of_responses = group_relative(totals, scale=settings.loss.grpo_std)
+        return of_responses.flatten()[:, None] * mask, values  # without a critic no returns
     advantages, returns = generalized_advantages(
         token_rewards, values, mask, gamma=settings.loss.gamma, gae_lambda=settings.loss.gae_lambda
     )

@@ -90,7 +90,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
 
     Raises:
         InputError: an input is missing, unfinished, or belongs to another model.
-        GuardError: a step-0 invariant does not hold, or a loss is not a number.
+        GuardError: a check before the first step fails, or a loss is not a number.
     """
     reference = require_done(settings.reference, "reference", "outputs")
     store = open_store(reference.outputs, settings.model)
@@ -130,7 +130,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
 def before_training(training: Training) -> dict[str, Any] | None:
     """Check that the policy is the reference, and fit the critic; returns what the fit found."""
     with training.gathered_model.gathered(training.model) as plain:
-        if not training.settings.lora.four_bit_base:  # of which the stored log-probs are not
+        if not training.settings.lora.four_bit_base:  # stored log-probs are of unquantized weights
             check_reference(
                 training.accelerator,
                 plain.policy,
@@ -158,8 +158,8 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
     """Take steps `done` + 1 to the last; check, report and save after each."""
     settings, accelerator, run = training.settings, training.accelerator, training.run
     saver = Saver(accelerator, run.checkpoints, settings.checkpoint)
-    some = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
-    normal = measure_references([row for rows in some for row in rows])
+    sampled = training.prompts[:: 1 + len(training.prompts) // GUARD_PROMPTS]
+    reference_means = measure_references([row for rows in sampled for row in rows])
     is_single = settings.optim.epochs * settings.optim.minibatches == 1
     with progress("ppo", total=settings.steps, done=done) as bar, saver.listening():
         for step in range(done + 1, settings.steps + 1):
@@ -171,11 +171,11 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
             accelerator.log(row, step=step)
             measured = next((row[name] for name in MEASURED_KL if name in row), None)
             state.audited_kl = row.get(AUDITED_KL, state.audited_kl)  # valid until the next
-            known = [value for value in (measured, state.audited_kl) if value is not None]
+            kls = [value for value in (measured, state.audited_kl) if value is not None]
             state.guard_counts = check_guards(
                 row,
-                max(known, default=None),
-                normal,
+                max(kls, default=None),
+                reference_means,
                 settings.guards,
                 state.guard_counts,
                 newest,
@@ -187,9 +187,9 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
             shown = "" if measured is None else f"  kl {measured:.3f}"
             bar.show(f"reward {row['reward/mean']:+.2f}{shown}")
             bar.advance()
-            doubtful = settings.guards.patience and state.guard_counts
+            has_warning = settings.guards.patience and state.guard_counts
             is_last = step == settings.steps
-            saver.after_step(step, asdict(state), is_good=not doubtful, is_last=is_last)
+            saver.after_step(step, asdict(state), is_good=not has_warning, is_last=is_last)
 
 
 def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:

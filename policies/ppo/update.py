@@ -72,7 +72,7 @@ class StepData:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Places of the episodes, reference rows and pretraining texts that one pass or step uses."""
+    """Indices of the episodes, reference rows and pretraining texts that one pass or step uses."""
 
     episodes: Tensor
     reference_rows: Tensor
@@ -218,9 +218,9 @@ def split_minibatches(
 def _split_evenly(
     tokens: Int[Tensor, " N"], parts: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Places in parts of one size (or one less), whose tokens differ by the longest at most.
+    """Indices in groups whose sizes differ by at most 1, and token counts by the longest sequence.
 
-    Of `parts` neighbors in length every part gets one, at random.
+    Of `parts` neighbors in length every group gets one, at random.
     """
     order = torch.randperm(len(tokens), generator=generator)
     owners = torch.empty_like(order)
@@ -247,7 +247,7 @@ def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) ->
                 kl = settings.kl.coefficient * losses.forward_kl
                 loss = loss + kl / counts.references.clamp(min=1)
                 loss = loss + settings.ptx.coefficient * losses.ptx / counts.texts.clamp(min=1)
-                # data parallelism averages gradients over processes; the sums want their total
+                # data parallelism averages gradients over processes, and here they are to be added
                 backward(accelerator, model, loss.float() * accelerator.num_processes)
             sums.add(losses)
     total = global_sum(accelerator, torch.stack(list(vars(sums).values())))
@@ -293,51 +293,53 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
     )
     mask, row_mask = batch.responses.mask.split([len(episodes), len(rows)])
 
-    def fit(tensor: Tensor) -> Tensor:
+    def aligned(tensor: Tensor) -> Tensor:
         return refit(tensor[episodes], experience.response_mask[episodes], mask)
 
-    def fit_row(tensor: Tensor) -> Tensor:
+    def aligned_row(tensor: Tensor) -> Tensor:
         return refit(tensor[rows], references.sequences.responses.mask[rows], row_mask)
 
     top_ids, reference = None, references.log_probs
     if settings.kl.estimator == "top_k" and references.top_log_probs is not None:
         top_ids, reference = references.top_ids, references.top_log_probs
-    known, weights = experience.critic_features, experience.sampler_weights
+    features, weights = experience.critic_features, experience.sampler_weights
     log_probs, values, top = learner.model(
         batch,
         len(episodes),
         learner.temperature,
-        None if top_ids is None else fit_row(top_ids),
-        None if known is None else fit(known),
+        None if top_ids is None else aligned_row(top_ids),
+        None if features is None else aligned(features),
     )
-    mine, stored = log_probs[: len(episodes)], log_probs[len(episodes) :]
-    old, learned = fit(experience.old_log_probs), fit(experience.loss_mask)
+    new_log_probs, row_log_probs = log_probs[: len(episodes)], log_probs[len(episodes) :]
+    old_log_probs, loss_mask = aligned(experience.old_log_probs), aligned(experience.loss_mask)
     clips = (settings.loss.clip_range, settings.loss.clip_range_high)
     losses = Losses.zero(mask.device)
     if values is not None:
         losses.value = value_loss(
             values,
-            fit(experience.old_values),
-            fit(experience.returns),
-            learned,
+            aligned(experience.old_values),
+            aligned(experience.returns),
+            loss_mask,
             settings.critic.clip_range,
         )
     losses.policy = policy_loss(
-        mine,
-        old,
-        fit(experience.advantages),
-        learned,
+        new_log_probs,
+        old_log_probs,
+        aligned(experience.advantages),
+        loss_mask,
         *clips,
         settings.loss.dual_clip,
-        None if weights is None else fit(weights),
+        None if weights is None else aligned(weights),
     )
     _, forward_kl = FORWARD_KL[settings.kl.estimator]
-    losses.forward_kl = forward_kl(stored if top is None else top, fit_row(reference), row_mask)
-    losses.approx_kl = approximate_kl(mine.detach(), old, learned)
-    losses.clipped = clipped_tokens(mine.detach(), old, learned, *clips)
-    reference_log_probs = fit_row(references.log_probs)
-    losses.clamped = clamped_tokens(stored.detach(), reference_log_probs, row_mask)
-    losses.abandoned = abandoned_tokens(stored.detach(), reference_log_probs, row_mask)
+    losses.forward_kl = forward_kl(
+        row_log_probs if top is None else top, aligned_row(reference), row_mask
+    )
+    losses.approx_kl = approximate_kl(new_log_probs.detach(), old_log_probs, loss_mask)
+    losses.clipped = clipped_tokens(new_log_probs.detach(), old_log_probs, loss_mask, *clips)
+    reference_log_probs = aligned_row(references.log_probs)
+    losses.clamped = clamped_tokens(row_log_probs.detach(), reference_log_probs, row_mask)
+    losses.abandoned = abandoned_tokens(row_log_probs.detach(), reference_log_probs, row_mask)
     return losses
 
 

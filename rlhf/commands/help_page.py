@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
+from cyclopts.help import ColumnSpec, DefaultFormatter, HelpEntry, HelpPanel
+from cyclopts.help.specs import NameRenderer, get_default_parameter_columns
 from rich.console import Console, ConsoleOptions
 
 from rlhf.parallel.settings import ClusterSettings
@@ -28,11 +29,27 @@ def help_page(settings: type[Any]) -> Formatter:
     purposes = dict(_groups(settings))
 
     def show(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        panels = _by_group(panel, purposes) if panel.format == "parameter" else [panel]
-        for one in panels:
-            DefaultFormatter()(console, options, one)
+        if panel.format != "parameter":
+            DefaultFormatter()(console, options, panel)
+            return
+        for one in _by_group(panel, purposes):
+            DefaultFormatter(column_specs=_columns)(console, options, one)
 
     return show
+
+
+def _columns(
+    console: Console, options: ConsoleOptions, entries: list[HelpEntry]
+) -> tuple[ColumnSpec, ...]:
+    """The usual columns, that of names as wide as the longest: a broken name cannot be copied."""
+    longest = max(len(name) for entry in entries for name in (*entry.names, *entry.negative_names))
+
+    def wide(column: ColumnSpec) -> ColumnSpec:
+        width = max(column.max_width or 0, longest)
+        return column.copy(renderer=NameRenderer(max_width=width), max_width=width)
+
+    usual = get_default_parameter_columns(console, options, entries)
+    return tuple(wide(one) if isinstance(one.renderer, NameRenderer) else one for one in usual)
 
 
 def _groups(settings: type[Any]) -> Iterator[tuple[str, str]]:

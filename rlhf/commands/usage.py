@@ -9,6 +9,7 @@ from typing import Any
 
 from cyclopts import (
     App,
+    CoercionError,
     CycloptsError,
     MissingArgumentError,
     UnknownCommandError,
@@ -18,7 +19,23 @@ from cyclopts import (
 from rlhf.commands.help_page import FLAGS_OF_ALL
 from rlhf.config import load_settings
 from rlhf.config.paths import flag_of, old_names, setting_names
-from rlhf.errors import ConfigError, did_you_mean
+from rlhf.errors import ConfigError, closest, did_you_mean
+
+# What other trainers call a setting: where it is here, the first of these that a command has.
+ELSEWHERE = {
+    "lr": ("optim.learning_rate", "learning_rate"),
+    **dict.fromkeys(("kl-coef", "kl-coeff", "init-kl-coef", "coef", "beta"), ("kl.coefficient",)),
+    **dict.fromkeys(("num-epochs", "num-train-epochs"), ("optim.epochs", "epochs")),
+    "batch-size": ("batch.episodes_per_step", "batch.prompts"),
+    "per-device-train-batch-size": ("batch.micro_batch_size", "micro_batch_size"),
+    **dict.fromkeys(("gpus", "num-gpus", "nproc-per-node"), ("processes",)),
+    **dict.fromkeys(("data", "dataset", "dataset-name"), ("rankings", "prompts")),
+    **dict.fromkeys(("rank", "lora-r", "use-lora", "use-peft"), ("lora.rank",)),
+    **dict.fromkeys(("output-dir", "output"), ("out",)),
+    **dict.fromkeys(("rloo", "grpo"), ("advantages",)),
+    **dict.fromkeys(("max-length", "max-seq-length"), ("data.max_length", "max_length")),
+}
+KINDS = {int: "a whole number", float: "a number"}
 
 
 def explain(
@@ -36,6 +53,9 @@ def explain(
         return _unknown_flag(error.token.keyword or error.token.value, settings, see)
     if settings and isinstance(error, MissingArgumentError) and error.argument:
         return _missing(error, words, settings, see)
+    if isinstance(error, CoercionError) and error.token and error.target_type in KINDS:
+        flag, value = error.token.keyword, error.token.value
+        return ConfigError(f"{flag} is {value!r}", f"Give {KINDS[error.target_type]}. {see}")
     return ConfigError(str(error).strip(), see)
 
 
@@ -57,9 +77,39 @@ def unknown_flag(app: App, words: Sequence[str], settings: Any) -> ConfigError |
 
 def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
     flag = word.partition("=")[0]
-    known = [*map(flag_of, [*setting_names(settings), *old_names(settings)]), *FLAGS_OF_ALL]
-    close = did_you_mean(flag, known)
+    names = list(setting_names(settings))
+    elsewhere = [name for name in ELSEWHERE.get(bare(flag), ()) if name in names]
+    if elsewhere:
+        return ConfigError(f"Unknown option {flag}", f"Did you mean {flag_of(elsewhere[0])}? {see}")
+    known = {flag_of(name): flag_of(name) for name in names} | {one: one for one in FLAGS_OF_ALL}
+    known |= {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
+    like = closest(flag, known)
+    close = f"Did you mean {known[like]}? " if like else ""
     return ConfigError(f"Unknown option {flag}", f"{close}{see}")
+
+
+def bare(flag: str) -> str:
+    """A flag without its dashes and its group: `--optim.lr` as `lr`."""
+    return flag.lstrip("-").replace("_", "-").rpartition(".")[2]
+
+
+def refuse_groups(words: Sequence[str], settings: Any) -> None:
+    """Refuse the name of a group of settings as a flag: it would be taken for its first setting.
+
+    Raises:
+        ConfigError: names the settings of the group.
+    """
+    names = list(setting_names(settings))
+    groups = {name.partition(".")[0] for name in names if "." in name}
+    for flag in (word.partition("=")[0] for word in words):
+        group = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and group in groups and group not in names:
+            inside = [flag_of(name) for name in names if name.startswith(f"{group}.")]
+            elsewhere = [flag_of(name) for name in ELSEWHERE.get(bare(flag), ()) if name in names]
+            meant = f"Did you mean {elsewhere[0]}? " if elsewhere else ""
+            raise ConfigError(
+                f"{flag} is a group of settings", f"{meant}They are: {', '.join(inside)}."
+            )
 
 
 def _missing(

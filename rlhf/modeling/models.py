@@ -58,8 +58,8 @@ def load_config(name: str) -> PreTrainedConfig:
             f"{name} is not a model ({found})",
             f"Give the model in it: {Path(name) / inside}"
             if inside
-            else "Give a Hugging Face model folder, or a hub name such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct. Your own function is "
+            else "Give a Hugging Face model folder, or a hub name with its owner, such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct. A function as reward is "
             "signal:package.module:function.",
         )
     require_hub(name)

@@ -59,7 +59,7 @@ class ParallelSettings:
     """With --sharding fsdp: processes per copy of the model, such as those of one machine; every
     such group holds a whole copy. Default: all processes shard one copy."""
     tensor_parallel: int = 1
-    """Split every matrix over this many processes, which must be all of them. Needs a tensor
+    """Split every matrix over this many processes; give the number of --processes. Needs a tensor
     parallel plan for the model in transformers. 1: off."""
     stall_timeout: float | None = 1800.0
     """Seconds without progress after which the run stops (exit code 75) and names the rank that is

@@ -282,6 +282,8 @@ def require_done(path: Path, stage: str, result: str) -> RunDir:
     """
     run = RunDir(path)
     content, command = run.read_stage(), STAGE_COMMANDS[stage]
+    if path.is_file():
+        raise InputError(f"{path} is a file", f"Give the --out folder of {command}.")
     if not content:
         raise InputError(
             f"{path} does not hold a finished {stage} stage (no stage.json)",

@@ -1,4 +1,4 @@
-"""Every experiment runs at the smallest size; the README has the numbers of its results."""
+"""Every experiment runs at the smallest size; the pages have the numbers of its results."""
 
 import gzip
 import json
@@ -19,6 +19,7 @@ from rlhf.records.schema import RankedPrompt
 from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
 
 EVIDENCE = REPOSITORY / "examples" / "evidence"
+PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(EVIDENCE.glob("*.md")))
 NAMES = sorted(path.stem for path in EVIDENCE.glob("*.yaml"))
 SAMPLING = {"max_new_tokens": 8, "precision": "fp32"}
 PPO = {"episodes_per_step": 4, "precision": "fp32", "save_every": 100}
@@ -204,21 +205,19 @@ def test_the_configuration_for_one_gpu_goes_on_after_every_kill(
     assert [run["steps"] for run in result["lengths"]] == [2, 3]
 
 
-def test_every_experiment_has_its_configuration_and_its_place_in_the_readme() -> None:
+def test_every_experiment_has_its_configuration_and_its_place_on_a_page() -> None:
     assert set(NAMES) == set(CHANGES)
-    readme = (EVIDENCE / "README.md").read_text(encoding="utf-8")
     for name in NAMES:
-        assert f"python examples/evidence/{name}.py" in readme
+        assert f"python examples/evidence/{name}.py" in PAGES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_readme_has_the_numbers_of_the_results(
+def test_the_pages_have_the_numbers_of_the_results(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = EVIDENCE / "results" / f"{name}.json"
-    readme = (EVIDENCE / "README.md").read_text(encoding="utf-8")
     if not place.is_file():
-        section = readme.partition(f"python examples/evidence/{name}.py")[2].partition("\n## ")[0]
+        section = PAGES.partition(f"python examples/evidence/{name}.py")[2].partition("\n## ")[0]
         assert "Not measured yet." in section
         return
     result = json.loads(place.read_text())
@@ -227,7 +226,7 @@ def test_the_readme_has_the_numbers_of_the_results(
     monkeypatch.chdir(REPOSITORY)
     assert experiment.resolved(result["config"]) == experiment.resolved(config)
     table = experiment.markdown(load(monkeypatch, name).tabulate(result))
-    assert table in readme
+    assert table in PAGES
 
 
 def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_tokens_of_the_longest_sequence_count_where_a_batch_is_smaller(six_billi
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_three_ways_out(six_billion):
     with pytest.raises(ConfigError) as caught:
         require_memory(settings_for(six_billion, tokens_per_batch=4096), 20 * GIB)
-    assert "needs 119.3 GiB in each process, which has 20.0" in caught.value.problem
+    assert "needs 119.3 GiB in each process; 20.0 GiB are available" in caught.value.problem
     assert "float32, 4 bytes a parameter" in caught.value.problem
     ways = caught.value.remedy.splitlines()
     assert ways[0] == "Try one of:"

@@ -348,7 +348,7 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         (["probe", "--model"], "--model needs a value\n  For example: --model MODEL. See: rlhf"),
         (["status"], "RUNS is missing\n  Type: rlhf status RUNS\n"),
         (["reference", "--inspect", "d"], "  Type: rlhf reference --inspect --out d\n"),
-        (["ppo", "--keep-lst", "2"], "--keep-lst\n  Did you mean --keep-checkpoints? See: rlhf"),
+        (["ppo", "--keep-lst", "2"], "--keep-lst\n  Did you mean --checkpoint.keep? See: rlhf"),
         (
             ["users", "add"],
             "error --db is missing\n  Type: rlhf users add --db DB\n",
@@ -373,8 +373,15 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
             "Unknown option --polcy\n  Did you mean --policy? See: rlhf evaluate --help",
         ),
         (["evaluate", "--processes", "2"], "Unknown option --processes\n  See: rlhf evaluate"),
+        # what other trainers call it
+        (["ppo", "--kl_coef", "1"], "option --kl_coef\n  Did you mean --kl.coefficient? See: "),
+        (["ppo", "--optim.lr", "1"], "option --optim.lr\n  Did you mean --optim.learning-rate?"),
+        (["sft", "--num-train-epochs", "1"], "-train-epochs\n  Did you mean --epochs? See: rlhf"),
+        # cyclopts would take it for the group's first setting
+        (["ppo", "--lora", "8"], "--lora is a group of settings\n  They are: --lora.rank, --lora."),
+        (["train-reward", "--data=x"], "--data is a group of settings\n  Did you mean --rankings?"),
         (["gen"], "Unknown command gen\n  Did you mean generate? See: rlhf --help"),
-        (["probe", "--model", "m", "--steps", "few"], 'unable to convert "few" into int'),
+        (["probe", "--model", "m", "--steps", "few"], "error --steps is 'few'\n  Give a whole number. See: rlhf probe --help"),
         (["prope"], "Unknown command"),
         (["probe", "--config", "none.yaml"], "No such settings file: none.yaml"),
     ],

@@ -20,6 +20,8 @@ def back_up(db: Path, out: Path) -> dict[str, int]:
         InputError: no database, `out` exists, or the copy cannot be written or is not whole.
     """
     require_label_database(db)
+    if out.is_dir():
+        raise InputError(f"{out} is a folder", f"Give a file: --out {out / db.name}")
     if out.exists():
         raise InputError(f"{out} already exists", "Choose another --out; backups never overwrite.")
     out.parent.mkdir(parents=True, exist_ok=True)

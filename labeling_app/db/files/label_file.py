@@ -50,9 +50,11 @@ def is_label_database(path: Path) -> bool:
     """Whether a file is a label database; False where it is missing, or has no table yet.
 
     Raises:
-        InputError: it is another program's database.
+        InputError: it is another program's database, or a folder.
         sqlite3.DatabaseError: it is not a SQLite database.
     """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", f"Give a file: --db {path / 'labels.db'}")
     if not path.is_file():
         return False
     try:
@@ -77,7 +79,7 @@ def require_label_database(path: Path) -> None:
     Raises:
         InputError: it is missing, empty, another program's, or no database.
     """
-    if not path.is_file():
+    if not path.exists():
         raise no_database(path)
     if not has_label_database(path):
         raise empty_database(path)

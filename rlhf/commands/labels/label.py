@@ -51,7 +51,7 @@ class Settings:
     gold_every: int | None = 20
     """Mix in a gold item about once in this many tasks, if there are gold items. none: never."""
     repeat_every: int | None = None
-    """Show people an earlier task again about once in this many tasks; default: never."""
+    """Show people an earlier task again about once in this many tasks. none: never."""
     model: tuple[str, ...] = ()
     """Live mode: the models that answer, by folder or hub name; with --endpoint, by the names that
     it serves."""
@@ -107,7 +107,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Serve the board where people rank responses, blind and shuffled; --model adds live mode."""
+    """Open the labeling app, where people rank responses without seeing which model wrote them."""
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
     from labeling_app.db.board.checks import CheckRates

@@ -72,7 +72,7 @@ def test_disabling_and_resetting_sign_out(users):
 @pytest.mark.parametrize(
     ("name", "password", "problem"),
     [
-        ("ann", "long enough", "There is a user 'ann' already"),
+        ("ann", "long enough", "There is a user 'ann' already, with the role annotator"),
         ("bob", "short", "The password has 5 characters"),
         (" bob", "long enough", "' bob' cannot be a user's name"),
         ("x" * 101, "long enough", "cannot be a user's name"),
