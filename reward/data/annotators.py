@@ -21,14 +21,14 @@ class AnnotatorWeights:
 
 
 def estimate_weights(records: Sequence[RankedPrompt]) -> AnnotatorWeights:
-    """Weights estimated from all train prompts of the export.
+    """Weights of those who ranked train prompts of the export, estimated from all of these.
 
     Raises:
         InputError: no two annotators judged the same responses, or none is better than chance.
     """
-    names = {ranking.annotator for record in records for ranking in record.rankings}
-    votes = collect_votes(record for record in records if record.prompt.split == "train")
-    reliability = estimate_reliability(votes, names)
+    train = [record for record in records if record.prompt.split == "train"]
+    names = {ranking.annotator for record in train for ranking in record.rankings}
+    reliability = estimate_reliability(collect_votes(train), names)
     return AnnotatorWeights(weights_of(reliability), reliability)
 
 

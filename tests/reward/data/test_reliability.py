@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from reward.data.annotators import estimate_weights
 from reward.data.reliability import (
     Reliability,
     Vote,
@@ -191,6 +192,12 @@ def test_a_training_uses_the_weights_that_it_reports(folder, tiny_model, tmp_pat
     }
     text = describe_training(settings, json.loads((settings.out / "report.json").read_text()))
     assert "Not proven" not in text
+
+
+def test_who_judged_only_test_prompts_gets_no_weight():
+    test = judged(1, "test")  # by zoe alone
+    found = estimate_weights([*(judged(n) for n in (2, 3, 4)), test])
+    assert set(found.weights) == set(found.reliability) == {"ann", "bob", "eve"}
 
 
 def test_without_shared_judgments_there_is_nothing_to_estimate_from(rankings, tiny_model, tmp_path):
