@@ -32,9 +32,9 @@ def train_learning_curve(settings: RewardSettings) -> dict[str, Any]:
     settings = resolve_model(settings)
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
+    inputs = describe_inputs(settings)
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
-    inputs = describe_inputs(settings)
     data = read_data(
         settings, tokenizer_of(inputs["model"]), reference_fingerprint(inputs["model"])
     )

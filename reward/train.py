@@ -106,9 +106,9 @@ def train_reward(
     settings = resolve_model(settings)
     sharding = sharding or choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
+    inputs = describe_inputs(settings)
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
-    inputs = describe_inputs(settings)
     tokenizer = tokenizer_of(inputs["model"])
     data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     room = room_for(settings)
