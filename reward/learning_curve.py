@@ -16,6 +16,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.records.ranked import read_manifest
 from rlhf.run.intervals import MIN_PROMPTS
 from rlhf.run.rundir import open_stage, stage_status
 
@@ -32,9 +33,10 @@ def train_learning_curve(settings: RewardSettings) -> dict[str, Any]:
     settings = resolve_model(settings)
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
-    inputs = describe_inputs(settings)
+    read_manifest(settings.rankings)  # a missing export is refused before memory is planned
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
+    inputs = describe_inputs(settings)
     data = read_data(
         settings, tokenizer_of(inputs["model"]), reference_fingerprint(inputs["model"])
     )

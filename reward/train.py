@@ -42,6 +42,7 @@ from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.documents import REMEDY
+from rlhf.records.ranked import read_manifest
 from rlhf.run.checkpoint import (
     Saver,
     last_good,
@@ -106,9 +107,10 @@ def train_reward(
     settings = resolve_model(settings)
     sharding = sharding or choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed, settings.ddp_comm_hook)
-    inputs = describe_inputs(settings)
+    read_manifest(settings.rankings)  # a missing export is refused before memory is planned
     parts = sharding.group or accelerator.num_processes
     require_memory(settings, device_bytes(settings.processes), sharding, parts)
+    inputs = describe_inputs(settings)
     tokenizer = tokenizer_of(inputs["model"])
     data = read_data(settings, tokenizer, reference_fingerprint(inputs["model"]))
     room = room_for(settings)

@@ -93,9 +93,8 @@ def plot(result: Config) -> Figure:
 
 def tabulate(result: Config) -> Table:
     """One row for each source; with several seeds, means and what lies between the extremes."""
-    rows = [
-        ["KL term", "seeds", "gold", "reverse KL, nats", "forward KL, nats", "gold win rate, %"]
-    ]
+    kls = [f"{name} KL, nats a response" for name in ("reverse", "forward")]
+    rows = [["KL term", "seeds", "gold", *kls, "gold win rate, %"]]
     for name, runs in by_source(result).items():
         gold = [one["gold"]["policy"] for one in runs]
         rates = [100 * one["win_rate"]["value"] for one in runs]

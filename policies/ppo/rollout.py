@@ -310,10 +310,8 @@ def advantages_of(
     """
     if settings.advantages != "gae":
         totals = token_rewards.sum(dim=1).view(-1, settings.batch.samples_per_prompt)
-        if settings.advantages == "rloo":
-            of_responses = leave_one_out(totals)
-        else:
-            of_responses = group_relative(totals, scale=settings.loss.grpo_std)
+        is_rloo, scale = settings.advantages == "rloo", settings.loss.grpo_std
+        of_responses = leave_one_out(totals) if is_rloo else group_relative(totals, scale=scale)
         return of_responses.flatten()[:, None] * mask, values  # without a critic no returns
     advantages, returns = generalized_advantages(
         token_rewards, values, mask, gamma=settings.loss.gamma, gae_lambda=settings.loss.gae_lambda

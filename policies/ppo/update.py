@@ -235,8 +235,7 @@ def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) ->
     counts = _count_tokens(accelerator, data, minibatch)
     sums = Losses.zero(accelerator.device, torch.float64)
     parts = micro_batches(learner, data, minibatch)
-    # one autocast around all micro-batches casts the weights once; where they are sharded, such
-    # copies would stay in memory
+    # one autocast for all micro-batches casts weights once; copies of sharded ones would stay
     is_sharded = is_zero(model) or isinstance(model, FSDPModule)
     with nullcontext() if is_sharded else accelerator.autocast():
         for place, part in enumerate(parts):
@@ -262,9 +261,8 @@ def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) ->
 def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch) -> TokenCounts:
     tokens = data.experience.loss_mask[minibatch.episodes].sum()
     reference_tokens = data.references.sequences.responses.mask[minibatch.reference_rows].sum()
-    text_tokens = torch.zeros_like(tokens)
-    if data.texts is not None:
-        text_tokens = data.texts.responses.mask[minibatch.texts].sum()
+    texts = data.texts
+    text_tokens = texts.responses.mask[minibatch.texts].sum() if texts else torch.zeros_like(tokens)
     counts = global_sum(accelerator, torch.stack([tokens, reference_tokens, text_tokens]))
     return TokenCounts(*counts)
 
@@ -310,7 +308,7 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
         None if top_ids is None else aligned_row(top_ids),
         None if features is None else aligned(features),
     )
-    new_log_probs, row_log_probs = log_probs[: len(episodes)], log_probs[len(episodes) :]
+    new_log_probs, row_log_probs = log_probs.split([len(episodes), len(rows)])
     old_log_probs, loss_mask = aligned(experience.old_log_probs), aligned(experience.loss_mask)
     clips = (settings.loss.clip_range, settings.loss.clip_range_high)
     losses = Losses.zero(mask.device)

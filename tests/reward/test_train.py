@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -141,9 +142,13 @@ def test_gradient_checkpointing_changes_nothing(rankings, tiny_model, tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_read(tmp_path):
+def test_what_cannot_fit_is_refused_before_weights_and_rankings_are_read(rankings, tmp_path):
     LlamaConfig(hidden_size=2**14, num_hidden_layers=96).save_pretrained(tmp_path / "large")
+    shutil.copytree(rankings, tmp_path / "data")
+    (tmp_path / "data" / "train.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"This training needs .* GiB in each process"):
+        train_reward(settings_for(tmp_path / "data", tmp_path / "large", tmp_path / "out"))
+    with pytest.raises(InputError, match="none is not an exported dataset"):
         train_reward(settings_for(tmp_path / "none", tmp_path / "large", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

@@ -381,7 +381,10 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         (["ppo", "--lora", "8"], "--lora is a group of settings\n  They are: --lora.rank, --lora."),
         (["train-reward", "--data=x"], "--data is a group of settings\n  Did you mean --rankings?"),
         (["gen"], "Unknown command gen\n  Did you mean generate? See: rlhf --help"),
-        (["probe", "--model", "m", "--steps", "few"], "error --steps is 'few'\n  Give a whole number. See: rlhf probe --help"),
+        (
+            ["probe", "--model", "m", "--steps", "few"],
+            "error --steps is 'few'\n  Give a whole number. See: rlhf probe --help",
+        ),
         (["prope"], "Unknown command"),
         (["probe", "--config", "none.yaml"], "No such settings file: none.yaml"),
     ],
