@@ -5,6 +5,10 @@ thread writes its stacks to heartbeat/rank-00000.stack, and whether it only wait
 rank that waits for others which still make progress is not stalled. A few seconds later all ranks
 that still run have done the same: those that do not wait are the slow ones. PyTorch's own timeouts
 name a collective operation; this names a rank and a phase.
+
+On CUDA a collective operation returns before it is done, and a rank waits for others wherever it
+next reads a result. There any rank may wait that does not move while others do, and of those not
+seen in a collective operation the ones with the fewest heartbeats are the slow ones.
 """
 
 import faulthandler
@@ -39,7 +43,8 @@ BACKWARD = ("torch/autograd/graph.py",)  # calls C++, in which DDP waits for oth
 class Heartbeat:
     """The last report of a rank: its number of beats, phase and step, and whether it waits.
 
-    A rank in a backward pass computes, or waits for the backward passes of others.
+    A rank in a backward pass computes, or waits for the backward passes of others. On CUDA
+    neither can be read from its stack.
     """
 
     rank: int
@@ -50,6 +55,7 @@ class Heartbeat:
     step: int = 0
     waits: bool | None = None
     in_backward: bool = False
+    on_cuda: bool = False
 
 
 HEARTBEAT_KINDS: Kinds = get_type_hints(Heartbeat)
@@ -184,7 +190,7 @@ class _StallDetector:
     def _exchange(self) -> None:
         _write(self.folder, _watch.heartbeat)
         beats = sum(one.beats for one in self._others())
-        if self.beats not in (None, beats) and _is_in(COLLECTIVES):
+        if self.beats not in (None, beats) and (_is_in(COLLECTIVES) or _is_on_cuda()):
             self.waited_at = time.monotonic()
         self.beats, self.checked_at = beats, time.monotonic()
 
@@ -196,6 +202,7 @@ class _StallDetector:
 def dump_stacks(folder: Path, heartbeat: Heartbeat) -> None:
     """Write this rank's stacks, and whether its main thread waits for others."""
     heartbeat.waits, heartbeat.in_backward = _is_in(COLLECTIVES), _is_in(BACKWARD)
+    heartbeat.on_cuda = _is_on_cuda()
     with _file(folder, heartbeat.rank).with_suffix(".stack").open("w", encoding="utf-8") as stream:
         faulthandler.dump_traceback(stream, all_threads=True)
     _write(folder, heartbeat)
@@ -205,6 +212,12 @@ def _is_in(files: tuple[str, ...]) -> bool:
     """Whether the main thread runs code of one of these files."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame is not None and any(part in frame.f_code.co_filename for part in files)
+
+
+def _is_on_cuda() -> bool:
+    """Whether this process has used a CUDA device; a process that never imported torch has not."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def read_heartbeats(folder: Path) -> list[Heartbeat]:
@@ -241,14 +254,19 @@ def find_slow(heartbeats: list[Heartbeat], ranks: int) -> list[int]:
     """Ranks that others wait for: silent ones, else busy ones, else those with the fewest beats.
 
     A backward pass may wait for other ranks, so it counts as busy only if some rank is in none.
-    Busy ranks are only slow if some others are not busy.
+    Busy ranks are only slow if some others are not busy. On CUDA, where a waiting rank may look
+    busy, beats decide among all that are in no collective operation.
     """
     known = {one.rank: one for one in heartbeats}
     silent = [one for one in range(ranks) if one not in known or known[one].waits is None]
     busy = [one.rank for one in heartbeats if not (one.waits or one.in_backward)]
     backward = [one.rank for one in heartbeats if one.in_backward]
-    fewest = min((one.beats for one in heartbeats), default=0)
-    last = [one.rank for one in heartbeats if one.beats == fewest]
+    on_cuda = any(one.on_cuda for one in heartbeats)
+    maybe_slow = [one for one in heartbeats if on_cuda and not one.waits] or heartbeats
+    fewest = min((one.beats for one in maybe_slow), default=0)
+    last = [one.rank for one in maybe_slow if one.beats == fewest]
+    if on_cuda:
+        return silent or last
     return silent or next((some for some in (busy, backward) if 0 < len(some) < ranks), last)
 
 

@@ -163,6 +163,54 @@ def test_slow_ranks(states, backward: list[int], slow: list[int]) -> None:
     assert find_slow(known, max(2, len(known))) == slow
 
 
+@pytest.mark.parametrize(
+    ("states", "slow"),
+    [
+        ([(6, False), (6, True), (5, False)], [2]),  # rank 0 reads a result: it looks busy
+        ([(6, False), (5, True)], [0]),  # rank 1 surely waits
+        ([(6, True), (5, True)], [1]),
+        ([(6, False), (5, None)], [1]),
+    ],
+)
+def test_slow_ranks_on_cuda(states, slow: list[int]) -> None:
+    known = heartbeats(*states)
+    for one in known:
+        one.on_cuda, one.in_backward = True, one.rank == 2
+    assert find_slow(known, len(known)) == slow
+
+
+READING = """
+import sys, time
+from pathlib import Path
+import torch
+from rlhf.ranks import rank
+from rlhf.run.rundir import RunDir, watching_stage
+from rlhf.run.watchdog import beat
+torch.cuda.is_initialized = lambda: True
+run = Path(sys.argv[1])
+(run / f"started-{rank()}").touch()
+while len(list(run.glob("started-*"))) < 2:
+    time.sleep(0.1)
+with watching_stage(RunDir(run), 3.0):
+    for _ in range(60 if rank() == 0 else 0):
+        time.sleep(0.1)
+        beat("working")
+    if rank() == 0:
+        (run / "result").touch()
+    while not (run / "result").exists():  # in no collective operation, as in Tensor.item()
+        time.sleep(0.1)
+print("ended well")
+"""
+
+
+def test_a_rank_on_cuda_that_reads_the_result_of_a_working_one_is_not_stalled(
+    tmp_path: Path,
+) -> None:
+    _, group = start_two(tmp_path, READING)
+    shown, _ = group.communicate(timeout=60)
+    assert (shown.count("ended well"), group.returncode) == (2, 0), shown
+
+
 def test_one_rank_alone_is_the_slow_one() -> None:
     assert find_slow(heartbeats((5, False)), 1) == [0]
 
