@@ -44,7 +44,7 @@ from torch.optim import Optimizer
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import global_max
 from rlhf.parallel.settings import SHARDED, State, Strategy
-from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
+from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
 
@@ -291,7 +291,9 @@ def clip_gradients(
 
         return zero.clip_gradients(model, parameters, max_norm)
     parameters = list(parameters)
-    if any(isinstance(one, DTensor) for one in parameters):
+    if any(isinstance(one, DTensor) for one in model.parameters()):
+        if not isinstance(model, FSDPModule):
+            average_replicated(parameters)
         with implicit_replication():  # of what tensor parallelism leaves whole
             norm = clip_grad_norm_(parameters, max_norm)
             return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -2,15 +2,20 @@
 
 transformers splits embeddings and the matrices of layers while loading (its `tp_plan`) and sums
 what the processes compute; norms and heads are replicated. All processes see the same batch, so
-replicated weights get the same gradients everywhere, and nothing is averaged.
+replicated weights get the same gradients everywhere but for rounding: attention's backward pass
+adds up in any order on GPUs. `average_replicated` keeps the replicas from drifting apart.
 """
 
+from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed import all_reduce, get_world_size
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import Optimizer
 from transformers import PreTrainedConfig
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -71,6 +76,19 @@ def prepare_tensor_parallel(model: nn.Module, optimizer: Optimizer) -> None:
             return plain(*inputs, **named)
 
     optimizer.step = step  # type: ignore[method-assign]
+
+
+@torch.no_grad()
+def average_replicated(parameters: Iterable[Tensor]) -> None:
+    """Give all processes the mean of their gradients of weights that are not split."""
+    whole = [
+        one.grad for one in parameters if one.grad is not None and not isinstance(one, DTensor)
+    ]
+    if not whole:
+        return
+    flat = parameters_to_vector(whole)
+    all_reduce(flat)
+    vector_to_parameters(flat / get_world_size(), whole)
 
 
 def _keep_part(parameter: Tensor) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
@@ -74,6 +75,47 @@ def test_what_each_process_holds_and_sends_is_the_planners(
         assert of_gradients == held
         assert held == pytest.approx(tensor_parallel_shape(shape, 2).reward_parameters, abs=32)
     assert tensor_parallel_shape(shape, 2).reward_parameters < 0.51 * shape.reward_parameters
+
+
+REPLICAS = """
+import sys
+from pathlib import Path
+import torch
+from torch.distributed.tensor import DTensor
+from reward.model.module import Inputs, RewardModule
+from rlhf.parallel.distributed import start
+from rlhf.modeling.models import new_reward_model
+from rlhf.parallel.sharding import clip_gradients
+from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
+accelerator = start("fp32", 0)
+module = RewardModule(new_reward_model(sys.argv[1], 0, 0, tensor_parallel=True)).train()
+prepare_tensor_parallel(module, torch.optim.AdamW(module.parameters()))
+inputs = Inputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
+module(inputs).sum().backward()
+replicated = {n: p for n, p in module.named_parameters() if not isinstance(p, DTensor)}
+expected = {name: one.grad * 1.5 for name, one in replicated.items()}
+if accelerator.process_index == 1:  # as if rounding had been another one here
+    for one in replicated.values():
+        one.grad *= 2
+norm = clip_gradients(accelerator, module, module.parameters(), 1e9)
+found = {name: one.grad for name, one in replicated.items()}
+torch.save([norm, found, expected], Path(sys.argv[2], str(accelerator.process_index)))
+"""
+
+
+def test_replicated_weights_get_the_same_gradients_in_every_process(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REPLICAS, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    assert run_processes([sys.executable, str(program), str(tiny_model), str(tmp_path)], 2) == 0
+    (norm, found, expected), (other_norm, others, _) = (torch.load(tmp_path / n) for n in "01")
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in found} >= {"norm", "score"}
+    assert norm == other_norm
+    for name, gradient in found.items():
+        assert gradient.equal(others[name])
+        torch.testing.assert_close(gradient, expected[name])
 
 
 def test_reference_outputs_are_those_of_one_process(
