@@ -273,7 +273,7 @@ class RewardSettings(ClusterSettings):
     """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
     twice and four times the labels would give; takes about twice the time."""
     precision: Precision = "auto"
-    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
@@ -354,7 +354,7 @@ class ScoreSettings:
     micro_tokens: int = 4096
     """Tokens in one forward pass of a reward model; affects speed and memory only."""
     precision: Precision = "auto"
-    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
 
     def __post_init__(self) -> None:
         require_range("micro_tokens", self.micro_tokens, 1)

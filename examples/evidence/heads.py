@@ -19,7 +19,7 @@ from reward.losses import Objective
 from reward.model.head import WEIGHT_PENALTY, fit_weight
 from reward.scoring.texts import Features as Reader
 from reward.scoring.texts import load_features
-from rlhf.modeling.models import new_reward_model, save_model
+from rlhf.modeling.models import describe_model, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start_alone
 from rlhf.records.jsonl import new_file
@@ -40,12 +40,13 @@ def read_features(config: Config, records: Sequence[RankedPrompt]) -> Features:
     """The head's input for every text, by the frozen model."""
     folder = Path(config["features"])
     folder.mkdir(parents=True, exist_ok=True)
+    model = describe_model(config["model"])["hash"]
     read: Reader | None = None
     features: dict[str, Array] = {}
     for start in range(0, len(records), CHUNK):
         chunk = records[start : start + CHUNK]
         texts = [[record.prompt.id, *(r.text for r in record.responses)] for record in chunk]
-        file = folder / f"{content_id(config['model'], config['precision'], texts)}.npy"
+        file = folder / f"{content_id(model, config['precision'], texts)}.npy"
         if not file.exists():
             read = read or load_frozen(config)
             found = read([(record.prompt, record.responses) for record in chunk])

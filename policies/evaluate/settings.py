@@ -52,7 +52,7 @@ class EvaluateSettings:
     seed: int = 0
     """Random seed of sampling and bootstrap."""
     precision: Precision = "auto"
-    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     resume: bool = False
     """Continue an unfinished --out; show the result of a finished one."""
 

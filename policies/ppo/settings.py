@@ -129,7 +129,7 @@ class PPOSettings(ClusterSettings):
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"
-    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     resume: bool = False
     """Continue an unfinished run in --out."""
 

@@ -66,7 +66,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     stall_timeout, heartbeat = settings.parallel.stall_timeout, heartbeat_of(run, settings)
     with (
         stage_status(run, is_complete=run.report_json.is_file, alone=settings.shard is None),
-        watching_stage(run, stall_timeout, heartbeat=heartbeat),
+        watching_stage(run, stall_timeout, heartbeat=heartbeat, in_step=sharding.is_sharded),
     ):
         run.outputs.mkdir(exist_ok=True)
         longest = max(map(len, encoded)) + settings.sampling.max_new_tokens

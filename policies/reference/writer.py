@@ -74,7 +74,7 @@ def load_models(
     """
     path, engine = description["path"], settings.sampling.engine
     sampler = new_sampler(engine, path, accelerator, longest, settings.batch_size, is_frozen=True)
-    model = load_causal_lm(description["path"], tensor_parallel=sharding.is_tensor_parallel).eval()
+    model = load_causal_lm(path, tensor_parallel=sharding.is_tensor_parallel).eval()
     gathered_model = GatheredModel(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:

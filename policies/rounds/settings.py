@@ -38,7 +38,7 @@ class RoundSettings:
     seed: int = 0
     """Random seed of sampling and of the random prompts."""
     precision: Precision = "auto"
-    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
 
     def __post_init__(self) -> None:
         require_range("pick", self.pick, 1)

@@ -16,7 +16,7 @@ from rlhf.modeling.models import load_causal_lm
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
 
-PROMPTS_AT_ONCE = 1024  # given to an engine in one call, between signs of progress
+BATCHES_AT_ONCE = 4  # given to an engine in one call, between signs of progress
 
 
 def new_sampler(
@@ -89,9 +89,10 @@ class FrozenModel:
                 self.accelerator, self.model, tokenizer, prompts, sampling, size, on_batch
             )
         found: list[Sample] = []
-        for first in range(0, len(prompts), PROMPTS_AT_ONCE):
+        at_once = BATCHES_AT_ONCE * size
+        for first in range(0, len(prompts), at_once):
             beat()
-            part = prompts[first : first + PROMPTS_AT_ONCE]
+            part = prompts[first : first + at_once]
             found += sample_with(
                 self.sampler, self.accelerator, self.model, tokenizer, part, sampling, size
             )

@@ -43,7 +43,7 @@ class GenerateSettings:
     seed: int = 0
     """Random seed."""
     precision: Precision = "auto"
-    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
 
     def __post_init__(self) -> None:
         require_range("k", self.k, 1)

@@ -4,6 +4,7 @@ It holds a copy of the weights. In PPO it gets the policy's current weights befo
 adapters merged; a model that is not trained it reads from disk once.
 """
 
+import gc
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,8 +28,8 @@ USUAL = {
 }
 
 # vLLM keeps its groups of processes in global variables, and an engine that is shut down takes
-# torch's with it. So there is one at a time, and the last one just ends with the process.
-_engines: list[Any] = []
+# torch's with it. So there is one at a time.
+_engines: list["VLLM"] = []
 
 
 @final
@@ -36,7 +37,7 @@ class VLLM:
     """A sampler for `policies.sampling.generate.sample_responses`.
 
     Args:
-        model: folder or hub name of the model that the policy starts from.
+        model: folder or hub name of the model, or of the one that the policy starts from.
         accelerator: device, precision and processes; each process has an engine.
         longest: tokens of the longest prompt and response together.
         requests: the most responses sampled at the same time.
@@ -68,12 +69,12 @@ class VLLM:
         cache = vllm_cache_bytes(read_shape(model), requests, longest, dtype.itemsize)
         shut_down()
         with _keeping_random_state(), _refusing(model):
-            self.llm = LLM(
+            self.llm: Any = LLM(
                 model=model,
                 trust_remote_code=False,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the model's own
-                load_format="auto" if is_frozen else "dummy",  # the policy's weights follow
+                load_format="auto" if is_frozen else "dummy",  # weights that are trained follow
                 dtype=str(dtype).removeprefix("torch."),
                 max_model_len=longest,
                 max_num_seqs=requests,
@@ -84,7 +85,7 @@ class VLLM:
                 enforce_eager=accelerator.device.type == "cpu",  # else with CUDA graphs
                 disable_log_stats=True,
             )
-            _engines.append(self.llm)
+            _engines.append(self)
             self.llm.llm_engine.engine_core._finalizer.atexit = False
             trial = SamplingParams(max_tokens=1, detokenize=False)
             self.llm.generate({"prompt_token_ids": [0]}, trial, use_tqdm=False)
@@ -118,9 +119,15 @@ class VLLM:
 
 
 def shut_down() -> None:
-    """End the engine of this process, if there is one, and free its memory."""
+    """End the engine of this process, if there is one, and drop all references to its weights.
+
+    vLLM itself may keep some of a GPU's memory until the process ends.
+    """
     while _engines:
-        _engines.pop().llm_engine.engine_core.shutdown()
+        engine = _engines.pop()
+        engine.llm.llm_engine.engine_core.shutdown()
+        engine.llm = None
+        gc.collect()
 
 
 def _sampling(config: GenerationConfig, seed: int) -> Any:

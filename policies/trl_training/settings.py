@@ -26,7 +26,7 @@ class TrainerSettings:
     processes: int = 1
     """Processes on this machine; under torchrun its processes are used."""
     precision: Precision = "auto"
-    """Precision of matrix products; weights are float32. auto: bf16 where the hardware has it."""
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     epochs: int = 1
     """Passes over the examples."""
     batch_size: int = 16

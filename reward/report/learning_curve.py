@@ -130,4 +130,4 @@ def describe_curve(curve: Mapping[str, Any]) -> str:
     would = [f"{one['labels']:,} would give {in_words(one)}" for one in forecasts_of(curve)]
     words = f"{last['labels']:,} labels give {100 * last['value']:.0f} %; {' and '.join(would)}."
     is_gain = curve["gain"]["low"] >= SMALLEST_GAIN
-    return words if is_gain else f"{words} That cannot be told from no gain."
+    return words if is_gain else f"{words} The gain of twice the labels cannot be told from none."

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ ELSEWHERE = {
     **dict.fromkeys(("rank", "lora-r", "use-lora", "use-peft"), ("lora.rank",)),
     **dict.fromkeys(("output-dir", "output"), ("out",)),
     **dict.fromkeys(("rloo", "grpo"), ("advantages",)),
+    "model": ("policy",),
     **dict.fromkeys(("max-length", "max-seq-length"), ("data.max_length", "max_length")),
 }
 KINDS = {int: "a whole number", float: "a number"}
@@ -54,8 +55,10 @@ def explain(
     if settings and isinstance(error, MissingArgumentError) and error.argument:
         return _missing(error, words, settings, see)
     if isinstance(error, CoercionError) and error.token and error.target_type in KINDS:
-        flag, value = error.token.keyword, error.token.value
-        return ConfigError(f"{flag} is {value!r}", f"Give {KINDS[error.target_type]}. {see}")
+        name, value, source = error.token.keyword, error.token.value, error.token.source
+        where = "" if source in ("", "cli") else f" in {source}"
+        name = (name or "").replace("][", ".").strip("[]")
+        return ConfigError(f"{name} is {value!r}{where}", f"Give {KINDS[error.target_type]}. {see}")
     return ConfigError(str(error).strip(), see)
 
 
@@ -65,7 +68,7 @@ def unknown_flag(app: App, words: Sequence[str], settings: Any) -> ConfigError |
     Settings check themselves while the command line is parsed, before unknown flags are found.
     """
     known = app[words[0]].assemble_argument_collection()
-    for word in words[1:]:
+    for word in takewhile(lambda one: one != "--", words[1:]):
         if not word.startswith("--"):
             continue
         try:
@@ -78,9 +81,9 @@ def unknown_flag(app: App, words: Sequence[str], settings: Any) -> ConfigError |
 def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
     flag = word.partition("=")[0]
     names = list(setting_names(settings))
-    elsewhere = [name for name in ELSEWHERE.get(bare(flag), ()) if name in names]
+    elsewhere = called_elsewhere(flag, names)
     if elsewhere:
-        return ConfigError(f"Unknown option {flag}", f"Did you mean {flag_of(elsewhere[0])}? {see}")
+        return ConfigError(f"Unknown option {flag}", f"Did you mean {elsewhere}? {see}")
     known = {flag_of(name): flag_of(name) for name in names} | {one: one for one in FLAGS_OF_ALL}
     known |= {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
     like = closest(flag, known)
@@ -88,9 +91,13 @@ def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
     return ConfigError(f"Unknown option {flag}", f"{close}{see}")
 
 
-def bare(flag: str) -> str:
-    """A flag without its dashes and its group: `--optim.lr` as `lr`."""
-    return flag.lstrip("-").replace("_", "-").rpartition(".")[2]
+def called_elsewhere(flag: str, names: Sequence[str]) -> str:
+    """The flag of what other trainers call `flag`, within the group that it names; or empty."""
+    group, dot, word = flag.removeprefix("--").replace("_", "-").rpartition(".")
+    found = [name for name in ELSEWHERE.get(word, ()) if name in names]
+    if dot and any(name.startswith(f"{group}.") for name in names):
+        found = [name for name in found if name.startswith(f"{group}.")]
+    return flag_of(found[0]) if found else ""
 
 
 def refuse_groups(words: Sequence[str], settings: Any) -> None:
@@ -101,12 +108,12 @@ def refuse_groups(words: Sequence[str], settings: Any) -> None:
     """
     names = list(setting_names(settings))
     groups = {name.partition(".")[0] for name in names if "." in name}
-    for flag in (word.partition("=")[0] for word in words):
+    for flag in (word.partition("=")[0] for word in takewhile(lambda one: one != "--", words)):
         group = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and group in groups and group not in names:
             inside = [flag_of(name) for name in names if name.startswith(f"{group}.")]
-            elsewhere = [flag_of(name) for name in ELSEWHERE.get(bare(flag), ()) if name in names]
-            meant = f"Did you mean {elsewhere[0]}? " if elsewhere else ""
+            elsewhere = called_elsewhere(flag, names)
+            meant = f"Did you mean {elsewhere}? " if elsewhere else ""
             raise ConfigError(
                 f"{flag} is a group of settings", f"{meant}They are: {', '.join(inside)}."
             )

@@ -29,7 +29,10 @@ BF16 = 2
 NF4 = 0.516  # 4 bits and 0.127 for scales, arXiv 2305.14314, section 3
 VLLM_PAGE = 128  # tokens; a multiple of what its backends have
 GATES = ("gate_proj", "gate_up_proj")
-CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # Gemma 2, Cohere, …
+CHANGED_LOGITS = (  # Gemma 2, Cohere, Granite, RecurrentGemma, xLSTM, Falcon-H1, …
+    *("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_soft_cap"),
+    *("output_logit_soft_cap", "lm_head_multiplier", "logits_mup_width_multiplier"),
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def tensor_parallel_shape(shape: Shape, processes: int) -> Shape:
         inner=shape.inner // processes,
         query_width=shape.query_width // processes,
         key_width=shape.key_width // processes,
+        whole_logits=shape.whole_logits or processes > 1,
     )
 
 

@@ -49,7 +49,7 @@ def reference_plan(
     gathered = [Item("whole weights", FP32 * shape.parameters, "gathered to sample")] * is_sharded
     scored, length = min(batch.sequences, SCORE_BATCH), batch.length
     layer = working_bytes(shape, scored * length, length, bf16=bf16)
-    if parts > 1 and not is_sharded:  # tensor parallelism
+    if parts > 1 and not is_sharded:  # tensor parallelism; the shape is that of the whole model
         shape = replace(shape, whole_logits=True)
     positions = scored * batch.new
     second = block_bytes(replace(shape, whole_logits=False), positions) / 2  # at temperature 1

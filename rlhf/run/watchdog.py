@@ -67,6 +67,7 @@ class _Watch:
     def __init__(self) -> None:
         self.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
         self.folder: Path | None = None
+        self.in_step = True
         self.beaten_at = time.monotonic()
         self.listeners: list[Callable[[str, int], None]] = []
 
@@ -105,12 +106,19 @@ def listening(listener: Callable[[str, int], None]) -> Iterator[None]:
 
 @contextmanager
 def watching(
-    folder: Path, timeout_seconds: float | None, on_stall: Callable[[InterruptedRunError], None]
+    folder: Path,
+    timeout_seconds: float | None,
+    on_stall: Callable[[InterruptedRunError], None],
+    *,
+    in_step: bool = True,
 ) -> Iterator[None]:
     """Watch this rank while the block runs; without a timeout, only write heartbeats.
 
     The folder is shared by all ranks. One rank calls `on_stall` before the process exits with 75.
+    `in_step`: ranks wait for each other, so one that stands still while others go on may only be
+    waiting on its device.
     """
+    _watch.in_step = in_step
     folder.mkdir(parents=True, exist_ok=True)
     _watch.folder = folder
     _watch.heartbeat = Heartbeat(rank(), socket.gethostname(), os.getpid())
@@ -190,7 +198,9 @@ class _StallDetector:
     def _exchange(self) -> None:
         _write(self.folder, _watch.heartbeat)
         beats = sum(one.beats for one in self._others())
-        if self.beats not in (None, beats) and (_is_in(COLLECTIVES) or _is_on_cuda()):
+        if self.beats not in (None, beats) and (
+            _is_in(COLLECTIVES) or (_watch.in_step and _is_on_cuda())
+        ):
             self.waited_at = time.monotonic()
         self.beats, self.checked_at = beats, time.monotonic()
 

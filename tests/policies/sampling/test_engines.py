@@ -12,7 +12,7 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 from labeling_app.db.store import Store
 from policies.ppo.checks import check_step
 from policies.reference.audit import score_responses
-from policies.reference.store import ReferenceStore, open_store
+from policies.reference.store import open_store
 from policies.sampling.continuous import batching_config, rounded, sample_continuously
 from policies.sampling.generate import Sample, draw, sample_responses, sample_with
 from rlhf.cli import main
@@ -23,7 +23,9 @@ from rlhf.modeling.log_probs import Sequences, response_logits
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
+from rlhf.records.ranked import read_ranked_file
 from rlhf.records.schema import Sampling
+from rlhf.run.rundir import RunDir
 from tests.families import FAMILIES, build_family_model
 from tests.pipeline.loop import write_prompts
 from tests.policies.training import TrainingInputs
@@ -171,8 +173,9 @@ def test_a_model_that_the_engine_cannot_run_is_refused(tiny_model: Path) -> None
     assert caught.value.remedy == "Use --engine generate, which samples from every model."
 
 
-def sample_everywhere(training: TrainingInputs, folder: Path, engine: str) -> ReferenceStore:
-    """Sample by an engine in every command that samples; the reference outputs."""
+def sample_everywhere(training: TrainingInputs, folder: Path, engine: str) -> dict[str, list[str]]:
+    """What every command that samples got by an engine, sorted."""
+    texts: dict[str, dict[str, str]] = {}
     prompts, db = write_prompts(folder / "prompts.jsonl"), str(folder / "labels.db")
     model, reference = str(training.model), str(folder / "reference")
     how = ("--engine", engine, "--batch-size", "3", "--precision", "fp32")
@@ -186,23 +189,36 @@ def sample_everywhere(training: TrainingInputs, folder: Path, engine: str) -> Re
     ):
         out = ("--out", str(folder / command[0])) if command[0] in ("reference", "evaluate") else ()
         assert main([*command, *out, *(how if command[0] != "import" else ())]) == 0
-    with Store(Path(db)) as store:
-        assert store.counts()["responses"] >= 2 * 12
-    return open_store(folder / "reference" / "outputs")
+        with Store(Path(db)) as store:
+            texts[command[0]] = {
+                one.id: one.text for record in store.ranked_prompts() for one in record.responses
+            }
+    added = texts["round"].keys() - texts["generate"].keys()
+    texts["round"] = {name: texts["round"][name] for name in added}
+    answers = read_ranked_file(RunDir(folder / "evaluate").answers)
+    texts["policy"], texts["rival"] = {}, {}
+    for _, *sampled in (record.responses for record in answers):  # the original's comes first
+        assert len(sampled) == 4
+        for place, one in enumerate(sampled):
+            texts["policy" if place < 2 else "rival"][one.id] = one.text
+    store = open_store(folder / "reference" / "outputs")
+    texts["reference"] = {str(place): row.text for place, row in enumerate(store.rows)}
+    return {name: sorted(found.values()) for name, found in texts.items()}
 
 
 def test_every_command_that_samples_has_the_engines(
     training: TrainingInputs, tmp_path: Path
 ) -> None:
-    stores = {}
+    found = []
     for engine in ("generate", "continuous"):
         (tmp_path / engine).mkdir()
-        stores[engine] = list(sample_everywhere(training, tmp_path / engine, engine).rows)
-    plain, continuous = stores["generate"], stores["continuous"]
-    assert [row.prompt for row in plain] == [row.prompt for row in continuous]
-    assert all(1 <= len(row.response_ids) <= 6 for row in continuous)
-    # an engine draws other random numbers
-    assert [row.response_ids for row in plain] != [row.response_ids for row in continuous]
+        found.append(sample_everywhere(training, tmp_path / engine, engine))
+    plain, continuous = found
+    for name in ("generate", "reference", "policy", "rival", "round"):
+        assert plain[name]
+        assert continuous[name]
+        assert plain[name] != continuous[name]  # an engine draws other random numbers
+    assert len(plain["reference"]) == len(continuous["reference"]) == 12
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")

@@ -113,9 +113,8 @@ def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
 
 
 def test_every_command_that_samples_does_it(training: TrainingInputs, tmp_path: Path) -> None:
-    store = sample_everywhere(training, tmp_path, "vllm")
-    assert len(store.rows) == 12
-    assert all(1 <= len(row.response_ids) <= 6 for row in store.rows)
+    found = sample_everywhere(training, tmp_path, "vllm")
+    assert all(found[name] for name in ("generate", "reference", "policy", "rival", "round"))
 
 
 def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(

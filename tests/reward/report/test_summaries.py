@@ -56,7 +56,7 @@ def test_what_more_labels_would_give(tmp_path: Path) -> None:
     longer = sentence.replace("%).", "%) and 3,200 would give 76 % (95 % interval 73–79 %).")
     assert longer in sentences_of(tmp_path / "c", learning_curve=both)
     curve["gain"]["low"] = 0.004
-    doubt = f"{sentence} That cannot be told from no gain."
+    doubt = f"{sentence} The gain of twice the labels cannot be told from none."
     assert doubt in sentences_of(tmp_path / "b", learning_curve=curve)
 
 
