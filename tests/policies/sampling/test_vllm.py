@@ -100,6 +100,20 @@ def test_it_samples_from_the_weights_of_the_moment_with_adapters_merged_in(
     assert first[0].log_probs != changed[0].log_probs != adapted[0].log_probs
 
 
+def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
+    vllm: VLLM, wide: Path
+) -> None:
+    model = load_causal_lm(str(wide)).eval()
+    start("fp32", 0)
+    torch.randint(2**31, (len(PROMPTS),))
+    expected = (torch.rand(3).tolist(), random.random())
+    sample(vllm, model, wide)  # starts with seed 0, too
+    assert (torch.rand(3).tolist(), random.random()) == expected
+
+
+# These start engines of their own, which end the one that the tests above share.
+
+
 def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
     longest = len(LONG) + SAMPLING.max_new_tokens
     engine = VLLM(str(wide), start("fp32", 0), longest, requests=3, is_frozen=True)
@@ -115,17 +129,6 @@ def test_a_model_that_is_not_trained_is_read_from_disk(wide: Path) -> None:
 def test_every_command_that_samples_does_it(training: TrainingInputs, tmp_path: Path) -> None:
     found = sample_everywhere(training, tmp_path, "vllm")
     assert all(found[name] for name in ("generate", "reference", "policy", "rival", "round"))
-
-
-def test_other_random_numbers_go_on_as_if_it_drew_a_seed_for_each_response(
-    vllm: VLLM, wide: Path
-) -> None:
-    model = load_causal_lm(str(wide)).eval()
-    start("fp32", 0)
-    torch.randint(2**31, (len(PROMPTS),))
-    expected = (torch.rand(3).tolist(), random.random())
-    sample(vllm, model, wide)  # starts with seed 0, too
-    assert (torch.rand(3).tolist(), random.random()) == expected
 
 
 def test_a_second_engine_takes_the_place_of_the_first(wide: Path) -> None:
