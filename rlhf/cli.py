@@ -120,8 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(tokens: list[str]) -> int:
-    tokens = with_new_flags(tokens, _settings_of(tokens))
     app, settings = build_app(), _settings_of(tokens)
+    tokens = with_new_flags(tokens, settings)
     try:
         if settings is not None:
             refuse_groups(tokens, settings)
@@ -129,8 +129,10 @@ def _run(tokens: list[str]) -> int:
     except CycloptsError as error:
         return _fail(explain(error, tokens, list(COMMANDS), settings))
     except RlhfError as error:
-        is_config = settings is not None and isinstance(error, ConfigError)
-        return _fail((is_config and unknown_flag(app, tokens, settings)) or error)
+        unknown = None
+        if settings is not None and isinstance(error, ConfigError):
+            unknown = unknown_flag(app, tokens, settings)
+        return _fail(unknown or error)
     except KeyboardInterrupt:
         if is_main_process():
             errors.print(f"[bold red]interrupted[/] {_how_to_go_on(tokens)}")

@@ -82,7 +82,7 @@ NCCL = (  # before others: some of their words stand in NCCL's messages, too
         "Shared memory is too small",
         "Give the container more of it: docker run --shm-size 8g, in Kubernetes an emptyDir of "
         "medium Memory at /dev/shm.",
-        ("shared memory segment", "/dev/shm"),
+        ("shared memory segment",),
     ),
     _Rule(
         InputError,

@@ -45,10 +45,10 @@ def train_all(
     config: Config, pairs: Sequence[Config], test: list[RankedPrompt], seed: int, out: Path
 ) -> Config:
     """Reward models of one seed's pairs and judgments, and how reliable the annotators were."""
-    dice = np.random.default_rng(seed)
-    drawn = dice.permutation(len(pairs))[: config["pairs"]]
+    generator = np.random.default_rng(seed)
+    drawn = generator.permutation(len(pairs))[: config["pairs"]]
     real = as_records(config, (pairs[place] for place in drawn), "train")
-    train = simulate(real, config["annotators"], config["judges"], dice)
+    train = simulate(real, config["annotators"], config["judges"], generator)
     data = write_dataset(out / f"judgments-{seed}", [*train, *test])
     true = count_right(real, train)
     named = {f"annotator-weights.{name}": value for name, value in true_weights(true).items()}
@@ -79,9 +79,9 @@ def fit_heads(
     seed: int,
 ) -> Config:
     """The same of heads on frozen features."""
-    dice = np.random.default_rng(seed)
-    real = [pool[place] for place in dice.permutation(len(pool))[: config["pairs"]]]
-    train = simulate(real, config["annotators"], config["judges"], dice)
+    generator = np.random.default_rng(seed)
+    real = [pool[place] for place in generator.permutation(len(pool))[: config["pairs"]]]
+    train = simulate(real, config["annotators"], config["judges"], generator)
     true, found = count_right(real, train), estimate_weights(train)
     weights = {"equal": {}, "true": true_weights(true), "auto": found.weights}
     heads = {name: fit_head(train, features, given) for name, given in weights.items()}
@@ -99,7 +99,7 @@ def simulate(
     records: Sequence[RankedPrompt],
     annotators: Mapping[str, float],
     judges: int,
-    dice: np.random.Generator,
+    generator: np.random.Generator,
 ) -> list[RankedPrompt]:
     """The same records, every ranking of two judged by `judges` simulated annotators.
 
@@ -107,12 +107,12 @@ def simulate(
         records: with the real labels.
         annotators: the probability that each gives the real label.
         judges: of every pair; every group of as many has equally many pairs.
-        dice: of groups and errors.
+        generator: of groups and errors.
     """
-    groups = cycle(dice.permutation(list(combinations(annotators, judges))).tolist())
+    groups = cycle(generator.permutation(list(combinations(annotators, judges))).tolist())
 
     def judge(ranking: Ranking, name: str) -> Ranking:
-        is_right = dice.random() < annotators[name]
+        is_right = generator.random() < annotators[name]
         tiers = ranking.tiers if is_right else ranking.tiers[::-1]
         id_ = f"{ranking.id}-{name}"
         return replace(ranking, id=id_, annotator=name, kind="signal", tiers=tiers)

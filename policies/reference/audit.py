@@ -22,7 +22,7 @@ from policies.formulas import (
     reverse_kl_k1,
     reverse_kl_k3,
 )
-from policies.reference.loading import in_memory, load_reference_model
+from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from rlhf.modeling.adapters import without_adapters
 from rlhf.modeling.log_probs import (
@@ -31,6 +31,7 @@ from rlhf.modeling.log_probs import (
     batches_by_length,
     response_log_probs,
 )
+from rlhf.modeling.models import in_memory
 
 
 @torch.no_grad()

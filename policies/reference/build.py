@@ -64,9 +64,10 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     set_end_tokens(tokenizer, from_main(settle_end_tokens(run, tokenizer)))
     shards = cut_into_shards(records, settings.prompts_per_shard)
     stall_timeout, heartbeat = settings.parallel.stall_timeout, heartbeat_of(run, settings)
+    in_step = sharding.shards_weights or sharding.is_tensor_parallel
     with (
         stage_status(run, is_complete=run.report_json.is_file, alone=settings.shard is None),
-        watching_stage(run, stall_timeout, heartbeat=heartbeat, in_step=sharding.is_sharded),
+        watching_stage(run, stall_timeout, heartbeat=heartbeat, in_step=in_step),
     ):
         run.outputs.mkdir(exist_ok=True)
         longest = max(map(len, encoded)) + settings.sampling.max_new_tokens

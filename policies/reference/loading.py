@@ -1,11 +1,8 @@
-"""Load language models temporarily, so that only one at a time is in memory."""
+"""Open a reference store together with the model that it came from."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from accelerate import Accelerator
-from torch import nn
 from transformers import PreTrainedModel
 
 from policies.reference.store import ReferenceStore, open_store, require_reference_of
@@ -13,15 +10,6 @@ from rlhf.errors import InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import describe_model, load_causal_lm
 from rlhf.run.rundir import RunDir
-
-
-@contextmanager
-def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Load a model for the duration of the block, then free its weights."""
-    try:
-        yield model
-    finally:
-        nn.Module.to(model, "meta")
 
 
 def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:

@@ -179,15 +179,22 @@ class ShardWriter:
         ]
 
     def _sample(self, prompts: list[list[int]], advance: Callable[[int], None]) -> list[Sample]:
-        size, sampler = self.settings.batch_size, self.models.sampler
-        if self.settings.sampling.engine == "vllm":
-            alone = FrozenModel(self.accelerator, self.tokenizer, None, sampler, size)
-            return alone.sample(prompts, self.sampling, advance)
+        if self.settings.sampling.engine == "vllm":  # which has weights of its own
+            return self._sample_from(None, prompts, advance)
         if self.sharding.shards_weights and not global_max(self.accelerator, len(prompts)):
             return []  # and nobody needs all of the model
         with self.models.gathered_model.gathered(self.models.original) as model:
-            whole = FrozenModel(self.accelerator, self.tokenizer, model, sampler, size)
-            return whole.sample(prompts, self.sampling, advance)
+            return self._sample_from(model, prompts, advance)
+
+    def _sample_from(
+        self,
+        model: PreTrainedModel | None,
+        prompts: list[list[int]],
+        advance: Callable[[int], None],
+    ) -> list[Sample]:
+        size, sampler = self.settings.batch_size, self.models.sampler
+        source = FrozenModel(self.accelerator, self.tokenizer, model, sampler, size)
+        return source.sample(prompts, self.sampling, advance)
 
     def _reusable(self, record: RankedPrompt) -> list[Sample]:
         """Responses of the ranking dataset that this model sampled under these settings.

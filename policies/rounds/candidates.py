@@ -15,12 +15,13 @@ from numpy import ndarray
 from policies.evaluate.answers import Answering, sample_answers, stored_answers
 from policies.evaluate.judges import score_with_reward
 from policies.reference.audit import score_responses
-from policies.reference.loading import in_memory, load_reference_model, open_store_and_find_model
+from policies.reference.loading import load_reference_model, open_store_and_find_model
 from policies.rewards import describe_rewards, load_reward
 from policies.rounds.settings import RoundSettings
 from rlhf.errors import InputError
 from rlhf.modeling.models import (
     describe_model,
+    in_memory,
     load_causal_lm,
     policy_folder,
     require_same_tokenizer,

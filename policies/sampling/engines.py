@@ -12,11 +12,11 @@ from policies.sampling.continuous import sample_continuously
 from policies.sampling.generate import Sample, Sampler, sample_responses, sample_with
 from policies.sampling.settings import Engine
 from policies.sampling.vllm_engine import VLLM, shut_down
-from rlhf.modeling.models import load_causal_lm
+from rlhf.modeling.models import in_memory, load_causal_lm
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
 
-BATCHES_AT_ONCE = 4  # given to an engine in one call, between signs of progress
+BATCHES_PER_CALL = 4  # of an engine other than `generate`
 
 
 def new_sampler(
@@ -66,6 +66,11 @@ class FrozenModel:
     sampler: Sampler | None
     batch_size: int
 
+    @property
+    def at_once(self) -> int:
+        """Prompts of one call of the engine, which gives no sign of progress before its end."""
+        return self.batch_size * (1 if self.sampler is None else BATCHES_PER_CALL)
+
     def sample(
         self,
         prompts: Sequence[list[int]],
@@ -89,10 +94,9 @@ class FrozenModel:
                 self.accelerator, self.model, tokenizer, prompts, sampling, size, on_batch
             )
         found: list[Sample] = []
-        at_once = BATCHES_AT_ONCE * size
-        for first in range(0, len(prompts), at_once):
+        for first in range(0, len(prompts), self.at_once):
             beat()
-            part = prompts[first : first + at_once]
+            part = prompts[first : first + self.at_once]
             found += sample_with(
                 self.sampler, self.accelerator, self.model, tokenizer, part, sampling, size
             )
@@ -126,12 +130,11 @@ def frozen_model(
         InputError: the model cannot be loaded, or vLLM does not start with it.
     """
     sampler = new_sampler(engine, path, accelerator, longest, batch_size, is_frozen=True)
-    model = None
-    if engine != "vllm":
-        model = load_causal_lm(path, dtype).to(accelerator.device).eval()
-    try:
+    if engine == "vllm":
+        try:
+            yield FrozenModel(accelerator, tokenizer, None, sampler, batch_size)
+        finally:
+            shut_down()
+        return
+    with in_memory(load_causal_lm(path, dtype).to(accelerator.device).eval()) as model:
         yield FrozenModel(accelerator, tokenizer, model, sampler, batch_size)
-    finally:
-        if model is not None:
-            torch.nn.Module.to(model, "meta")  # frees its weights
-        shut_down()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from policies.sampling.engines import BATCHES_AT_ONCE, frozen_model
+from policies.sampling.engines import frozen_model
 from policies.sampling.generate import Sample, encode_prompts
 from policies.sampling.settings import GenerateSettings
 from rlhf.modeling.log_probs import batches_by_length
@@ -59,9 +59,8 @@ def generate_responses(
     loaded = frozen_model(
         settings.engine, settings.model, accelerator, tokenizer, longest, size, dtype=dtype
     )
-    at_once = size if settings.engine == "generate" else BATCHES_AT_ONCE * size
     with loaded as model, progress("responses", total=len(slots)) as bar:
-        for rows in batches_by_length([len(ids) for ids in encoded], at_once):
+        for rows in batches_by_length([len(ids) for ids in encoded], model.at_once):
             samples = model.sample([encoded[row] for row in rows], sampling)
             add(
                 as_response(

@@ -6,6 +6,8 @@ scores.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,15 @@ def context_length(config: PreTrainedConfig) -> int | None:
     """The maximum number of tokens that a model reads; None if its config sets no limit."""
     found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found
+
+
+@contextmanager
+def in_memory(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Use a model within the block, then free its weights."""
+    try:
+        yield model
+    finally:
+        nn.Module.to(model, "meta")
 
 
 def load_causal_lm(

@@ -160,8 +160,11 @@ def _watch_for_stalls(
             return
         # an earlier attempt may have had more ranks
         heartbeats = [one for one in read_heartbeats(folder) if one.rank < world_size()]
-        slow = find_slow(heartbeats, world_size())
-        if _watch.heartbeat.rank == reporting_rank(slow, world_size()):
+        own = _watch.heartbeat
+        # where ranks work on their own, the others may go on and not know of this one
+        is_alone = not (_watch.in_step or own.waits)
+        slow = [own.rank] if is_alone else find_slow(heartbeats, world_size())
+        if is_alone or own.rank == reporting_rank(slow, world_size()):
             on_stall(describe_stall(heartbeats, slow, timeout_seconds, folder))
         else:
             time.sleep(GRACE_SECONDS)  # the agent stops all processes when the first one ends

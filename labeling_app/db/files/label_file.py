@@ -81,16 +81,20 @@ def require_label_database(path: Path) -> None:
     """
     if not path.exists():
         raise no_database(path)
-    if not has_label_database(path):
+    if not _has_label_database(path):
         raise empty_database(path)
 
 
-def has_label_database(path: Path) -> bool:
-    """Whether there is a label database at a path; False if one can be created there.
+def refuse_other_files(path: Path) -> None:
+    """Check that a path holds a label database, or that one can be created there.
 
     Raises:
-        InputError: there is another program's database, or a file that is no database.
+        InputError: there is a folder, another program's database, or a file that is no database.
     """
+    _has_label_database(path)
+
+
+def _has_label_database(path: Path) -> bool:
     try:
         return is_label_database(path)
     except sqlite3.DatabaseError as error:

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.evaluate.measures.statistics import mean_per_token
 from policies.reference.audit import estimate_reverse_kl, measure_forward_kl, score_responses
-from policies.reference.loading import in_memory, load_reference_model
+from policies.reference.loading import load_reference_model
 from policies.reference.store import ReferenceRow, ReferenceStore
 from rlhf.errors import InputError
-from rlhf.modeling.models import load_causal_lm
+from rlhf.modeling.models import in_memory, load_causal_lm
 from rlhf.records.jsonl import PLAIN_TEXT, read_lines, read_text, text_of
 
 NEUTRAL_TEXT = Path(__file__).with_name("neutral.txt")

@@ -111,10 +111,10 @@ def run(settings: Settings) -> dict[str, Any]:
     sys.stderr.write("Starting the board …\n")  # loading the web framework takes seconds
     sys.stderr.flush()
     from labeling_app.db.board.checks import CheckRates
-    from labeling_app.db.files.label_file import has_label_database
+    from labeling_app.db.files.label_file import refuse_other_files
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
-    has_label_database(settings.db)  # another program's file is refused now
+    refuse_other_files(settings.db)
     models = _live_models(settings)
     options = BoardOptions(
         host=settings.host,

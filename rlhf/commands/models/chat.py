@@ -52,13 +52,13 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Ask a policy and its original the same questions in the browser, blind until you vote."""
-    from labeling_app.db.files.label_file import has_label_database
+    from labeling_app.db.files.label_file import refuse_other_files
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
     from policies.sampling.streaming import LocalModel
     from rlhf.modeling.models import policy_folder
     from rlhf.records.schema import Sampling
 
-    has_label_database(settings.db)  # another program's file is refused now
+    refuse_other_files(settings.db)
     sampling = Sampling(
         temperature=settings.temperature,
         top_p=settings.top_p,

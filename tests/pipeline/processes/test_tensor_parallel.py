@@ -56,13 +56,18 @@ Path(sys.argv[2], str(accelerator.process_index)).write_text(json.dumps(found))
 """
 
 
+def run_in_two(text: str, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a program in two processes, with a model and a folder as its arguments."""
+    program = folder / "program.py"
+    program.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    assert run_processes([sys.executable, str(program), str(model), str(folder)], 2) == 0
+
+
 def test_what_each_process_holds_and_sends_is_the_planners(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PARTS, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    assert run_processes([sys.executable, str(program), str(tiny_model), str(tmp_path)], 2) == 0
+    run_in_two(PARTS, tiny_model, tmp_path, monkeypatch)
     shape, load = read_shape(str(tiny_model)), Load(10, 2, False, 1)
     planned = [
         tensor_parallel_traffic(shape, replace(load, checkpointing=again), 1, 2, bf16=bf16)
@@ -106,10 +111,7 @@ torch.save([norm, found, expected], Path(sys.argv[2], str(accelerator.process_in
 def test_replicated_weights_get_the_same_gradients_in_every_process(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(REPLICAS, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    assert run_processes([sys.executable, str(program), str(tiny_model), str(tmp_path)], 2) == 0
+    run_in_two(REPLICAS, tiny_model, tmp_path, monkeypatch)
     (norm, found, expected), (other_norm, others, _) = (torch.load(tmp_path / n) for n in "01")
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in found} >= {"norm", "score"}
     assert norm == other_norm

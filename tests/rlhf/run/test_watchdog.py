@@ -211,6 +211,17 @@ def test_a_rank_on_cuda_that_reads_the_result_of_a_working_one_is_not_stalled(
     assert (shown.count("ended well"), group.returncode) == (2, 0), shown
 
 
+def test_a_hung_rank_on_cuda_ends_a_run_whose_ranks_work_on_their_own(tmp_path: Path) -> None:
+    alone = READING.replace("3.0)", "3.0, in_step=False)").replace("range(60 ", "range(600 ")
+    began = time.monotonic()
+    _, group = start_two(tmp_path, alone)
+    _, shown = group.communicate(timeout=60)
+    assert time.monotonic() - began < 45  # the working rank alone takes 60 s
+    assert "exitcode  : 75" in shown
+    assert "No progress for 3 seconds: rank 1 (" in shown
+    assert "rank 0 (" not in shown.partition("The stacks of all ranks")[0]
+
+
 def test_one_rank_alone_is_the_slow_one() -> None:
     assert find_slow(heartbeats((5, False)), 1) == [0]
 
