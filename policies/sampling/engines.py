@@ -27,6 +27,7 @@ def new_sampler(
     requests: int,
     *,
     is_frozen: bool = False,
+    tensor_parallel: int = 1,
 ) -> Sampler | None:
     """The sampler of an engine; None for transformers' plain `generate`.
 
@@ -37,6 +38,7 @@ def new_sampler(
         longest: tokens of the longest prompt and response together.
         requests: maximum number of responses sampled at once.
         is_frozen: the weights are those of `model`; else they come with every call.
+        tensor_parallel: neighboring ranks that share one vLLM; they sample at the same time.
 
     Raises:
         InputError: vLLM does not start with this model.
@@ -44,7 +46,14 @@ def new_sampler(
     if engine == "continuous":
         return sample_continuously
     if engine == "vllm":
-        return VLLM(model, accelerator, longest, requests, is_frozen=is_frozen)
+        return VLLM(
+            model,
+            accelerator,
+            longest,
+            requests,
+            is_frozen=is_frozen,
+            tensor_parallel=tensor_parallel,
+        )
     return None
 
 
