@@ -211,14 +211,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         require_range("sampling.batch_size", self.batch_size, 1)
         require_range("sampling.correction_cap", self.correction_cap, 1.0, above_low=True)
-        require_range("sampling.engine_tensor_parallel", self.engine_tensor_parallel, 1)
-        require_engine("--sampling.engine", self.engine)
-        if self.engine_tensor_parallel > 1 and self.engine != "vllm":
-            raise ConfigError(
-                f"--sampling.engine-tensor-parallel {self.engine_tensor_parallel} does nothing "
-                f"with --sampling.engine {self.engine}",
-                "Add --sampling.engine vllm, or leave it out.",
-            )
+        require_engine("--sampling.engine", self.engine, self.engine_tensor_parallel)
 
 
 @dataclass(frozen=True, kw_only=True)

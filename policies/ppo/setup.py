@@ -92,18 +92,11 @@ class Training:
 
 
 def require_even_split(settings: PPOSettings, processes: int) -> None:
-    """Refuse a number of episodes or of processes that cannot be shared out evenly.
+    """Refuse a number of episodes that processes and minibatches cannot share.
 
     Raises:
         ConfigError: names the multiple that it must be.
     """
-    parts = settings.sampling.engine_tensor_parallel
-    if processes % parts:
-        raise ConfigError(
-            f"{processes} processes do not divide into groups of "
-            f"--sampling.engine-tensor-parallel {parts}",
-            "Give a divisor of the number of processes.",
-        )
     share = processes * math.lcm(settings.optim.minibatches, settings.batch.samples_per_prompt)
     if settings.batch.episodes_per_step % share:
         raise ConfigError(

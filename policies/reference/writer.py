@@ -73,7 +73,15 @@ def load_models(
     `longest`: tokens of the longest prompt and response together.
     """
     path, engine = description["path"], settings.sampling.engine
-    sampler = new_sampler(engine, path, accelerator, longest, settings.batch_size, is_frozen=True)
+    sampler = new_sampler(
+        engine,
+        path,
+        accelerator,
+        longest,
+        settings.batch_size,
+        is_frozen=True,
+        tensor_parallel=settings.sampling.engine_tensor_parallel,
+    )
     model = load_causal_lm(path, tensor_parallel=sharding.is_tensor_parallel).eval()
     gathered_model = GatheredModel(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)

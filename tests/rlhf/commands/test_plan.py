@@ -24,6 +24,31 @@ def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
     assert not any(fits for row in result["fits"].values() for fits in row.values())
     assert [hint.split(":")[0] for hint in result["advice"]] == ["reward", "reference", "ppo"]
     assert plan.describe(settings, result).splitlines()[-3:] == result["advice"]
+    assert result["commands"] == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "begins", "ends"),
+    [
+        (1, "rlhf ppo --model", "--sampling.engine vllm --batch.micro-batch-size 1024"),
+        (4, "rlhf ppo --model", "--batch.micro-batch-size 1024 --processes 4"),
+        (
+            16,
+            "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
+            "HOST:29501 -m rlhf.cli ppo --model",
+            "--sampling.engine vllm --batch.micro-batch-size 1024",
+        ),
+    ],
+)
+def test_it_prints_commands_to_type(tiny_model: Path, gpus: int, begins: str, ends: str) -> None:
+    settings = Settings(model=str(tiny_model), gpus=gpus, engine="vllm")
+    result = plan.run(settings)
+    command = result["commands"]["ppo"]
+    assert command.startswith(begins)
+    assert command.endswith(ends)
+    text = plan.describe(settings, result)
+    assert all(f"  {one}\n" in f"{text}\n" for one in result["commands"].values())
+    assert ("GiB in each phase" in text) is (gpus > 1)
 
 
 def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> None:
@@ -42,6 +67,14 @@ def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> Non
             "error --shard-group 3 does not divide --gpus 8",
         ),
         (["--model", "m", "--gpu-memory", "0"], "error --gpu-memory is 0"),
+        (
+            ["--model", "m", "--engine-tensor-parallel", "2"],
+            "error --engine-tensor-parallel 2 does nothing with --engine generate",
+        ),
+        (
+            ["--model", "m", "--gpus", "3", "--engine", "vllm", "--engine-tensor-parallel", "2"],
+            "error --engine-tensor-parallel 2 does not divide --gpus 3",
+        ),
     ],
 )
 def test_wrong_input(capsys: pytest.CaptureFixture, words: list[str], message: str) -> None:
