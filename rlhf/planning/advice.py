@@ -15,10 +15,17 @@ NOTHING_FITS = "nothing fits; use a smaller model, a shorter --sequence-length o
 
 @dataclass(frozen=True)
 class Advice:
-    """What fits, in a sentence, and the flags that ask for it; None where nothing does."""
+    """What fits.
+
+    Attributes:
+        sentence: for people.
+        flags: those that ask for it; None where nothing fits.
+        processes: how many a command starts.
+    """
 
     sentence: str
-    flags: tuple[str, ...] | None
+    flags: tuple[str, ...] | None = None
+    processes: int = 1
 
 
 def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> Advice:
@@ -33,15 +40,17 @@ def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> Ad
                 batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
                 words = f"{stage}: {strategy}{''.join(f' with {flag}' for flag in again)}"
                 sentence = f"{words}, up to {_sequences(batch)} in a forward pass."
-                flags = (*_strategy_flags(stage, strategy, one, gpus), *again)
-                return Advice(sentence, (*flags, *_batch_flags(stage, replace(one, batch=batch))))
+                flags = _strategy_flags(stage, strategy, one, gpus)
+                flags += (CHECKPOINTING,) * one.checkpointing
+                flags += _batch_flags(stage, replace(one, batch=batch))
+                return Advice(sentence, flags, gpus)
     count = 2 * gpus
     while count <= MAX_GPUS:
         if stage_bytes(stage, "FSDP", shape, replace(lightest, group=None), count) <= usable:
             smallest = " ".join((CHECKPOINTING, *_batch_flags(stage, lightest)))
-            return Advice(f"{stage}: FSDP fits on {count} such GPUs with {smallest}.", None)
+            return Advice(f"{stage}: FSDP fits on {count} such GPUs with {smallest}.")
         count *= 2
-    return Advice(f"{stage}: {NOTHING_FITS}", None)
+    return Advice(f"{stage}: {NOTHING_FITS}")
 
 
 def _strategy_flags(stage: str, strategy: str, load: Load, gpus: int) -> tuple[str, ...]:
@@ -64,7 +73,10 @@ def _engine_flags(load: Load) -> tuple[str, ...]:
 
 def _batch_flags(stage: str, load: Load) -> tuple[str, ...]:
     if stage == "ppo":
-        return (f"--batch.micro-batch-size {load.batch}",)
+        return (
+            f"--batch.micro-batch-size {load.batch}",
+            f"--sampling.batch-size {load.batch}",
+        )
     return (f"--batch.micro-tokens {load.batch * load.length}",)
 
 
@@ -76,18 +88,19 @@ def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> Adv
         if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
             batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
             sentence = f"reference: DDP, up to {_sequences(batch)} in a forward pass."
-            return Advice(sentence, (*_engine_flags(one), f"--batch-size {batch}"))
+            return Advice(sentence, (*_engine_flags(one), f"--batch-size {batch}"), gpus)
     for one in (load, lightest):
         if load.engine and stage_bytes("reference", "FSDP", shape, one, gpus) <= usable:
             flags = ("--sharding fsdp", *_engine_flags(one), f"--batch-size {one.batch}")
-            return Advice(f"reference: FSDP, {_sequences(one.batch)} in a forward pass.", flags)
+            sentence = f"reference: FSDP, {_sequences(one.batch)} in a forward pass."
+            return Advice(sentence, flags, gpus)
     for one in (load, lightest):
         count = _fewest_tensor_parallel(shape, one, gpus, usable)
         if count:
             flags = (f"--parallel.tensor-parallel {count}", f"--batch-size {one.batch}")
             words = f"each model in {count} processes, {_sequences(one.batch)} in a forward pass."
-            return Advice(f"reference: {words}", flags)
-    return Advice(f"reference: {NOTHING_FITS}", None)
+            return Advice(f"reference: {words}", flags, count)
+    return Advice(f"reference: {NOTHING_FITS}")
 
 
 def _sequences(number: int) -> str:

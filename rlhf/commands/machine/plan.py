@@ -144,23 +144,24 @@ def run(settings: Settings) -> dict[str, Any]:
         "fsdp_phases_gib": {phase: round(size / GIB, 3) for phase, size in phases.items()},
         "advice": hints,
         "commands": {
-            stage: command(stage, settings.model, one.flags, gpus)
+            stage: command(stage, settings.model, one.flags, one.processes)
             for stage, one in found.items()
             if one.flags is not None
         },
     }
 
 
-def command(stage: str, model: str, flags: Sequence[str], gpus: int) -> str:
+def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str:
     """A command to type; on several machines one of them for each, with eight devices."""
     words = f"{COMMANDS[stage].format(model=model)} {' '.join(flags)}".strip()
-    if gpus == 1:
+    if processes == 1:
         return f"rlhf {words}"
-    if gpus <= GPUS_PER_MACHINE:
-        return f"rlhf {words} --processes {gpus}"
-    machines = -(-gpus // GPUS_PER_MACHINE)
+    if processes <= GPUS_PER_MACHINE:
+        return f"rlhf {words} --processes {processes}"
+    machines = -(-processes // GPUS_PER_MACHINE)
+    each = processes // machines
     return (
-        f"torchrun --nnodes {machines} --nproc-per-node {gpus // machines} --rdzv-backend c10d "
+        f"torchrun --nnodes {machines} --nproc-per-node {each} --rdzv-backend c10d "
         f"--rdzv-endpoint HOST:29501 -m rlhf.cli {words}"
     )
 

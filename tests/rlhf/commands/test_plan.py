@@ -1,10 +1,16 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from policies.ppo.settings import PPOSettings
+from policies.reference.settings import ReferenceSettings
+from reward.settings import RewardSettings
 from rlhf import cli
 from rlhf.commands.machine import plan
 from rlhf.commands.machine.plan import Settings
+from rlhf.config import flag_of
+from rlhf.config.paths import setting_names
 
 
 def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
@@ -30,13 +36,13 @@ def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "begins", "ends"),
     [
-        (1, "rlhf ppo --model", "--sampling.engine vllm --batch.micro-batch-size 1024"),
-        (4, "rlhf ppo --model", "--batch.micro-batch-size 1024 --processes 4"),
+        (1, "rlhf ppo --model", "--batch.micro-batch-size 1024 --sampling.batch-size 1024"),
+        (4, "rlhf ppo --model", "--sampling.batch-size 1024 --processes 4"),
         (
             16,
             "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
             "HOST:29501 -m rlhf.cli ppo --model",
-            "--sampling.engine vllm --batch.micro-batch-size 1024",
+            "--sampling.engine vllm --batch.micro-batch-size 1024 --sampling.batch-size 1024",
         ),
     ],
 )
@@ -55,6 +61,24 @@ def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> Non
     hints = plan.run(Settings(model=str(tiny_model), gpus=2, tensor_parallel=2))["advice"]
     assert len(hints) == 4
     assert hints[-1].startswith("reward: --parallel.tensor-parallel 2 holds 0.")
+
+
+@pytest.mark.parametrize("engine", ["generate", "vllm"])
+@pytest.mark.parametrize("gpu_memory", [0.0025, 0.005, 0.02, 80.0])
+def test_every_flag_of_a_command_is_one_of_its_settings(
+    tiny_model: Path, gpu_memory: float, engine: Literal["generate", "vllm"]
+) -> None:
+    settings = Settings(
+        model=str(tiny_model), gpus=8, gpu_memory=gpu_memory, engine=engine, sequence_length=64
+    )
+    known = {"train-reward": RewardSettings, "reference": ReferenceSettings, "ppo": PPOSettings}
+    commands = plan.run(settings)["commands"]
+    assert len(commands) > (gpu_memory > 0.0025)
+    for command in commands.values():
+        program, name, *words = command.split()
+        assert program == "rlhf"
+        flags = {word for word in words if word.startswith("--")}
+        assert flags <= {flag_of(one) for one in setting_names(known[name])}
 
 
 @pytest.mark.parametrize(

@@ -170,10 +170,11 @@ def test_advice_names_the_flags_of_adapters() -> None:
     found = advice("ppo", SHAPE, LOAD, 1, 40 * GIB)
     assert found.sentence.startswith("ppo: LoRA with --batch.gradient-checkpointing, up to ")
     assert found.flags is not None
-    adapters, rank, again, batch = found.flags
+    adapters, rank, again, batch, sampled = found.flags
     assert (adapters, rank) == ("--lora.share-base", "--lora.rank 16")
     assert again == "--batch.gradient-checkpointing"
     assert batch.startswith("--batch.micro-batch-size ")
+    assert sampled.startswith("--sampling.batch-size ")
 
 
 def test_advice_is_the_fastest_that_fits_and_its_largest_batch() -> None:
