@@ -3,8 +3,9 @@
 Every command has its own file below `rlhf.commands` with four names: `Settings` (a
 dataclass whose fields are the flags), `run(settings)` (returns what the command found, as plain
 JSON values), `describe(settings, result)` (the same in sentences, for people) and `EXAMPLE` (the
-command line at the end of its help). A training adds `memory_plan(settings)`, which --dry-run
-prints. Nothing here imports torch: `rlhf --help` answers at once.
+command line at the end of its help). What --dry-run prints besides the settings is a training's
+`memory_plan(settings)`, and the `commands(settings)` of a command that runs others. Nothing here
+imports torch: `rlhf --help` answers at once.
 """
 
 import json
@@ -14,24 +15,23 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
-from cyclopts.config import Dict
+from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 
 from rlhf import __version__
+from rlhf.commands.files import settings_from_files
 from rlhf.commands.help_page import help_page
 from rlhf.commands.usage import explain, is_required, refuse_groups, unknown_flag
-from rlhf.config import load_settings, to_plain, to_yaml
-from rlhf.config.paths import old_names, with_new_flags
+from rlhf.config import to_plain, to_yaml
+from rlhf.config.paths import with_new_flags
 from rlhf.diagnose import diagnose
-from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError, did_you_mean
-from rlhf.modeling.template_kwargs import as_one_token
+from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError
 from rlhf.ranks import exit_process, is_main_process, world_size
 
 COMMANDS = {
@@ -52,6 +52,7 @@ COMMANDS = {
     "evaluate": "models.evaluate",
     "chat": "models.chat",
     "round": "models.round",
+    "loop": "machine.loop",
     "trace": "machine.trace",
     "plan": "machine.plan",
     "status": "machine.status",
@@ -87,7 +88,7 @@ def build_app() -> App:
         name="rlhf",
         help=HELP,
         version=__version__,
-        config=_settings_from_files,
+        config=settings_from_files,
         help_epilogue=None,
         suppress_keyboard_interrupt=False,  # it would exit with 130 before `main` can say 75
     )
@@ -222,12 +223,13 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
 
 
 def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
-    """The resolved settings, and the memory plan as a comment, which `--config` ignores."""
+    """The resolved settings, and the plan as a comment, which `--config` ignores."""
     result: dict[str, Any] = {"settings": to_plain(settings)}
     text = to_yaml(settings)
-    if hasattr(module, "memory_plan"):
-        result["memory_plan"] = module.memory_plan(settings)
-        text += "\n" + textwrap.indent(result["memory_plan"], "# ", lambda line: True)
+    for name in ("memory_plan", "commands"):
+        if hasattr(module, name):
+            result[name] = getattr(module, name)(settings)
+            text += "\n" + textwrap.indent(result[name], "# ", lambda line: True)
     return result, text.rstrip("\n")
 
 
@@ -235,50 +237,6 @@ def _show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
     """Print a command's result on stdout: as text, or as one JSON line."""
     sys.stdout.write((json.dumps(result, ensure_ascii=False) if as_json else text) + "\n")
     sys.stdout.flush()
-
-
-def _settings_from_files(
-    app: App, commands: tuple[str, ...], arguments: ArgumentCollection
-) -> None:
-    """Fill in what the --config files say for settings that no flag gave."""
-    given = next((a for a in arguments if "--config" in a.names), None)
-    if given is None or not given.tokens:
-        return
-    files = [Path(token.value) for token in given.tokens]
-    settings = get_type_hints(app.default_command)["settings"]
-    values = load_settings(files, settings)
-    source = ", ".join(str(file) for file in files)
-    _refuse_unknown(values, settings, source)
-    values = as_one_token(values)
-    for name in reversed(commands):  # at the root, settings named like a command would be dropped
-        values = {name: values}
-    Dict(values, source=source)(app, commands, arguments)
-
-
-def _refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: str = "") -> None:
-    known = {field.name: field for field in fields(settings)}
-    types = get_type_hints(settings)
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if name in getattr(settings, "COMMANDS_NOW", {}):
-            command = settings.COMMANDS_NOW[name]
-            raise ConfigError(
-                f"{key} in {source} is now the command rlhf {command}",
-                f"Delete the line and type: rlhf {command} --config {source}",
-            )
-        if name not in known:
-            hint = did_you_mean(name, [*known, *old_names(settings)], prefix)
-            raise ConfigError(
-                f"Unknown setting {prefix}{key} in {source}",
-                f"{hint}The settings are: {', '.join(known)}.",
-            )
-        if is_dataclass(types[name]):
-            if not isinstance(value, dict):
-                raise ConfigError(
-                    f"{prefix}{key} in {source} is {value!r}, not a group of settings",
-                    f"Its settings are: {', '.join(f.name for f in fields(types[name]))}.",
-                )
-            _refuse_unknown(value, types[name], source, f"{prefix}{key}.")
 
 
 if __name__ == "__main__":

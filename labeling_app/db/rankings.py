@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlite_utils import Database
 
 from labeling_app.db.connection import SHOWN, Connections, dump
 from labeling_app.rankings.flags import ADJUDICATED, read_flags
-from rlhf.records.schema import Ranking
+from rlhf.records.schema import AnnotatorKind, Ranking
 
 Row = dict[str, Any]
 
@@ -123,6 +123,44 @@ def ranking_in_task(db: Database, task_id: int, annotator: str, live: int = 1) -
                 WHERE annotator = ? AND live = ? AND task_id = ? ORDER BY seq DESC LIMIT 1"""
     row = db.execute(query, [annotator, live, task_id]).fetchone()
     return dict(zip(names, row, strict=True)) if row else None
+
+
+def newest_ranking(connections: Connections) -> int:
+    """The number of the ranking that was stored last; 0 where there is none."""
+    query = "SELECT COALESCE(MAX(seq), 0) FROM rankings"
+    return int(connections.db.execute(query).fetchone()[0])
+
+
+def num_rankings_since(
+    connections: Connections,
+    number: int,
+    *,
+    kinds: Collection[AnnotatorKind] = (),
+    annotators: Collection[str] = (),
+) -> int:
+    """How many live judgments were stored after the ranking of that number.
+
+    Reads only the rankings after that number, however large the database is: NOT INDEXED and CROSS
+    JOIN keep SQLite from starting with an annotator. Answers to checks and votes on pairs of an
+    evaluation do not count: they are not exported.
+
+    Args:
+        connections: the database.
+        number: as `newest_ranking` gave it; 0 counts all.
+        kinds: only rankings by these kinds of annotators; empty means all.
+        annotators: only rankings by these annotators; empty means all.
+    """
+    query = f"""
+        SELECT COUNT(*) FROM rankings r NOT INDEXED
+        CROSS JOIN annotators a ON a.name = r.annotator
+        LEFT JOIN tasks t ON t.id = r.task_id
+        WHERE r.seq > ? AND r.live = 1 AND r.{SHOWN} AND COALESCE(t.purpose, 'rank') = 'rank'
+        {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
+    return int(connections.db.execute(query, [number, *kinds, *annotators]).fetchone()[0])
+
+
+def _is_one_of(column: str, values: Collection[str]) -> str:
+    return f"AND {column} IN ({', '.join('?' * len(values))})" if values else ""
 
 
 def num_done(connections: Connections, annotator: str) -> int:

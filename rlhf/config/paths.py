@@ -10,6 +10,10 @@ config.yaml of older runs. The settings class lists them:
     OLD_VALUES: ClassVar = {"advantages": {"group": "grpo"}}  # new path: {old value: new value}
     OLD_FILE_VALUES: ClassVar = …  # the same, for values that only files may still have
     ZERO_IS_NONE: ClassVar = {"kl.audit_every"}  # paths where 0 used to mean None
+
+A setting may also be a mapping of sections, each with settings of another class:
+
+    SECTIONS: ClassVar = {"stages": {"ppo": PPOSettings}}  # setting: {section: its class}
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,6 +45,11 @@ def old_names(settings: type[Any] | None) -> Mapping[str, str]:
     return getattr(settings, "OLD_NAMES", {})
 
 
+def sections_of(settings: type[Any] | None) -> Mapping[str, dict[str, type[Any]]]:
+    """The settings that are mappings of sections, and the class of each section."""
+    return getattr(settings, "SECTIONS", {})
+
+
 def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[str, Any]:
     """The content of a settings file with today's names and values in place of old ones.
 
@@ -67,7 +76,22 @@ def with_new_names(content: dict[str, Any], settings: type[Any] | None) -> dict[
         group, name = find_setting(found, path.split("."))
         if name is not None and group[name] == 0 and not isinstance(group[name], bool):
             group[name] = None
-    return found
+    return found | {
+        name: _sections(found[name] or {}, kinds)
+        for name, kinds in sections_of(settings).items()
+        if name in found and isinstance(found[name], dict | None)
+    }
+
+
+def _sections(sections: dict[Any, Any], kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Sections by the names of their commands; an empty one has no settings."""
+    named = {str(name).replace("_", "-"): value for name, value in sections.items()}
+    return {
+        name: with_new_names(value or {}, kinds.get(name))
+        if isinstance(value, dict | None)
+        else value
+        for name, value in named.items()
+    }
 
 
 def _zero_is_none(settings: type[Any] | None) -> Collection[str]:

@@ -4,6 +4,7 @@ The usual value is `{"enable_thinking": false}`. Imports no torch.
 """
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import yaml
@@ -30,14 +31,14 @@ def are_template_kwargs(value: Any) -> bool:
     return isinstance(value, dict) and not value.keys() & set(RESERVED)
 
 
-def as_one_token(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a file with this mapping as JSON text.
+def as_one_token(values: dict[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
+    """The settings of a file with this mapping, and those named by `others`, as JSON text.
 
     The parser would turn every value into text, and confuse `false` with `"false"`.
     """
     return {
         key: json.dumps(value)
-        if key.replace("-", "_") == NAME and isinstance(value, dict)
+        if key.replace("-", "_") in (NAME, *others) and isinstance(value, dict)
         else value
         for key, value in values.items()
     }

@@ -14,6 +14,8 @@ OUT/outputs         the reference outputs
 OUT/report.json  report.html    the results of the stage, for programs and for people
 OUT/answers.jsonl   evaluate: the answers that were compared, one `RankedPrompt` per line
 OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
+OUT/commands.json   loop: every command it ran, when, and its exit code
+OUT/round-0/        loop: the stages of a round, each in a folder with the files above
 """
 
 import fcntl
@@ -64,7 +66,10 @@ FREE_TO_CHANGE = (
     "judge_parallel",
     *(setting.name for setting in fields(ClusterSettings)),
 )
+# Rounds of a loop may differ; those that are done stay as they are.
+FREE_IN_LOOP = ("rounds", "new_rankings", "stop_without_gain", "stages", "notify")
 STAGE_COMMANDS = {
+    "loop": "rlhf loop",
     "sft": "rlhf sft",
     "reward": "rlhf train-reward",
     "reference": "rlhf reference",
@@ -72,6 +77,8 @@ STAGE_COMMANDS = {
     "dpo": "rlhf dpo",
     "evaluate": "rlhf evaluate",
 }
+
+ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume
 
 Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
 
@@ -110,6 +117,7 @@ class RunDir:
     report_html = _File("report.html")
     answers = _File("answers.jsonl")
     judge_log = _File("judge.jsonl")
+    commands_file = _File("commands.json")
 
     def read_stage(self) -> dict[str, Any]:
         """The content of stage.json; empty when there is none.
@@ -144,7 +152,9 @@ class RunDir:
         return self.read_stage().get("status") == "done"
 
 
-def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: bool) -> RunDir:
+def open_stage(
+    out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: bool, again: bool = False
+) -> RunDir:
     """Create the folder of a stage, or reopen it to resume; only the main process does this.
 
     Args:
@@ -153,6 +163,7 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
         settings: the dataclass of resolved settings; written to config.yaml.
         inputs: for every input its `path` and `hash`; written to stage.json.
         resume: continue in an existing folder; one that does not exist is created.
+        again: also work on a finished stage again, which else is only opened.
 
     Raises:
         InputError: the folder exists and `resume` is off, its settings or inputs differ, or another
@@ -170,7 +181,7 @@ def open_stage(out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: 
             )
         _require_same(run, stage, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)
-    if not run.is_done:
+    if again or not run.is_done:
         if getattr(settings, "shard", None) is None:  # jobs of --shard fill one stage together
             _lock(run)
         config = to_yaml(without_secrets(settings))
@@ -237,9 +248,11 @@ def _lock(run: RunDir) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
+            resumes = run.read_stage().get("stage") in ALWAYS_RESUMES
+            how = "type the same again" if resumes else "add --resume"
             raise InputError(
                 f"{file.read() or 'Another process'} is working in {run.path}",
-                "Wait for it, or stop it and add --resume; or choose another --out.",
+                f"Wait for it, or stop it and {how}; or choose another --out.",
             ) from None
         except OSError:
             pass  # a file system without locks
@@ -314,6 +327,7 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
         )
     # for sft and dpo, batch_size is the batch of an optimizer step
     free = FREE_TO_CHANGE if stage in ("sft", "dpo") else (*FREE_TO_CHANGE, "batch_size")
+    free = (*free, *FREE_IN_LOOP) if stage == "loop" else free
     recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)
     if run.is_done:  # they have no effect any more

@@ -15,7 +15,7 @@ from rlhf.records.documents import REMEDY, Document
 from rlhf.records.schema import is_finite_number
 from rlhf.run.intervals import in_words
 from rlhf.run.metrics import read_metrics
-from rlhf.run.rundir import STAGE_COMMANDS, RunDir
+from rlhf.run.rundir import ALWAYS_RESUMES, STAGE_COMMANDS, RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 
 StageStatus = dict[str, Any]
@@ -43,7 +43,8 @@ BARS = "▁▂▃▄▅▆▇█"
 def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
     """Every stage of a run by name; a folder of one stage is a run of that stage.
 
-    `kinds` are the settings classes by stage, which have the old names of settings.
+    The stages of a loop's rounds follow the loop. `kinds` are the settings classes by stage, which
+    have the old names of settings.
 
     Raises:
         InputError: the folder does not exist, or holds no stage.
@@ -51,6 +52,7 @@ def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
     if not path.is_dir():
         raise InputError(f"No such run: {path}", "Check the path; `ls` its folder to see the runs.")
     folders = [path] if RunDir(path).stage_file.is_file() else sorted(path.iterdir())
+    folders += path.glob("round-*/*")
     found = [
         read_stage(RunDir(folder), kinds) for folder in folders if (folder / "stage.json").is_file()
     ]
@@ -59,16 +61,27 @@ def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
             f"{path} holds no stage of a run (no stage.json)",
             "Give the folder of a run, such as runs/NAME after --out runs/NAME/reward.",
         )
-    found.sort(key=lambda stage: (_place(stage["stage"]), Path(stage["path"]).name))
+    found.sort(key=_position)
     stages = [stage["stage"] for stage in found]
     return {
         one["stage"] if stages.count(one["stage"]) == 1 else _with_folder(one): one for one in found
     }
 
 
+def _position(stage: StageStatus) -> tuple[int, int, str]:
+    """The round, -1 outside a loop, the position in the pipeline, and the folder."""
+    path = Path(stage["path"])
+    word, _, number = path.parent.name.partition("-")
+    in_round = word == "round" and number.isdecimal()
+    return int(number) if in_round else -1, _place(stage["stage"]), path.name
+
+
 def _with_folder(stage: StageStatus) -> str:
-    """The name of a stage of which a run has several: `ppo`, and `ppo in two`."""
-    folder = Path(stage["path"]).name
+    """The name of a stage of which a run has several: `ppo`, `ppo in two`, `ppo in round-0`."""
+    path = Path(stage["path"])
+    if _position(stage)[0] >= 0:
+        return f"{stage['stage']} in {path.parent.name}"
+    folder = path.name
     return str(stage["stage"]) if folder == stage["stage"] else f"{stage['stage']} in {folder}"
 
 
@@ -90,6 +103,7 @@ def read_stage(run: RunDir, kinds: Mapping[str, type[Any]]) -> StageStatus:
         "path": str(run.path),
         **{name: content.get(name) for name in FACTS if name != "steps"},
         "status": content["status"],
+        **_progress_of_loop(run, content),
         **_killed(run, content),
         "steps": len(steps),
         "settings": _settings(run, content["stage"], kinds.get(content["stage"])),
@@ -123,6 +137,15 @@ def _report(run: RunDir) -> Document:
 def is_number(value: Any) -> bool:
     """Whether a JSON value can be shown as a float, which may be infinite or NaN."""
     return isinstance(value, float) or is_finite_number(value)
+
+
+def _progress_of_loop(run: RunDir, content: dict[str, Any]) -> StageStatus:
+    """What a running loop does now, and that it waits for people."""
+    heartbeats = read_heartbeats(run.heartbeat)
+    if (content["stage"], content["status"]) != ("loop", "running") or not heartbeats:
+        return {}
+    phase = heartbeats[0].phase
+    return {"phase": phase, "status": "waiting" if phase.startswith("waiting") else "running"}
 
 
 def _killed(run: RunDir, content: dict[str, Any]) -> StageStatus:
@@ -195,25 +218,27 @@ def _stages(runs: dict[str, Run]) -> list[str]:
 def overview(runs: dict[str, Run], differing: dict[str, list[str]]) -> str:
     """A line for each stage of every run; for several runs also differences and curves."""
     blocks = [
-        "\n".join([name, _align([_line(*item) for item in run.items()])])
+        "\n".join([name, align([_line(*item) for item in run.items()])])
         for name, run in runs.items()
     ]
     rows = [row for stage in _stages(runs) for row in _differences(stage, runs, differing[stage])]
     if rows:
-        blocks.append(_align([["differences", *runs], *rows]))
+        blocks.append(align([["differences", *runs], *rows]))
     curves = [row for stage in _stages(runs) for row in _compared_curves(stage, runs)]
     if curves and len(runs) > 1:
-        blocks.append(_align([["curves", *runs], *curves]))
+        blocks.append(align([["curves", *runs], *curves]))
     return "\n\n".join(blocks)
 
 
 def _line(name: str, stage: StageStatus) -> list[str]:
     """Name, status, duration, main number, and for an unfinished stage the command to resume it."""
-    cells = [f"  {name}", stage["status"], _duration(stage), _main_number(stage)]
+    works = stage["status"] in ("running", "waiting")
+    number = stage["phase"] if works and "phase" in stage else _main_number(stage)
+    cells = [f"  {name}", stage["status"], _duration(stage), number]
     if stage["status"] in UNFINISHED and stage["stage"] in STAGE_COMMANDS:
         config = RunDir(Path(stage["path"])).config_file
-        command = STAGE_COMMANDS[stage["stage"]]
-        cells.append(f"→ {command} --config {shlex.quote(str(config))} --resume")
+        command = f"{STAGE_COMMANDS[stage['stage']]} --config {shlex.quote(str(config))}"
+        cells.append(f"→ {command}{'' if stage['stage'] in ALWAYS_RESUMES else ' --resume'}")
     return cells
 
 
@@ -232,8 +257,8 @@ def _main_number(stage: StageStatus) -> str:
     """The main result of a finished stage, the error of a failed one, else its progress."""
     report = stage["report"] if stage["status"] == "done" else {}
     judge = report.get("verdict.judge")
-    if stage["error"]:
-        return str(stage["error"]).splitlines()[0]
+    if words := stage["error"] or report.get("stopped"):
+        return str(words).splitlines()[0]
     if judge and report[f"win_rate.{judge}.value"] is not None:
         return f"wins {in_words(_rate(report, f'win_rate.{judge}'))} by {judge}"
     if report.get("accuracy.value") is not None:
@@ -290,7 +315,7 @@ def _table(stage: str, runs: dict[str, Run], differing: list[str]) -> str:
     rows = [
         row for row in rows if any(cell not in ("", ABSENT) for cell in row[1:]) or len(row) == 1
     ]
-    return _align(rows)
+    return align(rows)
 
 
 def _origin_rows(columns: list[StageStatus]) -> list[list[str]]:
@@ -319,7 +344,8 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def _align(rows: list[list[str]]) -> str:
+def align(rows: list[list[str]]) -> str:
+    """Rows of cells as text, the columns below each other; rows may have fewer cells."""
     count = max(len(row) for row in rows)
     full = [[*row, *[""] * (count - len(row))] for row in rows]
     widths = [max(len(row[column]) for row in full) for column in range(count)]

@@ -211,6 +211,7 @@ def test_the_example_of_every_help_page(
     monkeypatch.chdir(tmp_path)
     for folder in ("models/SmolLM2-135M-Instruct", "runs/first/reward"):
         shutil.copytree(tiny_model, folder)
+    (tmp_path / "examples").symlink_to(Path(__file__).parents[2] / "examples")
     assert cli.main([*words, "--dry-run"]) == 0
     assert capsys.readouterr().err == ""
 

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from rlhf.commands.machine import loop
 from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf status runs/first runs/second"
 STAGES = {
+    "loop": loop,
     "sft": sft,
     "reward": train_reward,
     "reference": reference,

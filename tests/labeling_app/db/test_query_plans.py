@@ -3,6 +3,7 @@
 import pytest
 
 from labeling_app.db.board.checks import CheckRates, choose_check
+from labeling_app.db.rankings import num_rankings_since
 from labeling_app.web.board.session import Board
 
 LOOK_UPS = ("SELECT", "UPDATE", "DELETE")
@@ -61,3 +62,14 @@ def test_a_hidden_repeat_reads_ones_own_rankings_only(store, queue):
     ]
     assert steps
     assert not [step for step in steps if step.startswith("SCAN")]
+
+
+def test_new_rankings_are_counted_without_reading_the_others(store):
+    seen: list[str] = []
+    store.connections.db.conn.set_trace_callback(seen.append)
+    num_rankings_since(store.connections, 7, kinds=["human", "ai"], annotators=["ann"])
+    store.connections.db.conn.set_trace_callback(None)
+    [count] = seen
+    first, *rest = plan_of(store, count)
+    assert first == "SEARCH r USING INTEGER PRIMARY KEY (rowid>?)"
+    assert not [step for step in rest if step.startswith("SCAN")]

@@ -10,9 +10,9 @@ import pytest
 from rlhf import cli
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import append_metrics
-from rlhf.run.rundir import open_stage, stage_status
+from rlhf.run.rundir import open_stage, stage_status, watching_stage
 from rlhf.run.status import sparklines
-from rlhf.run.watchdog import Heartbeat
+from rlhf.run.watchdog import Heartbeat, beat
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,27 @@ def test_a_process_on_another_machine_counts_as_running(runs: Path, capsys) -> N
     heartbeat = Heartbeat(rank=0, host="another", pid=2**22)  # beyond the largest there can be
     write_json(ppo / "heartbeat" / "rank-00000.json", asdict(heartbeat))
     assert overview(capsys, str(ppo))[1][1] == "running"
+
+
+def test_a_loop_is_shown_with_the_stages_of_its_rounds(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "loop"
+    run = open_stage(out, "loop", Stage(out), {}, resume=True)
+    for number in (10, 2):
+        for stage in ("ppo", "reward"):
+            make_stage(out / f"round-{number}" / stage, stage, 1.0)
+    with watching_stage(run, None):
+        beat("round 10: evaluate", 10)
+        assert overview(capsys, str(out))[1][1::2] == ["running", "round 10: evaluate"]
+        beat("waiting for rankings: 3 of 9", 10)
+        shown = overview(capsys, str(out))
+    names = [f"{stage} in round-{n}" for n in (2, 10) for stage in ("reward", "ppo")]
+    assert [row[0] for row in shown[1:]] == ["loop", *names]
+    assert shown[1][1::2] == ["waiting", "waiting for rankings: 3 of 9"]
+    set_stage(out, status="failed", error="oh")
+    assert overview(capsys, str(out))[1][3:] == ["oh", f"→ rlhf loop --config {out}/config.yaml"]
+    write_json(out / "report.json", {"stopped": "3 of 3 rounds are done."})
+    set_stage(out, status="done", error=None)
+    assert overview(capsys, str(out))[1][1::2] == ["done", "3 of 3 rounds are done."]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,17 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, resume: bool) -
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_finished_stage_is_worked_on_again_only_if_asked(tmp_path: Path) -> None:
+    settings = Settings(out=tmp_path / "loop")
+    finish(open_stage(settings.out, "loop", settings, {}, resume=True))
+    run = open_stage(settings.out, "loop", settings, {}, resume=True)
+    assert run.is_done
+    again = open_stage(settings.out, "loop", settings, {}, resume=True, again=True)
+    assert again.read_stage()["status"] == "running"
+    with stage_status(again):
+        pass
+
+
 def test_resume_goes_on_with_the_same_settings(tmp_path: Path) -> None:
     run = open_ppo(tmp_path / "ppo")
     with pytest.raises(ValueError, match="oh"), stage_status(run):

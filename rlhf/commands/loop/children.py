@@ -1,0 +1,155 @@
+"""Runs one command after another as child processes, never two at once.
+
+A child holds a lock on OUT/.child as long as it lives: it inherits the open file. A loop that is
+killed leaves its child running; the next loop finds the lock taken and waits until that child has
+ended. The system frees the lock with the process, so nothing has to be cleaned up.
+
+OUT/commands.json lists every command with its start, its end and its exit code.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from typing import IO, Any
+
+from rlhf.commands.loop.stages import Stage
+from rlhf.errors import InterruptedRunError, RlhfError
+from rlhf.records.documents import read_document
+from rlhf.records.jsonl import write_json
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import beat
+
+POLL_SECONDS = 1.0
+STDERR = 2  # stdout is for the result of the loop
+
+
+class StageFailedError(RlhfError):
+    """A command of a round failed; it has said why. Has its exit code."""
+
+    def __init__(self, stage: Stage, code: int) -> None:
+        super().__init__(
+            f"rlhf {stage.name} of round {stage.number} ended with exit code {code}",
+            f"Repeat it by itself: {stage.command}\n  Then type the command of the loop again.",
+        )
+        self.exit_code = code
+
+
+def say(text: str) -> None:
+    """Tell people what happens, on stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def run_stage(run: RunDir, stage: Stage, **facts: Any) -> None:
+    """Run a command of a round and wait until it ends; `facts` are kept in commands.json.
+
+    Raises:
+        StageFailedError: it failed.
+        InterruptedRunError: it was interrupted or killed.
+    """
+    stage.write_settings()
+    wait_for_earlier_child(run)
+    say(f"\nRound {stage.number}: {stage.command}")
+    beat(f"round {stage.number}: {stage.name}", stage.number)
+    entries = read_commands(run)
+    began = time.time()
+    entry = {"round": stage.number, "stage": stage.name, "command": ["rlhf", *stage.words]}
+    entry |= {"started_at": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
+    _write_commands(run, [*entries, entry | {"exit_code": None}])
+    process = _start(run, [sys.executable, "-m", "rlhf.cli", *stage.words])
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        raise
+    finally:
+        code = process.returncode
+        entry |= {"exit_code": code, "seconds": round(time.time() - began, 1)}
+        _write_commands(run, [*entries, entry])
+    if code < 0 or code == InterruptedRunError.exit_code:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "was interrupted"
+        raise InterruptedRunError(
+            f"rlhf {stage.name} of round {stage.number} {how}",
+            "Type the command of the loop again to go on"
+            + (". If memory ran out, use smaller batches." if code < 0 else "."),
+        )
+    if code:
+        raise StageFailedError(stage, code)
+
+
+def read_commands(run: RunDir) -> list[dict[str, Any]]:
+    """The entries of commands.json, oldest first.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    if not run.commands_file.is_file():
+        return []
+    entries: list[dict[str, Any]] = read_document(run.commands_file, {"commands": list})["commands"]
+    return entries
+
+
+def _write_commands(run: RunDir, entries: list[dict[str, Any]]) -> None:
+    write_json(run.commands_file, {"commands": entries})
+
+
+def wait_for_earlier_child(run: RunDir) -> None:
+    """Wait until the child of a loop that was killed has ended."""
+    with _lock_file(run) as file:
+        if _is_locked(file):
+            return
+        file.seek(0)
+        say(
+            f"{file.read() or 'A command'}, which an earlier loop has started, still runs: "
+            "waiting until it ends."
+        )
+        beat("waiting for a command of an earlier loop")
+        while not _is_locked(file):
+            time.sleep(POLL_SECONDS)
+
+
+def _start(run: RunDir, command: list[str]) -> "subprocess.Popen[bytes]":
+    """Start a command that holds the lock as long as it lives."""
+    with _lock_file(run) as file:
+        if not _is_locked(file):
+            raise AssertionError("a child of an earlier loop runs")  # it was waited for
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=STDERR,
+            pass_fds=[file.fileno()],
+            process_group=0,  # Ctrl-C in a terminal reaches only the loop, which ends the child
+        )
+        file.truncate(0)
+        file.write(f"rlhf {command[3]} (process {process.pid})")
+    return process
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a child to stop, and wait until it has; a second Ctrl-C kills it."""
+    say("Waiting for the command to save its state and end. Ctrl-C again kills it.")
+    process.terminate()
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _lock_file(run: RunDir) -> IO[str]:
+    return (run.path / ".child").open("a+", encoding="utf-8")
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """Whether this process got the lock, or the file system has none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -1,0 +1,140 @@
+"""What every round gave, and whether another one should follow.
+
+A round gains if its policy is better than the policy that it began with: the interval of its win
+rate against that policy lies above one half, and the sign test finds p below 0.05. The rule is that
+of the evaluation's own report (`policies.evaluate.report.outcome`), the judge its most trustworthy
+one. The first round begins with the original model.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.commands.loop.children import read_commands
+from rlhf.records.ranked import read_manifest
+from rlhf.run.intervals import in_words
+from rlhf.run.rundir import RunDir
+from rlhf.run.status import align
+
+Round = dict[str, Any]
+GAIN = "a gain needs an interval above 50 % and a sign test with p below 0.05"
+KEPT = ("value", "low", "high", "level", "n", "p_value")
+
+
+def read_rounds(out: Path) -> list[Round]:
+    """The rounds whose evaluation is done, the first one first.
+
+    `new_rankings` is None where somebody else than the loop exported them.
+
+    Raises:
+        InputError: a report is broken.
+    """
+    rounds: list[Round] = []
+    while RunDir(folder := out / f"round-{len(rounds)}" / "evaluate").is_done:
+        rounds.append(_read_round(folder.parent, len(rounds)))
+    new = {
+        e["round"]: e["new_rankings"] for e in read_commands(RunDir(out)) if e["stage"] == "export"
+    }
+    return [{**one, "new_rankings": new.get(one["round"])} for one in rounds]
+
+
+def _read_round(folder: Path, number: int) -> Round:
+    reward = RunDir(folder / "reward").read_report()
+    run = RunDir(folder / "evaluate")
+    with run.reading_report():
+        found = summary(number, run.read_report())
+    accuracy = reward.get("accuracy")
+    return {
+        **found,
+        "rankings": int(read_manifest(folder / "rankings")["rankings"]),
+        "accuracy": accuracy and {name: accuracy[name] for name in ("value", "low", "high")},
+    }
+
+
+def summary(number: int, report: Mapping[str, Any]) -> Round:
+    """What the report of a round's evaluation says of its policy.
+
+    Args:
+        number: of the round; from round 1 on, the report also compares with the policy before.
+        report: report.json of `rlhf evaluate`.
+    """
+    from policies.evaluate.report import JUDGES, outcome
+
+    rates = report["rival"]["win_rate"] if number else report["win_rate"]
+    judge = next(name for name in (*JUDGES, *rates) if name in rates)
+    described = report["judges"][judge]
+    kl = report["kl"]
+    return {
+        "round": number,
+        "judge": f"{described['kind']} {described['name']}".strip()
+        + (", which it was trained against" if described.get("is_objective") else ""),
+        "win_rate": {
+            "original": _kept(report["win_rate"].get(judge)),
+            "before": _kept(rates[judge]),
+        },
+        "outcome": outcome(rates[judge]),
+        "kl": {name: kl[name]["nats"] for name in ("forward", "reverse") if name in kl},
+    }
+
+
+def _kept(rate: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return {name: rate[name] for name in KEPT if name in rate} if rate else None
+
+
+def describe_round(one: Round) -> str:
+    """Whether a round gained, with the figures that say so."""
+    number, rate = one["round"], one["win_rate"]["before"]
+    other = f"the policy of round {number - 1}" if number else "the original model"
+    p_value = "" if rate.get("p_value") is None else f", sign test p = {rate['p_value']:.2g}"
+    gain = "a gain" if one["outcome"] == "better" else "no gain"
+    return (
+        f"Round {number}: wins {in_words(rate)}{p_value} against {other} on {rate['n']} prompts, "
+        f"judged by {one['judge']}: {gain}."
+    )
+
+
+def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -> str | None:
+    """Why no other round follows; None where one does.
+
+    Args:
+        rounds: those that are done.
+        limit: maximum number of rounds.
+        without_gain: stop after a round that did not gain.
+    """
+    if not rounds:
+        return None
+    if without_gain and rounds[-1]["outcome"] != "better":
+        return f"{describe_round(rounds[-1])} ({GAIN[0].upper()}{GAIN[1:]}.)"
+    return f"{len(rounds)} of {limit} rounds are done." if len(rounds) >= limit else None
+
+
+def build_report(rounds: Sequence[Round], out: Path, stopped: str | None) -> dict[str, Any]:
+    """The content of OUT/report.json.
+
+    Args:
+        rounds: those that are done.
+        out: folder of the loop.
+        stopped: why no other round follows.
+    """
+    gained = [one["round"] for one in rounds if one["outcome"] == "better"]
+    best = str(out / f"round-{gained[-1]}" / "ppo" / "policy") if gained else None
+    return {"rounds": list(rounds), "stopped": stopped, "policy": best}
+
+
+def table(rounds: Sequence[Round]) -> str:
+    """A line for each round."""
+    header = ["round", "rankings", "accuracy", "wins against the original"]
+    rows = [[*header, "wins against the policy before", "reverse KL, nats"]]
+    for one in rounds:
+        rates, nats, new = one["win_rate"], one["kl"].get("reverse"), one["new_rankings"]
+        rows.append(
+            [
+                str(one["round"]),
+                f"{one['rankings']:,}" + ("" if new is None else f" ({new:,} new)"),
+                in_words(one["accuracy"]) if one["accuracy"] else "-",
+                in_words(rates["original"]) if rates["original"] else "-",
+                in_words(rates["before"]) if one["round"] else "-",
+                "-" if nats is None else f"{nats:.2f}",
+            ]
+        )
+    return align(rows)

@@ -1,0 +1,83 @@
+"""The loop: rounds of commands, until one does not gain or all are done.
+
+What is done is read from the disk alone: the stage.json of a stage, the folder of an export, the
+entries of commands.json for commands that work on the database. So a loop that was stopped at any
+moment goes on with the first command that is not done.
+"""
+
+from typing import Any
+
+from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_earlier_child
+from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
+from rlhf.commands.loop.settings import LoopSettings
+from rlhf.commands.loop.stages import Stage, stages_of_round
+from rlhf.commands.loop.waiting import count_new, wait_for_rankings
+from rlhf.errors import ConfigError
+from rlhf.ranks import world_size
+from rlhf.records.jsonl import write_json
+from rlhf.run.notify import notify
+from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
+
+
+def run_rounds(settings: LoopSettings) -> dict[str, Any]:
+    """Run the rounds that are not done, and return the content of report.json.
+
+    Raises:
+        ConfigError: torchrun or accelerate has started several processes.
+        InputError: another loop works in the folder, or it was started with other settings.
+        StageFailedError: a command failed.
+        InterruptedRunError: a command was interrupted.
+    """
+    if world_size() > 1:
+        raise ConfigError(
+            f"{world_size()} processes were started for a command that runs in one process",
+            "Start it by itself, and set processes in the section of a stage.",
+        )
+    limit, rule = settings.rounds, {"without_gain": settings.stop_without_gain}
+    again = reason_to_stop(read_rounds(settings.out), limit, **rule) is None
+    run = open_stage(settings.out, "loop", settings, {}, resume=True, again=again)
+    if run.is_done:
+        return run.read_report()
+    with stage_status(run, settings.notify), watching_stage(run, None):
+        wait_for_earlier_child(run)
+        while True:
+            rounds = read_rounds(settings.out)
+            if rounds:
+                say(f"\n{describe_round(rounds[-1])}")
+            reason = reason_to_stop(rounds, limit, **rule)
+            report = build_report(rounds, settings.out, reason)
+            write_json(run.report_json, report)
+            if reason:
+                return report
+            _run_round(run, settings, len(rounds))
+
+
+def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
+    for stage in stages_of_round(settings, number):
+        if _is_done(run, stage):
+            continue
+        facts = _before_export(run, settings, stage) if stage.name == "export" else {}
+        run_stage(run, stage, **facts)
+
+
+def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[str, int]:
+    """Wait for people, if they rank; what commands.json keeps of the rankings."""
+    exports = [one for one in read_commands(run) if one["stage"] == "export"]
+    after = max((one["newest"] for one in exports if one["round"] < export.number), default=0)
+    found = export.settings()
+    if settings.waits_for_people:
+        notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
+        wait_for_rankings(settings.database, settings.new_rankings, after, found, export.number)
+    count = count_new(settings.database, after, found)
+    return {"newest": count["newest"], "new_rankings": count["new"]}
+
+
+def _is_done(run: RunDir, stage: Stage) -> bool:
+    if stage.name == "export":
+        return bool(stage.out and stage.out.is_dir())
+    if stage.out is not None:
+        return RunDir(stage.out).is_done
+    return any(
+        (entry["round"], entry["stage"], entry["exit_code"]) == (stage.number, stage.name, 0)
+        for entry in read_commands(run)
+    )

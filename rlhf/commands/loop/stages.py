@@ -1,0 +1,188 @@
+"""The commands of a round, in order, each with the settings that the loop and the file give it.
+
+A command's own section of the file goes into round-N/settings/COMMAND.yaml, which the command
+reads with --config; what the loop gives is on the command line, where it can be read and repeated.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cyclopts import CycloptsError
+
+from rlhf.commands.files import settings_from_values
+from rlhf.commands.loop.settings import SECTIONS, LoopSettings
+from rlhf.commands.usage import explain
+from rlhf.config import to_plain, to_yaml
+from rlhf.config.paths import flag_of
+from rlhf.errors import ConfigError
+from rlhf.records.jsonl import write_text_atomically
+
+# Settings with which a command would do something else than its part of a round.
+NOT_IN_A_LOOP = {
+    "export": ("format",),
+    "reference": ("inspect", "replace_reward", "shard"),
+    "evaluate": ("from_db",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One command of a round.
+
+    Args:
+        number: of the round.
+        name: of the command.
+        given: settings that the loop gives, by name.
+        section: settings of the file.
+        folder: of the round.
+    """
+
+    number: int
+    name: str
+    given: Mapping[str, Any]
+    section: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def out(self) -> Path | None:
+        """The folder that the command makes; None where it works on the database."""
+        return self.given.get("out")
+
+    @property
+    def words(self) -> list[str]:
+        """What stands after `rlhf` on the command line."""
+        words = [self.name, *map(str, self.given.get("files", ()))]
+        if self.section:
+            words += ["--config", str(self._settings_file)]
+        for name, value in self.given.items():
+            if name != "files":
+                words += [flag_of(name)] if value is True else [flag_of(name), str(value)]
+        return words
+
+    @property
+    def command(self) -> str:
+        """The command line, to copy into a shell."""
+        return shlex.join(["rlhf", *self.words])
+
+    @property
+    def _settings_file(self) -> Path:
+        return self.folder / "settings" / f"{self.name}.yaml"
+
+    def write_settings(self) -> None:
+        """Write the file that --config names."""
+        if self.section:
+            text = to_yaml(dict(self.section))
+            write_text_atomically(self._settings_file, lambda stream: stream.write(text))
+
+    def settings(self) -> Any:
+        """The settings that the command will have.
+
+        Raises:
+            ConfigError: one of them is missing, or has a wrong type or value.
+        """
+        values = {**self.section, **{name: to_plain(one) for name, one in self.given.items()}}
+        place = f"stages.{self.name}"
+        try:
+            return settings_from_values(values, SECTIONS[self.name], place)
+        except CycloptsError as error:
+            problem = explain(error, [self.name], [], SECTIONS[self.name])
+        except ConfigError as error:
+            problem = error
+        problems = problem.problem if place in problem.problem else f"{place}: {problem.problem}"
+        raise ConfigError(problems, problem.remedy) from None
+
+
+def stages_of_round(settings: LoopSettings, number: int) -> list[Stage]:
+    """The commands of a round; where people rank, they do so before `export`.
+
+    Round 0 begins with the model as it is. A later one begins with the policy of the round before,
+    trains its reward model from the first model on the rankings of all rounds, and is compared with
+    the first model and with the policy before.
+    """
+    folder = settings.round_folder(number)
+    given = _given(settings, number)
+    absent = {"round"} if number == 0 else {"import", "generate"}
+    absent |= set() if settings.prompts else {"import"}
+    absent |= {"annotate"} if settings.waits_for_people else set()
+    stages = []
+    for name in SECTIONS:
+        if name not in absent:
+            section = {k.replace("-", "_"): v for k, v in settings.stages.get(name, {}).items()}
+            usual = {k: v for k, v in _usual(settings, name).items() if k not in section}
+            both = {**given[name], **usual}
+            stages.append(
+                Stage(number=number, name=name, given=both, section=section, folder=folder)
+            )
+    return stages
+
+
+def _given(settings: LoopSettings, number: int) -> dict[str, dict[str, Any]]:
+    """By command, the settings that only the loop may set."""
+    here, before, first = (settings.round_folder(one) for one in (number, number - 1, 0))
+    db, base = settings.database, settings.model
+    rankings, reward, policy = here / "rankings", here / "reward", before / "ppo"
+    model = policy / "policy" if number else base
+    rival = {"against": policy} if number else {}
+    given: dict[str, dict[str, Any]] = {
+        "import": {"files": settings.prompts, "db": db},
+        "generate": {"db": db, "model": base},
+        "round": {
+            "db": db,
+            "policy": policy,
+            "reference": first / "reference",
+            "reward": before / "reward",
+        },
+        "annotate": {"db": db, "annotator": settings.annotator},
+        "export": {"db": db, "out": rankings},
+        "train-reward": {"rankings": rankings, "model": base, "out": reward},
+        "reference": {"prompts": rankings, "model": model, "reward": reward}
+        | {"out": here / "reference"},
+        "ppo": {"model": model, "reward": reward, "reference": here / "reference"}
+        | {"out": here / "ppo"},
+        "evaluate": {"policy": here / "ppo", "reference": first / "reference", "reward": reward}
+        | {**rival, "out": here / "evaluate"},
+    }
+    for name in ("train-reward", "reference", "ppo", "evaluate"):
+        given[name]["resume"] = True
+    return given
+
+
+def _usual(settings: LoopSettings, name: str) -> dict[str, Any]:
+    """Settings that the loop gives a command unless its section has them."""
+    kind = {"people": "human", "judge": "ai"}.get(settings.annotator, "signal")
+    usual: dict[str, dict[str, Any]] = {"export": {"kind": kind}}
+    if settings.waits_for_people:
+        usual["round"] = {"pick": settings.new_rankings}
+    if kind == "signal":
+        usual["evaluate"] = {"gold": settings.annotator}
+    return usual.get(name, {})
+
+
+def require_valid(settings: LoopSettings) -> None:
+    """Check the settings of every command before the first one runs.
+
+    Raises:
+        ConfigError: a section has no effect, sets what the loop sets, or has a wrong value.
+    """
+    stages = [*stages_of_round(settings, 0), *stages_of_round(settings, 1)]
+    names = {stage.name for stage in stages}
+    for name in settings.stages:
+        if name not in names:
+            mode = "without prompts" if name == "import" else f"with {settings.annotator}"
+            raise ConfigError(f"stages.{name} has no effect {mode}", "Delete the section.")
+    for stage in stages:
+        given = _given(settings, stage.number)[stage.name]
+        for key in stage.section:
+            if key == "notify":
+                raise ConfigError(
+                    f"stages.{stage.name}.notify is set for one stage",
+                    "Set notify at the top of the file, for the whole loop.",
+                )
+            if key in given or key in NOT_IN_A_LOOP.get(stage.name, ()):
+                raise ConfigError(
+                    f"stages.{stage.name}.{key} is for rlhf loop to set", "Delete the line."
+                )
+        stage.settings()

@@ -1,0 +1,218 @@
+"""The file of `rlhf loop`: what is refused, and the commands that it stands for."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf.cli import main
+from tests.conftest import REPOSITORY
+
+Refused = Callable[..., str]
+TOP = "out: runs/a\nmodel: m\nprompts: p.jsonl\n"
+SIGNAL = "signal:tests.pipeline.signals:count_vowels"
+ROUND_0 = """\
+rlhf import p.jsonl --db runs/a/labels.db
+rlhf generate --config runs/a/round-0/settings/generate.yaml --db runs/a/labels.db --model m
+rlhf annotate --db runs/a/labels.db --annotator SIGNAL
+rlhf export --db runs/a/labels.db --out runs/a/round-0/rankings --kind signal
+rlhf train-reward --rankings runs/a/round-0/rankings --model m --out runs/a/round-0/reward --resume
+rlhf reference --prompts runs/a/round-0/rankings --model m --reward runs/a/round-0/reward \
+--out runs/a/round-0/reference --resume
+rlhf ppo --config runs/a/round-0/settings/ppo.yaml --model m --reward runs/a/round-0/reward \
+--reference runs/a/round-0/reference --out runs/a/round-0/ppo --resume
+rlhf evaluate --policy runs/a/round-0/ppo --reference runs/a/round-0/reference \
+--reward runs/a/round-0/reward --out runs/a/round-0/evaluate --resume --gold SIGNAL"""
+ROUND_1 = """\
+rlhf round --db runs/a/labels.db --policy runs/a/round-0/ppo --reference runs/a/round-0/reference \
+--reward runs/a/round-0/reward
+rlhf annotate --db runs/a/labels.db --annotator SIGNAL
+rlhf export --db runs/a/labels.db --out runs/a/round-1/rankings --kind signal
+rlhf train-reward --rankings runs/a/round-1/rankings --model m --out runs/a/round-1/reward --resume
+rlhf reference --prompts runs/a/round-1/rankings --model runs/a/round-0/ppo/policy \
+--reward runs/a/round-1/reward --out runs/a/round-1/reference --resume
+rlhf ppo --config runs/a/round-1/settings/ppo.yaml --model runs/a/round-0/ppo/policy \
+--reward runs/a/round-1/reward --reference runs/a/round-1/reference --out runs/a/round-1/ppo \
+--resume
+rlhf evaluate --policy runs/a/round-1/ppo --reference runs/a/round-0/reference \
+--reward runs/a/round-1/reward --against runs/a/round-0/ppo --out runs/a/round-1/evaluate \
+--resume --gold SIGNAL"""
+
+
+@pytest.fixture
+def loop_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        file = tmp_path / "loop.yaml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return write
+
+
+def dry_run(file: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, list[str]]:
+    """The settings that a dry run prints, and the lines of the commands."""
+    assert main(["loop", "--config", str(file), "--dry-run", *more]) == 0
+    settings, _, commands = capsys.readouterr().out.partition("\n\n")
+    return settings, [line.removeprefix("#").strip() for line in commands.splitlines()]
+
+
+def test_a_dry_run_prints_the_commands_of_the_first_and_of_a_later_round(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = "stages:\n  generate: {k: 4}\n  ppo: {steps: 3, processes: 2}\n  export:\n"
+    _, lines = dry_run(loop_file(f"{TOP}annotator: {SIGNAL}\n{sections}"), capsys)
+    later = lines.index("Round 1, and later ones alike:")
+    assert lines[:later] == ["Round 0:", *ROUND_0.replace("SIGNAL", SIGNAL).splitlines()]
+    assert lines[later + 1 :] == ROUND_1.replace("SIGNAL", SIGNAL).splitlines()
+
+
+def test_people_rank_before_the_export_and_as_many_tasks_are_queued_as_are_waited_for(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, lines = dry_run(loop_file("out: runs/a\nmodel: m\ndb: l.db\nnew_rankings: 7\n"), capsys)
+    assert [line.partition(" --")[0] for line in lines[1:4]] == [
+        "rlhf generate",
+        "(people rank, until there are 7 new rankings)",
+        "rlhf export",
+    ]
+    assert lines[3] == "rlhf export --db l.db --out runs/a/round-0/rankings --kind human"
+    assert "--gold" not in lines[7]
+    assert next(line for line in lines if line.startswith("rlhf round")).endswith("--pick 7")
+
+
+def test_a_section_decides_what_the_loop_only_suggests(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = "stages:\n  export: {kind: [human, signal]}\n  evaluate: {gold: signal:a:b}\n"
+    _, lines = dry_run(loop_file(f"{TOP}annotator: {SIGNAL}\n{sections}"), capsys)
+    assert not any("--kind" in line or "--gold" in line for line in lines)
+    judge = "annotator: judge\nstages:\n  annotate: {endpoint: 'http://a/v1', model: m}\n"
+    _, lines = dry_run(loop_file(f"{TOP}{judge}"), capsys)
+    assert lines[4].endswith("--kind ai")
+
+
+def test_the_file_in_the_guide(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (REPOSITORY / "examples" / "guides" / "commands.md").read_text("utf-8")
+    [text] = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    settings, lines = dry_run(loop_file(text), capsys)
+    assert yaml.safe_load(settings)["stages"] == {"ppo": {"steps": 200, "processes": 2}}
+    assert "(people rank, until there are 100 new rankings)" in lines
+
+
+def test_what_a_dry_run_prints_can_be_read_back(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = "stages:\n  train_reward: {learning-rate: 1e-4}\n  ppo: {kl: {audit_every: 0}}\n"
+    printed, lines = dry_run(loop_file(TOP + old), capsys, "--rounds", "9")
+    assert yaml.safe_load(printed)["stages"] == {
+        "train-reward": {"optim": {"learning_rate": "1e-4"}},
+        "ppo": {"kl": {"audit_every": None}},
+    }
+    assert yaml.safe_load(printed)["rounds"] == 9
+    assert dry_run(loop_file(printed), capsys) == (printed, lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("round: 3", "Unknown setting round in FILE Did you mean rounds? The settings are: out, "),
+        ("annotator: ann", "--annotator is 'ann' Write people, judge, or signal:package.module:"),
+        ("rounds: 0", "--rounds is 0 Give a value of at least 1."),
+        ("notify: chat", "--notify is 'chat' Give a URL that starts with http:// or https://."),
+        (
+            "stages: {pro: {}}",
+            "Unknown section stages.pro in FILE Did you mean stages.ppo? The sections are: import,",
+        ),
+        (
+            "stages: {ppo: {optim: {learning_rat: 1}}}",
+            "Unknown setting stages.ppo.optim.learning_rat in FILE Did you mean "
+            "stages.ppo.optim.learning_rate? The settings are: learning_rate, epochs, ",
+        ),
+        (
+            "stages: {ppo: {stepps: 1}}",
+            "Unknown setting stages.ppo.stepps in FILE Did you mean stages.ppo.steps?",
+        ),
+        ("stages: {ppo: 3}", "stages.ppo in FILE is 3, not a group of settings Its settings are: "),
+        ("stages: 3", "stages in FILE is 3, not a group of settings Its settings are: import, gen"),
+        (
+            "stages: {ppo: {optim: {learning_rate: -1}}}",
+            "stages.ppo: --optim.learning-rate is -1 Give a value of more than 0.",
+        ),
+        ("stages: {generate: {k: few}}", "k is 'few' in stages.generate Give a whole number."),
+        ("stages: {ppo: {model: m}}", "stages.ppo.model is for rlhf loop to set Delete the line."),
+        ("stages: {evaluate: {against: m}}", "stages.evaluate.against is for rlhf loop to set"),
+        ("stages: {reference: {shard: 1/2}}", "stages.reference.shard is for rlhf loop to set"),
+        (
+            "stages: {ppo: {notify: 'http://a'}}",
+            "stages.ppo.notify is set for one stage Set notify at the top of the file, for the ",
+        ),
+        (
+            "stages: {annotate: {parallel: 2}}",
+            "stages.annotate has no effect with people Delete the section.",
+        ),
+        (
+            "annotator: judge",
+            "stages.annotate: A judge needs --endpoint (is ''), --model (is '') For example: ",
+        ),
+    ],
+)
+def test_settings_are_refused_before_anything_runs(
+    loop_file: Callable[[str], Path],
+    refused: Refused,
+    tmp_path: Path,
+    text: str,
+    message: str,
+) -> None:
+    out = tmp_path / "loop"
+    file = loop_file(f"out: {out}\nmodel: m\n{text}\n")
+    said = refused("loop", "--config", file)
+    assert message.replace("FILE", str(file)) in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("3", "--stages is '3', not a JSON object For example: '{\"ppo\": {\"steps\": 20}}'."),
+        ('{"ppo": {"stepps": 2}}', "Unknown setting stages.ppo.stepps in --stages Did you mean"),
+    ],
+)
+def test_sections_on_the_command_line(
+    loop_file: Callable[[str], Path], refused: Refused, word: str, message: str
+) -> None:
+    assert message in refused("loop", "--config", loop_file(TOP), "--stages", word)
+
+
+def test_an_import_needs_files(loop_file: Callable[[str], Path], refused: Refused) -> None:
+    file = loop_file("out: a\nmodel: m\nstages: {import: {split: test}}\n")
+    assert "stages.import has no effect without prompts" in refused("loop", "--config", file)
+
+
+def test_one_process_runs_the_loop(
+    loop_file: Callable[[str], Path], refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = refused("loop", "--config", loop_file(TOP))
+    assert "2 processes were started" in said
+    assert "set processes in the section of a stage" in said
+
+
+def test_the_example_has_the_settings_of_the_quickstart() -> None:
+    examples = REPOSITORY / "examples"
+    stages = yaml.safe_load((examples / "rounds" / "loop.yaml").read_text("utf-8"))["stages"]
+    assert (stages["ppo"].pop("steps"), stages["annotate"]["tie_within"]) == (14, 0.2)
+    script = (examples / "quickstart" / "run.sh").read_text("utf-8")
+    assert "STEPS:-14" in script
+    assert "TIE:-0.2" in script
+    for stage, name in {
+        "train-reward": "reward",
+        "generate": "",
+        "reference": "",
+        "ppo": "",
+    }.items():
+        file = examples / "quickstart" / f"{name or stage}.yaml"
+        assert stages[stage] == yaml.safe_load(file.read_text("utf-8"))

@@ -1,0 +1,128 @@
+"""Waiting for people: what counts, what is printed, and when it ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from labeling_app.db.store import Store
+from rlhf.commands.loop import waiting
+from rlhf.commands.loop.waiting import count_new, wait_for_rankings
+from rlhf.records.schema import AnnotatorKind, Ranking
+from rlhf.run.watchdog import listening
+from tests.labeling_app.conftest import build_prompt, build_responses
+
+PEOPLE = SimpleNamespace(kind=("human",), annotator=())
+PROMPTS = [build_prompt(f"Question {n}?") for n in range(3)]
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """Three prompts with two responses each, all to be ranked."""
+    path = tmp_path / "labels.db"
+    with Store(path) as store:
+        store.add_prompts(PROMPTS)
+        store.add_responses(r for p in PROMPTS for r in build_responses(p, ["one", "two"]))
+    return path
+
+
+def rank(db: Path, number: int, by: str = "ann", kind: AnnotatorKind = "human") -> None:
+    first, second = build_responses(PROMPTS[number % 3], ["one", "two"])
+    ranking = Ranking(
+        id=f"r{number}",
+        prompt_id=first.prompt_id,
+        annotator=by,
+        kind=kind,
+        tiers=((first.id,), (second.id,)),
+    )
+    with Store(db) as store:
+        store.add_rankings([ranking], supersede=True)
+
+
+def test_new_rankings_are_counted_from_the_newest_at_the_last_export(db: Path) -> None:
+    assert count_new(db, 0, PEOPLE) == {"newest": 0, "new": 0, "open": 3}
+    rank(db, 0)
+    rank(db, 1, by="vader", kind="signal")
+    before = count_new(db, 0, PEOPLE)
+    assert (before["newest"], before["new"]) == (2, 1)
+    rank(db, 3)  # of the first prompt again, in place of the earlier one
+    assert count_new(db, 0, PEOPLE)["new"] == 1
+    assert count_new(db, before["newest"], PEOPLE)["new"] == 1
+    everybody = SimpleNamespace(kind=(), annotator=())
+    assert count_new(db, 0, everybody)["new"] == 2
+    assert count_new(db, 0, SimpleNamespace(kind=(), annotator=("ann", "bob")))["new"] == 1
+
+
+class Clock:
+    """The time, which passes only while somebody sleeps: 40 seconds each."""
+
+    def __init__(self, *then: Callable[[], None]) -> None:
+        self.seconds, self.then = 0, list(then)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, _: float) -> None:
+        self.seconds += 40
+        self.then.pop(0)()
+
+
+def test_it_goes_on_when_the_last_ranking_arrives(
+    db: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank(db, 0)
+    said: list[list[str]] = []
+    prompts = iter((1, 2))
+
+    def look_at_what_it_said() -> None:
+        said.append(capsys.readouterr().err.splitlines())
+
+    def rank_one() -> None:
+        look_at_what_it_said()
+        rank(db, next(prompts))
+
+    clock = Clock(rank_one, look_at_what_it_said, look_at_what_it_said, rank_one)
+    monkeypatch.setattr(waiting, "time", clock)
+    phases: list[str] = []
+    with listening(lambda phase, step: phases.append(phase)):
+        wait_for_rankings(db, 3, 0, PEOPLE, 4)
+    look_at_what_it_said()
+    assert phases == [f"waiting for rankings: {n} of 3" for n in (1, 2, 3)]
+    assert said == [
+        [
+            "",
+            "Round 4 trains when there are 3 new rankings.",
+            f"People rank with: rlhf label --db {db}",
+            "1 of 3 new rankings, 2 missing; 3 tasks open.",
+        ],
+        [],  # another one came, 40 seconds later
+        ["2 of 3 new rankings, 1 missing; 3 tasks open."],  # 80 seconds
+        [],
+        ["3 of 3 new rankings, 0 missing; 3 tasks open."],
+    ]
+
+
+def test_enough_rankings_are_not_waited_for(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        rank(db, number)
+    wait_for_rankings(db, 2, 0, PEOPLE, 0)
+    assert capsys.readouterr().err == "3 of 2 new rankings, 0 missing; 3 tasks open.\n"
+
+
+def test_it_says_so_where_nothing_is_left_to_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "labels.db"
+    Store(path).close()
+
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting.time, "sleep", stop)
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_rankings(path, 2, 0, PEOPLE, 0)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "0 of 2 new rankings, 2 missing; 0 tasks open. Import more prompts, or start the loop "
+        "again with a smaller --new-rankings."
+    )
