@@ -18,7 +18,6 @@ from policies.reference.summary import write_manifest
 from policies.reference.writer import ShardWriter, load_models
 from policies.rewards import describe_rewards
 from policies.sampling.generate import encode_prompts
-from policies.sampling.settings import require_engine_groups
 from rlhf.config import Precision
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import set_end_tokens
@@ -54,7 +53,6 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         inputs |= describe_rewards([settings.reward], model_description)
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed)
-    require_engine_groups(settings.sampling.engine_tensor_parallel, accelerator.num_processes)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # all jobs, and a resumed run, must use one precision, whatever their hardware supports
     settings = replace(

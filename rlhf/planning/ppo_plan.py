@@ -160,10 +160,8 @@ def ppo_plan(
         )
         + resident,
         {
-            "sampling": (
-                *_sampling(shape, reward, sampled, roles, layout, bf16=bf16),
-                *(engine if roles.engine_sleeps else ()),
-            ),
+            "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16)
+            + (engine if roles.engine_sleeps else ()),
             **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlhf.planning.strategies import Load
 
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
 STAGES = ("reward", "reference", "ppo")
@@ -86,6 +89,19 @@ class Settings:
                 "Give the devices of one machine, or another divisor of all.",
             )
 
+    def load(self) -> "Load":
+        """What each device computes."""
+        from rlhf.planning.strategies import Load
+
+        return Load(
+            self.sequence_length,
+            self.batch,
+            self.gradient_checkpointing,
+            self.lora_rank,
+            self.shard_group,
+            self.engine_tensor_parallel * (self.engine == "vllm"),
+        )
+
 
 def run(settings: Settings) -> dict[str, Any]:
     """Show the memory and traffic of each stage per device under DDP, ZeRO, FSDP and LoRA."""
@@ -95,7 +111,6 @@ def run(settings: Settings) -> dict[str, Any]:
     from rlhf.planning.strategies import (
         STRATEGIES,
         USABLE,
-        Load,
         Speed,
         phase_bytes,
         stage_bytes,
@@ -105,14 +120,7 @@ def run(settings: Settings) -> dict[str, Any]:
     )
 
     shape = read_shape(settings.model)
-    load = Load(
-        settings.sequence_length,
-        settings.batch,
-        settings.gradient_checkpointing,
-        settings.lora_rank,
-        settings.shard_group,
-        settings.engine_tensor_parallel * (settings.engine == "vllm"),
-    )
+    load = settings.load()
     usable, passes, gpus = settings.gpu_memory * USABLE, settings.passes, settings.gpus
 
     def table(stages: Sequence[str], number: Callable[[str, str], float]) -> Table:
