@@ -128,7 +128,8 @@ class ObjectiveSettings:
     margin: float = 0.0
     """bradley_terry: required reward difference, times the strength of the preference."""
     centering: float = 0.0
-    """Weight of a penalty on the squared sum of a pair's rewards; 0.01 keeps them near 0."""
+    """Weight of a penalty on the squared sum of a pair's rewards, which keeps rewards near 0; 0: no
+    penalty, 0.01 is usual."""
     thumbs_weight: float = 1.0
     """Weight of the thumbs on a prompt; the pairs of a prompt have weight 1."""
     all_bad_weight: float = 1.0
@@ -277,7 +278,8 @@ class RewardSettings(ClusterSettings):
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
-    """Compress gradients between processes; bf16 on CUDA; powersgd resumes inexactly."""
+    """Compress gradients between processes: bf16 (CUDA only) or powersgd, whose resumed runs differ
+    slightly from undisturbed ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ from rlhf import __version__
 from rlhf.commands.files import settings_from_files
 from rlhf.commands.help_page import help_page
 from rlhf.commands.usage import explain, is_required, refuse_groups, unknown_flag
-from rlhf.config import to_plain, to_yaml
+from rlhf.config import missing_inputs, to_plain, to_yaml
 from rlhf.config.paths import with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError
@@ -192,7 +192,8 @@ Config = Annotated[
 DryRun = Annotated[
     bool,
     Parameter(
-        help="Print the resolved settings, for trainings also the memory they need, and stop.",
+        help="Print the resolved settings and which inputs are not there yet, for trainings also "
+        "the memory they need, and stop.",
         negative="",
     ),
 ]
@@ -224,8 +225,10 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
 
 def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
     """The resolved settings, and the plan as a comment, which `--config` ignores."""
-    result: dict[str, Any] = {"settings": to_plain(settings)}
+    missing = missing_inputs(settings)
+    result: dict[str, Any] = {"settings": to_plain(settings), "missing": missing}
     text = to_yaml(settings)
+    text += "".join(f"# Not there yet: {one}\n" for one in missing)
     for name in ("memory_plan", "commands"):
         if hasattr(module, name):
             result[name] = getattr(module, name)(settings)

@@ -40,7 +40,8 @@ def describe_stored(settings: ReferenceSettings, result: Mapping[str, Any]) -> s
         return f"{number} of {result['shards']['of']} shards are {done}; other jobs do the rest."
     rows, reward = result["rows"], settings.reward
     lines = [
-        f"Stored {rows} answers to {result['prompts']} prompts with log-probs in {settings.out}: "
+        f"Stored {rows} responses to {result['prompts']} prompts with log-probs in "
+        f"{settings.out}: "
         f"{result['mean_length']:.0f} tokens on average, {100 * result['finished'] / rows:.0f} % "
         "ended by themselves."
     ]
@@ -58,11 +59,11 @@ def describe_policy(settings: PPOSettings, report: Mapping[str, Any]) -> str:
     judges: dict[str, str | Path] = {"reward": settings.reward[0], "reference": settings.reference}
     return "\n".join(
         [
-            f"The mean reward went from {reward['first']:.2f} to {reward['last']:.2f} in "
-            f"{report['steps']} steps.",
-            f"The policy is {kl['reverse']['nats']:.2f} nats per answer (reverse KL) away from "
-            f"the original; forward KL {kl['forward']['nats']:.2f}.",
-            f"Whether it is better: {_command('evaluate', policy=settings.out, **judges, out=out)}",
+            f"Mean reward: {reward['first']:.2f} in the first of {report['steps']} steps, "
+            f"{reward['last']:.2f} in the last, each of {settings.batch.episodes_per_step} "
+            "responses.",
+            f"Reverse KL from the original model: {_nats(kl['reverse'])}.",
+            f"Next: {_command('evaluate', policy=settings.out, **judges, out=out)}",
         ]
     )
 
@@ -84,8 +85,8 @@ def describe_evaluation(
         *_win_rates(report, report, "the original"),
         *_win_rates(report, rival, rival["name"]),
         *_unclear(report.get("verdicts", {"asked": 0, "unclear": 0})),
-        f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens; reverse KL "
-        f"{kl['nats']:.2f} nats per answer.",
+        f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens.",
+        f"Reverse KL from the original model: {_nats(kl)}.",
         *_likelihoods(report.get("log_likelihood"), report.get("retained")),
         *_template(report.get("template")),
         f"Report: {RunDir(out).report_html}",
@@ -94,8 +95,18 @@ def describe_evaluation(
         lines.append(f"Let people vote: {_command('label', db=votes)}")
         lines.append(f"Then: {_command('evaluate', out=out, from_db=votes)}")
     elif "people" not in report["win_rate"]:
-        lines.append(f"Ask people, too: {_command('evaluate', out=out, to_db='labels.db')}")
+        lines.append(f"To ask people: {_command('evaluate', out=out, to_db='labels.db')}")
     return "\n".join(lines)
+
+
+def _nats(kl: Mapping[str, Any]) -> str:
+    """A KL with its standard error, and whether it can be told from 0."""
+    error = kl["standard_error"]
+    words = f"{kl['nats']:.2f} nats per response"
+    if error is None:
+        return f"{words}, of {kl['sequences']} responses"
+    unclear = ", which cannot be told from 0" * (abs(kl["nats"]) < 2 * error)
+    return f"{words} ± {error:.2f} (standard error, {kl['sequences']} responses){unclear}"
 
 
 def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -> Iterator[str]:

@@ -115,7 +115,7 @@ class CriticSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardsSettings:
-    """What becomes of reward scores before advantages are computed."""
+    """How rewards are combined and transformed before advantages are computed."""
 
     weights: tuple[float, ...] = ()
     """Weight of each --reward, in the same order; 1 when not given."""

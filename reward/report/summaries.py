@@ -29,10 +29,8 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
     run = RunDir(settings.out)
     has_thumbs = "judgements" in report or "accuracy_on_thumbs" in report
     accuracy = _accuracy(report["accuracy"], report["held_out"]["from"], has_thumbs=has_thumbs)
-    lines = [accuracy, *_origin(report)]
     longer = report.get("health", {}).get("longer_wins")
-    if longer:
-        lines.append(f"Choosing the longer response would order {in_words(longer)} of them so.")
+    lines = [accuracy, *_longer(report["accuracy"], longer), *_origin(report)]
     lines += _thumbs(report)
     if "counts" in report:
         lines.append(_rankings(report["counts"]))
@@ -62,9 +60,9 @@ def describe_agreement(report: Mapping[str, Any], page: Path) -> str:
     if accuracy is None:
         return f"Every judgment is a tie: there is no accuracy to report.\nReport: {page}"
     lines = [
-        f"{report['reward']} orders {in_words(accuracy)} of {accuracy['pairs']} pairs of "
-        f"{accuracy['prompts']} prompts as judged.{_doubt(accuracy)}",
-        f"Choosing the longer response would agree with {in_words(longer)} of them.",
+        f"Accuracy of {report['reward']}: {in_words(accuracy)}, on {accuracy['pairs']} pairs of "
+        f"{accuracy['prompts']} prompts.{_doubt(accuracy)}",
+        *_longer(accuracy, longer),
         f"Expected calibration error {report['calibration_error']:.3f}, with the difference of two "
         "rewards read as log-odds.",
     ]
@@ -74,8 +72,19 @@ def describe_agreement(report: Mapping[str, Any], page: Path) -> str:
 
 
 def _doubt(accuracy: Mapping[str, Any]) -> str:
-    unproven = accuracy["low"] is not None and accuracy["low"] <= CHANCE
+    low = accuracy["value"] if accuracy["low"] is None else accuracy["low"]
+    unproven = bool(low <= CHANCE)
     return " That is not proven better than chance: read the report before you go on." * unproven
+
+
+def _longer(accuracy: Mapping[str, Any] | None, longer: Mapping[str, Any] | None) -> Iterator[str]:
+    """How accurate choosing the longer response would be, and whether the model is no better."""
+    if not longer:
+        return
+    no_better = accuracy is not None and accuracy["value"] <= longer["value"]
+    yield f"Accuracy of choosing the longer response: {in_words(longer)}." + (
+        " The model is not better." * no_better
+    )
 
 
 def _origin(report: Mapping[str, Any]) -> list[str]:
@@ -85,7 +94,7 @@ def _origin(report: Mapping[str, Any]) -> list[str]:
         return []
     members = list(report.get("members", {}).values())  # which all start alike
     accuracy = (members[0] if members else report)["accuracy_before_training"]
-    measured = f", which ordered {in_words(accuracy)} of them so" if accuracy else ""
+    measured = f", whose accuracy was {in_words(accuracy)}" if accuracy else ""
     return [f"It started from the reward model {start['path']}{measured}."]
 
 
@@ -109,8 +118,8 @@ def _accuracy(accuracy: Mapping[str, Any] | None, source: str, *, has_thumbs: bo
     if accuracy is None:
         return "Every held-out judgment is a tie: there is no accuracy to report."
     return (
-        f"The reward model orders {in_words(accuracy)} of {accuracy['pairs']} held-out pairs of "
-        f"{accuracy['prompts']} prompts as judged ({source}).{_doubt(accuracy)}"
+        f"Accuracy: {in_words(accuracy)}, on {accuracy['pairs']} held-out pairs of "
+        f"{accuracy['prompts']} prompts ({source}).{_doubt(accuracy)}"
     )
 
 

@@ -11,6 +11,7 @@ from rlhf.config import load_settings
 from rlhf.config.paths import old_names, sections_of
 from rlhf.errors import ConfigError, did_you_mean
 from rlhf.modeling.template_kwargs import as_one_token
+from rlhf.run.rundir import STAGE_COMMANDS, RunDir
 
 S = TypeVar("S")
 
@@ -69,7 +70,7 @@ def refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: s
         if name not in known:
             hint = did_you_mean(name, [*known, *old_names(settings)], prefix)
             raise ConfigError(
-                f"Unknown setting {prefix}{key} in {source}",
+                f"Unknown setting {prefix}{key} in {source}{_written_by(source)}",
                 f"{hint}The settings are: {', '.join(known)}.",
             )
         if name in sections_of(settings):
@@ -77,6 +78,14 @@ def refuse_unknown(values: dict[str, Any], settings: Any, source: str, prefix: s
         elif is_dataclass(types[name]):
             _require_group(value, [f.name for f in fields(types[name])], source, f"{prefix}{key}")
             refuse_unknown(value, types[name], source, f"{prefix}{key}.")
+
+
+def _written_by(source: str) -> str:
+    """Which command wrote a config.yaml, if it stands in the folder of a run."""
+    run = RunDir(Path(source).parent)
+    command = STAGE_COMMANDS.get(run.read_stage().get("stage", ""))
+    is_written = command is not None and Path(source) == run.config_file
+    return f", the settings of {command}" if is_written else ""
 
 
 def _refuse_unknown_sections(

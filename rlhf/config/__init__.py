@@ -247,6 +247,24 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def missing_inputs(settings: Any) -> list[str]:
+    """The flags of files and folders to read that do not exist, with their paths.
+
+    A label database is not one: some commands create it.
+    """
+    written = ("out", "db", "to_db")
+    paths = {
+        name: read_setting(settings, name)
+        for name in setting_names(type(settings))
+        if name not in written
+    }
+    return [
+        f"{flag_of(name)} {path}"
+        for name, path in paths.items()
+        if isinstance(path, Path) and not path.exists()
+    ]
+
+
 def to_yaml(settings: Any) -> str:
     """Settings as the text of a YAML file that `--config` reads back."""
     return yaml.safe_dump(to_plain(settings), sort_keys=False, allow_unicode=True)

@@ -60,8 +60,8 @@ def load_config(name: str) -> PreTrainedConfig:
             f"{name} is not a model ({found})",
             f"Give the model in it: {Path(name) / inside}"
             if inside
-            else "Give a Hugging Face model folder, or a hub name with its owner, such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct. A function as reward is "
+            else "Give the --out of a training, a Hugging Face model folder, or a hub name with "
+            "its owner, such as HuggingFaceTB/SmolLM2-135M-Instruct. For --reward and --gold also "
             "signal:package.module:function.",
         )
     require_hub(name)

@@ -162,7 +162,7 @@ def ppo_plan(
         {
             "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16)
             + (engine if roles.engine_sleeps else ()),
-            **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
+            **_auditing(shape, reward, batch, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
             "stepping": temporary,
@@ -239,12 +239,13 @@ def _stays_sharded(roles: Roles, layout: Layout) -> bool:
 
 
 def _auditing(
-    shape: Shape, reward: Shape, new: int, roles: Roles, layout: Layout, *, bf16: bool
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, layout: Layout, *, bf16: bool
 ) -> dict[str, tuple[Item, ...]]:
     """The phases that measure KLs: the policy reads answers, and so does the original model.
 
     It is loaded after training, when no weights are gathered, and for audits during training.
     """
+    new, length = batch.sampled.new, batch.sampled.length
 
     def logits(rows: int) -> Item:
         size = block_bytes(shape, rows * new)
@@ -252,7 +253,11 @@ def _auditing(
 
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
-    phases = {"measuring the KL": (*gathered, *matrices, logits(SCORE_BATCH))}
+    if _stays_sharded(roles, layout):
+        matrices = []  # layers are gathered in bf16, one at a time
+    working = working_bytes(shape, batch.episodes * length, length, bf16=bf16)
+    layer = Item("one layer", working, f"{batch.episodes} × {length} tokens")
+    phases = {"measuring the KL": (*gathered, *matrices, layer, logits(SCORE_BATCH))}
     if roles.lora_rank and not roles.four_bits:
         return phases  # the original model lies beneath the adapters
     size = float(FP32 * shape.parameters)

@@ -21,7 +21,8 @@ BUCKET of rlhf/parallel/settings.py; R, weights that DeepSpeed keeps gathered be
 reused soon, is REUSED; neither is more than P.
 FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N. Where a
 matrix or the rest is larger than layers and activations, the peak is when their gradients are sent:
-12 bytes for each of those parameters, their gradients and the copy for communication. While PPO
+12 bytes for each of those parameters, their gradients and the copy for communication, and at PPO's
+output matrix 16, as it was gathered again just before, beside half of the activations. While PPO
 samples under ZeRO-3 or FSDP, every device also holds the whole policy and critic: 4·P. With FSDP
 and vLLM it does not: it holds its part of vLLM's bf16 weights and pages, then a layer at a time.
 For PPO, LoRA is one model with `--lora.share-base`, as in rlhf/planning/ppo_plan.py. For reference
@@ -157,23 +158,23 @@ def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> f
     if strategy == "FSDP":
         layers = (3 * BF16 + BF16) * sizes.layer
         rest = sizes.outside - sizes.matrices
-        return FP32 * rest + max(
-            computing + layers,
-            computing + 3 * FP32 * sizes.output,
-            3 * FP32 * sizes.matrix,
-            2 * FP32 * rest,
-        )
+        # at the policy's output matrix the critic's activations, about half, are gone already; the
+        # matrix is there with the buffer that it was gathered in, its gradients and their copy
+        at_output = computing / 2 + layers + 4 * FP32 * sizes.output if sizes.output else 0.0
+        at_ends = max(3 * FP32 * sizes.matrix, 2 * FP32 * rest)
+        return FP32 * rest + max(computing + layers, at_output, at_ends)
     return computing
 
 
 def reading_bytes(sizes: Sizes, computing: float, *, bf16: bool = True) -> float:
-    """Bytes at the peak of a forward pass alone under FSDP: the layer at work, the next, the rest.
+    """Bytes at the peak of a forward pass alone under FSDP.
 
+    The layer at work, the next, a matrix with the buffer that it was gathered in, and the rest.
     With `bf16` layers are gathered in bf16; the original model's are in float32.
     """
     layers = 2 * (BF16 if bf16 else FP32) * sizes.layer
     rest = sizes.outside - sizes.matrices
-    return FP32 * rest + computing + max(layers, FP32 * sizes.matrix)
+    return computing + layers + FP32 * (rest + 2 * sizes.matrix)
 
 
 def communication_bytes(

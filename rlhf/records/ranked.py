@@ -83,6 +83,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         InputError: the folder does not exist or is not an export, or its manifest is broken.
     """
     path = folder / MANIFEST
+    if not folder.exists():
+        raise InputError(f"No such folder: {folder}", "Make it: rlhf export --db DB --out DIR")
     if not path.is_file():
         raise InputError(
             f"{folder} is not an exported dataset: it has no {MANIFEST}",

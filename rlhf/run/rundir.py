@@ -175,9 +175,10 @@ def open_stage(
     if any(out.glob("[!.]*")):  # another job that starts now may have hidden files there
         if not resume and not is_restart():
             status = run.read_stage().get("status", "not a run folder")
+            how = "show its result again" if status == "done" else "go on with it"
             raise InputError(
                 f"{out} already exists ({status})",
-                "Add --resume to go on with it, or choose another --out.",
+                f"Choose another --out, or add --resume to {how}.",
             )
         _require_same(run, stage, settings, inputs)
     out.mkdir(parents=True, exist_ok=True)

@@ -148,7 +148,7 @@ def test_what_cannot_fit_is_refused_before_weights_and_rankings_are_read(ranking
     (tmp_path / "data" / "train.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"This training needs .* GiB in each process"):
         train_reward(settings_for(tmp_path / "data", tmp_path / "large", tmp_path / "out"))
-    with pytest.raises(InputError, match="none is not an exported dataset"):
+    with pytest.raises(InputError, match=r"No such folder: .*none"):
         train_reward(settings_for(tmp_path / "none", tmp_path / "large", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

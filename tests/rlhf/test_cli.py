@@ -518,3 +518,25 @@ def test_a_stopped_program_exits_with_75_and_says_so_in_its_run(tmp_path: Path, 
     assert "Run the same command again." in shown
     stage = yaml.safe_load((out / "stage.json").read_text(encoding="utf-8"))
     assert stage["status"] == "interrupted"
+
+
+def test_a_config_of_another_command_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stage.json").write_text('{"stage": "ppo", "status": "done"}', encoding="utf-8")
+    config = tmp_path / "config.yaml"
+    config.write_text("steps: 3\n", encoding="utf-8")
+    assert cli.main(["train-reward", "--config", str(config)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"Unknown setting steps in {config}, the settings of rlhf ppo" in said
+
+
+def test_a_dry_run_says_which_inputs_are_not_there_yet(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train-reward", "--rankings", str(tmp_path / "r"), "--model", str(tiny_model)]
+    assert cli.main([*words, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert f"# Not there yet: --rankings {tmp_path / 'r'}\n" in capsys.readouterr().out
+    assert cli.main([*words, "--out", str(tmp_path / "out"), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["missing"] == [f"--rankings {tmp_path / 'r'}"]

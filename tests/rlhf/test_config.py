@@ -6,7 +6,17 @@ from typing import Any, ClassVar, Literal
 import pytest
 import yaml
 
-from rlhf.config import load_settings, part_of, read_text, require_range, to_plain, to_yaml
+from policies.ppo.setting_groups import PtxSettings
+from policies.ppo.settings import PPOSettings
+from rlhf.config import (
+    load_settings,
+    missing_inputs,
+    part_of,
+    read_text,
+    require_range,
+    to_plain,
+    to_yaml,
+)
 from rlhf.config.paths import (
     read_setting,
     setting_names,
@@ -33,6 +43,19 @@ class Outer:
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def test_inputs_that_are_not_there_yet(tmp_path: Path) -> None:
+    there = tmp_path / "reference"
+    there.mkdir()
+    settings = PPOSettings(
+        model="m",
+        reward=("r",),
+        reference=there,
+        out=tmp_path / "out",
+        ptx=PtxSettings(data=tmp_path / "no.jsonl"),
+    )
+    assert missing_inputs(settings) == [f"--ptx.data {tmp_path / 'no.jsonl'}"]
 
 
 def test_later_files_win_key_by_key(tmp_path: Path) -> None:

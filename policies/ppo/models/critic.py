@@ -160,9 +160,12 @@ def fit_critic(
     assign(head.weight, weight[None, :-1])
     model.value_bias.copy_(weight[-1])
     at_first, now = explained_variance(held_out, before), scores[penalty]
-    words = f"Critic fitted: explained variance {at_first:.2f} → {now:.2f} on held-out prompts"
+    is_held_out = len(prompts) >= HELD_OUT_EVERY
+    where = "held-out prompts" if is_held_out else "the same prompts, too few to hold some out"
+    words = f"Critic fitted: explained variance {at_first:.2f} → {now:.2f} on {where}"
     accelerator.print(words, file=sys.stderr)
     return {
+        "held_out": is_held_out,
         "explained_variance": {"before": at_first, "after": now},
         "penalty": penalty,
         "rows": min(len(targets), MAX_ROWS),

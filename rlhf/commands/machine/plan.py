@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
@@ -30,7 +31,8 @@ class Settings:
     ZERO_IS_NONE: ClassVar[frozenset[str]] = frozenset({"shard_group", "tflops", "network"})
 
     model: str
-    """Model folder or hub name; only its config is read."""
+    """Model folder or hub name; only its config.json is read, so a folder with that alone will do,
+    such as examples/six_billion/llama_6b."""
     gpus: int = 1
     """Number of devices, over all machines."""
     shard_group: int | None = None
@@ -177,7 +179,10 @@ def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The result as a table; a star marks what fits."""
     lines = [
-        f"{result['parameters']:,} parameters. GiB on each device; * fits.",
+        f"{result['parameters']:,} parameters. GiB on each device; * fits, with a tenth kept free.",
+        f"A forward pass: {counted(settings.batch, 'sequence')} of {settings.sequence_length:,} "
+        f"tokens, {'with' if settings.gradient_checkpointing else 'without'} gradient "
+        "checkpointing.",
         "",
         f"{'':8}" + "".join(f"{stage:>12}" for stage in STAGES),
     ]
@@ -193,7 +198,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if result["fsdp_phases_gib"]:
         lines += ["", "PPO under FSDP, GiB in each phase:"]
         lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["fsdp_phases_gib"].items()]
-    lines += ["", *result["advice"]]
+    lines += ["", "The fastest that fits:", *(f"  {one}" for one in result["advice"])]
     if result["commands"]:
         lines += ["", "Commands to type, with your folders in the place of capital letters:"]
         lines += [f"  {line}" for line in result["commands"].values()]

@@ -375,13 +375,10 @@ def test_a_report_of_the_bare_minimum_renders() -> None:
     assert "No samples were kept." in page.text
 
 
-def test_the_reverse_kl_is_said_to_be_an_audit() -> None:
+def test_the_page_says_what_the_reverse_kl_was_measured_with() -> None:
     page = Page(render(build_content(example(), samples(), METRICS)))
-    assert (
-        "An audit: the reference model was loaded for it, which PPO on stored answers does"
-        in page.text
-    )
-    assert "an audit with the reference model loaded" in page.text
+    assert "The original model was loaded to measure it; training does not need that" in page.text
+    assert "measured with the original model loaded" in page.text
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

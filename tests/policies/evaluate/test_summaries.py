@@ -43,8 +43,8 @@ def test_stored_answers_with_rewards_lead_to_ppo() -> None:
         prompts=Path("rankings"), model="models/m", reward="runs/a/reward", out=RUN / "reference"
     )
     assert describe_stored(settings, MANIFEST).splitlines() == [
-        "Stored 24 answers to 12 prompts with log-probs in runs/a/reference: 11 tokens on average, "
-        "75 % ended by themselves.",
+        "Stored 24 responses to 12 prompts with log-probs in runs/a/reference: 11 tokens on "
+        "average, 75 % ended by themselves.",
         "They have the rewards of runs/a/reward.",
         "Next: rlhf ppo --model models/m --reward runs/a/reward --reference runs/a/reference "
         "--out runs/a/ppo",
@@ -64,19 +64,32 @@ def test_a_part_of_the_shards(done: str) -> None:
     assert said == f"3 of 8 shards are {done}; other jobs do the rest."
 
 
-def test_how_far_a_policy_moved() -> None:
+@pytest.mark.parametrize(
+    ("nats", "error", "said"),
+    [
+        (6.125, 0.42, "6.12 nats per response ± 0.42 (standard error, 64 responses)"),
+        (
+            -0.01,
+            0.014,
+            "-0.01 nats per response ± 0.01 (standard error, 64 responses), which cannot be told "
+            "from 0",
+        ),
+        (0.3, None, "0.30 nats per response, of 64 responses"),
+    ],
+)
+def test_how_far_a_policy_moved(nats: float, error: float | None, said: str) -> None:
     settings = PPOSettings(
         model="m", reward=("rm", "other"), reference=RUN / "reference", out=RUN / "ppo"
     )
     report = {
         "steps": 40,
         "reward": {"first": -0.104, "last": 0.52},
-        "kl": {"forward": {"nats": 0.81}, "reverse": {"nats": 6.125}},
+        "kl": {"reverse": {"nats": nats, "standard_error": error, "sequences": 64}},
     }
     assert describe_policy(settings, report).splitlines() == [
-        "The mean reward went from -0.10 to 0.52 in 40 steps.",
-        "The policy is 6.12 nats per answer (reverse KL) away from the original; forward KL 0.81.",
-        "Whether it is better: rlhf evaluate --policy runs/a/ppo --reward rm "
+        "Mean reward: -0.10 in the first of 40 steps, 0.52 in the last, each of 64 responses.",
+        f"Reverse KL from the original model: {said}.",
+        "Next: rlhf evaluate --policy runs/a/ppo --reward rm "
         "--reference runs/a/reference --out runs/a/evaluate",
     ]
 
@@ -93,7 +106,7 @@ def test_verdicts_that_nobody_can_read_are_told() -> None:
         "judges": {"reward": {"kind": "reward model", "name": ""}},
         "verdicts": {"asked": 128, "unclear": 97},
         "length": {"reference": 19.4, "policy": 22.6},
-        "kl": {"reverse": {"nats": 6.1}},
+        "kl": {"reverse": {"nats": 6.1, "standard_error": 0.4, "sequences": 128}},
     }
     assert describe_evaluation(settings, report).splitlines()[2] == (
         "97 of 128 verdicts of the AI judge could not be read and count for nothing; its words are "
@@ -111,7 +124,7 @@ def test_a_template_is_warned_of(original: float, new: float, warns: bool) -> No
         "win_rate": {"reward": rate(0.9)},
         "judges": {"reward": {"kind": "reward model", "name": ""}},
         "length": {"reference": 19.4, "policy": 22.6},
-        "kl": {"reverse": {"nats": 6.1}},
+        "kl": {"reverse": {"nats": 6.1, "standard_error": 0.4, "sequences": 128}},
         "template": {
             "reference": {"words": "one of the most", "share": original},
             "policy": {"words": "i'm here to help", "share": new},
@@ -135,7 +148,7 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         },
         "rival": {"name": "models/other", "win_rate": {"gold": rate(0.4)}},
         "length": {"reference": 19.4, "policy": 22.6},
-        "kl": {"reverse": {"nats": 6.1}},
+        "kl": {"reverse": {"nats": 6.1, "standard_error": 0.4, "sequences": 128}},
         "log_likelihood": {"reference": {"value": -1.504}, "policy": {"value": -1.216}},
         "retained": {
             "before": 3.1271,
@@ -151,12 +164,14 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "by reward model.",
         "Wins 40 % (too few prompts for an interval) against models/other on 64 prompts, judged "
         "by signal my:score.",
-        "Length 19 → 23 tokens; reverse KL 6.10 nats per answer.",
+        "Length 19 → 23 tokens.",
+        "Reverse KL from the original model: 6.10 nats per response ± 0.40 (standard error, 128 "
+        "responses).",
         "Log-likelihood of the answers under the original model: -1.50 → -1.22 nats per token.",
         "Negative log-likelihood of neutral text: 3.127 → 3.184 nats per token "
         "(+0.057, +0.031 to +0.083).",
         "Report: runs/a/evaluate/report.html",
-        "Ask people, too: rlhf evaluate --out runs/a/evaluate --to-db labels.db",
+        "To ask people: rlhf evaluate --out runs/a/evaluate --to-db labels.db",
     ]
     assert describe_evaluation(settings, report).splitlines() == expected
     assert describe_evaluation(settings, report, Path("v.db")).splitlines()[-2:] == [
@@ -171,5 +186,5 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
         "Wins 50 % (too few prompts for an interval) against the original on 64 prompts, judged "
         "by people.",
         "About 7 more votes, on other prompts, would prove a difference of this size.",
-        *expected[4:8],
+        *expected[4:9],
     ]

@@ -32,10 +32,9 @@ def sentences_of(tmp_path: Path, **changes: object) -> list[str]:
 def test_a_short_verdict_in_sentences(tmp_path: Path) -> None:
     out = tmp_path / "reward"
     assert sentences_of(tmp_path) == [
-        "The reward model orders 82 % (95 % interval 75–88 %) of 189 held-out pairs of 64 prompts "
-        "as judged (test prompts).",
-        "Choosing the longer response would order 55 % (too few prompts for an interval) of them "
-        "so.",
+        "Accuracy: 82 % (95 % interval 75–88 %), on 189 held-out pairs of 64 prompts (test "
+        "prompts).",
+        "Accuracy of choosing the longer response: 55 % (too few prompts for an interval).",
         "It read 576 rankings: 2600 pairs of 562 prompts. Skipped: 2 prompts too long, 1 prompts "
         "without pairs.",
         f"Report: {out}/report.html",

@@ -104,10 +104,9 @@ def test_a_sentence_says_how_often_it_agrees(
     assert main([*words, "--precision", "fp32", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
-        f"{LENGTH} orders 75 % (too few prompts for an interval) of 4 pairs of 3 prompts as "
-        "judged.",
-        "Choosing the longer response would agree with 75 % (too few prompts for an interval) of "
-        "them.",
+        f"Accuracy of {LENGTH}: 75 % (too few prompts for an interval), on 4 pairs of 3 prompts.",
+        "Accuracy of choosing the longer response: 75 % (too few prompts for an interval). The "
+        "model is not better.",
     ]
     assert lines[2].startswith("Expected calibration error 0.2")  # sure of each, right in three
     assert lines[3] == "Lines left out because they hold nothing to judge: 1."

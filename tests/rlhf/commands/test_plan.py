@@ -16,12 +16,18 @@ from rlhf.config.paths import setting_names
 def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["plan", "--model", str(tiny_model), "--batch", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("parameters. GiB on each device; * fits.")
-    assert lines[2].split() == ["reward", "reference", "ppo"]
-    rows = [line.split() for line in lines[3:9]]
+    assert lines[0].endswith("parameters. GiB on each device; * fits, with a tenth kept free.")
+    assert lines[1] == (
+        "A forward pass: 1 sequence of 1,024 tokens, without gradient checkpointing."
+    )
+    assert lines[3].split() == ["reward", "reference", "ppo"]
+    rows = [line.split() for line in lines[4:10]]
     assert [row[0] for row in rows] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA"]
     assert all(cell.endswith("*") for row in rows for cell in row[1:])
-    assert lines[10] == "reward: DDP, up to 1024 sequences in a forward pass."
+    assert lines[11:13] == [
+        "The fastest that fits:",
+        "  reward: DDP, up to 1024 sequences in a forward pass.",
+    ]
 
 
 def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
@@ -29,7 +35,8 @@ def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
     result = plan.run(settings)
     assert not any(fits for row in result["fits"].values() for fits in row.values())
     assert [hint.split(":")[0] for hint in result["advice"]] == ["reward", "reference", "ppo"]
-    assert plan.describe(settings, result).splitlines()[-3:] == result["advice"]
+    last = plan.describe(settings, result).splitlines()[-3:]
+    assert last == [f"  {hint}" for hint in result["advice"]]
     assert result["commands"] == {}
 
 

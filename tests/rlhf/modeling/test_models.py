@@ -164,7 +164,7 @@ def test_not_a_model(name: str) -> None:
         load_config(name)
     found = "no config.json in it" if name == "." else "no such folder"
     assert caught.value.problem == f"{name} is not a model ({found})"
-    assert "Give a Hugging Face model folder" in caught.value.remedy
+    assert "Give the --out of a training, a Hugging Face model folder" in caught.value.remedy
 
 
 def test_a_name_in_a_folder_that_is_there_is_not_looked_for_elsewhere(

@@ -140,7 +140,7 @@ def test_a_real_command_in_two_processes_works_and_reports_the_users_mistake(
     assert again.returncode == 2
     assert again.stderr == (
         f"error {out} already exists (done)\n"
-        "  Add --resume to go on with it, or choose another --out.\n"
+        "  Choose another --out, or add --resume to show its result again.\n"
     )
     assert again.stdout == ""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf.planning.plan import Layout, Plan, SampleBatch
-from rlhf.planning.planner import layer_bytes
+from rlhf.planning.planner import layer_bytes, working_bytes
 from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
 from tests.rlhf.planning.test_planner import LAYER, SHAPE, sizes
 
@@ -175,6 +175,13 @@ def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
     assert added(plan, "measuring the KL") == {
         **whole,
         "bf16 copies of the matrices": 2 * (2 * LAYER + 800),
+        "one layer": working_bytes(SHAPE, 2 * 8, 8, bf16=True),
         "logits": 32 * position,
     }
+    # with vLLM the original is sharded like the policy, and nothing is whole
+    roles = Roles(critic="none", audited_rows=3, vllm=4)
+    plan = ppo(roles=roles, layout=Layout("fsdp", 4, processes=4))
+    loaded = {"loaded reference: weights": 4 * POLICY / 4}
+    assert added(plan, "auditing during training") == {**loaded, "logits": 3 * position}
+    assert added(plan, "measuring the KL").keys() == {"one layer", "logits"}
     assert "auditing during training" not in ppo().phases

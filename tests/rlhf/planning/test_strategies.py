@@ -82,7 +82,7 @@ def test_what_a_pass_adds_by_hand(strategy: str, computing: float, expected: flo
     [  # G = 5, E = 10, 6 of them in matrices, the largest of 4: 16 bytes are always gathered
         (70, 0, 16 + 70 + 40),
         (7, 0, 16 + 12 * 4),  # embeddings, at the end
-        (70, 4, 16 + 70 + 12 * 4),  # an output matrix, when all activations are there
+        (70, 4, 16 + 35 + 40 + 16 * 4),  # an output matrix, when half of the activations are there
     ],
 )
 def test_matrices_that_fsdp_gathers_apart_by_hand(
@@ -90,9 +90,9 @@ def test_matrices_that_fsdp_gathers_apart_by_hand(
 ) -> None:
     sizes = Sizes(trained=100, layer=5, outside=10, matrices=6, matrix=4, output=output)
     assert passing_bytes("FSDP", sizes, 4, computing) == expected
-    # layers are half as wide in bf16, as is the one that comes next
-    assert reading_bytes(sizes, computing) == 16 + computing + max(2 * 2 * 5, 4 * 4)
-    assert reading_bytes(sizes, computing, bf16=False) == 16 + computing + 2 * 4 * 5
+    # the layer at work and the next, half as wide in bf16; a matrix and its buffer
+    assert reading_bytes(sizes, computing) == 16 + computing + 2 * 2 * 5 + 8 * 4
+    assert reading_bytes(sizes, computing, bf16=False) == 16 + computing + 2 * 4 * 5 + 8 * 4
 
 
 def test_a_stage_is_its_state_and_what_it_computes() -> None:

@@ -98,7 +98,7 @@ def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
         open_ppo(run.path)
     assert str(caught.value) == (
         f"{run.path} already exists (done)\n"
-        "  Add --resume to go on with it, or choose another --out."
+        "  Choose another --out, or add --resume to show its result again."
     )
     assert run.stage_file.read_text(encoding="utf-8") == before
 
