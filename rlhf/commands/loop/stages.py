@@ -181,8 +181,12 @@ def require_valid(settings: LoopSettings) -> None:
                     f"stages.{stage.name}.notify is set for one stage",
                     "Set notify at the top of the file, for the whole loop.",
                 )
-            if key in given or key in NOT_IN_A_LOOP.get(stage.name, ()):
+            if key in given:
                 raise ConfigError(
-                    f"stages.{stage.name}.{key} is for rlhf loop to set", "Delete the line."
+                    f"rlhf loop sets stages.{stage.name}.{key} itself", "Delete the line."
+                )
+            if key in NOT_IN_A_LOOP.get(stage.name, ()):
+                raise ConfigError(
+                    f"stages.{stage.name}.{key} cannot be used in a loop", "Delete the line."
                 )
         stage.settings()

@@ -193,6 +193,13 @@ def test_two_rounds_by_a_signal_with_interruptions(tmp_path: Path, tiny_model: P
     os.kill(child.pid, signal.SIGKILL)
     assert reward.read_stage()["status"] == "running"
 
+    # killed alone while it samples the policy, which goes on and is not repeated
+    process = folder.start()
+    child_file = folder.out / ".child"
+    wait_until(lambda: child_file.read_text(encoding="utf-8").startswith("rlhf round"))
+    process.kill()
+    process.wait()
+
     # asked to stop: the child saves its state and ends
     for sent in (signal.SIGINT, signal.SIGTERM):
         stop_in(folder, ppo, sent)
@@ -202,7 +209,8 @@ def test_two_rounds_by_a_signal_with_interruptions(tmp_path: Path, tiny_model: P
         *((0, name, 0) for name in ("import", "generate", "annotate", "export")),
         (0, "train-reward", None),
         *((0, name, 0) for name in TRAINING),
-        *((1, name, 0) for name in ("round", "annotate", "export", *TRAINING[:2])),
+        (1, "round", None),
+        *((1, name, 0) for name in ("annotate", "export", *TRAINING[:2])),
         *((1, "ppo", code) for code in (75, 75, 0)),
         (1, "evaluate", 0),
     ]
