@@ -1,9 +1,11 @@
 """Memory and traffic of one rank of an FSDP group of up to 512, on a machine without any of them.
 
 PyTorch's fake process group stands for the other ranks and fake tensors for all weights, so that
-`rlhf.parallel.sharding` divides the model as it would there, and a reward training takes a step
-and more passes. What PyTorch's memory tracker saw at the peak, and the bytes of the collectives,
-are compared with what `rlhf plan` says.
+`rlhf.parallel.sharding` divides the model as it would there, and a training takes a step and more
+passes: of a reward model, or of PPO's policy and critic, whose rollout is also read layer by layer
+as with vLLM. What PyTorch's memory tracker saw at the peak, and the bytes of the collectives, are
+compared with what `rlhf plan` says. vLLM itself, the reward model, and optimizers of PPO's frozen
+models are not there.
 
     python -P examples/benchmarks/ranks.py [--quick] [--json]
 
@@ -14,6 +16,7 @@ import argparse
 import json
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,18 +27,22 @@ from accelerate import Accelerator
 from torch import distributed, nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForSequenceClassification, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
+from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from reward.model.module import RewardModule
+from rlhf.modeling import log_probs
 from rlhf.modeling.attention.layout import Inputs, last_tokens
+from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_config
 from rlhf.parallel.sharding import Sharding, accumulating, arrange, autocast_forward, shard
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import Shape, read_shape
-from rlhf.planning.strategies import Load, communication_bytes, sizes_of, stage_bytes
+from rlhf.planning.strategies import Load, communication_bytes, phase_bytes, sizes_of
 
 REPOSITORY = Path(__file__).parents[2]
 SIX = str(REPOSITORY / "examples" / "six_billion" / "llama_6b")
@@ -44,7 +51,10 @@ SEVENTY = str(REPOSITORY / "examples" / "cluster" / "llama_70b")
 
 @dataclass(frozen=True)
 class Case:
-    """A model on so many ranks; `group` of them divide one copy (0: all)."""
+    """A model on so many ranks; `group` of them divide one copy (0: all).
+
+    `stage` is reward, or ppo: updating, or reading: the log-probs and values of a rollout.
+    """
 
     model: str
     ranks: int
@@ -52,6 +62,7 @@ class Case:
     length: int
     checkpointing: bool = False
     group: int = 0
+    stage: str = "reward"
 
 
 CASES = (
@@ -61,6 +72,12 @@ CASES = (
     Case(SEVENTY, 64, 4, 1024, checkpointing=True),
     Case(SEVENTY, 512, 4, 1024, checkpointing=True),
     Case(SEVENTY, 512, 4, 1024, checkpointing=True, group=64),
+    Case(SIX, 8, 4, 512, checkpointing=True, stage="ppo"),
+    Case(SEVENTY, 64, 2, 1024, checkpointing=True, stage="ppo"),
+    Case(SEVENTY, 512, 4, 1024, checkpointing=True, stage="ppo"),
+    Case(SIX, 8, 4, 512, stage="reading"),
+    Case(SEVENTY, 64, 4, 1024, stage="reading"),
+    Case(SEVENTY, 512, 4, 1024, stage="reading"),
 )
 
 
@@ -91,16 +108,21 @@ def groups_of(inputs: Any) -> list[Any]:
     ]
 
 
-def build(case: Case, accelerator: Accelerator) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A reward model without storage, divided as `--sharding fsdp` does; in a fake mode."""
+def build(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Models without storage, to be divided as `--sharding fsdp` does; in a fake mode."""
     config = load_config(case.model)
     config.num_labels, config.pad_token_id = 1, 0
-    classifier = AutoModelForSequenceClassification.from_config(
-        config, dtype=torch.float32, trust_remote_code=False
+    kinds = [AutoModelForSequenceClassification]
+    kinds += [AutoModelForCausalLM] * (case.stage != "reward")
+    classifier, *policies = (
+        kind.from_config(config, dtype=torch.float32, trust_remote_code=False) for kind in kinds
     )
-    if case.checkpointing:
-        classifier.activation_checkpointing_enable({"use_reentrant": False})
-    module = RewardModule(classifier).train()
+    for model in (classifier, *policies) if case.checkpointing else ():
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    module: nn.Module = RewardModule(classifier)
+    if policies:
+        module = PolicyAndCritic(policies[0], classifier, 0.0)
+    module.train(case.stage != "reading")
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
     return module, optimizer
 
@@ -109,18 +131,15 @@ def measure(case: Case) -> dict[str, float]:
     """The peak of a pass that finds gradients and moments, and what two passes send."""
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.ranks)
-    mesh = arrange(torch.device("cpu"), case.ranks, case.group)  # reads numbers: nothing fake
+    # their numbers are read, so they are not fake
+    mesh = arrange(torch.device("cpu"), case.ranks, case.group)
+    rows = [[5] * (case.length // 2)] * case.batch
+    sequences = Sequences.of(rows, rows, 0)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module, optimizer = build(case, accelerator)
+        module, optimizer = build(case)
         autocast_forward(accelerator, module)
         shard(module, optimizer, Sharding("fsdp", group=case.group), mesh, bf16=True)
-        ids = torch.full((case.batch, case.length), 5)
-        inputs = Inputs(ids, last_tokens(torch.full((case.batch,), case.length), case.length))
-
-        def compute(*, last: bool) -> None:
-            with accumulating(accelerator, module, last=last):
-                module(inputs).sum().backward()
-
+        compute = computing(case, accelerator, module, sequences)
         with Traffic() as traffic:
             compute(last=False)
             compute(last=True)
@@ -134,14 +153,46 @@ def measure(case: Case) -> dict[str, float]:
     return {"bytes": peak["Total"], "sent": traffic.sent}
 
 
+def computing(
+    case: Case, accelerator: Accelerator, module: Any, sequences: Sequences
+) -> Callable[..., None]:
+    """A pass: forward and backward, or forward alone to read a rollout."""
+    ids = torch.full((case.batch, case.length), 5)
+    inputs = Inputs(ids, last_tokens(torch.full((case.batch,), case.length), case.length))
+    if case.stage != "reward":
+        log_probs._returns_logits_unchanged[module.policy] = True  # found out by reading numbers
+    if case.stage == "reading":
+        register_fsdp_forward_method(module, "run")
+
+    def compute(*, last: bool) -> None:
+        with accumulating(accelerator, module, last=last):
+            if case.stage == "reward":
+                module(inputs).sum().backward()
+            elif case.stage == "ppo":
+                found, values, _ = module(sequences, case.batch, 1.0)
+                (found.sum() + values.sum()).backward()
+            else:
+                with torch.no_grad(), accelerator.autocast():
+                    read_parts(module, lambda: module.read(sequences, case.batch, 1.0))
+
+    return compute
+
+
 def plan(case: Case, shape: Shape) -> dict[str, float]:
     """What the planner says of the same."""
-    load = Load(case.length, case.batch, case.checkpointing, 16, case.group)
-    sizes = sizes_of("reward", shape, load)
-    return {
-        "bytes": stage_bytes("reward", "FSDP", shape, load, case.ranks),
-        "sent": communication_bytes("FSDP", sizes, 2, case.ranks, case.group),
-    }
+    load = Load(case.length, case.batch, case.checkpointing, 16, case.group, engine=1)
+    stage = "reward" if case.stage == "reward" else "ppo"
+    sizes = sizes_of(stage, shape, load)
+    phases = phase_bytes(stage, "FSDP", shape, load, case.ranks)
+    # the frozen reward model, and for a forward pass the trained models' moments and gradients
+    absent = 4 * sizes.frozen + (12 * sizes.trained if case.stage == "reading" else 0)
+    phase = "measuring the KL" if case.stage == "reading" else "computing gradients"
+    held = phases[phase] - absent / (case.group or case.ranks)
+    sent = communication_bytes("FSDP", sizes, 2, case.ranks, case.group)
+    if case.stage == "reading":
+        gathered = 4 * sizes.outside + 2 * (sizes.trained - sizes.outside)
+        sent = 2 * gathered * (case.ranks - 1) / case.ranks
+    return {"bytes": held, "sent": sent}
 
 
 def run_case(case: Case) -> dict[str, Any]:
@@ -166,6 +217,8 @@ def small_cases(folder: str) -> list[Case]:
         Case(folder, 2, 4, 128),
         Case(folder, 64, 4, 128, group=8),
         Case(folder, 512, 4, 128),
+        Case(folder, 64, 4, 128, stage="ppo"),
+        Case(folder, 64, 4, 128, stage="reading"),
     ]
 
 

@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.formulas import FORWARD_KL
-from policies.ppo.rollout import distinct_2
+from policies.ppo.rollout_metrics import distinct_2
 from policies.ppo.setting_groups import GuardSettings
 from policies.reference.audit import score_responses
 from policies.reference.store import ReferenceRow

@@ -28,16 +28,17 @@ from rlhf.errors import InputError
 from rlhf.modeling.adapters import without_adapters
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.parallel.distributed import global_sum
+from rlhf.parallel.sharding import Sharding
 
 ReferencePolicy = Callable[[PolicyAndCritic, Sequences], Float[Tensor, "B R"]]
 
 
 def reference_policy(
-    source: str, store: ReferenceStore, accelerator: Accelerator, *, tensor_parallel: bool = False
+    source: str, store: ReferenceStore, accelerator: Accelerator, sharding: Sharding
 ) -> ReferencePolicy | None:
     """What gives the reference's log-probs of fresh samples; None where nothing in memory can.
 
-    With `tensor_parallel`, all processes hold one resident model.
+    A resident model is sharded as asked.
 
     Raises:
         InputError: the resident model is not where the store says, or has changed.
@@ -46,7 +47,7 @@ def reference_policy(
         return None
     resident: PreTrainedModel | None = None
     if source == "resident":
-        resident = load_reference_model(store, accelerator, tensor_parallel=tensor_parallel)
+        resident = load_reference_model(store, accelerator, sharding)
     temperature = store.sampling.temperature
 
     def score(model: PolicyAndCritic, sequences: Sequences) -> Tensor:
@@ -116,18 +117,17 @@ def audit(
     sequences: Sequences,
     log_probs: Float[Tensor, "B R"],
     settings: PPOSettings,
+    sharding: Sharding,
 ) -> dict[str, float]:
     """The true reverse KL of a step's samples; loads the original model and frees it afterwards.
 
     If the policy is that model with adapters, they are switched off instead.
     """
     source = "adapter" if settings.holds_reference else "resident"
-    score = reference_policy(
-        source, store, accelerator, tensor_parallel=settings.parallel.tensor_parallel > 1
-    )
+    score = reference_policy(source, store, accelerator, sharding)
     assert score is not None
     size = settings.batch.micro_batch_size
-    found = measure_reference(accelerator, model, score, sequences, size)
+    found = measure_reference(accelerator, model, score, sequences, size, sharding)
     mask = sequences.responses.mask
     return describe_reverse_kl(accelerator, log_probs, found, mask, "kl_audit")
 
@@ -139,10 +139,12 @@ def measure_reference(
     score: ReferencePolicy,
     sequences: Sequences,
     micro_batch_size: int,
+    sharding: Sharding,
 ) -> Float[Tensor, "B R"]:
     """The reference's log-probs of fresh samples, in batches of similar length; 0 at padding."""
     log_probs = torch.zeros(sequences.responses.ids.shape, device=accelerator.device)
+    parts = list(in_length_order(sequences, micro_batch_size))
     with accelerator.autocast():
-        for rows, part in in_length_order(sequences, micro_batch_size):
+        for rows, part in sharding.in_step(accelerator, parts):
             log_probs[rows, : part.responses.ids.shape[1]] = score(model, part)
     return log_probs

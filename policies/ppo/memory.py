@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+import torch
+
 from policies.ppo.batches import pieces_per_step
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
@@ -58,7 +60,8 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
         four_bits=settings.lora.four_bit_base,
         resident=settings.kl.source == "resident",
         audited_rows=settings.batch.micro_batch_size if _audits_on_the_way(settings.kl) else 0,
-        vllm=settings.sampling.engine == "vllm",
+        vllm=settings.sampling.engine_tensor_parallel * (settings.sampling.engine == "vllm"),
+        engine_sleeps=torch.cuda.is_available(),
         reward_ranks=tuple(adapter_rank(name) or settings.lora.rank or 0 for name in models),
     )
     return models[0] if models else settings.model, roles

@@ -6,8 +6,7 @@ padding.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -30,7 +29,7 @@ from policies.formulas import (
 )
 from policies.ppo.batches import in_length_order, refit
 from policies.ppo.kl import ReferencePolicy, measure_reference
-from policies.ppo.models.actor_critic import PolicyAndCritic
+from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
@@ -38,10 +37,9 @@ from policies.sampling.generate import Sample, Sampler, sample_with
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.tokens import decode_response
 from rlhf.parallel.distributed import global_sum
+from rlhf.parallel.sharding import Sharding
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
-
-PER_TOKEN = ("entropy", "sampler_gap")  # metrics; the others are means over episodes
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,7 @@ class Environment:
         shaping: keyword arguments of `shape_rewards`.
         sampler: samples in place of transformers' plain `generate`.
         sampler_correction: how differences between sampler and trainer are corrected for.
+        sharding: how policy and critic are held during a rollout.
     """
 
     accelerator: Accelerator
@@ -70,6 +69,7 @@ class Environment:
     shaping: Mapping[str, Any]
     sampler: Sampler | None = None
     sampler_correction: Literal["none", "token", "sequence"] = "none"
+    sharding: Sharding = field(default_factory=Sharding)
 
 
 @dataclass(frozen=True)
@@ -209,13 +209,20 @@ def measure_episodes(
 ) -> Measured:
     """Log-probs, entropy and values of the tokens, and the reference's log-probs where needed."""
     beat("measuring")
+    return read_parts(model, lambda: _measure(environment, model, episodes, settings))
+
+
+def _measure(
+    environment: Environment, model: PolicyAndCritic, episodes: Episodes, settings: PPOSettings
+) -> Measured:
     accelerator, sequences, batch = environment.accelerator, episodes.sequences, settings.batch
     temperature = environment.sampling.temperature
     shape = sequences.responses.ids.shape
     log_probs, entropy, values = torch.zeros((3, *shape), device=accelerator.device)
     features: Tensor | None = None
+    parts = list(in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens))
     with accelerator.autocast():
-        for rows, part in in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens):
+        for rows, part in environment.sharding.in_step(accelerator, parts):
             mask, responses = episodes.mask[rows], part.responses
             if model.reads_frozen_features:
                 read = model.critic_features(part)
@@ -233,7 +240,12 @@ def measure_episodes(
     reference_log_probs = None
     if environment.reference_policy is not None:
         reference_log_probs = measure_reference(
-            accelerator, model, environment.reference_policy, sequences, batch.micro_batch_size
+            accelerator,
+            model,
+            environment.reference_policy,
+            sequences,
+            batch.micro_batch_size,
+            environment.sharding,
         )
     return Measured(log_probs, entropy, values, features, reference_log_probs)
 
@@ -321,79 +333,3 @@ def advantages_of(
     count = max(count, 1)  # no token is learned from where all responses were truncated
     mean = total / count
     return whiten(advantages, mask, mean, squares / count - mean**2), returns
-
-
-def describe_rollout(
-    accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: Measured
-) -> dict[str, float]:
-    """Means over all episodes, and over all tokens, of all processes."""
-    mask, device = episodes.mask, accelerator.device
-    lengths = mask.sum(dim=1).tolist()
-    ids = episodes.sequences.responses.ids.tolist()
-    variety = sum(distinct_2(row[:length]) for row, length in zip(ids, lengths, strict=True))
-    sums = {
-        "reward/mean": scores.scores.sum(),
-        "reward/centered": scores.centered.sum(),
-        "reward/shaped": scores.shaped.sum(),
-        "eos_rate": episodes.finished.sum(),
-        "length": mask.sum(),
-        "entropy": measured.entropy.sum(),
-        "distinct_2": torch.tensor(variety).to(device),
-        "sampler_gap": (episodes.sampler_log_probs - measured.log_probs)[mask].abs().sum(),
-        "episodes": torch.tensor(float(len(lengths))).to(device),
-    }
-    totals = global_sum(accelerator, torch.stack(list(sums.values()))).tolist()
-    total = dict(zip(sums, totals, strict=True))
-    num_episodes, num_tokens = total.pop("episodes"), total["length"]
-    return {
-        name: value / (num_tokens if name in PER_TOKEN else num_episodes)
-        for name, value in total.items()
-    }
-
-
-def distinct_2(ids: Sequence[int]) -> float:
-    """Fraction of distinct pairs of neighboring tokens within a response; 1 if it has none."""
-    pairs = list(pairwise(ids))
-    return len(set(pairs)) / len(pairs) if pairs else 1.0
-
-
-def describe_correction(
-    environment: Environment, episodes: Episodes, experience: Experience, cap: float
-) -> dict[str, float]:
-    """How far the sampler was corrected for, over all processes; nothing where it was not.
-
-    The effective sample size is Kish's, (Σ w)² / Σ w², as a fraction of the tokens.
-    """
-    accelerator = environment.accelerator
-    weights, mask = experience.sampler_weights, experience.loss_mask
-    if weights is None:
-        return {}
-    moments = global_sum(accelerator, masked_moments(weights, mask))
-    count, total, squares = moments.clamp(min=1e-12).tolist()
-    capped = global_sum(accelerator, ((weights >= cap) & mask).sum())
-    found = {
-        "sampler/capped_fraction": float(capped) / count,
-        "sampler/effective_sample_size": total**2 / (count * squares),
-    }
-    if environment.sampler_correction == "sequence":
-        near = matches_sampler(
-            experience.old_log_probs, episodes.sampler_log_probs, episodes.mask, cap
-        )
-        masked, responses = global_sum(
-            accelerator, torch.stack([(~near).sum(), torch.ones_like(near).sum()])
-        ).tolist()
-        found["sampler/masked_fraction"] = masked / responses
-    return found
-
-
-def describe_values(accelerator: Accelerator, experience: Experience) -> dict[str, float]:
-    """The fraction of the returns' variance that the critic predicted, over all processes."""
-    mask = experience.response_mask
-    moments = [
-        global_sum(accelerator, masked_moments(values, mask))
-        for values in (experience.returns, experience.returns - experience.old_values)
-    ]
-    returns, residual = (
-        float(squares / count - (total / count) ** 2) for count, total, squares in moments
-    )
-    return {"value/explained_variance": 1 - residual / max(returns, 1e-12)}

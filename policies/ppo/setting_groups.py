@@ -196,6 +196,9 @@ class SamplingSettings:
     installed, with a copy of the policy's weights."""
     batch_size: int = 64
     """Sequences sampled at once."""
+    engine_tensor_parallel: int = 1
+    """With --sampling.engine vllm: neighboring processes that share one vLLM, each with a part of
+    every matrix. At most the GPUs of one machine."""
     correction: Literal["auto", "none", "token", "sequence"] = "auto"
     """Correct for differences between the sampler's log-probs and the trainer's. `token`: weight
     each token's policy loss by π/μ, its probability under the trainer's policy over the sampler's,
@@ -208,7 +211,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         require_range("sampling.batch_size", self.batch_size, 1)
         require_range("sampling.correction_cap", self.correction_cap, 1.0, above_low=True)
-        require_engine("--sampling.engine", self.engine)
+        require_engine("--sampling.engine", self.engine, self.engine_tensor_parallel)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,7 @@ class PPOSettings(ClusterSettings):
         "ptx_length": "ptx.length",
         "ptx_per_episode": "ptx.per_episode",
         "engine": "sampling.engine",
+        "engine_tensor_parallel": "sampling.engine_tensor_parallel",
         "sample_batch_size": "sampling.batch_size",
         "sampler_correction": "sampling.correction",
         "sampler_cap": "sampling.correction_cap",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.ppo.batches import StepTexts, pieces_per_step, read_pieces
@@ -128,8 +129,11 @@ def set_up(
         if settings.batch.gradient_checkpointing:
             part.activation_checkpointing_enable({"use_reentrant": False})
     plain.train(settings.batch.gradient_checkpointing)  # transformers checkpoints in this mode only
-    gathered_model = GatheredModel(plain, accelerator.device, sharding)
+    held = rollout_sharding(settings, sharding)
+    gathers = Sharding() if held.shards_weights else sharding
+    gathered_model = GatheredModel(plain, accelerator.device, gathers)
     model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
+    register_fsdp_forward_method(model, "run")
     dp_rank, dp_size = (
         number // settings.parallel.tensor_parallel
         for number in (accelerator.process_index, accelerator.num_processes)
@@ -152,6 +156,17 @@ def set_up(
     )
 
 
+def rollout_sharding(settings: PPOSettings, sharding: Sharding) -> Sharding:
+    """How policy, critic and original model are held between updates.
+
+    With FSDP and vLLM they stay sharded: vLLM samples, and the others run a layer at a time. Else
+    policy and critic are gathered, and the original model is whole where it is loaded.
+    """
+    if sharding.strategy == "fsdp" and settings.sampling.engine == "vllm":
+        return sharding
+    return Sharding(tensor_parallel=sharding.tensor_parallel)
+
+
 def _environment(
     settings: PPOSettings,
     store: ReferenceStore,
@@ -169,13 +184,12 @@ def _environment(
         base=base,
         given=store.template_kwargs,
     )
+    held = rollout_sharding(settings, sharding)
     return Environment(
         accelerator=accelerator,
         tokenizer=tokenizer,
         reward=reward,
-        reference_policy=reference_policy(
-            settings.kl.source, store, accelerator, tensor_parallel=sharding.is_tensor_parallel
-        ),
+        reference_policy=reference_policy(settings.kl.source, store, accelerator, held),
         reference_rewards=rewards_by_prompt(store, reward, tokenizer, accelerator.device),
         sampling=store.sampling,
         shaping=settings.shaping,
@@ -185,8 +199,10 @@ def _environment(
             accelerator,
             store.manifest["longest_prompt"] + store.sampling.max_new_tokens,
             settings.sampling.batch_size,
+            tensor_parallel=settings.sampling.engine_tensor_parallel,
         ),
         sampler_correction=settings.sampler_correction,
+        sharding=held,
     )
 
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from policies.formulas import FORWARD_KL
 from policies.ppo.batches import (
@@ -24,20 +23,18 @@ from policies.ppo.batches import (
 from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.ppo.memory import room_for
-from policies.ppo.models.actor_critic import PolicyAndCritic
+from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
 from policies.ppo.rollout import (
     Episodes,
     Measured,
     build_experience,
-    describe_correction,
-    describe_rollout,
-    describe_values,
     measure_episodes,
     sample_episodes,
     score_episodes,
 )
+from policies.ppo.rollout_metrics import describe_correction, describe_rollout, describe_values
 from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import STATE, LoopState, Training, require_even_split, set_up
 from policies.ppo.update import (
@@ -57,10 +54,11 @@ from policies.reference.audit import (
 from policies.reference.store import open_store, require_reference_of, require_training_prompts
 from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
+from policies.sampling.settings import require_engine_groups
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.models import describe_model, reward_head
-from rlhf.parallel.distributed import RANK_SEED_STRIDE, seed_all, start
+from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
@@ -111,6 +109,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     accelerator = start(settings.precision, settings.seed)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
+    require_engine_groups(settings.sampling.engine_tensor_parallel, accelerator.num_processes)
     require_even_split(settings, accelerator.num_processes // settings.parallel.tensor_parallel)
     with training_stage(accelerator, "ppo", settings, inputs, room_for(settings)) as run:
         if run.is_done:
@@ -131,13 +130,12 @@ def before_training(training: Training) -> dict[str, Any] | None:
     """Check that the policy is the reference, and fit the critic; returns what the fit found."""
     with training.gathered_model.gathered(training.model) as plain:
         if not training.settings.lora.four_bit_base:  # stored log-probs are of unquantized weights
-            check_reference(
-                training.accelerator,
-                plain.policy,
+            inputs = (
                 training.tokenizer,
                 [rows[0] for rows in training.prompts[:AUDIT_PROMPTS]],
                 training.store.sampling.temperature,
             )
+            read_parts(plain, lambda: check_reference(training.accelerator, plain.policy, *inputs))
         if not (training.settings.has_critic and training.settings.critic.warmup):
             return None
         found = fit_critic(
@@ -147,6 +145,7 @@ def before_training(training: Training) -> dict[str, Any] | None:
             training.environment.reference_rewards,
             training.settings,
             int(training.tokenizer.pad_token_id),
+            training.environment.sharding,
         )
         trained: PolicyAndCritic = unwrap(training.model)
         trained.value_bias.copy_(plain.value_bias)
@@ -212,7 +211,9 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
         scores = score_episodes(environment, episodes)
         measured = measure_episodes(environment, model, episodes, settings)
         experience = build_experience(environment, episodes, scores, measured, settings)
-        kls = measure_kl(training, model, episodes, measured, settings, step)
+        kls = read_parts(
+            model, lambda: measure_kl(training, model, episodes, measured, settings, step)
+        )
     beat("updating", step)
     clock.append(time.monotonic())
     generator = torch.Generator().manual_seed(_step_seed(training, step))
@@ -281,7 +282,13 @@ def measure_kl(
         )
     elif kl.audit_every and step % kl.audit_every == 0:
         found |= audit(
-            accelerator, training.store, model, episodes.sequences, before.log_probs, settings
+            accelerator,
+            training.store,
+            model,
+            episodes.sequences,
+            before.log_probs,
+            settings,
+            training.environment.sharding,
         )
     if kl.target is None:
         return found
@@ -310,14 +317,14 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
 def finish(training: Training, state: LoopState) -> None:
     """Save the policy, audit it and write the report."""
     accelerator, run = training.accelerator, training.run
-    is_tensor_parallel = training.settings.parallel.tensor_parallel > 1
+    together = training.environment.sharding.is_sharded  # all ranks call the policy
     with training.gathered_model.gathered(training.model) as model:
-        whole = full_state(accelerator, model.policy) if is_tensor_parallel else None
+        whole = full_state(accelerator, model.policy) if together else None
         if accelerator.is_main_process:
             save_merged(model.policy, training.tokenizer, run.policy, whole)
-        if is_tensor_parallel or accelerator.is_main_process:
-            samples = sample_for_audit(training, model.policy)
-    if is_tensor_parallel or accelerator.is_main_process:
+        if together or accelerator.is_main_process:
+            samples = sample_for_audit(training, model)
+    if together or accelerator.is_main_process:
         found = report(training, samples)
     if accelerator.is_main_process:
         kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes}
@@ -325,7 +332,7 @@ def finish(training: Training, state: LoopState) -> None:
     accelerator.wait_for_everyone()
 
 
-def sample_for_audit(training: Training, policy: PreTrainedModel) -> AuditSamples:
+def sample_for_audit(training: Training, model: PolicyAndCritic) -> AuditSamples:
     """The trained policy's answers to held-out prompts (else training prompts)."""
     accelerator, tokenizer, store = training.accelerator, training.tokenizer, training.store
     groups = (store.by_prompt("test") or training.prompts)[:AUDIT_PROMPTS]
@@ -333,20 +340,25 @@ def sample_for_audit(training: Training, policy: PreTrainedModel) -> AuditSample
     samples = sample_with(
         training.environment.sampler,
         accelerator,
-        policy,
+        model.policy,
         tokenizer,
         [group[0].prompt_ids for group in groups],
         store.sampling,
         training.settings.sampling.batch_size,
     )
-    return measure_for_audit(
-        accelerator,
-        policy,
-        tokenizer,
-        store,
-        groups,
-        [sample.token_ids for sample in samples],
-        holds_reference=training.settings.holds_reference,
+    if training.environment.sharding.shards_weights:
+        samples = from_main(samples)  # every rank scores the same ones
+    return read_parts(
+        model,
+        lambda: measure_for_audit(
+            accelerator,
+            model.policy,
+            tokenizer,
+            store,
+            groups,
+            [sample.token_ids for sample in samples],
+            holds_reference=training.settings.holds_reference,
+        ),
     )
 
 
@@ -358,7 +370,7 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         samples,
         training.tokenizer,
         training.store,
-        tensor_parallel=settings.parallel.tensor_parallel > 1,
+        training.environment.sharding,
     )
     history = read_metrics(training.run.metrics_file)
     return {

@@ -32,6 +32,7 @@ from rlhf.modeling.log_probs import (
     response_log_probs,
 )
 from rlhf.modeling.models import in_memory
+from rlhf.parallel.sharding import Sharding
 
 
 @torch.no_grad()
@@ -136,8 +137,7 @@ def audit_policy(
     samples: AuditSamples,
     tokenizer: PreTrainedTokenizerBase,
     store: ReferenceStore,
-    *,
-    tensor_parallel: bool = False,
+    sharding: Sharding,
 ) -> dict[str, Any]:
     """Both KLs; the reference model is loaded where the policy does not hold it."""
     theirs = samples.reference_log_probs
@@ -145,9 +145,7 @@ def audit_policy(
     if theirs is None:
         how = "the reference model loaded"
         inputs = (tokenizer, samples.prompts, samples.responses, store.sampling.temperature)
-        with in_memory(
-            load_reference_model(store, accelerator, tensor_parallel=tensor_parallel)
-        ) as reference:
+        with in_memory(load_reference_model(store, accelerator, sharding)) as reference:
             theirs = score_responses(accelerator, reference, *inputs)
     return {
         "forward": samples.forward,

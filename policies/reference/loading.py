@@ -9,6 +9,7 @@ from policies.reference.store import ReferenceStore, open_store, require_referen
 from rlhf.errors import InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import describe_model, load_causal_lm
+from rlhf.parallel.sharding import Sharding, shard_frozen
 from rlhf.run.rundir import RunDir
 
 
@@ -39,18 +40,18 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
 
 
 def load_reference_model(
-    store: ReferenceStore, accelerator: Accelerator, *, tensor_parallel: bool = False
+    store: ReferenceStore, accelerator: Accelerator, sharding: Sharding | None = None
 ) -> PreTrainedModel:
-    """Load the model that made a store, frozen; with `tensor_parallel` all processes hold one.
+    """Load the model that made a store, frozen, and sharded where asked; else it is whole.
 
     Raises:
         InputError: the model is not where the store says, or has changed.
     """
     require_reference_of(store, describe_model(store.model, store.template_kwargs))
-    model: PreTrainedModel = load_causal_lm(store.model, tensor_parallel=tensor_parallel).to(
-        accelerator.device
-    )
+    sharding = sharding or Sharding()
+    model = load_causal_lm(store.model, tensor_parallel=sharding.is_tensor_parallel)
     pack_prefixes(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight
     model.eval()
+    shard_frozen(accelerator, model, sharding, exact=True)
     return model

@@ -12,8 +12,8 @@ from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import GroupSettings
 
 SAMPLED = (
-    *(f"sampling.{name}" for name in ("engine", "samples", "temperature", "max_new_tokens")),
-    "sampling.reuse",
+    *("sampling.engine", "sampling.engine_tensor_parallel", "sampling.samples"),
+    *("sampling.temperature", "sampling.max_new_tokens", "sampling.reuse"),
     *("chat_template_kwargs", "store_top_k", "prompts_per_shard"),
 )
 
@@ -25,6 +25,9 @@ class SamplingSettings:
     engine: Engine = "generate"
     """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
     batching; `vllm`: vLLM, where it is installed."""
+    engine_tensor_parallel: int = 1
+    """With --sampling.engine vllm and --sharding fsdp or zero3: neighboring processes that share
+    one vLLM, each with a part of every matrix. At most the GPUs of one machine."""
     samples: int = 1
     """Reference outputs per prompt."""
     temperature: float = 1.0
@@ -37,7 +40,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         require_range("sampling.samples", self.samples, 1)
         require_sampling(self.temperature, 1.0, 0, self.max_new_tokens, "sampling.")
-        require_engine("--sampling.engine", self.engine)
+        require_engine("--sampling.engine", self.engine, self.engine_tensor_parallel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ class ReferenceSettings(GroupSettings):
     OLD_NAMES: ClassVar[dict[str, str]] = {
         **GroupSettings.OLD_NAMES,
         "engine": "sampling.engine",
+        "engine_tensor_parallel": "sampling.engine_tensor_parallel",
         "samples": "sampling.samples",
         "temperature": "sampling.temperature",
         "max_new_tokens": "sampling.max_new_tokens",
@@ -99,6 +103,13 @@ class ReferenceSettings(GroupSettings):
                 f"--parallel.offload has no effect with --sharding {self.sharding}: it shards "
                 "gradients and optimizer state, which only training has",
                 "Use --sharding fsdp or zero3, or leave --parallel.offload out.",
+            )
+        shared = self.sampling.engine_tensor_parallel
+        if shared > 1 and self.sharding not in ("fsdp", "zero3"):
+            raise ConfigError(
+                f"--sampling.engine-tensor-parallel {shared} needs a sharded model: without "
+                f"--sharding fsdp or zero3 each process holds all of it",
+                "Add --sharding fsdp, or leave it out.",
             )
         require_range("seed", self.seed, 0, MAX_SEED)
         require_range("batch_size", self.batch_size, 1)

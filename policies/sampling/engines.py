@@ -13,6 +13,7 @@ from policies.sampling.generate import Sample, Sampler, sample_responses, sample
 from policies.sampling.settings import Engine
 from policies.sampling.vllm_engine import VLLM, shut_down
 from rlhf.modeling.models import in_memory, load_causal_lm
+from rlhf.parallel.distributed import global_max
 from rlhf.records.schema import Sampling
 from rlhf.run.watchdog import beat
 
@@ -27,6 +28,7 @@ def new_sampler(
     requests: int,
     *,
     is_frozen: bool = False,
+    tensor_parallel: int = 1,
 ) -> Sampler | None:
     """The sampler of an engine; None for transformers' plain `generate`.
 
@@ -37,6 +39,7 @@ def new_sampler(
         longest: tokens of the longest prompt and response together.
         requests: maximum number of responses sampled at once.
         is_frozen: the weights are those of `model`; else they come with every call.
+        tensor_parallel: neighboring ranks that share one vLLM; they sample at the same time.
 
     Raises:
         InputError: vLLM does not start with this model.
@@ -44,7 +47,14 @@ def new_sampler(
     if engine == "continuous":
         return sample_continuously
     if engine == "vllm":
-        return VLLM(model, accelerator, longest, requests, is_frozen=is_frozen)
+        return VLLM(
+            model,
+            accelerator,
+            longest,
+            requests,
+            is_frozen=is_frozen,
+            tensor_parallel=tensor_parallel,
+        )
     return None
 
 
@@ -94,7 +104,12 @@ class FrozenModel:
                 self.accelerator, self.model, tokenizer, prompts, sampling, size, on_batch
             )
         found: list[Sample] = []
-        for first in range(0, len(prompts), self.at_once):
+        firsts = list(range(0, len(prompts), self.at_once))
+        if isinstance(self.sampler, VLLM) and self.sampler.tensor_parallel > 1:
+            # the ranks that share it call it equally often, some at last without prompts
+            calls = int(global_max(self.accelerator, len(firsts)))
+            firsts += [len(prompts)] * (calls - len(firsts))
+        for first in firsts:
             beat()
             part = prompts[first : first + self.at_once]
             found += sample_with(

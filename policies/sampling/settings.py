@@ -53,16 +53,36 @@ class GenerateSettings:
         require_engine("--engine", self.engine)
 
 
-def require_engine(flag: str, engine: Engine) -> None:
-    """Refuse vLLM where it is not installed.
+def require_engine(flag: str, engine: Engine, tensor_parallel: int = 1) -> None:
+    """Refuse vLLM where it is not installed, and sharing an engine that is not vLLM.
 
     Raises:
-        ConfigError: says how to install it.
+        ConfigError: says how to install it, or what to leave out.
     """
+    require_range(f"{flag[2:]}_tensor_parallel", tensor_parallel, 1)
+    if tensor_parallel > 1 and engine != "vllm":
+        raise ConfigError(
+            f"{flag}-tensor-parallel {tensor_parallel} does nothing with {flag} {engine}",
+            f"Add {flag} vllm, or leave it out.",
+        )
     if engine == "vllm" and find_spec("vllm") is None:
         raise ConfigError(
             f"{flag} vllm needs the package vllm, which is not installed",
             f"Install it: pip install vllm, or use {flag} generate.",
+        )
+
+
+def require_engine_groups(tensor_parallel: int, processes: int) -> None:
+    """Refuse groups of processes, with an engine each, that do not divide all processes.
+
+    Raises:
+        ConfigError: names both numbers.
+    """
+    if processes % tensor_parallel:
+        raise ConfigError(
+            f"{processes} processes do not divide into groups of "
+            f"--sampling.engine-tensor-parallel {tensor_parallel}",
+            "Give a divisor of the number of processes.",
         )
 
 

@@ -1,7 +1,8 @@
 """vLLM as a sampler, in this process.
 
-It holds a copy of the weights. In PPO it gets the policy's current weights before every batch, with
-adapters merged; a model that is not trained it reads from disk once.
+It has weights of its own. In PPO it gets the policy's before every batch, one at a time: a sharded
+one is gathered, its adapters are merged, and it is freed again. A model that is not trained it
+reads from disk once. Several ranks may share an engine, each with a part of every matrix.
 """
 
 import gc
@@ -9,15 +10,18 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, final
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.errors import InputError
-from rlhf.modeling.adapters import merged_weights
-from rlhf.planning.planner import read_shape, vllm_cache_bytes
+from rlhf.modeling.adapters import each_merged_weight
+from rlhf.parallel.gathered_model import whole
+from rlhf.planning.planner import read_shape, tensor_parallel_shape, vllm_cache_bytes
 from rlhf.run.checkpoint import random_states, set_random_states
 
 MAX_SEED = 2**31
@@ -42,6 +46,7 @@ class VLLM:
         longest: tokens of the longest prompt and response together.
         requests: the most responses sampled at the same time.
         is_frozen: the weights are those of `model`; else they come with every call.
+        tensor_parallel: neighboring ranks that share an engine; they call it at the same time.
 
     Raises:
         InputError: vLLM does not start with this model.
@@ -55,8 +60,12 @@ class VLLM:
         requests: int,
         *,
         is_frozen: bool = False,
+        tensor_parallel: int = 1,
     ) -> None:
         self.is_frozen = is_frozen
+        self.tensor_parallel = tensor_parallel
+        # between batches a GPU's memory is free for the update
+        self.sleeps = accelerator.device.type == "cuda" and not is_frozen
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, with the weights
         for name, value in USUAL.items():
             os.environ.setdefault(name, value)
@@ -64,9 +73,11 @@ class VLLM:
             warnings.simplefilter("ignore")  # of packages that vLLM uses
             from vllm import LLM, SamplingParams
 
-        dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+        self.dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         alone = accelerator.num_processes == 1
-        cache = vllm_cache_bytes(read_shape(model), requests, longest, dtype.itemsize)
+        requests *= tensor_parallel  # of all ranks that share the engine
+        part = tensor_parallel_shape(read_shape(model), tensor_parallel)
+        cache = vllm_cache_bytes(part, requests, longest, self.dtype.itemsize)
         shut_down()
         with _keeping_random_state(), _refusing(model):
             self.llm: Any = LLM(
@@ -75,13 +86,15 @@ class VLLM:
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the model's own
                 load_format="auto" if is_frozen else "dummy",  # weights that are trained follow
-                dtype=str(dtype).removeprefix("torch."),
+                dtype=str(self.dtype).removeprefix("torch."),
                 max_model_len=longest,
                 max_num_seqs=requests,
                 kv_cache_memory_bytes=cache,
                 gpu_memory_utilization=0.01,  # the line above counts; 0 is refused
                 logprobs_mode="processed_logprobs",  # after the temperature
                 distributed_executor_backend="uni" if alone else "external_launcher",
+                tensor_parallel_size=tensor_parallel,
+                enable_sleep_mode=self.sleeps,
                 enforce_eager=accelerator.device.type == "cpu",  # else with CUDA graphs
                 disable_log_stats=True,
             )
@@ -89,6 +102,7 @@ class VLLM:
             self.llm.llm_engine.engine_core._finalizer.atexit = False
             trial = SamplingParams(max_tokens=1, detokenize=False)
             self.llm.generate({"prompt_token_ids": [0]}, trial, use_tqdm=False)
+            self._sleep()
 
     def __call__(
         self,
@@ -103,19 +117,51 @@ class VLLM:
         Every response has a random seed of its own, drawn from torch's generator.
         """
         seeds = torch.randint(MAX_SEED, (len(prompts),)).tolist()
-        inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        given, mine = self._of_all_ranks(list(zip(prompts, seeds, strict=True)))
         with _keeping_random_state():
             if not self.is_frozen:
-                self._reload_weights(model)
-            how = [_sampling(config, seed) for seed in seeds]
+                self._reload_weights(model, accelerator.device)
+            inputs = [{"prompt_token_ids": ids} for ids, _ in given]
+            how = [_sampling(config, seed) for _, seed in given]
             found = self.llm.generate(inputs, how, use_tqdm=False)
-        return [_tokens_and_log_probs(one.outputs[0]) for one in found]
+            self._sleep()
+        return [_tokens_and_log_probs(one.outputs[0]) for one in found[mine]]
 
-    def _reload_weights(self, model: PreTrainedModel | None) -> None:
+    def _of_all_ranks(
+        self, mine: list[tuple[list[int], int]]
+    ) -> tuple[list[tuple[list[int], int]], slice]:
+        """The requests of all ranks that share the engine, and where this rank's stand."""
+        if self.tensor_parallel == 1:
+            return mine, slice(None)
+        from vllm.distributed import get_tp_group
+
+        group = get_tp_group()
+        parts: list[Any] = [None] * group.world_size
+        torch.distributed.all_gather_object(parts, mine, group=group.cpu_group)
+        first = sum(map(len, parts[: group.rank_in_group]))
+        return list(chain.from_iterable(parts)), slice(first, first + len(mine))
+
+    @torch.no_grad()
+    def _reload_weights(self, model: PreTrainedModel | None, device: torch.device) -> None:
+        """Give the engine the model's weights one by one, whole and with adapters merged."""
         assert model is not None
-        weights = merged_weights(model, model.state_dict())
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
+        dtype = None if hasattr(model, "peft_config") else self.dtype  # merged in float32
+
+        def gather(weight: Tensor) -> Tensor:
+            return whole(weight, device, dtype)
+
+        if self.sleeps:
+            self.llm.wake_up(tags=["weights"])
+        weights = each_merged_weight(model, model.state_dict(keep_vars=True), gather)
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if self.sleeps:
+            self.llm.wake_up(tags=["kv_cache"])
         assert self.llm.reset_prefix_cache()  # keys and values of the weights before
+
+    def _sleep(self) -> None:
+        """Free a GPU's memory until the next weights come."""
+        if self.sleeps:
+            self.llm.sleep(level=2)  # weights are discarded, not kept in main memory
 
 
 def shut_down() -> None:

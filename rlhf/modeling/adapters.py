@@ -8,7 +8,7 @@ them beside its weights in peft's format, for use on frozen weights that are loa
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,20 +121,33 @@ def merged_weights(
 
     Merged weights go to `device`; by default they stay where they are.
     """
-    merged = {
-        name.replace(".base_layer.", "."): value.to(device).float()
-        for name, value in state.items()
-        if ".lora_" not in name and ".base_layer.weight" not in name
+    return {
+        name: weight.to(device).float()
+        for name, weight in each_merged_weight(model, state, lambda value: value)
     }
-    adapted: dict[str, Any] = {
-        name: part for name, part in model.named_modules() if isinstance(part, LoraLayer)
-    }
-    for name, part in adapted.items():
-        first, second = (state[f"{name}.lora_{x}.{NAME}.weight"].float() for x in "AB")
+
+
+def each_merged_weight(
+    model: nn.Module, state: Mapping[str, Tensor], gather: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """A model's weights one by one, by the names of the model without adapters, which are merged.
+
+    Args:
+        model: with or without adapters.
+        state: its `state_dict`, in which weights may be sharded.
+        gather: makes a weight of `state` whole. Where it is a collective, all ranks iterate.
+    """
+    for name, value in state.items():
+        layer, is_adapted, statistics = name.partition(".base_layer.weight")
+        if ".lora_" in name or statistics:  # of 4-bit weights
+            continue
+        if not is_adapted:
+            yield name.replace(".base_layer.", "."), gather(value)
+            continue
+        part: Any = model.get_submodule(layer)
+        first, second = (gather(state[f"{layer}.lora_{x}.{NAME}.weight"]).float() for x in "AB")
         product = transpose(second @ first, part.fan_in_fan_out) * part.scaling[NAME]
-        whole = _frozen_weight(name, part, state).to(product) + product
-        merged[f"{name}.weight"] = whole.to(device)
-    return merged
+        yield f"{layer}.weight", _frozen_weight(part, value, gather).to(product) + product
 
 
 def save_merged(
@@ -159,12 +172,12 @@ def save_merged(
     save_model(plain, tokenizer, folder, state)
 
 
-def _frozen_weight(name: str, part: Any, state: Mapping[str, Tensor]) -> Tensor:
+def _frozen_weight(part: Any, weight: Tensor, gather: Callable[[Tensor], Tensor]) -> Tensor:
     base = part.base_layer
     if get_bnb_param_type(base.weight):
         unpacked: Tensor = dequantize_module_weight(base).detach()
         return unpacked
-    return state[f"{name}.base_layer.weight"]
+    return gather(weight)
 
 
 def share_weights(model: nn.Module) -> Any:

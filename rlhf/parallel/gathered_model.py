@@ -65,10 +65,13 @@ class GatheredModel:
 
 
 @torch.no_grad()
-def whole(parameter: Tensor, device: torch.device) -> Tensor:
-    """The whole parameter, on every process; a view of it where it is not sharded."""
+def whole(parameter: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The whole parameter, on every process; a view of it where it is not sharded.
+
+    What is sharded is cast to `dtype` before it is sent.
+    """
     if isinstance(parameter, DTensor):
-        here: Any = parameter.detach().to(device)
+        here: Any = parameter.detach().to(device=device, dtype=dtype or parameter.dtype)
         gathered: Tensor = here.full_tensor()
         return gathered
     if hasattr(parameter, "ds_id"):

@@ -40,6 +40,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import global_max
@@ -209,13 +210,16 @@ def _shard_layers(
     bf16: bool,
     free_rest: bool | None = None,
 ) -> None:
-    """Shard every layer, then the rest.
+    """Shard every layer, embeddings and output matrix, then the rest.
 
-    The rest stays gathered between forward and backward pass, unless `free_rest` is true.
+    The rest stays gathered between forward and backward pass, unless `free_rest` is true. It
+    includes embeddings that are the output matrix, too: both ends of the model read them.
     """
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
     rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for matrix in find_matrices(model):
+        fully_shard(matrix, mesh=mesh, offload_policy=policy)
     for layer in find_layers(model):
         fully_shard(
             layer,
@@ -235,6 +239,20 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
         for name in (getattr(part, "_no_split_modules", None) or ())
     }
     return [part for part in model.modules() if type(part).__name__ in names]
+
+
+def find_matrices(model: nn.Module) -> list[nn.Module]:
+    """Embeddings and output matrix of every language model inside; none where they are one."""
+    found: list[nn.Module] = []
+    for part in model.modules():
+        if not isinstance(part, PreTrainedModel) or part.base_model is part:
+            continue
+        embeddings, output = part.get_input_embeddings(), part.get_output_embeddings()
+        if output is None:
+            found.append(embeddings)
+        elif output.weight is not embeddings.weight:
+            found += [embeddings, output]
+    return found
 
 
 def unwrap(model: nn.Module) -> Any:

@@ -273,16 +273,18 @@ def sampling_items(
     )
 
 
-def vllm_items(shape: Shape, batch: SampleBatch, *, bf16: bool) -> tuple[Item, ...]:
-    """What vLLM holds from the start to the end of a run."""
+def vllm_items(shape: Shape, batch: SampleBatch, parts: int, *, bf16: bool) -> tuple[Item, ...]:
+    """What vLLM holds in each of `parts` processes that share it."""
     size, words = frozen_precision(bf16=bf16)
-    cache = vllm_cache_bytes(shape, batch.sequences, batch.length, size)
+    part, sequences = tensor_parallel_shape(shape, parts), batch.sequences * parts
+    cache = vllm_cache_bytes(part, sequences, batch.length, size)
+    share = "a copy" if parts == 1 else f"a copy in {parts} parts"
     return (
-        Item("vLLM: weights", float(size * shape.parameters), f"{words}, a copy"),
+        Item("vLLM: weights", float(size * part.parameters), f"{words}, {share}"),
         Item(
             "vLLM: keys and values",
             float(cache),
-            f"{batch.sequences + 1} sequences of {batch.length} tokens",
+            f"{sequences + 1} sequences of {batch.length} tokens",
         ),
     )
 

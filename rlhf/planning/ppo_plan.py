@@ -8,7 +8,8 @@
     --lora.share-base   one frozen model under policy, critic and reward models, their adapters
 
 `--sharding` over N processes shards the optimizer (zero1), gradients too (zero2), and weights too
-(zero3, fsdp); weights are gathered while PPO samples. What is offloaded is in main memory.
+(zero3, fsdp). Weights are gathered while PPO samples, unless vLLM does under fsdp. What is
+offloaded is in main memory.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ class Roles:
         four_bits: it is held in 4 bits.
         resident: the original model stays in memory.
         audited_rows: rows that it reads at once in audits during training; 0: no such audits.
-        vllm: vLLM samples, with its own copy of the policy.
+        vllm: processes that share a vLLM, which samples with its own copy of the policy; 0: none.
+        engine_sleeps: vLLM frees its memory between batches, as it does on GPUs.
         reward_ranks: of the reward models' adapters on a shared base; by default `lora_rank`.
     """
 
@@ -59,7 +61,8 @@ class Roles:
     four_bits: bool = False
     resident: bool = False
     audited_rows: int = 0
-    vllm: bool = False
+    vllm: int = 0
+    engine_sleeps: bool = False
     reward_ranks: tuple[int, ...] = ()
 
     @property
@@ -128,7 +131,7 @@ def ppo_plan(
         layout: what is sharded; by default nothing, in one process.
     """
     roles, layout, sampled = roles or Roles(), layout or Layout(), batch.sampled
-    engine = vllm_items(shape, sampled, bf16=bf16) if roles.vllm else ()
+    engine = vllm_items(shape, sampled, roles.vllm, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     trained = sum(counts.values())
     gradients = tuple(layout.on_device(item) for item in stepping_items(trained))
@@ -150,14 +153,15 @@ def ppo_plan(
         tuple(
             layout.on_device(item)
             for item in (
-                *_frozen(shape, reward, roles, bf16=bf16),
-                *engine,
+                *_frozen(shape, reward, roles, layout, bf16=bf16),
+                *(() if roles.engine_sleeps else engine),
                 *_trained(counts, layout),
             )
         )
         + resident,
         {
-            "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16),
+            "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16)
+            + (engine if roles.engine_sleeps else ()),
             **_auditing(shape, reward, sampled.new, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
@@ -213,8 +217,9 @@ def _sampling(
 ) -> tuple[Item, ...]:
     matrices = roles.lora_rank * shape.lora_rows or shape.linear
     if roles.vllm:
-        merged = FP32 * shape.parameters if roles.lora_rank else 0.0
-        sampling: tuple[Item, ...] = (Item("merged weights", merged, "float32, for vLLM"),)
+        largest = max(shape.vocabulary * shape.hidden, shape.hidden * shape.inner)
+        given = Item("given weight", FP32 * float(largest), "float32, one at a time, for vLLM")
+        sampling: tuple[Item, ...] = (given,)
     else:
         sampling = sampling_items(shape, batch, bf16=bf16, trained=matrices)
     return (*_gathered(shape, reward, roles, layout), *sampling)
@@ -222,10 +227,15 @@ def _sampling(
 
 def _gathered(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> tuple[Item, ...]:
     """Sharded weights, gathered."""
-    if not layout.shards(State.WEIGHTS):
+    if not layout.shards(State.WEIGHTS) or _stays_sharded(roles, layout):
         return ()
     held = FP32 * (shape.parameters + (reward.trunk if roles.critic.startswith("own") else 0))
     return (Item("whole weights", held, "of policy and critic, gathered"),)
+
+
+def _stays_sharded(roles: Roles, layout: Layout) -> bool:
+    """Whether sampling gathers no model, and the original is sharded like the policy."""
+    return roles.vllm > 0 and layout.strategy == "fsdp"
 
 
 def _auditing(
@@ -245,7 +255,10 @@ def _auditing(
     phases = {"measuring the KL": (*gathered, *matrices, logits(SCORE_BATCH))}
     if roles.lora_rank and not roles.four_bits:
         return phases  # the original model lies beneath the adapters
-    loaded = Item("loaded reference: weights", float(FP32 * shape.parameters), "float32")
+    size = float(FP32 * shape.parameters)
+    if _stays_sharded(roles, layout):
+        size = layout.held(State.WEIGHTS, size)
+    loaded = Item("loaded reference: weights", size, "float32")
     phases["auditing"] = (loaded, logits(SCORE_BATCH))
     if roles.audited_rows:
         phases["auditing during training"] = (*gathered, loaded, logits(roles.audited_rows))
@@ -271,11 +284,13 @@ def _trained(counts: dict[str, int], layout: Layout) -> list[Item]:
     return items
 
 
-def _frozen(shape: Shape, reward: Shape, roles: Roles, *, bf16: bool) -> list[Item]:
+def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: bool) -> list[Item]:
     """Weights that are not trained."""
     items = []
     if roles.resident:
         size = float(FP32 * shape.parameters)
+        if _stays_sharded(roles, layout):
+            size = layout.held(State.WEIGHTS, size)
         items.append(Item("reference model: weights", size, "float32, --kl.source resident"))
     number = "" if roles.reward_models == 1 else f", {roles.reward_models} of them"
     if roles.share_base:

@@ -25,7 +25,7 @@ def reference_plan(
     *,
     bf16: bool,
     layout: Layout | None = None,
-    vllm: bool = False,
+    vllm: int = 0,
 ) -> Plan:
     """Reference outputs: one frozen model samples and scores; a reward model is optional.
 
@@ -37,7 +37,7 @@ def reference_plan(
         layout: how the models are sharded; by default not at all. Of a sharded model each process
             gathers all to sample, and a layer at a time to score. With parts that are not sharded,
             the processes hold it by tensor parallelism.
-        vllm: vLLM samples, with a copy of all weights in each process.
+        vllm: processes that share a vLLM, which samples with weights of its own; 0: no vLLM.
     """
     layout = layout or Layout()
     parts, is_sharded = layout.parts, layout.shards(State.WEIGHTS)
@@ -62,6 +62,6 @@ def reference_plan(
     sampling = (*gathered, *sampling_items(shape, batch, bf16=bf16, trained=matrices))
     return Plan(
         f"Memory of each process for the reference outputs, with prompts of {batch.prompt} tokens",
-        (*resident, *(vllm_items(shape, batch, bf16=bf16) if vllm else ())),
+        (*resident, *(vllm_items(shape, batch, vllm, bf16=bf16) if vllm else ())),
         {**({} if vllm else {"sampling": sampling}), "scoring": scoring},
     )

@@ -1,7 +1,8 @@
 """Ways to spread a training over N devices, compared by what each device holds and sends.
 
 Bytes of weights, gradients and optimizer on each of N devices, for P trained and F frozen
-parameters, A parameters of LoRA adapters, G parameters of one layer and E outside of layers, as
+parameters, A parameters of LoRA adapters, G parameters of one layer and E outside of layers (M of
+them in matrices that FSDP gathers one by one: embeddings, and output matrices of their own), as
 `--sharding` does it with bf16 (LoRA: `--adapter lora`):
 
     DDP      18·P + 4·F                 float32 weights, gradients, Adam's two moments, bf16 copies
@@ -11,19 +12,20 @@ parameters, A parameters of LoRA adapters, G parameters of one layer and E outsi
     ZeRO-3   (20·P + 4·F)/N + 4·R + 8·K  weights sharded too; R of them gathered, without bf16
                                         copies; K gradients being sent, twice; while stepping all
                                         gradients a second time, 4·P/N
-    FSDP     (16·P + 4·F)/N + 8·G + 4·E  no second copy of the weights; layers gathered in bf16: the
-                                        one at work, the next, one's gradients; the rest whole
+    FSDP     (16·P + 4·F)/N + 8·G       no second copy of the weights; layers gathered in bf16: the
+             + 4·(E − M)                one at work, the next, one's gradients; the rest whole
     LoRA     2·P + 16·A                 frozen bf16 weights; only adapters are trained
 
 The ZeRO lines are those of arXiv 1910.02054, section 5, with float32 in the place of 16 bits; K is
 BUCKET of rlhf/parallel/settings.py; R, weights that DeepSpeed keeps gathered because they are
 reused soon, is REUSED; neither is more than P.
-FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N; if
-activations are fewer than 8·E, the peak is at the end of the backward pass: 12·E for the parameters
-outside of layers, their gradients and the copy for communication. While PPO samples under ZeRO-3 or
-FSDP, every device also holds the whole policy and critic: 4·P. For PPO, LoRA is one model with
-`--lora.share-base`, as in rlhf/planning/ppo_plan.py. For reference outputs each device holds the
-whole model.
+FSDP in groups (`--parallel.shard-group`) divides by the size of a group instead of N. Where a
+matrix or the rest is larger than layers and activations, the peak is when their gradients are sent:
+12 bytes for each of those parameters, their gradients and the copy for communication. While PPO
+samples under ZeRO-3 or FSDP, every device also holds the whole policy and critic: 4·P. With FSDP
+and vLLM it does not: it holds its part of vLLM's bf16 weights and pages, then a layer at a time.
+For PPO, LoRA is one model with `--lora.share-base`, as in rlhf/planning/ppo_plan.py. For reference
+outputs each device holds the whole model, unless vLLM samples under FSDP.
 
 Bytes that each device sends and receives in one optimizer step of M forward and backward passes,
 W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
@@ -33,17 +35,25 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
     ZeRO-2   (2·M + 1)·W        gradients in each pass: DeepSpeed sums before it divides
     ZeRO-3   3·M·W              weights forward and backward, gradients, each pass; at most, as R
                                 of the weights are still there on the way back
-    FSDP     2·M·W              layers forward and backward, half as wide in bf16, the rest once;
-                                gradients; each pass. In groups of K of N devices with K for N,
-                                and an all-reduce of a part between groups: 2·W/K
+    FSDP     2·M·W              layers forward and backward, half as wide in bf16, matrices twice
+                                in float32, the rest once; gradients; each pass. In groups of K of
+                                N devices with K for N, and an all-reduce of a part between
+                                groups: 2·W/K
     LoRA     2·4·A              as DDP
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlhf.parallel.settings import BUCKET, State, Strategy
 from rlhf.planning.plan import GIB, Layout, Pass, Plan, SampleBatch
-from rlhf.planning.planner import BF16, FP32, Shape, reward_plan, tensor_parallel_shape
+from rlhf.planning.planner import (
+    BF16,
+    FP32,
+    Shape,
+    reward_plan,
+    tensor_parallel_shape,
+    vllm_items,
+)
 from rlhf.planning.ppo_plan import PPOBatch, Roles, ppo_plan
 from rlhf.planning.reference_plan import reference_plan
 
@@ -55,26 +65,30 @@ SHARDINGS: dict[str, Strategy] = {
     "FSDP": "fsdp",
 }
 STRATEGIES = (*SHARDINGS, "LoRA")
-BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
 WHOLE_WHILE_SAMPLING = ("ZeRO-3", "FSDP")
-ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
-CHECKPOINTING = "--batch.gradient-checkpointing"
 REUSED = 10**9  # weights: DeepSpeed's stage3_max_reuse_distance, as it comes
 USABLE = 0.9
-MAX_GPUS = 4096
-MAX_BATCH = 1024
-NOTHING_FITS = "nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
 
 
 @dataclass(frozen=True)
 class Load:
-    """What each device computes, and over how many devices FSDP shards a copy (None: all)."""
+    """What each device computes.
+
+    Attributes:
+        length: tokens of a prompt with its response.
+        batch: sequences in one forward pass.
+        checkpointing: activations are computed again in the backward pass.
+        lora_rank: of adapters.
+        group: devices over which FSDP shards a copy; None: all.
+        engine: devices that share a vLLM, which samples; 0: transformers samples.
+    """
 
     length: int
     batch: int
     checkpointing: bool
     lora_rank: int
     group: int | None = None
+    engine: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,10 @@ class Sizes:
         frozen: F, of models that only run forward.
         adapters: A, of LoRA adapters on the trained models.
         layer: G, of one layer.
-        outside: E, of the trained models outside of layers: embeddings, last norm, head.
+        outside: E, of the models outside of layers: embeddings, last norm, head.
+        matrices: M, of them in embeddings and output matrices that FSDP gathers one by one.
+        matrix: of the largest of these.
+        output: of the policy's output matrix; 0 where that is its embeddings.
     """
 
     trained: float
@@ -107,6 +124,9 @@ class Sizes:
     adapters: float = 0.0
     layer: float = 0.0
     outside: float = 0.0
+    matrices: float = 0.0
+    matrix: float = 0.0
+    output: float = 0.0
 
 
 def state_bytes(strategy: str, sizes: Sizes, gpus: int) -> float:
@@ -136,8 +156,24 @@ def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> f
         return computing + FP32 * (gathered + 2 * moved)
     if strategy == "FSDP":
         layers = (3 * BF16 + BF16) * sizes.layer
-        return max(computing + layers + FP32 * sizes.outside, 3 * FP32 * sizes.outside)
+        rest = sizes.outside - sizes.matrices
+        return FP32 * rest + max(
+            computing + layers,
+            computing + 3 * FP32 * sizes.output,
+            3 * FP32 * sizes.matrix,
+            2 * FP32 * rest,
+        )
     return computing
+
+
+def reading_bytes(sizes: Sizes, computing: float, *, bf16: bool = True) -> float:
+    """Bytes at the peak of a forward pass alone under FSDP: the layer at work, the next, the rest.
+
+    With `bf16` layers are gathered in bf16; the original model's are in float32.
+    """
+    layers = 2 * (BF16 if bf16 else FP32) * sizes.layer
+    rest = sizes.outside - sizes.matrices
+    return FP32 * rest + computing + max(layers, FP32 * sizes.matrix)
 
 
 def communication_bytes(
@@ -160,7 +196,7 @@ def communication_bytes(
         "ZeRO-1": 3 * trained,
         "ZeRO-2": (2 * passes + 1) * trained,
         "ZeRO-3": 3 * passes * trained,
-        "FSDP": passes * (sizes.outside + layers + trained),
+        "FSDP": passes * (sizes.outside + sizes.matrices + layers + trained),
         "LoRA": 2 * sizes.adapters,
     }
     if strategy == "FSDP" and group:
@@ -173,13 +209,25 @@ def communication_bytes(
 def step_bytes(
     stage: str, strategy: str, shape: Shape, load: Load, passes: int, gpus: int
 ) -> float:
-    """Bytes that each device sends in a step of a stage; to sample, PPO gathers weights once."""
+    """Bytes that each device sends in a step of a stage; to sample, PPO gathers weights once.
+
+    For vLLM it gathers the policy's, in bf16, and later both models' in as many forward passes.
+    """
     sizes = sizes_of(stage, shape, load)
     moved = communication_bytes(strategy, sizes, passes, gpus, load.group)
-    samples = stage == "ppo" and strategy in WHOLE_WHILE_SAMPLING
-    divided_by = _parts(strategy, load, gpus)
-    gathered = FP32 * sizes.trained * (divided_by - 1) / divided_by
-    return moved + (gathered if samples else 0.0)
+    if stage != "ppo" or strategy not in WHOLE_WHILE_SAMPLING:
+        return moved
+    parts = _parts(strategy, load, gpus)
+    gathered = FP32 * sizes.trained
+    if _stays_sharded(strategy, load):
+        read = FP32 * sizes.outside + BF16 * (sizes.trained - sizes.outside)
+        gathered = BF16 * shape.parameters + passes * read
+    return moved + gathered * (parts - 1) / parts
+
+
+def _stays_sharded(strategy: str, load: Load) -> bool:
+    """Whether sampling gathers no model."""
+    return strategy == "FSDP" and load.engine > 0
 
 
 def step_seconds(
@@ -237,7 +285,7 @@ def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int
 
 def computing_bytes(stage: str, shape: Shape, load: Load) -> dict[str, float]:
     """Activations, logits, keys and values of each phase of a stage, which no strategy shards."""
-    counted = ("activations", "logits", "keys and values", "one layer")
+    counted = ("activations", "logits", "keys and values", "one layer", "vLLM")
     return {
         phase: sum(item.size for item in items if any(word in item.what for word in counted))
         for phase, items in _plan(stage, shape, load).phases.items()
@@ -250,14 +298,19 @@ def sizes_of(stage: str, shape: Shape, load: Load) -> Sizes:
     layer = shape.trunk_linear / shape.layers
     embeddings = (shape.vocabulary + 1) * shape.hidden  # and the last norm
     head = shape.parameters - shape.trunk  # 0 where it is the embeddings
+    matrix = shape.vocabulary * shape.hidden
+    own = matrix if head else 0  # embeddings that are the output matrix belong to the rest
     if stage == "reference":
-        return Sizes(0, frozen=shape.parameters)
+        matrices = 2 * own
+        outside = embeddings + head
+        return Sizes(0, shape.parameters, 0, layer, outside, matrices, own)
     if stage == "reward":
         outside = embeddings + shape.hidden
-        return Sizes(shape.reward_parameters, 0, adapters, layer, outside)
+        return Sizes(shape.reward_parameters, 0, adapters, layer, outside, matrix, matrix)
     both = shape.parameters + shape.reward_parameters
     outside = 2 * embeddings + head + shape.hidden
-    return Sizes(both, shape.reward_parameters, 2 * adapters, layer, outside)
+    matrices = matrix + 2 * own
+    return Sizes(both, shape.reward_parameters, 2 * adapters, layer, outside, matrices, matrix, own)
 
 
 def _parts(strategy: str, load: Load, gpus: int) -> int:
@@ -272,28 +325,42 @@ def _plan(stage: str, shape: Shape, load: Load, roles: Roles | None = None, gpus
     prompt = load.length // 2
     sampled = SampleBatch(load.batch, prompt, load.length - prompt)
     if stage == "reference":
-        return reference_plan(shape, None, sampled, bf16=True)
+        return reference_plan(shape, None, sampled, bf16=True, vllm=load.engine)
     return ppo_plan(
         shape,
         shape,
         PPOBatch(sampled, load.batch),
         bf16=True,
         checkpointing=load.checkpointing,
-        roles=roles,
+        roles=roles or Roles(vllm=load.engine, engine_sleeps=True),
         layout=Layout(processes=gpus),
     )
 
 
 def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> float:
     """Bytes on each of `gpus` devices for a stage (reward, reference or ppo) under a strategy."""
-    if stage == "reference":
-        strategy = "DDP"  # whole in every process
     if stage == "ppo" and strategy == "LoRA":
-        roles = Roles(lora_rank=load.lora_rank, share_base=True)
+        roles = Roles(
+            lora_rank=load.lora_rank, share_base=True, vllm=load.engine, engine_sleeps=True
+        )
         return _plan(stage, shape, load, roles, gpus).peak
+    return max(phase_bytes(stage, strategy, shape, load, gpus).values())
+
+
+def phase_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> dict[str, float]:
+    """Bytes on each of `gpus` devices in every phase of a stage that trains no adapters."""
+    if stage == "reference" and not _stays_sharded(strategy, load):
+        strategy = "DDP"  # whole in every process
     sizes, parts = sizes_of(stage, shape, load), _parts(strategy, load, gpus)
     needs = computing_bytes(stage, shape, load)
-    if stage == "ppo" and gpus > 1 and strategy in WHOLE_WHILE_SAMPLING:
+    if stage != "reward" and gpus > 1 and _stays_sharded(strategy, load):
+        is_original = stage == "reference"
+        read = "scoring" if is_original else "measuring the KL"
+        needs[read] = reading_bytes(sizes, needs[read], bf16=not is_original)
+        if not is_original:
+            needs["sampling"] += BF16 * sizes.matrix  # the largest weight on its way to vLLM
+            needs["auditing"] += reading_bytes(sizes, FP32 * shape.parameters / parts, bf16=False)
+    elif stage == "ppo" and gpus > 1 and strategy in WHOLE_WHILE_SAMPLING:
         needs["sampling"] += FP32 * sizes.trained
     if strategy == "ZeRO-3" and "stepping" in needs:
         needs["stepping"] += FP32 * sizes.trained / parts
@@ -301,81 +368,14 @@ def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) 
         needs["computing gradients"] = passing_bytes(
             strategy, sizes, parts, needs["computing gradients"]
         )
-    return state_bytes(strategy, sizes, parts) + max(needs.values())
+    state = state_bytes(strategy, sizes, parts)
+    if stage == "reference" and load.engine:
+        state += engine_bytes(shape, load)
+    return {phase: state + need for phase, need in needs.items()}
 
 
-def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> str:
-    """The fastest strategy that fits, with the largest batch; else what would make one fit."""
-    if stage == "reference":
-        return _reference_advice(shape, load, gpus, usable)
-    checkpointed = replace(load, checkpointing=True)
-    lightest = replace(checkpointed, batch=1)
-    for one, words in (
-        (load, ""),
-        (checkpointed, f" with {CHECKPOINTING}"),
-        (lightest, f" with {CHECKPOINTING}"),
-    ):
-        for strategy in BY_TRAFFIC:
-            if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
-                batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
-                name = strategy
-                if strategy == "LoRA":
-                    name += f" ({ADAPTERS[stage]} --lora.rank {load.lora_rank})"
-                return f"{stage}: {name}{words}, up to {_sequences(batch)} in a forward pass."
-    count = 2 * gpus
-    while count <= MAX_GPUS:
-        if stage_bytes(stage, "FSDP", shape, replace(lightest, group=None), count) <= usable:
-            smallest = {
-                "reward": f"--batch.micro-tokens {load.length}",
-                "ppo": "--batch.micro-batch-size 1",
-            }
-            return (
-                f"{stage}: FSDP fits on {count} such GPUs with {CHECKPOINTING} {smallest[stage]}."
-            )
-        count *= 2
-    return f"{stage}: {NOTHING_FITS}"
-
-
-def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> str:
-    """A model in each process, else tensor parallelism; nothing is trained."""
-    lightest = replace(load, batch=1)
-    for one in (load, lightest):
-        if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
-            batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
-            return f"reference: DDP, up to {_sequences(batch)} in a forward pass."
-    for one, words in ((load, ""), (lightest, " --batch-size 1")):
-        count = _fewest_tensor_parallel(shape, one, gpus, usable)
-        if count:
-            return f"reference: --processes {count} --parallel.tensor-parallel {count}{words}."
-    return f"reference: {NOTHING_FITS}"
-
-
-def _sequences(number: int) -> str:
-    return f"{number} sequence{'s' * (number > 1)}"
-
-
-def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) -> int:
-    """The fewest devices, 2, 4, …, that hold a frozen model in parts; 0 where `gpus` are too few.
-
-    What is computed counts whole, though attention and MLP are divided too.
-    """
-    computing = max(computing_bytes("reference", shape, load).values())
-    parts = 2
-    while parts <= gpus:
-        if FP32 * shape.parameters / parts + computing <= usable:
-            return parts
-        parts *= 2
-    return 0
-
-
-def _largest_batch(
-    stage: str, strategy: str, shape: Shape, load: Load, gpus: int, usable: float
-) -> int:
-    """The largest power of two that fits, or the given batch if that is larger."""
-    batch = load.batch
-    larger = 1
-    while larger <= MAX_BATCH:
-        if stage_bytes(stage, strategy, shape, replace(load, batch=larger), gpus) <= usable:
-            batch = max(batch, larger)
-        larger *= 2
-    return batch
+def engine_bytes(shape: Shape, load: Load) -> float:
+    """What a device's part of vLLM holds."""
+    prompt = load.length // 2
+    batch = SampleBatch(load.batch, prompt, load.length - prompt)
+    return sum(item.size for item in vllm_items(shape, batch, load.engine, bf16=True))

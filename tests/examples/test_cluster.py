@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from rlhf.cli import main
+from rlhf.planning.advice import advice
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import read_shape
-from rlhf.planning.strategies import USABLE, Load, advice, stage_bytes, step_bytes
+from rlhf.planning.strategies import USABLE, Load, stage_bytes, step_bytes
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 MODELS = {"6B": CLUSTER.parent / "six_billion" / "llama_6b", "70B": CLUSTER / "llama_70b"}
@@ -42,9 +43,9 @@ def test_the_table_of_what_fits_is_the_planners() -> None:
         *(("6B", count) for count in (1, 8, 64)),
         *(("70B", count) for count in (64, 128, 256, 512)),
     ]
-    load = Load(length=1024, batch=4, checkpointing=True, lora_rank=16)
     for name, gpus, *cells, best in rows:
         shape, count = read_shape(str(MODELS[name])), int(gpus)
+        load = Load(length=1024, batch=4, checkpointing=True, lora_rank=16, engine=min(8, count))
         strategy = "FSDP" if count > 1 else "DDP"
         needs = [stage_bytes(stage, strategy, shape, load, count) for stage in ("reward", "ppo")]
         sent = [step_bytes(stage, strategy, shape, load, 1, count) for stage in ("reward", "ppo")]
@@ -52,7 +53,7 @@ def test_the_table_of_what_fits_is_the_planners() -> None:
         assert cells[2:] == [f"{size / GIB:.0f}" for size in sent]
         for said in best.split("; "):
             stage, _, words = said.partition(": ")
-            full = advice(stage, shape, load, count, 80 * USABLE * GIB)
+            full = advice(stage, shape, load, count, 80 * USABLE * GIB).sentence
             assert full.replace(",", "").startswith(f"{stage}: {words}")
 
 

@@ -3,7 +3,8 @@
 Letters: B sequences, R response tokens, d hidden size.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,9 @@ from transformers import PreTrainedModel
 from rlhf.modeling.attention.packing import features
 from rlhf.modeling.log_probs import Sequences, TokenLogProbs, response_log_probs
 from rlhf.modeling.models import reward_head
+from rlhf.parallel.sharding import reshard
+
+Result = TypeVar("Result")
 
 
 class PolicyHead(nn.Module):
@@ -100,6 +104,10 @@ class PolicyAndCritic(nn.Module):
         others = None if ids is None else found.log_probs[episodes:, :, 1:]
         return found.first(sequences.responses.mask), values, others
 
+    def run(self, function: Callable[[], Result]) -> Result:
+        """What the function returns, which calls parts of this module: see `read_parts`."""
+        return function()
+
     def read(
         self,
         sequences: Sequences,
@@ -138,3 +146,14 @@ class PolicyAndCritic(nn.Module):
         """What the critic's head reads before each response token."""
         model: Any = self.policy if isinstance(self.critic, PolicyHead) else self.critic
         return features(model, sequences.joined, sequences.responses.mask)
+
+
+def read_parts(model: PolicyAndCritic, function: Callable[[], Result]) -> Result:
+    """What a function returns that calls policy or critic apart from each other.
+
+    FSDP gathers what is outside the layers, such as embeddings, only while it runs. All ranks must
+    call a sharded model equally often.
+    """
+    found = model.run(function)
+    reshard(model)
+    return found

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policies.formulas import shape_rewards
-from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
+from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead, read_parts
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from policies.rewards import is_model
@@ -32,6 +32,8 @@ from rlhf.modeling.models import (
     reward_head,
 )
 from rlhf.parallel.distributed import global_sum
+from rlhf.parallel.gathered_model import whole
+from rlhf.parallel.sharding import Sharding, assign
 from rlhf.run.metrics import progress
 
 MAX_ROWS = 20_000  # more would hardly change a head
@@ -125,6 +127,7 @@ def fit_critic(
     reference_rewards: dict[str, list[float]],
     settings: PPOSettings,
     pad_id: int,
+    sharding: Sharding,
 ) -> dict[str, Any]:
     """Replace the critic's head and bias by those that best predict the stored rewards.
 
@@ -138,22 +141,24 @@ def fit_critic(
         reference_rewards: r(y0) of each prompt's rows, by prompt id.
         settings: how rewards are shaped.
         pad_id: the padding token.
+        sharding: how the model is held.
 
     Returns:
         Explained variance on held-out prompts before and after, the penalty and the row count.
     """
     prompts = prompts[:MAX_ROWS]
     targets = warmup_targets(prompts, reference_rewards, settings)
-    parts = settings.parallel.tensor_parallel
-    fitted, held_out = _moments(accelerator, model, prompts, targets, pad_id, parts)
+    fitted, held_out = read_parts(
+        model, lambda: _moments(accelerator, model, prompts, targets, pad_id, sharding)
+    )
     head = reward_head(model.critic)
-    before = torch.cat([head.weight.detach()[0], model.value_bias[None]]).double()
+    weight = whole(head.weight, accelerator.device)
+    before = torch.cat([weight[0], model.value_bias[None]]).double()
     scores = {p: explained_variance(held_out, ridge(fitted, p)) for p in PENALTIES}
     penalty = max(scores, key=scores.__getitem__)
     weight = ridge(fitted + held_out, penalty).float()
-    with torch.no_grad():
-        head.weight.copy_(weight[None, :-1])
-        model.value_bias.copy_(weight[-1])
+    assign(head.weight, weight[None, :-1])
+    model.value_bias.copy_(weight[-1])
     at_first, now = explained_variance(held_out, before), scores[penalty]
     words = f"Critic fitted: explained variance {at_first:.2f} → {now:.2f} on held-out prompts"
     accelerator.print(words, file=sys.stderr)
@@ -197,7 +202,7 @@ def _moments(
     prompts: Sequence[tuple[ReferenceRow, ...]],
     targets: Float[Tensor, " N"],
     pad_id: int,
-    parts: int,
+    sharding: Sharding,
 ) -> tuple[Moments, Moments]:
     """Moments over the response tokens of the fitted and of the held-out prompts."""
     rows = [row for group in prompts for row in group][:MAX_ROWS]
@@ -205,19 +210,23 @@ def _moments(
         [place % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for place, g in enumerate(prompts) for _ in g]
     )
     # processes that hold the model together read the same, and count it as often
-    first, step = accelerator.process_index // parts, accelerator.num_processes // parts
+    together = sharding.tensor_parallel
+    first, step = accelerator.process_index // together, accelerator.num_processes // together
     mine = range(first, len(rows), step)
     order = sorted(mine, key=lambda i: len(rows[i].prompt_ids) + len(rows[i].response_ids))
     width = reward_head(model.critic).in_features + 1
     zero = torch.zeros((width, width), dtype=torch.float64, device=accelerator.device)
     sums = [Moments(zero, zero[0], zero[0, 0])] * 2
+    parts = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
+    turns = sharding.in_step(accelerator, parts, spare=[[0]])
     with progress("fitting the critic", total=len(order)) as bar, accelerator.autocast():
-        for first in range(0, len(order), BATCH):
-            part = order[first : first + BATCH]
+        for turn, part in enumerate(turns):
             sequences = Sequences.of(
                 [rows[i].prompt_ids for i in part], [rows[i].response_ids for i in part], pad_id
             ).to(accelerator.device)
             features = torch.nn.functional.pad(model.critic_features(sequences), (0, 1), value=1.0)
+            if turn >= len(parts):  # only in step with other ranks
+                continue
             mask = sequences.responses.mask
             expected = targets[part].to(accelerator.device)[:, None].expand(mask.shape)
             for held, total in enumerate(sums):

@@ -2,14 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rlhf.planning.strategies import Load
+
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
 STAGES = ("reward", "reference", "ppo")
 TRAININGS = ("reward", "ppo")
+GPUS_PER_MACHINE = 8
+COMMANDS = {
+    "reward": "train-reward --rankings RANKINGS --model {model} --out REWARD",
+    "reference": "reference --prompts RANKINGS --model {model} --reward REWARD --out REFERENCE",
+    "ppo": "ppo --model {model} --reward REWARD --reference REFERENCE --out POLICY",
+}
 
 Table = dict[str, dict[str, float]]  # by strategy and stage
 
@@ -44,6 +53,11 @@ class Settings:
     """Measured bandwidth of a device to others, in GB/s; with --tflops, shows times."""
     lora_rank: int = 16
     """Adapter rank in the LoRA row: train-reward --adapter lora, ppo --lora.share-base."""
+    engine: Literal["generate", "vllm"] = "generate"
+    """What samples for PPO and reference outputs; with `vllm` under FSDP no device ever holds a
+    whole model."""
+    engine_tensor_parallel: int = 1
+    """With --engine vllm: devices that share one vLLM, at most those of a machine."""
 
     def __post_init__(self) -> None:
         require_range("gpus", self.gpus, 1)
@@ -61,18 +75,44 @@ class Settings:
         require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("passes", self.passes, 1)
         require_range("lora_rank", self.lora_rank, 1)
+        require_range("engine_tensor_parallel", self.engine_tensor_parallel, 1)
+        if self.engine_tensor_parallel > 1 and self.engine != "vllm":
+            raise ConfigError(
+                f"--engine-tensor-parallel {self.engine_tensor_parallel} does nothing with "
+                f"--engine {self.engine}",
+                "Add --engine vllm, or leave it out.",
+            )
+        if self.gpus % self.engine_tensor_parallel:
+            raise ConfigError(
+                f"--engine-tensor-parallel {self.engine_tensor_parallel} does not divide --gpus "
+                f"{self.gpus}",
+                "Give the devices of one machine, or another divisor of all.",
+            )
+
+    def load(self) -> "Load":
+        """What each device computes."""
+        from rlhf.planning.strategies import Load
+
+        return Load(
+            self.sequence_length,
+            self.batch,
+            self.gradient_checkpointing,
+            self.lora_rank,
+            self.shard_group,
+            self.engine_tensor_parallel * (self.engine == "vllm"),
+        )
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Show the memory and traffic of each stage per device under DDP, ZeRO, FSDP and LoRA."""
+    from rlhf.planning.advice import advice
     from rlhf.planning.plan import GIB
     from rlhf.planning.planner import read_shape
     from rlhf.planning.strategies import (
         STRATEGIES,
         USABLE,
-        Load,
         Speed,
-        advice,
+        phase_bytes,
         stage_bytes,
         step_bytes,
         step_seconds,
@@ -80,13 +120,7 @@ def run(settings: Settings) -> dict[str, Any]:
     )
 
     shape = read_shape(settings.model)
-    load = Load(
-        settings.sequence_length,
-        settings.batch,
-        settings.gradient_checkpointing,
-        settings.lora_rank,
-        settings.shard_group,
-    )
+    load = settings.load()
     usable, passes, gpus = settings.gpu_memory * USABLE, settings.passes, settings.gpus
 
     def table(stages: Sequence[str], number: Callable[[str, str], float]) -> Table:
@@ -104,17 +138,40 @@ def run(settings: Settings) -> dict[str, Any]:
             TRAININGS,
             lambda stage, name: step_seconds(stage, name, shape, load, passes, gpus, speed),
         )
-    hints = [advice(stage, shape, load, gpus, usable * GIB) for stage in STAGES]
+    found = {stage: advice(stage, shape, load, gpus, usable * GIB) for stage in STAGES}
+    hints = [one.sentence for one in found.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
+    phases = phase_bytes("ppo", "FSDP", shape, load, gpus) if load.engine and gpus > 1 else {}
     return {
         "parameters": shape.parameters,
         "gib": needs,
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
         "sent_gib": sent,
         "seconds": seconds,
+        "fsdp_phases_gib": {phase: round(size / GIB, 3) for phase, size in phases.items()},
         "advice": hints,
+        "commands": {
+            stage: command(stage, settings.model, one.flags, one.processes)
+            for stage, one in found.items()
+            if one.flags is not None
+        },
     }
+
+
+def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str:
+    """A command to type; on several machines one of them for each, with eight devices."""
+    words = f"{COMMANDS[stage].format(model=model)} {' '.join(flags)}".strip()
+    if processes == 1:
+        return f"rlhf {words}"
+    if processes <= GPUS_PER_MACHINE:
+        return f"rlhf {words} --processes {processes}"
+    machines = -(-processes // GPUS_PER_MACHINE)
+    each = processes // machines
+    return (
+        f"torchrun --nnodes {machines} --nproc-per-node {each} --rdzv-backend c10d "
+        f"--rdzv-endpoint HOST:29501 -m rlhf.cli {words}"
+    )
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -133,7 +190,14 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if result["seconds"]:
         lines += ["", "Seconds of one step without sampling: computation, then communication."]
         lines += _rows(result["seconds"])
-    return "\n".join([*lines, "", *result["advice"]])
+    if result["fsdp_phases_gib"]:
+        lines += ["", "PPO under FSDP, GiB in each phase:"]
+        lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["fsdp_phases_gib"].items()]
+    lines += ["", *result["advice"]]
+    if result["commands"]:
+        lines += ["", "Commands to type, with your folders in the place of capital letters:"]
+        lines += [f"  {line}" for line in result["commands"].values()]
+    return "\n".join(lines)
 
 
 def _rows(table: Table) -> list[str]:

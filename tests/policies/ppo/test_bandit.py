@@ -27,11 +27,11 @@ from policies.ppo.rollout import (
     Measured,
     Scores,
     build_experience,
-    describe_rollout,
     measure_episodes,
     sample_episodes,
     score_episodes,
 )
+from policies.ppo.rollout_metrics import describe_rollout
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update

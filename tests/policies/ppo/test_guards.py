@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from policies.ppo.checks import ReferenceMeans, check_guards, find_problems
-from policies.ppo.rollout import distinct_2
+from policies.ppo.rollout_metrics import distinct_2
 from policies.ppo.setting_groups import GuardSettings
 from rlhf.errors import GuardError
 from tests.policies.training import TrainingInputs, metrics_of

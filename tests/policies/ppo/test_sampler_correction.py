@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead
-from policies.ppo.rollout import Environment, Episodes, Experience, describe_correction
+from policies.ppo.rollout import Environment, Episodes, Experience
+from policies.ppo.rollout_metrics import describe_correction
 from policies.ppo.settings import PPOSettings
 from policies.ppo.train import update
 from policies.ppo.update import Learner, StepData, reference_batch

@@ -18,6 +18,7 @@ from policies.sampling.generate import sample_responses
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.sharding import Sharding
 from rlhf.records.schema import Message, Prompt
 from tests.policies.conftest import Inputs
 
@@ -93,7 +94,7 @@ def test_beneath_its_adapters_a_policy_holds_the_reference(inputs: Inputs) -> No
             holds_reference=holds_reference,
         )
         assert (found.reference_log_probs is not None) is holds_reference
-        kls.append(audit_policy(accelerator, found, tokenizer, store))
+        kls.append(audit_policy(accelerator, found, tokenizer, store, Sharding()))
     how = [kl["reverse"].pop("audit") for kl in kls]
     assert [words.split(" with ")[1] for words in how] == [
         "the policy's adapters switched off",

@@ -173,3 +173,37 @@ def test_two_processes_have_an_engine_each(
     done = run_process(*training.arguments(tmp_path, *options, steps=2))
     assert done.returncode == 0, done.stderr
     assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(tmp_path))
+
+
+def forget_killed_engines() -> None:
+    """Remove what the CPU build of vLLM leaves of a killed engine, and would stumble over."""
+    for one in Path("/dev/shm").glob("*-tp:*-cpushm_*"):
+        one.unlink()
+
+
+@pytest.mark.parametrize("adapters", [(), ("--lora-rank", "2", "--kl.source", "adapter")])
+def test_two_processes_share_an_engine_and_gather_no_model(
+    training: TrainingInputs, tmp_path: Path, adapters: tuple[str, ...]
+) -> None:
+    """They take the steps of two processes that hold everything and have an engine each."""
+    both = ("--engine", "vllm", "--processes", "2", "--save-every", "1", *adapters)
+    shared = (*both, "--sharding", "fsdp", "--engine-tensor-parallel", "2")
+    straight, killed, whole = (tmp_path / name for name in ("straight", "killed", "whole"))
+    for out, options in ((whole, both), (straight, shared)):
+        forget_killed_engines()
+        done = run_process(*training.arguments(out, *options, steps=5))
+        assert done.returncode == 0, done.stderr
+    found, expected = metrics_of(straight), metrics_of(whole)
+    assert [row.keys() for row in found] == [row.keys() for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=2e-3, abs=2e-4)
+        assert row["sampler_gap"] < 1e-4
+    weights = [load_file(out / "policy" / "model.safetensors") for out in (straight, whole)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=0, atol=1e-4)
+    forget_killed_engines()
+    kill_when(training.arguments(killed, *shared, steps=5), killed / "metrics.jsonl", lines=2)
+    forget_killed_engines()
+    done = run_process(*training.arguments(killed, *shared, "--resume", steps=5))
+    assert done.returncode == 0, done.stderr
+    assert metrics_of(killed) == metrics_of(straight)

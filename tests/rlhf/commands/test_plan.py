@@ -1,10 +1,16 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from policies.ppo.settings import PPOSettings
+from policies.reference.settings import ReferenceSettings
+from reward.settings import RewardSettings
 from rlhf import cli
 from rlhf.commands.machine import plan
 from rlhf.commands.machine.plan import Settings
+from rlhf.config import flag_of
+from rlhf.config.paths import setting_names
 
 
 def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
@@ -24,12 +30,55 @@ def test_what_to_do_when_nothing_fits(tiny_model: Path) -> None:
     assert not any(fits for row in result["fits"].values() for fits in row.values())
     assert [hint.split(":")[0] for hint in result["advice"]] == ["reward", "reference", "ppo"]
     assert plan.describe(settings, result).splitlines()[-3:] == result["advice"]
+    assert result["commands"] == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "begins", "ends"),
+    [
+        (1, "rlhf ppo --model", "--batch.micro-batch-size 1024 --sampling.batch-size 1024"),
+        (4, "rlhf ppo --model", "--sampling.batch-size 1024 --processes 4"),
+        (
+            16,
+            "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
+            "HOST:29501 -m rlhf.cli ppo --model",
+            "--sampling.engine vllm --batch.micro-batch-size 1024 --sampling.batch-size 1024",
+        ),
+    ],
+)
+def test_it_prints_commands_to_type(tiny_model: Path, gpus: int, begins: str, ends: str) -> None:
+    settings = Settings(model=str(tiny_model), gpus=gpus, engine="vllm")
+    result = plan.run(settings)
+    command = result["commands"]["ppo"]
+    assert command.startswith(begins)
+    assert command.endswith(ends)
+    text = plan.describe(settings, result)
+    assert all(f"  {one}\n" in f"{text}\n" for one in result["commands"].values())
+    assert ("GiB in each phase" in text) is (gpus > 1)
 
 
 def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> None:
     hints = plan.run(Settings(model=str(tiny_model), gpus=2, tensor_parallel=2))["advice"]
     assert len(hints) == 4
     assert hints[-1].startswith("reward: --parallel.tensor-parallel 2 holds 0.")
+
+
+@pytest.mark.parametrize("engine", ["generate", "vllm"])
+@pytest.mark.parametrize("gpu_memory", [0.0025, 0.005, 0.02, 80.0])
+def test_every_flag_of_a_command_is_one_of_its_settings(
+    tiny_model: Path, gpu_memory: float, engine: Literal["generate", "vllm"]
+) -> None:
+    settings = Settings(
+        model=str(tiny_model), gpus=8, gpu_memory=gpu_memory, engine=engine, sequence_length=64
+    )
+    known = {"train-reward": RewardSettings, "reference": ReferenceSettings, "ppo": PPOSettings}
+    commands = plan.run(settings)["commands"]
+    assert len(commands) > (gpu_memory > 0.0025)
+    for command in commands.values():
+        program, name, *words = command.split()
+        assert program == "rlhf"
+        flags = {word for word in words if word.startswith("--")}
+        assert flags <= {flag_of(one) for one in setting_names(known[name])}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +91,14 @@ def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> Non
             "error --shard-group 3 does not divide --gpus 8",
         ),
         (["--model", "m", "--gpu-memory", "0"], "error --gpu-memory is 0"),
+        (
+            ["--model", "m", "--engine-tensor-parallel", "2"],
+            "error --engine-tensor-parallel 2 does nothing with --engine generate",
+        ),
+        (
+            ["--model", "m", "--gpus", "3", "--engine", "vllm", "--engine-tensor-parallel", "2"],
+            "error --engine-tensor-parallel 2 does not divide --gpus 3",
+        ),
     ],
 )
 def test_wrong_input(capsys: pytest.CaptureFixture, words: list[str], message: str) -> None:

@@ -51,13 +51,15 @@ def test_pretraining_texts_pass_through_the_policy_alone() -> None:
 
 
 def test_vllm_holds_a_copy_of_the_policy_and_pages_for_every_response_and_one_more() -> None:
-    plan = ppo(roles=Roles(vllm=True))
+    plan = ppo(roles=Roles(vllm=1))
     found = sizes(plan, "sampling")
     assert found["vLLM: weights"] == 2 * POLICY
     assert found["vLLM: keys and values"] == 2 * 2 * (2 * 4) * (5 * 128)
     assert "keys and values" not in found
-    merged = sizes(ppo(roles=Roles(vllm=True, lora_rank=2)), "sampling")["merged weights"]
-    assert merged == 4 * POLICY
+    assert "vLLM: weights" in [item.what for item in plan.resident]
+    asleep = ppo(roles=Roles(vllm=1, engine_sleeps=True))
+    assert "vLLM: weights" in [item.what for item in asleep.phases["sampling"]]
+    assert "vLLM: weights" not in [item.what for item in asleep.resident]
 
 
 def test_the_peak_is_that_of_the_largest_phase() -> None:

@@ -19,7 +19,7 @@ def test_the_plan_of_reference_outputs() -> None:
 
 def test_vllm_holds_a_copy_of_the_model_beside_it() -> None:
     given = {"bf16": True, "layout": Layout("fsdp", 4)}
-    plan = reference_plan(SHAPE, None, SampleBatch(4, 3, 5), **given, vllm=True)
+    plan = reference_plan(SHAPE, None, SampleBatch(4, 3, 5), **given, vllm=1)
     assert list(plan.phases) == ["scoring"]  # vLLM's cache stays
     found = sizes(plan, "scoring")
     assert found["vLLM: weights"] == 2 * SHAPE.parameters

@@ -2,15 +2,17 @@ from dataclasses import replace
 
 import pytest
 
+from rlhf.planning.advice import advice
 from rlhf.planning.planner import Shape
 from rlhf.planning.strategies import (
     Load,
     Sizes,
     Speed,
-    advice,
     communication_bytes,
     computing_bytes,
     passing_bytes,
+    phase_bytes,
+    reading_bytes,
     sizes_of,
     stage_bytes,
     state_bytes,
@@ -75,6 +77,24 @@ def test_what_a_pass_adds_by_hand(strategy: str, computing: float, expected: flo
     assert passing_bytes(strategy, sizes, 1, computing) == computing
 
 
+@pytest.mark.parametrize(
+    ("computing", "output", "expected"),
+    [  # G = 5, E = 10, 6 of them in matrices, the largest of 4: 16 bytes are always gathered
+        (70, 0, 16 + 70 + 40),
+        (7, 0, 16 + 12 * 4),  # embeddings, at the end
+        (70, 4, 16 + 70 + 12 * 4),  # an output matrix, when all activations are there
+    ],
+)
+def test_matrices_that_fsdp_gathers_apart_by_hand(
+    computing: float, output: float, expected: float
+) -> None:
+    sizes = Sizes(trained=100, layer=5, outside=10, matrices=6, matrix=4, output=output)
+    assert passing_bytes("FSDP", sizes, 4, computing) == expected
+    # layers are half as wide in bf16, as is the one that comes next
+    assert reading_bytes(sizes, computing) == 16 + computing + max(2 * 2 * 5, 4 * 4)
+    assert reading_bytes(sizes, computing, bf16=False) == 16 + computing + 2 * 4 * 5
+
+
 def test_a_stage_is_its_state_and_what_it_computes() -> None:
     computing = computing_bytes("reward", SHAPE, LOAD)
     assert stage_bytes("reward", "DDP", SHAPE, LOAD, 1) == 18 * CRITIC + max(computing.values())
@@ -102,6 +122,9 @@ def test_ppo_trains_two_models_and_asks_a_third() -> None:
         adapters=2 * 16 * 2_000_000,
         layer=6_700_000_000 / 32,
         outside=OUTSIDE,
+        matrices=3 * 32000 * 4096,  # of policy and critic, and the policy's output matrix
+        matrix=32000 * 4096,
+        output=32000 * 4096,
     )
 
 
@@ -140,34 +163,40 @@ def test_adapters_of_ppo_share_one_frozen_model() -> None:
 
 
 def test_advice_names_the_flags_of_adapters() -> None:
-    assert advice("reward", SHAPE, LOAD, 1, 30 * GIB).startswith(
-        "reward: LoRA (--adapter lora --lora.rank 16), up to "
-    )
-    assert advice("ppo", SHAPE, LOAD, 1, 40 * GIB).startswith(
-        "ppo: LoRA (--lora.share-base --lora.rank 16) with --batch.gradient-checkpointing, up to "
-    )
+    found = advice("reward", SHAPE, LOAD, 1, 30 * GIB)
+    assert found.sentence.startswith("reward: LoRA, up to ")
+    assert found.flags is not None
+    assert found.flags[:2] == ("--adapter lora", "--lora.rank 16")
+    found = advice("ppo", SHAPE, LOAD, 1, 40 * GIB)
+    assert found.sentence.startswith("ppo: LoRA with --batch.gradient-checkpointing, up to ")
+    assert found.flags is not None
+    adapters, rank, again, batch, sampled = found.flags
+    assert (adapters, rank) == ("--lora.share-base", "--lora.rank 16")
+    assert again == "--batch.gradient-checkpointing"
+    assert batch.startswith("--batch.micro-batch-size ")
+    assert sampled.startswith("--sampling.batch-size ")
 
 
 def test_advice_is_the_fastest_that_fits_and_its_largest_batch() -> None:
-    # 141 GiB of state for DDP, FSDP's eighth 12.9; gathered 2.1; 3.58 for each sequence: 15 fit
-    assert advice("reward", SHAPE, LOAD, 8, 72 * GIB) == (
-        "reward: FSDP, up to 8 sequences in a forward pass."
+    # 141 GiB of state for DDP, FSDP's eighth 12.9; gathered 1.6; 3.58 for each sequence: 16 fit
+    assert advice("reward", SHAPE, LOAD, 8, 72 * GIB).sentence == (
+        "reward: FSDP, up to 16 sequences in a forward pass."
     )
-    assert advice("reward", SHAPE, LOAD, 8, 180 * GIB).startswith("reward: DDP, up to ")
+    assert advice("reward", SHAPE, LOAD, 8, 180 * GIB).sentence.startswith("reward: DDP, up to ")
 
 
 def test_advice_goes_from_the_cheap_to_the_dear() -> None:
     heavy = Load(length=2048, batch=4, checkpointing=False, lora_rank=16)
     # activations 57 GiB, checkpointed 7.5
-    assert advice("reward", SHAPE, heavy, 8, 40 * GIB) == (
+    assert advice("reward", SHAPE, heavy, 8, 40 * GIB).sentence == (
         "reward: FSDP with --batch.gradient-checkpointing, up to 8 sequences in a forward pass."
     )
     # 16 bytes for each of 6.9e9 parameters on 16 devices: 6.4 GiB; gathered 2.1, two layers 0.4
-    assert advice("reward", SHAPE, LOAD, 1, 9.5 * GIB) == (
+    assert advice("reward", SHAPE, LOAD, 1, 9.5 * GIB).sentence == (
         "reward: FSDP fits on 16 such GPUs with --batch.gradient-checkpointing "
         "--batch.micro-tokens 512."
     )
-    assert advice("ppo", SHAPE, LOAD, 1, 0.1 * GIB) == (
+    assert advice("ppo", SHAPE, LOAD, 1, 0.1 * GIB).sentence == (
         "ppo: nothing fits; use a smaller model, a shorter --sequence-length or larger GPUs."
     )
 
@@ -175,19 +204,21 @@ def test_advice_goes_from_the_cheap_to_the_dear() -> None:
 def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
     heavy = replace(LOAD, batch=256)
     # 26.1 GiB of weights, and 0.4 for each sequence
-    assert advice("reference", SHAPE, heavy, 8, 30 * GIB) == (
+    assert advice("reference", SHAPE, heavy, 8, 30 * GIB).sentence == (
         "reference: DDP, up to 8 sequences in a forward pass."
     )
-    assert advice("reference", SHAPE, heavy, 8, 14 * GIB) == (
-        "reference: --processes 2 --parallel.tensor-parallel 2 --batch-size 1."
+    assert advice("reference", SHAPE, heavy, 8, 14 * GIB).sentence == (
+        "reference: each model in 2 processes, 1 sequence in a forward pass."
     )
-    assert advice("reference", SHAPE, LOAD, 1, 14 * GIB).startswith("reference: nothing fits")
+    assert advice("reference", SHAPE, LOAD, 1, 14 * GIB).sentence.startswith(
+        "reference: nothing fits"
+    )
 
 
 def test_a_reference_model_that_no_device_holds_is_held_together() -> None:
     # 4 bytes for each of 7e9 parameters: 26.1 GiB, of four devices 6.5; 1.6 for what is computed
-    assert advice("reference", SHAPE, LOAD, 8, 10 * GIB) == (
-        "reference: --processes 4 --parallel.tensor-parallel 4."
+    assert advice("reference", SHAPE, LOAD, 8, 10 * GIB).sentence == (
+        "reference: each model in 4 processes, 4 sequences in a forward pass."
     )
 
 
@@ -229,6 +260,8 @@ def test_traffic_by_hand(strategy: str, numbers: int) -> None:
 
 
 def test_traffic_of_float32_layers_and_of_groups_by_hand() -> None:
+    sizes = Sizes(trained=100, outside=20, matrices=7)
+    assert communication_bytes("FSDP", sizes, 1, 4) == 4 * (20 + 7 + 80 + 100) * 3 / 4
     sizes = Sizes(trained=100, outside=20)
     assert communication_bytes("FSDP", sizes, 2, 4, bf16=False) == 4 * 2 * (180 + 100) * 3 / 4
     # pairs of eight devices: half of 400 numbers moves in each, twice 50 are summed over four pairs
@@ -237,9 +270,44 @@ def test_traffic_of_float32_layers_and_of_groups_by_hand() -> None:
 
 def test_sampling_gathers_policy_and_critic_once_and_holds_them_whole() -> None:
     sent = step_bytes("ppo", "FSDP", SHAPE, LOAD, passes=3, gpus=2)
-    assert sent == pytest.approx(4 * (3 * 2 * BOTH + BOTH) / 2)
+    matrices = 3 * 32000 * 4096
+    assert sent == pytest.approx(4 * (3 * (2 * BOTH + matrices) + BOTH) / 2)
     state = (16 * BOTH + 4 * CRITIC) / 64
     assert stage_bytes("ppo", "FSDP", SHAPE, LOAD, 64) - state > 4 * BOTH
+
+
+def test_with_vllm_no_device_holds_a_whole_model() -> None:
+    shared = replace(LOAD, engine=8)
+    found = phase_bytes("ppo", "FSDP", SHAPE, shared, 64)
+    state = (16 * BOTH + 4 * CRITIC) / 64
+    norms = 6_900_000_000 - 6_700_000_000 - 32000 * 4096
+    part = norms + (6_700_000_000 + 32000 * 4096 + 100_000_000) // 8
+    # 8 times 4 sequences and one more, 512 tokens each, of an eighth of the heads
+    pages = 2 * 2 * 32 * (4096 // 8) * 33 * 512
+    largest = 2 * 32000 * 4096
+    assert found["sampling"] == state + 2 * part + pages + largest
+    assert max(found.values()) == stage_bytes("ppo", "FSDP", SHAPE, shared, 64)
+    assert (
+        found["computing gradients"]
+        == phase_bytes("ppo", "FSDP", SHAPE, LOAD, 64)["computing gradients"]
+    )
+    sent = step_bytes("ppo", "FSDP", SHAPE, shared, passes=3, gpus=2)
+    read = 4 * OUTSIDE + 2 * (BOTH - OUTSIDE)
+    updating = 4 * 3 * (2 * BOTH + 3 * 32000 * 4096)
+    assert sent == pytest.approx((updating + 2 * SHAPE.parameters + 3 * read) / 2)
+
+
+def test_reference_outputs_of_a_model_that_no_device_holds_by_vllm() -> None:
+    shared = replace(LOAD, engine=4)
+    found = advice("reference", SHAPE, shared, 8, 14 * GIB)
+    assert found.flags == (
+        "--sharding fsdp",
+        "--sampling.engine vllm",
+        "--sampling.engine-tensor-parallel 4",
+        "--batch-size 4",
+    )
+    # a model of 26 GiB, an eighth of it; a quarter of vLLM's 13; a layer of .8 and the next
+    assert 8 * GIB < stage_bytes("reference", "FSDP", SHAPE, shared, 8) < 14 * GIB
 
 
 def test_time_by_hand() -> None:

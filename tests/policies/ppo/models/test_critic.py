@@ -21,6 +21,7 @@ from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import start
+from rlhf.parallel.sharding import Sharding
 from rlhf.records.schema import Message, Prompt
 from tests.policies.training import TrainingInputs, metrics_of, read_report
 from tests.settings import changed
@@ -95,7 +96,7 @@ def test_a_fitted_critic_predicts_and_an_unfitted_one_does_not(tiny_model: Path,
         rows = tuple(replace(row, prompt=prompt) for row in rows)
         prompts.append(rows)
         rewards[prompt.id] = [float(first), float(first)]
-    fit = fit_critic(accelerator, model, prompts, rewards, SETTINGS, 0)
+    fit = fit_critic(accelerator, model, prompts, rewards, SETTINGS, 0, Sharding())
     assert fit["rows"] == 120
     assert fit["explained_variance"]["before"] < 0.1
     # the first value of a row is read before its first token and cannot know it
@@ -113,7 +114,7 @@ def test_one_prompt_is_enough(tiny_model: Path) -> None:
     )
     rows = build_rows([[9, 2], [8, 9, 2]])
     rewards = {rows[0].prompt.id: [1.0, 2.0]}
-    fit = fit_critic(start("fp32", 0), model, [rows], rewards, SETTINGS, 0)
+    fit = fit_critic(start("fp32", 0), model, [rows], rewards, SETTINGS, 0, Sharding())
     assert fit["explained_variance"]["after"] > fit["explained_variance"]["before"]
 
 

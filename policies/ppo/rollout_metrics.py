@@ -1,0 +1,89 @@
+"""What the metrics of a step say of its rollout."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from accelerate import Accelerator
+
+from policies.formulas import masked_moments, matches_sampler
+from policies.ppo.rollout import Environment, Episodes, Experience, Measured, Scores
+from rlhf.parallel.distributed import global_sum
+
+PER_TOKEN = ("entropy", "sampler_gap")  # the others are means over episodes
+
+
+def describe_rollout(
+    accelerator: Accelerator, episodes: Episodes, scores: Scores, measured: Measured
+) -> dict[str, float]:
+    """Means over all episodes, and over all tokens, of all processes."""
+    mask, device = episodes.mask, accelerator.device
+    lengths = mask.sum(dim=1).tolist()
+    ids = episodes.sequences.responses.ids.tolist()
+    variety = sum(distinct_2(row[:length]) for row, length in zip(ids, lengths, strict=True))
+    sums = {
+        "reward/mean": scores.scores.sum(),
+        "reward/centered": scores.centered.sum(),
+        "reward/shaped": scores.shaped.sum(),
+        "eos_rate": episodes.finished.sum(),
+        "length": mask.sum(),
+        "entropy": measured.entropy.sum(),
+        "distinct_2": torch.tensor(variety).to(device),
+        "sampler_gap": (episodes.sampler_log_probs - measured.log_probs)[mask].abs().sum(),
+        "episodes": torch.tensor(float(len(lengths))).to(device),
+    }
+    totals = global_sum(accelerator, torch.stack(list(sums.values()))).tolist()
+    total = dict(zip(sums, totals, strict=True))
+    num_episodes, num_tokens = total.pop("episodes"), total["length"]
+    return {
+        name: value / (num_tokens if name in PER_TOKEN else num_episodes)
+        for name, value in total.items()
+    }
+
+
+def distinct_2(ids: Sequence[int]) -> float:
+    """Fraction of distinct pairs of neighboring tokens within a response; 1 if it has none."""
+    pairs = list(pairwise(ids))
+    return len(set(pairs)) / len(pairs) if pairs else 1.0
+
+
+def describe_correction(
+    environment: Environment, episodes: Episodes, experience: Experience, cap: float
+) -> dict[str, float]:
+    """How far the sampler was corrected for, over all processes; nothing where it was not.
+
+    The effective sample size is Kish's, (Σ w)² / Σ w², as a fraction of the tokens.
+    """
+    accelerator = environment.accelerator
+    weights, mask = experience.sampler_weights, experience.loss_mask
+    if weights is None:
+        return {}
+    moments = global_sum(accelerator, masked_moments(weights, mask))
+    count, total, squares = moments.clamp(min=1e-12).tolist()
+    capped = global_sum(accelerator, ((weights >= cap) & mask).sum())
+    found = {
+        "sampler/capped_fraction": float(capped) / count,
+        "sampler/effective_sample_size": total**2 / (count * squares),
+    }
+    if environment.sampler_correction == "sequence":
+        near = matches_sampler(
+            experience.old_log_probs, episodes.sampler_log_probs, episodes.mask, cap
+        )
+        masked, responses = global_sum(
+            accelerator, torch.stack([(~near).sum(), torch.ones_like(near).sum()])
+        ).tolist()
+        found["sampler/masked_fraction"] = masked / responses
+    return found
+
+
+def describe_values(accelerator: Accelerator, experience: Experience) -> dict[str, float]:
+    """The fraction of the returns' variance that the critic predicted, over all processes."""
+    mask = experience.response_mask
+    moments = [
+        global_sum(accelerator, masked_moments(values, mask))
+        for values in (experience.returns, experience.returns - experience.old_values)
+    ]
+    returns, residual = (
+        float(squares / count - (total / count) ** 2) for count, total, squares in moments
+    )
+    return {"value/explained_variance": 1 - residual / max(returns, 1e-12)}
