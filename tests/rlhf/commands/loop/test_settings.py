@@ -37,7 +37,7 @@ rlhf ppo --config runs/a/round-1/settings/ppo.yaml --model runs/a/round-0/ppo/po
 --reward runs/a/round-1/reward --reference runs/a/round-1/reference --out runs/a/round-1/ppo \
 --resume
 rlhf evaluate --policy runs/a/round-1/ppo --reference runs/a/round-0/reference \
---reward runs/a/round-1/reward --against runs/a/round-0/ppo --out runs/a/round-1/evaluate \
+--reward runs/a/round-1/reward --out runs/a/round-1/evaluate --against runs/a/round-0/ppo \
 --resume --gold SIGNAL"""
 
 
