@@ -12,7 +12,7 @@ TIMEOUT_SECONDS = 10
 
 
 def notify(url: str | None, run: str, status: str, details: str = "") -> None:
-    """Post the stage's folder and its status (done, failed, interrupted or stalled).
+    """Post the stage's folder and its status (done, failed, interrupted, stalled or waiting).
 
     If the URL does not answer, only print a warning.
     """

@@ -100,7 +100,7 @@ def _write_commands(run: RunDir, entries: list[dict[str, Any]]) -> None:
 def wait_for_earlier_child(run: RunDir) -> None:
     """Wait until the child of a loop that was killed has ended."""
     with _lock_file(run) as file:
-        if _is_locked(file):
+        if _take_lock(file):
             return
         file.seek(0)
         say(
@@ -108,15 +108,15 @@ def wait_for_earlier_child(run: RunDir) -> None:
             "waiting until it ends."
         )
         beat("waiting for a command of an earlier loop")
-        while not _is_locked(file):
+        while not _take_lock(file):
             time.sleep(POLL_SECONDS)
 
 
 def _start(run: RunDir, command: list[str]) -> "subprocess.Popen[bytes]":
     """Start a command that holds the lock as long as it lives."""
     with _lock_file(run) as file:
-        if not _is_locked(file):
-            raise AssertionError("a child of an earlier loop runs")  # it was waited for
+        is_alone = _take_lock(file)
+        assert is_alone, "a child of an earlier loop runs"  # it was waited for
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -144,8 +144,8 @@ def _lock_file(run: RunDir) -> IO[str]:
     return (run.path / ".child").open("a+", encoding="utf-8")
 
 
-def _is_locked(file: IO[str]) -> bool:
-    """Whether this process got the lock, or the file system has none."""
+def _take_lock(file: IO[str]) -> bool:
+    """Lock a file; False if another process has locked it, True also where there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,9 @@
 """The loop: rounds of commands, until one does not gain or all are done.
 
 What is done is read from the disk alone: the stage.json of a stage, the folder of an export, the
-entries of commands.json for commands that work on the database. So a loop that was stopped at any
-moment goes on with the first command that is not done.
+rounds of the database, and commands.json for import, generate and annotate, which do nothing when
+they are repeated. So a loop that was stopped at any moment goes on with the first command that is
+not done.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.stages import Stage, stages_of_round
-from rlhf.commands.loop.waiting import count_new, wait_for_rankings
+from rlhf.commands.loop.waiting import count_new, has_round, wait_for_rankings
 from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
 from rlhf.records.jsonl import write_json
@@ -77,6 +78,8 @@ def _is_done(run: RunDir, stage: Stage) -> bool:
         return bool(stage.out and stage.out.is_dir())
     if stage.out is not None:
         return RunDir(stage.out).is_done
+    if stage.name == "round":
+        return has_round(stage.given["db"], stage.given["policy"] / "policy")
     return any(
         (entry["round"], entry["stage"], entry["exit_code"]) == (stage.number, stage.name, 0)
         for entry in read_commands(run)

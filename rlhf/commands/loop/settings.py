@@ -76,9 +76,9 @@ class LoopSettings:
     rounds: int = 3
     """Maximum number of rounds."""
     stop_without_gain: bool = True
-    """Stop after a round whose policy does not gain: the interval of its win rate against the
-    policy before, the original in the first round, does not lie above one half, or the sign test
-    finds p of 0.05 or more."""
+    """Stop after a round that does not gain. A round gains if the interval of its policy's win rate
+    against the policy before (in round 0: the original) lies above one half, and the sign test
+    finds p below 0.05."""
     notify: str | None = None
     """URL that gets a JSON object (Slack's form) when the loop waits for people, ends or fails."""
     stages: Annotated[

@@ -122,29 +122,25 @@ def stages_of_round(settings: LoopSettings, number: int) -> list[Stage]:
 def _given(settings: LoopSettings, number: int) -> dict[str, dict[str, Any]]:
     """By command, the settings that only the loop may set."""
     here, before, first = (settings.round_folder(one) for one in (number, number - 1, 0))
-    db, base = settings.database, settings.model
-    rankings, reward, policy = here / "rankings", here / "reward", before / "ppo"
-    model = policy / "policy" if number else base
-    rival = {"against": policy} if number else {}
+    rankings, reward, reference, ppo, out = (
+        here / name for name in ("rankings", "reward", "reference", "ppo", "evaluate")
+    )
+    db, base, original = settings.database, settings.model, first / "reference"
+    model = before / "ppo" / "policy" if number else base
     given: dict[str, dict[str, Any]] = {
         "import": {"files": settings.prompts, "db": db},
         "generate": {"db": db, "model": base},
-        "round": {
-            "db": db,
-            "policy": policy,
-            "reference": first / "reference",
-            "reward": before / "reward",
-        },
+        "round": {"db": db, "policy": before / "ppo", "reference": original},
         "annotate": {"db": db, "annotator": settings.annotator},
         "export": {"db": db, "out": rankings},
         "train-reward": {"rankings": rankings, "model": base, "out": reward},
-        "reference": {"prompts": rankings, "model": model, "reward": reward}
-        | {"out": here / "reference"},
-        "ppo": {"model": model, "reward": reward, "reference": here / "reference"}
-        | {"out": here / "ppo"},
-        "evaluate": {"policy": here / "ppo", "reference": first / "reference", "reward": reward}
-        | {**rival, "out": here / "evaluate"},
+        "reference": {"prompts": rankings, "model": model, "reward": reward, "out": reference},
+        "ppo": {"model": model, "reward": reward, "reference": reference, "out": ppo},
+        "evaluate": {"policy": ppo, "reference": original, "reward": reward, "out": out},
     }
+    given["round"]["reward"] = before / "reward"
+    if number:
+        given["evaluate"]["against"] = before / "ppo"
     for name in ("train-reward", "reference", "ppo", "evaluate"):
         given[name]["resume"] = True
     return given
@@ -181,8 +177,12 @@ def require_valid(settings: LoopSettings) -> None:
                     f"stages.{stage.name}.notify is set for one stage",
                     "Set notify at the top of the file, for the whole loop.",
                 )
-            if key in given or key in NOT_IN_A_LOOP.get(stage.name, ()):
+            if key in given:
                 raise ConfigError(
-                    f"stages.{stage.name}.{key} is for rlhf loop to set", "Delete the line."
+                    f"rlhf loop sets stages.{stage.name}.{key} itself", "Delete the line."
+                )
+            if key in NOT_IN_A_LOOP.get(stage.name, ()):
+                raise ConfigError(
+                    f"stages.{stage.name}.{key} cannot be used in a loop", "Delete the line."
                 )
         stage.settings()

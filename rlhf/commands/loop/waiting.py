@@ -1,10 +1,11 @@
-"""Waits until people have ranked enough for the next round."""
+"""What the label database says of a round, and waiting until people have ranked enough for it."""
 
 import time
 from pathlib import Path
 from typing import Any
 
 from labeling_app.db.rankings import newest_ranking, num_rankings_since
+from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
 from rlhf.commands.loop.children import say
 from rlhf.commands.wording import counted, next_command
@@ -28,6 +29,14 @@ def count_new(db: Path, after: int, export: Any) -> dict[str, int]:
             store.connections, after, kinds=export.kind, annotators=export.annotator
         )
         return {"newest": number, "new": new, "open": store.counts()["open"]}
+
+
+def has_round(db: Path, policy: Path) -> bool:
+    """Whether samples of a policy were queued: `rlhf round` stores them all at once."""
+    with Store(db, read_only=True) as store:
+        return any(
+            one["policy"]["path"] == str(policy) for one in rounds(store.connections).values()
+        )
 
 
 def wait_for_rankings(db: Path, wanted: int, after: int, export: Any, number: int) -> None:

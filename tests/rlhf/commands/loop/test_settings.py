@@ -37,7 +37,7 @@ rlhf ppo --config runs/a/round-1/settings/ppo.yaml --model runs/a/round-0/ppo/po
 --reward runs/a/round-1/reward --reference runs/a/round-1/reference --out runs/a/round-1/ppo \
 --resume
 rlhf evaluate --policy runs/a/round-1/ppo --reference runs/a/round-0/reference \
---reward runs/a/round-1/reward --against runs/a/round-0/ppo --out runs/a/round-1/evaluate \
+--reward runs/a/round-1/reward --out runs/a/round-1/evaluate --against runs/a/round-0/ppo \
 --resume --gold SIGNAL"""
 
 
@@ -143,9 +143,9 @@ def test_what_a_dry_run_prints_can_be_read_back(
             "stages.ppo: --optim.learning-rate is -1 Give a value of more than 0.",
         ),
         ("stages: {generate: {k: few}}", "k is 'few' in stages.generate Give a whole number."),
-        ("stages: {ppo: {model: m}}", "stages.ppo.model is for rlhf loop to set Delete the line."),
-        ("stages: {evaluate: {against: m}}", "stages.evaluate.against is for rlhf loop to set"),
-        ("stages: {reference: {shard: 1/2}}", "stages.reference.shard is for rlhf loop to set"),
+        ("stages: {ppo: {model: m}}", "rlhf loop sets stages.ppo.model itself Delete the line."),
+        ("stages: {evaluate: {against: m}}", "rlhf loop sets stages.evaluate.against itself"),
+        ("stages: {reference: {shard: 1/2}}", "stages.reference.shard cannot be used in a loop"),
         (
             "stages: {ppo: {notify: 'http://a'}}",
             "stages.ppo.notify is set for one stage Set notify at the top of the file, for the ",

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.store import Store
 from rlhf.commands.loop import waiting
-from rlhf.commands.loop.waiting import count_new, wait_for_rankings
+from rlhf.commands.loop.waiting import count_new, has_round, wait_for_rankings
 from rlhf.records.schema import AnnotatorKind, Ranking
 from rlhf.run.watchdog import listening
 from tests.labeling_app.conftest import build_prompt, build_responses
@@ -52,6 +53,17 @@ def test_new_rankings_are_counted_from_the_newest_at_the_last_export(db: Path) -
     everybody = SimpleNamespace(kind=(), annotator=())
     assert count_new(db, 0, everybody)["new"] == 2
     assert count_new(db, 0, SimpleNamespace(kind=(), annotator=("ann", "bob")))["new"] == 1
+
+
+def test_a_round_is_known_by_the_policy_that_was_sampled(db: Path) -> None:
+    policy = Path("runs/a/round-0/ppo/policy")
+    assert not has_round(db, policy)
+    with Store(db) as store:
+        prompt = PROMPTS[0]
+        chosen = [(prompt, build_responses(prompt, ["one", "two"]), "random")]
+        queue_round(store, {"policy": {"path": str(policy), "hash": "abc"}}, chosen, {})
+    assert has_round(db, policy)
+    assert not has_round(db, Path("runs/a/round-1/ppo/policy"))
 
 
 class Clock:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
 from tests.pipeline.loop import REPOSITORY, SIGNAL, read_json, write_prompts
 from tests.pipeline.signals import count_vowels
+from tests.servers.listener import Listener
 
 STAGES = """
 stages:
@@ -119,10 +120,17 @@ def status(out: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [cell.strip() for cell in capsys.readouterr().out.splitlines()[1].split("  ") if cell]
 
 
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener() as listening:
+        yield listening
+
+
 def test_a_loop_waits_for_people_and_goes_on_after_it_was_killed(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], listener: Listener
 ) -> None:
-    folder = new_folder(tmp_path, tiny_model, "new_rankings: 12", "rounds: 2", steps=40)
+    lines = ("new_rankings: 12", "rounds: 2", f"notify: {listener.url}")
+    folder = new_folder(tmp_path, tiny_model, *lines, steps=40)
     process = folder.start()
     wait_until(lambda: folder.phase().startswith("waiting"))
     rank(folder.db, 11)
@@ -162,6 +170,8 @@ def test_a_loop_waits_for_people_and_goes_on_after_it_was_killed(
     assert "no gain" in report["stopped"]
     assert report == read_json(folder.out / "report.json")
     assert status(folder.out, capsys)[3] == report["stopped"]
+    assert [one["status"] for one in listener.heard] == ["waiting", "done"]
+    assert listener.url not in (folder.out / "config.yaml").read_text(encoding="utf-8")
 
 
 def stop_in(folder: Folder, stage: RunDir, sent: int) -> None:
@@ -193,6 +203,13 @@ def test_two_rounds_by_a_signal_with_interruptions(tmp_path: Path, tiny_model: P
     os.kill(child.pid, signal.SIGKILL)
     assert reward.read_stage()["status"] == "running"
 
+    # killed alone while it samples the policy, which goes on and is not repeated
+    process = folder.start()
+    child_file = folder.out / ".child"
+    wait_until(lambda: child_file.read_text(encoding="utf-8").startswith("rlhf round"))
+    process.kill()
+    process.wait()
+
     # asked to stop: the child saves its state and ends
     for sent in (signal.SIGINT, signal.SIGTERM):
         stop_in(folder, ppo, sent)
@@ -202,7 +219,8 @@ def test_two_rounds_by_a_signal_with_interruptions(tmp_path: Path, tiny_model: P
         *((0, name, 0) for name in ("import", "generate", "annotate", "export")),
         (0, "train-reward", None),
         *((0, name, 0) for name in TRAINING),
-        *((1, name, 0) for name in ("round", "annotate", "export", *TRAINING[:2])),
+        (1, "round", None),
+        *((1, name, 0) for name in ("annotate", "export", *TRAINING[:2])),
         *((1, "ppo", code) for code in (75, 75, 0)),
         (1, "evaluate", 0),
     ]
