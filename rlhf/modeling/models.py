@@ -318,7 +318,8 @@ def reward_head(model: nn.Module) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise InputError(
             f"{type(model).__name__} has no linear head `score`",
-            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar ones have one.",
+            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar ones have one. "
+            "An encoder can score as a function: --reward signal:package.module:function.",
         )
     return head
 
