@@ -169,10 +169,10 @@ def passing_bytes(strategy: str, sizes: Sizes, gpus: int, computing: float) -> f
 def reading_bytes(sizes: Sizes, computing: float, *, bf16: bool = True) -> float:
     """Bytes at the peak of a forward pass alone under FSDP.
 
-    The layer at work, the next, a matrix with the buffer that it was gathered in, and the rest.
-    With `bf16` layers are gathered in bf16; the original model's are in float32.
+    The layer at work; the next and a matrix, each with the buffer that it was gathered in; and the
+    rest. With `bf16` layers are gathered in bf16; the original model's are in float32.
     """
-    layers = 2 * (BF16 if bf16 else FP32) * sizes.layer
+    layers = 3 * (BF16 if bf16 else FP32) * sizes.layer
     rest = sizes.outside - sizes.matrices
     return computing + layers + FP32 * (rest + 2 * sizes.matrix)
 

@@ -240,6 +240,20 @@ def test_vllm_is_asked_for_where_it_is_not_installed(
     assert not (tmp_path / "x").exists()
 
 
+def test_only_vllm_is_shared_by_processes(
+    training: TrainingInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = training.arguments(tmp_path / "x", "--engine-tensor-parallel", "2")
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "--sampling.engine-tensor-parallel 2 does nothing with --sampling.engine generate" in said
+    )
+    assert "Add --sampling.engine vllm, or leave it out." in said
+    assert main([*words[:-1], "0"]) == 2
+    assert "--sampling.engine-tensor-parallel is 0" in capsys.readouterr().err
+
+
 def test_a_sampler_that_disagrees_with_training_is_stopped_at_once() -> None:
     row = {"step": 1, "sampler_gap": 0.002, "approx_kl": 0.0, "entropy": 1.0}
     with pytest.raises(GuardError, match=r"differ by 0\.0020 nats per token"):

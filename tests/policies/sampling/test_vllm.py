@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from policies.reference.audit import score_responses
+from policies.reference.store import open_store
 from policies.sampling.generate import Sample, sample_with
 from policies.sampling.vllm_engine import VLLM
 from rlhf.modeling.adapters import add_adapters
@@ -23,7 +24,7 @@ from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from tests.conftest import build_tiny_model
-from tests.pipeline.loop import run_process
+from tests.pipeline.loop import SHORT, run_process, write_prompts
 from tests.pipeline.test_resume import kill_when
 from tests.policies.sampling.test_engines import (
     PROMPTS,
@@ -207,3 +208,39 @@ def test_two_processes_share_an_engine_and_gather_no_model(
     done = run_process(*training.arguments(killed, *shared, "--resume", steps=5))
     assert done.returncode == 0, done.stderr
     assert metrics_of(killed) == metrics_of(straight)
+
+
+def test_reference_outputs_of_processes_that_share_an_engine(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    """One has two files to write and the other one, so it calls the engine less often."""
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    words = ["reference", "--prompts", str(prompts), "--model", str(training.model), *SHORT]
+    words += ["--processes", "2", "--prompts-per-shard", "5", "--batch-size", "1"]
+    shared = ["--engine", "vllm", "--engine-tensor-parallel", "2", "--out", str(tmp_path / "out")]
+    forget_killed_engines()
+    done = run_process(*words, *shared, "--sharding", "fsdp")
+    assert done.returncode == 0, done.stderr
+    store = open_store(tmp_path / "out" / "outputs")
+    splits = (store.by_prompt("train"), store.by_prompt("test"))
+    rows = [row for split in splits for group in split for row in group]
+    assert len(rows) == 12
+    accelerator, model = start("fp32", 0), load_causal_lm(str(training.model)).eval()
+    inputs = [row.prompt_ids for row in rows], [row.response_ids for row in rows]
+    tokenizer, temperature = load_tokenizer(str(training.model)), store.sampling.temperature
+    scored = score_responses(accelerator, model, tokenizer, *inputs, temperature)
+    for row, expected in zip(rows, scored, strict=True):
+        torch.testing.assert_close(torch.tensor(row.log_probs), expected, rtol=0, atol=1e-4)
+    refused = run_process(*words, *shared)
+    assert refused.returncode == 2
+    assert "--sampling.engine-tensor-parallel 2 needs a sharded model" in refused.stderr
+
+
+def test_processes_that_cannot_share_engines_evenly_are_refused(
+    training: TrainingInputs, tmp_path: Path
+) -> None:
+    options = ("--engine", "vllm", "--engine-tensor-parallel", "3", "--processes", "2")
+    done = run_process(*training.arguments(tmp_path / "out", *options))
+    assert done.returncode == 2
+    words = " ".join(done.stderr.split())
+    assert "2 processes do not divide into groups of --sampling.engine-tensor-parallel 3" in words

@@ -90,9 +90,9 @@ def test_matrices_that_fsdp_gathers_apart_by_hand(
 ) -> None:
     sizes = Sizes(trained=100, layer=5, outside=10, matrices=6, matrix=4, output=output)
     assert passing_bytes("FSDP", sizes, 4, computing) == expected
-    # the layer at work and the next, half as wide in bf16; a matrix and its buffer
-    assert reading_bytes(sizes, computing) == 16 + computing + 2 * 2 * 5 + 8 * 4
-    assert reading_bytes(sizes, computing, bf16=False) == 16 + computing + 2 * 4 * 5 + 8 * 4
+    # the layer at work, the next and its buffer, half as wide in bf16; a matrix and its buffer
+    assert reading_bytes(sizes, computing) == 16 + computing + 3 * 2 * 5 + 8 * 4
+    assert reading_bytes(sizes, computing, bf16=False) == 16 + computing + 3 * 4 * 5 + 8 * 4
 
 
 def test_a_stage_is_its_state_and_what_it_computes() -> None:
