@@ -265,7 +265,7 @@ def build_experience(
     """
     mask = episodes.mask
     loss_mask, weights = _loss_weights(environment, episodes, measured.log_probs, settings)
-    # the prompt's baseline is added back: the critic or the other samples are the baseline
+    # without the baseline that shaping subtracts: a critic or other samples take its place
     token_rewards = place_at_end(scores.shaped + scores.baseline, mask)
     if measured.reference_log_probs is not None:
         log_ratio = measured.log_probs - measured.reference_log_probs
