@@ -166,11 +166,8 @@ def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(
     assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(straight))
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-def test_two_processes_have_an_engine_each(
-    training: TrainingInputs, tmp_path: Path, sharding: str
-) -> None:
-    options = ("--engine", "vllm", "--processes", "2", "--sharding", sharding)
+def test_two_processes_have_an_engine_each(training: TrainingInputs, tmp_path: Path) -> None:
+    options = ("--engine", "vllm", "--processes", "2", "--sharding", "fsdp")
     done = run_process(*training.arguments(tmp_path, *options, steps=2))
     assert done.returncode == 0, done.stderr
     assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(tmp_path))
@@ -182,7 +179,13 @@ def forget_killed_engines() -> None:
         one.unlink()
 
 
-@pytest.mark.parametrize("adapters", [(), ("--lora-rank", "2", "--kl.source", "adapter")])
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        (),
+        pytest.param(("--lora-rank", "2", "--kl.source", "adapter"), marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_share_an_engine_and_gather_no_model(
     training: TrainingInputs, tmp_path: Path, adapters: tuple[str, ...]
 ) -> None:
