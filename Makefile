@@ -51,7 +51,7 @@ check: model browser
 	$(BIN)/pytest -m 'not slow' --numprocesses 2 --dist loadfile
 
 test-vllm: vllm
-	$(VLLM)/bin/python -m pytest tests/policies/sampling/test_vllm.py
+	$(VLLM)/bin/python -m pytest -m 'not slow' tests/policies/sampling/test_vllm.py
 
 few-demo: model # the demo with the real model, cut short
 	few=$$(mktemp -d); \
@@ -65,6 +65,7 @@ test: install # vLLM's packages come while the checks begin; what follows takes 
 	$(MAKE) --jobs 2 test-vllm few-demo
 
 test-all: model browser nodes test-vllm
+	$(VLLM)/bin/python -m pytest -m slow tests/policies/sampling/test_vllm.py
 	$(BIN)/pytest
 
 clean:
