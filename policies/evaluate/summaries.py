@@ -113,7 +113,10 @@ def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -
     for judge, rate in part["win_rate"].items():
         described = report["judges"][judge]
         name = f"{described['kind']} {described['name']}".strip()
-        yield f"Wins {in_words(rate)} against {other} on {rate['n']} prompts, judged by {name}."
+        yield (
+            f"The policy wins {in_words(rate)} against {other} on {rate['n']} prompts, judged by "
+            f"{name}."
+        )
     needed = part.get("votes", {}).get("still_needed")
     if needed:
         yield f"About {needed} more votes, on other prompts, would prove a difference of this size."

@@ -27,7 +27,7 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 
 CLASSIFIER_PREFIX = "classifier."
-REFERENCE_OUTPUTS = "reference outputs in the dataset"
+REFERENCE_OUTPUTS = "the original model's responses in the dataset"
 HELD_OUT = "held-out ranked responses"
 MIN_REFERENCE_OUTPUTS = 32  # enough for a standard deviation to within an eighth
 
@@ -43,7 +43,7 @@ def measure_scale(
     if outputs >= MIN_REFERENCE_OUTPUTS:
         source, rows = REFERENCE_OUTPUTS, score_groups(state, data.reference)
     else:
-        too_few = f" (too few reference outputs: {outputs})" if outputs else ""
+        too_few = f" (the original model has only {outputs} in the dataset)" if outputs else ""
         source, rows = HELD_OUT + too_few, held_out
     said = [value - state.bias for row in rows for value in row]
     scale = fit_scale(said, source)

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "model": ("policy",),
     **dict.fromkeys(("max-length", "max-seq-length"), ("data.max_length", "max_length")),
 }
+SAMPLED_LIKE_THE_REFERENCE = ("temperature", "max_new_tokens")  # by PPO and evaluations
 KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -84,6 +85,12 @@ def _unknown_flag(word: str, settings: Any, see: str) -> ConfigError:
     elsewhere = called_elsewhere(flag, names)
     if elsewhere:
         return ConfigError(f"Unknown option {flag}", f"Did you mean {elsewhere}? {see}")
+    last = flag.rpartition(".")[2].removeprefix("--").replace("-", "_")
+    if last in SAMPLED_LIKE_THE_REFERENCE and "reference" in names:
+        remedy = (
+            f"It is that of the reference outputs: rlhf reference {flag_of(f'sampling.{last}')}"
+        )
+        return ConfigError(f"Unknown option {flag}", f"{remedy}. {see}")
     known = {flag_of(name): flag_of(name) for name in names} | {one: one for one in FLAGS_OF_ALL}
     known |= {flag_of(old): flag_of(new) for old, new in old_names(settings).items()}
     like = closest(flag, known)

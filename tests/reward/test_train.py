@@ -92,7 +92,7 @@ def test_rewards_are_normalized_on_reference_outputs_where_there_are_enough(tiny
         records.append(replace(record, responses=(sampled, *record.responses[1:])))
     export(tmp_path / "data", records)
     report = train_reward(settings_for(tmp_path / "data", tiny_model, tmp_path / "out"))
-    assert report["normalisation"]["fitted_on"] == "reference outputs in the dataset"
+    assert report["normalisation"]["fitted_on"] == "the original model's responses in the dataset"
     assert report["normalisation"]["responses"] == 32
     scorer = load_scorer(str(tmp_path / "out"), Accelerator(mixed_precision="no"))
     only = [replace(record, responses=record.responses[:1]) for record in records]
@@ -108,7 +108,7 @@ def test_the_health_report_is_written_for_programs_and_people(trained):
     assert by_annotator == {"ann": report["accuracy"]}
     page = RunDir(settings.out).report_html.read_text()
     assert f"{report['accuracy']['value']:.0%}".replace("%", " %") in page
-    assert "No two judges compared the same responses" in page
+    assert "No two annotators compared the same responses" in page
     assert "more likely under the base model" in page
     assert report["likelier_wins"]["pairs"] == report["accuracy"]["pairs"]
 

@@ -376,6 +376,11 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         (["evaluate", "--processes", "2"], "Unknown option --processes\n  See: rlhf evaluate"),
         # what other trainers call it
         (["ppo", "--kl_coef", "1"], "option --kl_coef\n  Did you mean --kl.coefficient? See: "),
+        (
+            ["ppo", "--sampling.max-new-tokens", "9"],
+            "option --sampling.max-new-tokens\n  It is that of the reference outputs: "
+            "rlhf reference --sampling.max-new-tokens. See: ",
+        ),
         (["ppo", "--optim.lr", "1"], "option --optim.lr\n  Did you mean --optim.learning-rate?"),
         (["sft", "--num-train-epochs", "1"], "-train-epochs\n  Did you mean --epochs? See: rlhf"),
         # cyclopts would take it for the group's first setting

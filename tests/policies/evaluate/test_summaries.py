@@ -158,12 +158,12 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
     }
     expected = [
         "The new model is better.",
-        "Wins 85 % (90 % interval 81–90 %) against the original on 64 prompts, judged by signal "
-        "my:score.",
-        "Wins 50 % (too few prompts for an interval) against the original on 64 prompts, judged "
-        "by reward model.",
-        "Wins 40 % (too few prompts for an interval) against models/other on 64 prompts, judged "
-        "by signal my:score.",
+        "The policy wins 85 % (90 % interval 81–90 %) against the original on 64 "
+        "prompts, judged by signal my:score.",
+        "The policy wins 50 % (too few prompts for an interval) against the original on 64 "
+        "prompts, judged by reward model.",
+        "The policy wins 40 % (too few prompts for an interval) against models/other on 64 "
+        "prompts, judged by signal my:score.",
         "Length 19 → 23 tokens.",
         "Reverse KL from the original model: 6.10 nats per response ± 0.40 (standard error, 128 "
         "responses).",
@@ -183,8 +183,8 @@ def test_a_verdict_with_all_judges_and_a_rival() -> None:
     del asked["rival"]
     assert describe_evaluation(settings, asked).splitlines() == [
         expected[0],
-        "Wins 50 % (too few prompts for an interval) against the original on 64 prompts, judged "
-        "by people.",
+        "The policy wins 50 % (too few prompts for an interval) against the original on 64 "
+        "prompts, judged by people.",
         "About 7 more votes, on other prompts, would prove a difference of this size.",
         *expected[4:9],
     ]

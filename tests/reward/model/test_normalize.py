@@ -39,9 +39,9 @@ def test_gain_goes_into_weight_and_bias_of_the_head_only():
     ("outputs", "fitted_on"),
     [
         (0, "held-out ranked responses"),
-        (1, "held-out ranked responses (too few reference outputs: 1)"),
-        (31, "held-out ranked responses (too few reference outputs: 31)"),
-        (32, "reference outputs in the dataset"),
+        (1, "held-out ranked responses (the original model has only 1 in the dataset)"),
+        (31, "held-out ranked responses (the original model has only 31 in the dataset)"),
+        (32, "the original model's responses in the dataset"),
     ],
 )
 def test_few_reference_outputs_set_no_scale(outputs, fitted_on):

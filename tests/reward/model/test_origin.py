@@ -91,7 +91,7 @@ def test_the_report_says_what_it_started_from_and_how_good_that_was(
     words = describe_training(settings, report).splitlines()
     share = f"{earlier['accuracy']['value']:.0%}".replace("%", " %")
     assert words[1].startswith(
-        f"It started from the reward model {first}/model, which ordered {share} ("
+        f"It started from the reward model {first}/model, whose accuracy was {share} ("
     )
     assert f"--model {tiny_model} " in words[-1]
     again = train_reward(settings_for(rankings, settings.out, tmp_path / "third", limit="4"))
@@ -201,7 +201,7 @@ def test_the_scale_is_fixed_on_outputs_of_the_language_model_behind_it(tiny_mode
     report = train_reward(
         settings_for(tmp_path / "data", tmp_path / "rm", tmp_path / "next", **changes)
     )
-    assert report["normalisation"]["fitted_on"] == "reference outputs in the dataset"
+    assert report["normalisation"]["fitted_on"] == "the original model's responses in the dataset"
 
 
 def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
@@ -216,7 +216,7 @@ def test_an_ensemble_goes_on_from_one_model_and_is_none_to_go_on_from(
     before = [one["accuracy_before_training"] for one in report["members"].values()]
     assert before == [RunDir(first).read_report()["accuracy"]] * 2
     text = describe_training(changed(settings, out=out), report)
-    assert f"It started from the reward model {first}/model, which ordered" in text
+    assert f"It started from the reward model {first}/model, whose accuracy was" in text
     for name, member in ((out, out / "member-0"), (out / "model", out / "model/member-1")):
         with pytest.raises(InputError) as caught:
             resolve_model(settings_for(rankings, name, tmp_path / "next"))

@@ -41,7 +41,7 @@ def test_the_page_escapes_what_models_and_people_wrote(tmp_path):
     assert "started from the reward model &lt;u&gt;rm (abc)" in page
     assert '<th scope="row">the reward model it started from</th><td>–</td>' in page
     assert f'<th scope="row">&lt;i&gt;eve</th>{row}' in page
-    assert "Judges agree with each other in 0 %" in page
+    assert "Annotators agree with each other in 0 %" in page
     assert "script-src" not in page
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
 
