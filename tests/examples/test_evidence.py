@@ -229,6 +229,18 @@ def test_the_pages_have_the_numbers_of_the_results(
     assert table in PAGES
 
 
+def test_the_second_run_with_peoples_labels_differs_by_one_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = json.loads((EVIDENCE / "results" / "people_ends.json").read_text())
+    config = yaml.safe_load((EVIDENCE / "people.yaml").read_text())
+    config["ppo"]["rewards.missing_eos_penalty"] = 2.0
+    experiment = load(monkeypatch, "experiment")
+    monkeypatch.chdir(REPOSITORY)
+    assert experiment.resolved(result["config"]) == experiment.resolved({**config, "steps": []})
+    assert experiment.markdown(load(monkeypatch, "people").tabulate(result)) in PAGES
+
+
 def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:
     ceiling = load(monkeypatch, "human").ceiling
     circle = [[0, 1, "first"], [1, 2, "first"], [0, 2, "second"]]  # 0 > 1 > 2 > 0: two of three
