@@ -317,9 +317,11 @@ def set_learning_rates(training: Training, step: int) -> dict[str, float]:
 def finish(training: Training, state: LoopState) -> None:
     """Save the policy, audit it and write the report."""
     accelerator, run = training.accelerator, training.run
-    together = training.environment.sharding.is_sharded  # all ranks call the policy
+    is_sharded = training.environment.sharding.is_sharded
+    # whether all ranks call the policy, or the engine
+    together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
     with training.gathered_model.gathered(training.model) as model:
-        whole = full_state(accelerator, model.policy) if together else None
+        whole = full_state(accelerator, model.policy) if is_sharded else None
         if accelerator.is_main_process:
             save_merged(model.policy, training.tokenizer, run.policy, whole)
         if together or accelerator.is_main_process:

@@ -166,17 +166,28 @@ def test_a_policy_is_trained_and_a_resumed_run_is_the_undisturbed_one(
     assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(straight))
 
 
-def test_two_processes_have_an_engine_each(training: TrainingInputs, tmp_path: Path) -> None:
-    options = ("--engine", "vllm", "--processes", "2", "--sharding", "fsdp")
-    done = run_process(*training.arguments(tmp_path, *options, steps=2))
-    assert done.returncode == 0, done.stderr
-    assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(tmp_path))
-
-
 def forget_killed_engines() -> None:
     """Remove what the CPU build of vLLM leaves of a killed engine, and would stumble over."""
     for one in Path("/dev/shm").glob("*-tp:*-cpushm_*"):
         one.unlink()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("--sharding", "fsdp"),
+        ("--engine-tensor-parallel", "2"),  # of a model that each process holds
+        pytest.param(("--sharding", "fsdp", "--kl.source", "resident"), marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_with_an_engine_each_or_one(
+    training: TrainingInputs, tmp_path: Path, layout: tuple[str, ...]
+) -> None:
+    forget_killed_engines()
+    options = ("--engine", "vllm", "--processes", "2", *layout)
+    done = run_process(*training.arguments(tmp_path, *options, steps=2))
+    assert done.returncode == 0, done.stderr
+    assert all(row["sampler_gap"] < 1e-4 for row in metrics_of(tmp_path))
 
 
 @pytest.mark.parametrize(
