@@ -34,7 +34,7 @@ def test_the_function_of_the_guide_scores(
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     words = ["score", "--rankings", "pairs.jsonl", "--reward", "signal:encoder:score"]
-    assert main([*words, "--out", "out"]) == 0
+    assert main([*words, "--precision", "fp32", "--out", "out"]) == 0
     assert json.loads(Path("out", "report.json").read_text())["accuracy"]["pairs"] == 6
 
 
@@ -43,7 +43,7 @@ def test_an_encoder_as_a_reward_model_is_refused_in_one_sentence(
 ) -> None:
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)), encoding="utf-8")
     words = ["score", "--rankings", str(tmp_path / "pairs.jsonl"), "--reward", str(encoder)]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert main([*words, "--precision", "fp32", "--out", str(tmp_path / "out")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "BertForSequenceClassification has no linear head `score`" in said
     assert "An encoder can score as a function: --reward signal:package.module:function." in said
