@@ -54,7 +54,7 @@ test-vllm: vllm
 	$(VLLM)/bin/python -m pytest -m 'not slow' tests/policies/sampling/test_vllm.py
 
 few-demo: model # the demo with the real model, cut short
-	few=$$(mktemp -d); \
+	few=$$(mktemp -d); trap 'rm -rf "$$few"' EXIT; \
 	awk '/"split": "train"/ && train++ < 12 || /"split": "test"/ && test++ < 6' \
 	    examples/quickstart/prompts.jsonl >$$few/prompts.jsonl; \
 	PATH="$(CURDIR)/$(BIN):$$PATH" PROMPTS=$$few/prompts.jsonl RUN=$$few/run STEPS=2 \

@@ -180,7 +180,7 @@ def computing(
 
 def plan(case: Case, shape: Shape) -> dict[str, float]:
     """What the planner says of the same."""
-    load = Load(case.length, case.batch, case.checkpointing, 16, case.group, engine=1)
+    load = Load(case.length, case.batch, case.checkpointing, 16, case.group, vllm=1)
     stage = "reward" if case.stage == "reward" else "ppo"
     sizes = sizes_of(stage, shape, load)
     phases = phase_bytes(stage, "FSDP", shape, load, case.ranks)

@@ -159,6 +159,7 @@ class PPOSettings(ClusterSettings):
             )
         self._require_kl()
         self._require_adapters()
+        self._require_engine_groups(self.sampling.engine_tensor_parallel)
         self._require_tensor_parallel(**{"lora.rank": None, "sampling.engine": "generate"})
 
     def _require_kl(self) -> None:

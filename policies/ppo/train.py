@@ -54,7 +54,6 @@ from policies.reference.audit import (
 from policies.reference.store import open_store, require_reference_of, require_training_prompts
 from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
-from policies.sampling.settings import require_engine_groups
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.models import describe_model, reward_head
@@ -109,7 +108,6 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     accelerator = start(settings.precision, settings.seed)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
-    require_engine_groups(settings.sampling.engine_tensor_parallel, accelerator.num_processes)
     require_even_split(settings, accelerator.num_processes // settings.parallel.tensor_parallel)
     with training_stage(accelerator, "ppo", settings, inputs, room_for(settings)) as run:
         if run.is_done:

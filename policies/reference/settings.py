@@ -97,6 +97,7 @@ class ReferenceSettings(GroupSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_engine_groups(self.sampling.engine_tensor_parallel)
         self._require_tensor_parallel(**{"sampling.engine": "generate"})
         if self.parallel.offload and self.sharding in ("zero1", "zero2"):
             raise ConfigError(
@@ -108,7 +109,7 @@ class ReferenceSettings(GroupSettings):
         if shared > 1 and self.sharding not in ("fsdp", "zero3"):
             raise ConfigError(
                 f"--sampling.engine-tensor-parallel {shared} needs a sharded model: without "
-                f"--sharding fsdp or zero3 each process holds all of it",
+                "--sharding fsdp or zero3 each process holds all of it",
                 "Add --sharding fsdp, or leave it out.",
             )
         require_range("seed", self.seed, 0, MAX_SEED)

@@ -16,7 +16,6 @@ from policies.reference.shards import ReferenceRow, TopTokens, write_shard
 from policies.rewards import Reward, load_reward
 from policies.sampling.engines import FrozenModel, new_sampler
 from policies.sampling.generate import Sample, Sampler, cut
-from policies.sampling.settings import require_engine_groups
 from rlhf.modeling.chat_template import END_TOKENS, end_token_ids
 from rlhf.modeling.log_probs import (
     SCORE_BATCH,
@@ -74,7 +73,6 @@ def load_models(
     `longest`: tokens of the longest prompt and response together.
     """
     path, engine = description["path"], settings.sampling.engine
-    require_engine_groups(settings.sampling.engine_tensor_parallel, accelerator.num_processes)
     sampler = new_sampler(
         engine,
         path,

@@ -72,20 +72,6 @@ def require_engine(flag: str, engine: Engine, tensor_parallel: int = 1) -> None:
         )
 
 
-def require_engine_groups(tensor_parallel: int, processes: int) -> None:
-    """Refuse groups of processes, with an engine each, that do not divide all processes.
-
-    Raises:
-        ConfigError: names both numbers.
-    """
-    if processes % tensor_parallel:
-        raise ConfigError(
-            f"{processes} processes do not divide into groups of "
-            f"--sampling.engine-tensor-parallel {tensor_parallel}",
-            "Give a divisor of the number of processes.",
-        )
-
-
 def require_sampling(
     temperature: float, top_p: float, top_k: int, max_new_tokens: int, group: str = ""
 ) -> None:

@@ -1,5 +1,6 @@
 """Settings: YAML files composed left to right, range checks, and settings back to YAML."""
 
+import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -247,22 +248,37 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def read_object(flag: str, example: str, word: str) -> dict[str, Any]:
+    """The JSON object in a word of the command line.
+
+    Raises:
+        ConfigError: it is none; names the flag and shows the example.
+    """
+    try:
+        value = json.loads(word)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag} is {word!r}, not a JSON object", f"For example: {example}.")
+    return value
+
+
 def missing_inputs(settings: Any) -> list[str]:
     """The flags of files and folders to read that do not exist, with their paths.
 
     A label database is not one: some commands create it.
     """
-    written = ("out", "db", "to_db")
-    paths = {
-        name: read_setting(settings, name)
-        for name in setting_names(type(settings))
-        if name not in written
-    }
-    return [
-        f"{flag_of(name)} {path}"
-        for name, path in paths.items()
-        if isinstance(path, Path) and not path.exists()
-    ]
+    missing = []
+    for name in setting_names(type(settings)):
+        value = read_setting(settings, name)
+        paths = value if isinstance(value, tuple) else (value,)
+        if name not in ("out", "db", "to_db"):
+            missing += [
+                f"{flag_of(name)} {path}"
+                for path in paths
+                if isinstance(path, Path) and not path.exists()
+            ]
+    return missing
 
 
 def to_yaml(settings: Any) -> str:

@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import yaml
 from cyclopts import Parameter
 
+from rlhf.config import read_object
 from rlhf.errors import ConfigError
 
 FLAG = "--chat-template-kwargs"
+EXAMPLE = f"{FLAG} '{{\"enable_thinking\": false}}'"
 NAME = "chat_template_kwargs"
 # Arguments of `apply_chat_template` that this project sets.
 RESERVED = (
@@ -53,12 +55,12 @@ def read_template_kwargs(kind: Any, tokens: Any) -> dict[str, Any]:
     if isinstance(tokens, dict):
         found = {name: _plain(value) for name, value in tokens.items()}
     else:
-        found = _read_object(tokens[-1].value)
+        found = read_object(FLAG, EXAMPLE, tokens[-1].value)
     reserved = sorted(found.keys() & set(RESERVED))
     if reserved:
         raise ConfigError(
             f"{FLAG} names {reserved[0]}, which is not for the template",
-            f"Name variables of the template, for example {FLAG} '{{\"enable_thinking\": false}}'.",
+            f"Name variables of the template, for example {EXAMPLE}.",
         )
     return found
 
@@ -76,19 +78,6 @@ def _read_word(word: str) -> Any:
         return yaml.safe_load(word)
     except yaml.YAMLError:
         return word
-
-
-def _read_object(word: str) -> dict[str, Any]:
-    try:
-        value = json.loads(word)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"{FLAG} is {word!r}, not a JSON object",
-            f"For example: {FLAG} '{{\"enable_thinking\": false}}'.",
-        )
-    return value
 
 
 TemplateKwargs = Annotated[

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from rlhf.config import require_range
 from rlhf.config.paths import flag_of, read_setting
 from rlhf.errors import ConfigError
+from rlhf.ranks import world_size
 
 Strategy = Literal["auto", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Tracker = Literal["none", "tensorboard", "mlflow", "wandb", "trackio"]
@@ -110,6 +111,16 @@ class GroupSettings:
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
+
+    def _require_engine_groups(self, tensor_parallel: int) -> None:
+        """Refuse groups of processes, with an engine each, that do not divide all processes."""
+        processes = max(self.processes, world_size())
+        if processes % tensor_parallel:
+            raise ConfigError(
+                f"{processes} processes do not divide into groups of "
+                f"--sampling.engine-tensor-parallel {tensor_parallel}",
+                "Give a divisor of the number of processes.",
+            )
 
     def _require_tensor_parallel(self, **usual: object) -> None:
         """Refuse settings other than `usual` with tensor parallelism, which excludes them."""

@@ -65,10 +65,10 @@ def _strategy_flags(stage: str, strategy: str, load: Load, gpus: int) -> tuple[s
 
 
 def _engine_flags(load: Load) -> tuple[str, ...]:
-    if not load.engine:
+    if not load.vllm:
         return ()
-    parts = f"--sampling.engine-tensor-parallel {load.engine}"
-    return ("--sampling.engine vllm", *((parts,) if load.engine > 1 else ()))
+    parts = f"--sampling.engine-tensor-parallel {load.vllm}"
+    return ("--sampling.engine vllm", *((parts,) if load.vllm > 1 else ()))
 
 
 def _batch_flags(stage: str, load: Load) -> tuple[str, ...]:
@@ -83,14 +83,14 @@ def _batch_flags(stage: str, load: Load) -> tuple[str, ...]:
 def _reference_advice(shape: Shape, load: Load, gpus: int, usable: float) -> Advice:
     """A model in each process, else FSDP with vLLM or tensor parallelism; nothing is trained."""
     lightest = replace(load, batch=1)
-    alone = replace(load, engine=min(load.engine, 1))
+    alone = replace(load, vllm=min(load.vllm, 1))  # an engine that is shared needs FSDP
     for one in (alone, replace(alone, batch=1)):
         if stage_bytes("reference", "DDP", shape, one, gpus) <= usable:
             batch = _largest_batch("reference", "DDP", shape, one, gpus, usable)
             sentence = f"reference: DDP, up to {_sequences(batch)} in a forward pass."
             return Advice(sentence, (*_engine_flags(one), f"--batch-size {batch}"), gpus)
     for one in (load, lightest):
-        if load.engine and stage_bytes("reference", "FSDP", shape, one, gpus) <= usable:
+        if load.vllm and stage_bytes("reference", "FSDP", shape, one, gpus) <= usable:
             flags = ("--sharding fsdp", *_engine_flags(one), f"--batch-size {one.batch}")
             sentence = f"reference: FSDP, {_sequences(one.batch)} in a forward pass."
             return Advice(sentence, flags, gpus)

@@ -43,7 +43,7 @@ W = 4·P the weights, of which B sit in layers, each times (N − 1)/N:
     LoRA     2·4·A              as DDP
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhf.parallel.settings import BUCKET, State, Strategy
 from rlhf.planning.plan import GIB, Layout, Pass, Plan, SampleBatch
@@ -81,7 +81,7 @@ class Load:
         checkpointing: activations are computed again in the backward pass.
         lora_rank: of adapters.
         group: devices over which FSDP shards a copy; None: all.
-        engine: devices that share a vLLM, which samples; 0: transformers samples.
+        vllm: devices that share a vLLM, which samples; 0: transformers samples.
     """
 
     length: int
@@ -89,7 +89,7 @@ class Load:
     checkpointing: bool
     lora_rank: int
     group: int | None = None
-    engine: int = 0
+    vllm: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def step_bytes(
 
 def _stays_sharded(strategy: str, load: Load) -> bool:
     """Whether sampling gathers no model."""
-    return strategy == "FSDP" and load.engine > 0
+    return strategy == "FSDP" and load.vllm > 0
 
 
 def step_seconds(
@@ -326,14 +326,14 @@ def _plan(stage: str, shape: Shape, load: Load, roles: Roles | None = None, gpus
     prompt = load.length // 2
     sampled = SampleBatch(load.batch, prompt, load.length - prompt)
     if stage == "reference":
-        return reference_plan(shape, None, sampled, bf16=True, vllm=load.engine)
+        return reference_plan(shape, None, sampled, bf16=True, vllm=load.vllm)
     return ppo_plan(
         shape,
         shape,
         PPOBatch(sampled, load.batch),
         bf16=True,
         checkpointing=load.checkpointing,
-        roles=roles or Roles(vllm=load.engine, engine_sleeps=True),
+        roles=roles or Roles(vllm=load.vllm, engine_sleeps=True),
         layout=Layout(processes=gpus),
     )
 
@@ -341,9 +341,7 @@ def _plan(stage: str, shape: Shape, load: Load, roles: Roles | None = None, gpus
 def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> float:
     """Bytes on each of `gpus` devices for a stage (reward, reference or ppo) under a strategy."""
     if stage == "ppo" and strategy == "LoRA":
-        roles = Roles(
-            lora_rank=load.lora_rank, share_base=True, vllm=load.engine, engine_sleeps=True
-        )
+        roles = Roles(lora_rank=load.lora_rank, share_base=True, vllm=load.vllm, engine_sleeps=True)
         return _plan(stage, shape, load, roles, gpus).peak
     return max(phase_bytes(stage, strategy, shape, load, gpus).values())
 
@@ -351,7 +349,7 @@ def stage_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) 
 def phase_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) -> dict[str, float]:
     """Bytes on each of `gpus` devices in every phase of a stage that trains no adapters."""
     if stage == "reference" and not _stays_sharded(strategy, load):
-        strategy = "DDP"  # whole in every process
+        strategy, load = "DDP", replace(load, vllm=min(load.vllm, 1))  # whole in every process
     sizes, parts = sizes_of(stage, shape, load), _parts(strategy, load, gpus)
     needs = computing_bytes(stage, shape, load)
     if stage != "reward" and gpus > 1 and _stays_sharded(strategy, load):
@@ -370,7 +368,7 @@ def phase_bytes(stage: str, strategy: str, shape: Shape, load: Load, gpus: int) 
             strategy, sizes, parts, needs["computing gradients"]
         )
     state = state_bytes(strategy, sizes, parts)
-    if stage == "reference" and load.engine:
+    if stage == "reference" and load.vllm:
         state += engine_bytes(shape, load)
     return {phase: state + need for phase, need in needs.items()}
 
@@ -379,4 +377,4 @@ def engine_bytes(shape: Shape, load: Load) -> float:
     """What a device's part of vLLM holds."""
     prompt = load.length // 2
     batch = SampleBatch(load.batch, prompt, load.length - prompt)
-    return sum(item.size for item in vllm_items(shape, batch, load.engine, bf16=True))
+    return sum(item.size for item in vllm_items(shape, batch, load.vllm, bf16=True))

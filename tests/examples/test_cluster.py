@@ -45,7 +45,7 @@ def test_the_table_of_what_fits_is_the_planners() -> None:
     ]
     for name, gpus, *cells, best in rows:
         shape, count = read_shape(str(MODELS[name])), int(gpus)
-        load = Load(length=1024, batch=4, checkpointing=True, lora_rank=16, engine=min(8, count))
+        load = Load(length=1024, batch=4, checkpointing=True, lora_rank=16, vllm=min(8, count))
         strategy = "FSDP" if count > 1 else "DDP"
         needs = [stage_bytes(stage, strategy, shape, load, count) for stage in ("reward", "ppo")]
         sent = [step_bytes(stage, strategy, shape, load, 1, count) for stage in ("reward", "ppo")]

@@ -56,6 +56,8 @@ def test_inputs_that_are_not_there_yet(tmp_path: Path) -> None:
         ptx=PtxSettings(data=tmp_path / "no.jsonl"),
     )
     assert missing_inputs(settings) == [f"--ptx.data {tmp_path / 'no.jsonl'}"]
+    files = (there, tmp_path / "none")
+    assert missing_inputs(Outer(out=there, files=files)) == [f"--files {tmp_path / 'none'}"]
 
 
 def test_later_files_win_key_by_key(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class PolicyAndCritic(nn.Module):
         return found.first(sequences.responses.mask), values, others
 
     def run(self, function: Callable[[], Result]) -> Result:
-        """What the function returns, which calls parts of this module: see `read_parts`."""
+        """Call a function that uses parts of this module: see `read_parts`."""
         return function()
 
     def read(
@@ -149,10 +149,10 @@ class PolicyAndCritic(nn.Module):
 
 
 def read_parts(model: PolicyAndCritic, function: Callable[[], Result]) -> Result:
-    """What a function returns that calls policy or critic apart from each other.
+    """Call a function that uses the policy or the critic alone; returns what it returns.
 
-    FSDP gathers what is outside the layers, such as embeddings, only while it runs. All ranks must
-    call a sharded model equally often.
+    Meanwhile FSDP gathers what it shards with neither a layer nor a matrix, such as norms and
+    heads. All ranks must call a sharded model equally often.
     """
     found = model.run(function)
     reshard(model)

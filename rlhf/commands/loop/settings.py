@@ -1,6 +1,5 @@
 """The settings of `rlhf loop`: a few of its own, and a section for each command that it runs."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -15,7 +14,7 @@ from reward.settings import RewardSettings
 from rlhf.commands.files import refuse_unknown
 from rlhf.commands.labels import annotate, export, import_
 from rlhf.commands.models import evaluate
-from rlhf.config import require_range
+from rlhf.config import read_object, require_range
 from rlhf.config.paths import with_new_names
 from rlhf.errors import ConfigError
 
@@ -39,15 +38,8 @@ def _read_sections(kind: Any, tokens: Any) -> dict[str, Any]:
     Raises:
         ConfigError: it is none, or names an unknown section or setting.
     """
-    word = tokens[-1].value
-    try:
-        value = json.loads(word)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"--stages is {word!r}, not a JSON object", 'For example: \'{"ppo": {"steps": 20}}\'.'
-        )
+    example = """--stages '{"ppo": {"steps": 20}}'"""
+    value = read_object("--stages", example, tokens[-1].value)
     found = with_new_names({"stages": value}, LoopSettings)
     refuse_unknown(found, LoopSettings, "--stages")
     sections: dict[str, Any] = found["stages"]

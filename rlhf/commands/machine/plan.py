@@ -144,7 +144,7 @@ def run(settings: Settings) -> dict[str, Any]:
     hints = [one.sentence for one in found.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
-    phases = phase_bytes("ppo", "FSDP", shape, load, gpus) if load.engine and gpus > 1 else {}
+    phases = phase_bytes("ppo", "FSDP", shape, load, gpus) if load.vllm and gpus > 1 else {}
     return {
         "parameters": shape.parameters,
         "gib": needs,
@@ -162,16 +162,15 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str:
-    """A command to type; on several machines one of them for each, with eight devices."""
+    """A command to type: on several machines the same on each, with at most eight devices."""
     words = f"{COMMANDS[stage].format(model=model)} {' '.join(flags)}".strip()
     if processes == 1:
         return f"rlhf {words}"
     if processes <= GPUS_PER_MACHINE:
         return f"rlhf {words} --processes {processes}"
-    machines = -(-processes // GPUS_PER_MACHINE)
-    each = processes // machines
+    each = next(n for n in range(GPUS_PER_MACHINE, 0, -1) if processes % n == 0)
     return (
-        f"torchrun --nnodes {machines} --nproc-per-node {each} --rdzv-backend c10d "
+        f"torchrun --nnodes {processes // each} --nproc-per-node {each} --rdzv-backend c10d "
         f"--rdzv-endpoint HOST:29501 -m rlhf.cli {words}"
     )
 

@@ -377,7 +377,10 @@ def test_a_report_of_the_bare_minimum_renders() -> None:
 
 def test_the_page_says_what_the_reverse_kl_was_measured_with() -> None:
     page = Page(render(build_content(example(), samples(), METRICS)))
-    assert "The original model was loaded to measure it; training does not need that" in page.text
+    assert (
+        "The original model was loaded to measure it, which the default KL term does not need"
+        in page.text
+    )
     assert "measured with the original model loaded" in page.text
 
 

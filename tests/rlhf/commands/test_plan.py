@@ -70,6 +70,16 @@ def test_what_processes_take_that_hold_a_model_together(tiny_model: Path) -> Non
     assert hints[-1].startswith("reward: --parallel.tensor-parallel 2 holds 0.")
 
 
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "each"), [(9, 3, 3), (12, 2, 6), (13, 13, 1), (64, 8, 8)]
+)
+def test_a_command_of_several_machines_starts_all_processes(
+    gpus: int, nodes: int, each: int
+) -> None:
+    found = plan.command("ppo", "m", ("--steps 2",), gpus)
+    assert found.startswith(f"torchrun --nnodes {nodes} --nproc-per-node {each} ")
+
+
 @pytest.mark.parametrize("engine", ["generate", "vllm"])
 @pytest.mark.parametrize("gpu_memory", [0.0025, 0.005, 0.02, 80.0])
 def test_every_flag_of_a_command_is_one_of_its_settings(

@@ -277,7 +277,7 @@ def test_sampling_gathers_policy_and_critic_once_and_holds_them_whole() -> None:
 
 
 def test_with_vllm_no_device_holds_a_whole_model() -> None:
-    shared = replace(LOAD, engine=8)
+    shared = replace(LOAD, vllm=8)
     found = phase_bytes("ppo", "FSDP", SHAPE, shared, 64)
     state = (16 * BOTH + 4 * CRITIC) / 64
     norms = 6_900_000_000 - 6_700_000_000 - 32000 * 4096
@@ -298,13 +298,17 @@ def test_with_vllm_no_device_holds_a_whole_model() -> None:
 
 
 def test_reference_outputs_of_a_model_that_no_device_holds_by_vllm() -> None:
-    shared = replace(LOAD, engine=4)
+    shared = replace(LOAD, vllm=4)
     found = advice("reference", SHAPE, shared, 8, 14 * GIB)
     assert found.flags == (
         "--sharding fsdp",
         "--sampling.engine vllm",
         "--sampling.engine-tensor-parallel 4",
         "--batch-size 4",
+    )
+    # without FSDP each has an engine of its own
+    assert stage_bytes("reference", "DDP", SHAPE, shared, 8) == stage_bytes(
+        "reference", "DDP", SHAPE, replace(LOAD, vllm=1), 8
     )
     # a model of 26 GiB, an eighth of it; a quarter of vLLM's 13; a layer of .8 and the next
     assert 8 * GIB < stage_bytes("reference", "FSDP", SHAPE, shared, 8) < 14 * GIB

@@ -177,7 +177,7 @@ def test_settings_are_refused_before_anything_runs(
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("3", "--stages is '3', not a JSON object For example: '{\"ppo\": {\"steps\": 20}}'."),
+        ("3", "--stages is '3', not a JSON object For example: --stages '{\"ppo\": {\"steps"),
         ('{"ppo": {"stepps": 2}}', "Unknown setting stages.ppo.stepps in --stages Did you mean"),
     ],
 )
