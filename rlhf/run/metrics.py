@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def forget_metrics_after(path: Path, step: int) -> None:
     write_jsonl(path, [row for row in rows if row["step"] <= step])
 
 
+_has_bar: ContextVar[bool] = ContextVar("_has_bar", default=False)
+
+
 class Bar:
     """A progress bar: `advance` counts work done, `show` sets a few words beside the bar."""
 
@@ -79,7 +83,7 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-    """A progress bar on stderr of the main process; silent in the others."""
+    """A progress bar on stderr of the main process; silent in the others and inside another bar."""
     beat(title)
     columns = (
         TextColumn("{task.description}"),
@@ -88,6 +92,10 @@ def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[words]}"),
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not is_main_process()) as bars:
-        yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))
+    silent = _has_bar.get() or not is_main_process()
+    outside = _has_bar.set(True)
+    try:
+        with Progress(*columns, console=Console(stderr=True), disable=silent) as bars:
+            yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))
+    finally:
+        _has_bar.reset(outside)
