@@ -42,4 +42,6 @@ def _coefficient(value: Interval | None) -> str:
     if value is None:
         return "–"
     mean, low, high = value
-    return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} ({low:.2f}–{high:.2f})"
+    return (
+        f"{mean:z.2f}" if low is None or high is None else f"{mean:z.2f} ({low:z.2f}–{high:z.2f})"
+    )

@@ -243,7 +243,7 @@ def _mark_mean(axes: Axes, mean: float, color: str, name: str, *, to_the_right: 
     """A line at the mean with the name on top, on the side away from the other mean."""
     axes.axvline(mean, color=color, linewidth=1.2, linestyle=(0, (3, 3)), zorder=2.5)
     axes.annotate(
-        f"{name} {mean:+.2f}",
+        f"{name} {mean:+z.2f}",
         (mean, 1),
         xycoords=("data", "axes fraction"),
         xytext=(3 if to_the_right else -3, -3),
@@ -273,7 +273,7 @@ def _draw_kl_panel(axes: Axes, panel: KLPanel) -> None:
     if _is_number(distance) and _is_number(score):
         axes.plot([distance], [score], "o", color=ACCENT, markersize=8, zorder=4)
         axes.annotate(
-            f"new {score:+.2f}",
+            f"new {score:+z.2f}",
             (distance, score),
             xytext=(0, 8),
             textcoords="offset points",

@@ -337,8 +337,8 @@ def _format(value: float, form: str) -> str:
     if form == "p_value" and value < 0.001:
         return "< 0.001"
     if form == "number":
-        return f"{value:.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f}"
-    return {"fixed": "{:.2f}", "signed": "{:+.2f}", "p_value": "{:.3f}", "count": "{}"}[
+        return f"{value:z.{3 if abs(value) < 1 else 2 if abs(value) < 10 else 1}f}"
+    return {"fixed": "{:z.2f}", "signed": "{:+z.2f}", "p_value": "{:z.3f}", "count": "{}"}[
         form
     ].format(value)
 

@@ -59,8 +59,8 @@ def describe_policy(settings: PPOSettings, report: Mapping[str, Any]) -> str:
     judges: dict[str, str | Path] = {"reward": settings.reward[0], "reference": settings.reference}
     return "\n".join(
         [
-            f"Mean reward: {reward['first']:.2f} in the first of {report['steps']} steps, "
-            f"{reward['last']:.2f} in the last, each of {settings.batch.episodes_per_step} "
+            f"Mean reward: {reward['first']:z.2f} in the first of {report['steps']} steps, "
+            f"{reward['last']:z.2f} in the last, each of {settings.batch.episodes_per_step} "
             "responses.",
             f"Reverse KL from the original model: {_nats(kl['reverse'])}.",
             f"Next: {_command('evaluate', policy=settings.out, **judges, out=out)}",
@@ -102,7 +102,7 @@ def describe_evaluation(
 def _nats(kl: Mapping[str, Any]) -> str:
     """A KL with its standard error, and whether it can be told from 0."""
     error = kl["standard_error"]
-    words = f"{kl['nats']:.2f} nats per response"
+    words = f"{kl['nats']:z.2f} nats per response"
     if error is None:
         return f"{words}, of {kl['sequences']} responses"
     unclear = ", which cannot be told from 0" * (abs(kl["nats"]) < 2 * error)
@@ -129,18 +129,18 @@ def _likelihoods(
     if answers:
         yield (
             "Log-likelihood of the answers under the original model: "
-            f"{answers['reference']['value']:.2f} → {answers['policy']['value']:.2f} nats per "
+            f"{answers['reference']['value']:z.2f} → {answers['policy']['value']:z.2f} nats per "
             "token."
         )
     if texts:
         change = texts["difference"]
         between = (
-            "" if change["low"] is None else f", {change['low']:+.3f} to {change['high']:+.3f}"
+            "" if change["low"] is None else f", {change['low']:+z.3f} to {change['high']:+z.3f}"
         )
         yield (
             "Negative log-likelihood of neutral text: "
             f"{texts['before']:.3f} → {texts['after']:.3f} nats per token "
-            f"({change['value']:+.3f}{between})."
+            f"({change['value']:+z.3f}{between})."
         )
 
 

@@ -182,8 +182,8 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
             if measured is not None:
                 episodes = settings.batch.episodes_per_step
                 state.kl_coefficient = adjust(kl.coefficient, measured, episodes, kl)
-            shown = "" if measured is None else f"  kl {measured:.3f}"
-            bar.show(f"reward {row['reward/mean']:+.2f}{shown}")
+            shown = "" if measured is None else f"  kl {measured:z.3f}"
+            bar.show(f"reward {row['reward/mean']:+z.2f}{shown}")
             bar.advance()
             has_warning = settings.guards.patience and state.guard_counts
             is_last = step == settings.steps

@@ -24,7 +24,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "fsdp": {"sharding": "fsdp"},
     "tensor_parallel": {"tensor_parallel": 2},
 }
-ENCODERS: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {"sharding": "fsdp"}, "zero3": {"sharding": "zero3"}}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp": {"sharding": "fsdp"},
+    "zero3": {"sharding": "zero3"},
+}
 TRAINING = {
     "precision": "fp32",
     "prompts_per_batch": 4,

@@ -134,7 +134,7 @@ def table(rounds: Sequence[Round]) -> str:
                 in_words(one["accuracy"]) if one["accuracy"] else "-",
                 in_words(rates["original"]) if rates["original"] else "-",
                 in_words(rates["before"]) if one["round"] else "-",
-                "-" if nats is None else f"{nats:.2f}",
+                "-" if nats is None else f"{nats:z.2f}",
             ]
         )
     return align(rows)

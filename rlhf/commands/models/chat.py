@@ -118,6 +118,6 @@ def _note(
         if score is None:
             return names
         [rewards] = score([(prompt, tuple(responses))])
-        return [f"{name}, reward {one:+.2f}" for name, one in zip(names, rewards, strict=True)]
+        return [f"{name}, reward {one:+z.2f}" for name, one in zip(names, rewards, strict=True)]
 
     return note

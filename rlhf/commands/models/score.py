@@ -40,7 +40,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         return describe_agreement(result, RunDir(settings.out).report_html)
     return (
         f"Wrote the rewards of {counted(result['responses'], 'response')} to "
-        f"{counted(result['prompts'], 'prompt')} into {result['out']}: mean {result['mean']:.2f}, "
+        f"{counted(result['prompts'], 'prompt')} into {result['out']}: mean {result['mean']:z.2f}, "
         f"standard deviation {result['std']:.2f}."
     )
 

@@ -56,8 +56,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         [
             f"Trained {steps} on the best of {best['samples']} outputs of "
             f"{counted(best['chosen'], 'prompt')}{loss}.",
-            f"The mean reward of these outputs is {best['reward']['chosen']:.2f}, of all outputs "
-            f"of the same prompts {best['reward']['all']:.2f}.",
+            f"The mean reward of these outputs is {best['reward']['chosen']:z.2f}, of all outputs "
+            f"of the same prompts {best['reward']['all']:z.2f}.",
             *_remarks(best),
             following,
         ]

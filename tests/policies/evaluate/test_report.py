@@ -465,3 +465,12 @@ def test_a_report_that_lacks_a_number_leaves_no_file(tmp_path) -> None:
     with pytest.raises(KeyError, match="reference"):
         write_report(report, samples(), METRICS, tmp_path / "a.json", tmp_path / "a.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_number_is_minus_nothing() -> None:
+    content = example()
+    content["reward"]["policy"]["mean"] = -0.001
+    content["kl"]["forward"]["nats"] = -0.0001
+    shown = Page(render(build_content(content, samples(), METRICS))).text
+    assert "+0.00" in shown
+    assert "-0.00" not in shown
