@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 from rich.console import Console
@@ -79,7 +80,7 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-    """A progress bar on stderr of the main process; silent in the others."""
+    """A progress bar on stderr of the main process and thread; silent in the others."""
     beat(title)
     columns = (
         TextColumn("{task.description}"),
@@ -89,5 +90,6 @@ def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
         TextColumn("{task.fields[words]}"),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not is_main_process()) as bars:
+    is_shown = is_main_process() and current_thread() is main_thread()
+    with Progress(*columns, console=console, disable=not is_shown) as bars:
         yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))
