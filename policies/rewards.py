@@ -11,11 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reward.scoring.scorer import load_scorer, member_folders
+from reward.scoring.scorer import TOKENS_PER_BATCH, load_scorer, member_folders
 from reward.scoring.texts import SIGNAL, load_text_reward, require_numbers
 from reward.settings import Combine
+from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.log_probs import SCORE_BATCH
-from rlhf.modeling.models import describe_model, model_folder, require_same_tokenizer
+from rlhf.modeling.models import describe_model, load_config, model_folder, require_same_tokenizer
 from rlhf.modeling.readers import described_kwargs, reward_kwargs
 from rlhf.modeling.tokens import TokenBatch, pad_right
 from rlhf.parallel.distributed import from_main
@@ -111,13 +112,34 @@ def is_model(name: str) -> bool:
     return not name.startswith((SIGNAL, "http://", "https://"))
 
 
+def reads_tokens(name: str) -> bool:
+    """Whether a reward is a model that reads the policy's own tokens.
+
+    Functions and endpoints read text, and so do classifiers of text pairs.
+
+    Raises:
+        InputError: there is no such model, or its stage did not finish.
+    """
+    return is_model(name) and not reads_pairs(load_config(model_folder(name, "reward", "model")))
+
+
 def reward_models(names: Sequence[str]) -> list[str]:
-    """The folders of the models among some rewards, every member of an ensemble by itself.
+    """The folders of those that read tokens, every member of an ensemble by itself.
 
     Raises:
         InputError: the stage of one did not finish.
     """
-    return [folder for name in names if is_model(name) for folder in member_folders(name)]
+    return [folder for name in names if reads_tokens(name) for folder in member_folders(name)]
+
+
+def encoder_models(names: Sequence[str]) -> list[str]:
+    """As `reward_models`, the folders of the models that read text pairs.
+
+    Raises:
+        InputError: the stage of one did not finish.
+    """
+    others = (name for name in names if is_model(name) and not reads_tokens(name))
+    return [folder for name in others for folder in member_folders(name)]
 
 
 def describe_reward(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
@@ -145,7 +167,7 @@ def describe_rewards(names: Sequence[str], policy: dict[str, str]) -> dict[str, 
     described = {}
     for number, name in enumerate(names, start=1):
         description = describe_reward(name, described_kwargs(policy))
-        if is_model(name):
+        if reads_tokens(name):
             require_same_tokenizer(description, policy)
         described["reward" if number == 1 else f"reward {number}"] = description
     return described
@@ -197,7 +219,7 @@ def _load(
     base: PreTrainedModel | None,
     given: dict[str, Any] | None,
 ) -> Source:
-    if is_model(name):
+    if reads_tokens(name):
         scorer = load_scorer(name, accelerator, members, sharding, base, given=given)
 
         def read(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
@@ -206,7 +228,7 @@ def _load(
             return rewards
 
         return read
-    reward = load_text_reward(name, accelerator, tokens_per_batch=1)
+    reward = load_text_reward(name, accelerator, TOKENS_PER_BATCH, members, given=given)
 
     def score(prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch) -> Tensor:
         answers = [

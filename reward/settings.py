@@ -11,8 +11,8 @@ from cyclopts import Parameter, Token
 
 from rlhf.config import MAX_SEED, Precision, flatten, part_of, require_range
 from rlhf.config.paths import flag_of
+from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
-from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import SHARDED, CheckpointSettings, ClusterSettings
 from rlhf.records.thumbs import PointwiseKind
 

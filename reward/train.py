@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch.optim import AdamW
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reward.data.batches import epoch_order
 from reward.data.loading import Data, describe_inputs, held_out_as_before, read_data
@@ -37,6 +37,7 @@ from rlhf.errors import GuardError
 from rlhf.modeling.adapters import add_adapters, four_bits
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import is_reward_model, new_reward_model
+from rlhf.modeling.pairs import has_token_types
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding, prepare
@@ -119,7 +120,7 @@ def train_reward(
             return _read_done(run)
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _measure_base_model(settings, accelerator, sharding, data, pad_id)
-        state = _build_state(settings, accelerator, sharding, pad_id, data)
+        state = _build_state(settings, accelerator, sharding, tokenizer, data)
         findings = _train(settings, run, state, data)
         held_out = score_groups(state, data.held_out)
         scale, reference = measure_scale(state, data, held_out)
@@ -184,15 +185,16 @@ def _build_state(
     settings: RewardSettings,
     accelerator: Accelerator,
     sharding: Sharding,
-    pad_id: int,
+    tokenizer: PreTrainedTokenizerBase,
     data: Data,
 ) -> TrainState:
     """The model with its head and its optimizer, ready for `take_step`."""
+    pad_id = int(tokenizer.pad_token_id)
     classifier = _load_classifier(settings, accelerator, pad_id)
     classifier.config.reads_thinking = settings.data.reads_thinking  # saved, for scoring
     if settings.batch.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
-    module = RewardModule(classifier)
+    module = RewardModule(classifier, token_types=has_token_types(tokenizer))
     obstacle = share_prompts(classifier) if settings.batch.share_prompt else None
     if obstacle:
         words = f"Every response repeats its prompt, which takes longer: {obstacle}."

@@ -6,8 +6,8 @@ from typing import Literal
 
 from policies.sampling.settings import Engine, require_engine
 from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
-from rlhf.modeling.template_kwargs import TemplateKwargs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from policies.ppo.batches import pieces_per_step
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import open_store
-from policies.rewards import reward_models
+from policies.rewards import encoder_models, reward_models
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
 from rlhf.planning.plan import GIB, Layout, Plan, SampleBatch
@@ -55,6 +55,9 @@ def _roles(settings: PPOSettings) -> tuple[str, Roles]:
     roles = Roles(
         critic=_critic(settings),
         reward_models=len(models),
+        encoder_parameters=sum(
+            read_shape(name).reward_parameters for name in encoder_models(settings.reward)
+        ),
         lora_rank=settings.lora.rank or 0,
         share_base=settings.lora.share_base,
         four_bits=settings.lora.four_bit_base,

@@ -56,7 +56,8 @@ from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
-from rlhf.modeling.models import describe_model, reward_head
+from rlhf.modeling.heads import reward_head
+from rlhf.modeling.models import describe_model
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap

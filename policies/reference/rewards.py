@@ -28,7 +28,7 @@ from policies.reference.shards import (
 )
 from policies.reference.store import MANIFEST, ReferenceRow, ReferenceStore, read_manifest
 from policies.reference.writer import shards_of_rank, writes
-from policies.rewards import Reward, describe_rewards, is_model, load_reward
+from policies.rewards import Reward, describe_rewards, load_reward, reads_tokens
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.modeling.readers import described_kwargs, tokenizer_of
@@ -50,7 +50,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
     """
     assert settings.reward is not None
     run = require_done(settings.out, "reference", "outputs")
-    sharding = choose_sharding(settings) if is_model(settings.reward) else Sharding()
+    sharding = choose_sharding(settings) if reads_tokens(settings.reward) else Sharding()
     accelerator = start(settings.precision, settings.seed)
     manifest = from_main(read_manifest(run.outputs))
     description = describe_rewards([settings.reward], manifest["model"])["reward"]
@@ -61,7 +61,7 @@ def add_rewards(settings: ReferenceSettings) -> dict[str, Any]:
         if accelerator.is_main_process:
             write_json(run.outputs / MANIFEST, {**manifest, "reward": None})
     accelerator.wait_for_everyone()
-    reader = description if is_model(settings.reward) else manifest["model"]
+    reader = description if reads_tokens(settings.reward) else manifest["model"]
     tokenizer = tokenizer_of(reader)
     reward = load_reward(
         [settings.reward],

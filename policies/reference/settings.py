@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from policies.sampling.settings import Engine, require_engine, require_sampling
 from rlhf.config import MAX_SEED, Precision, flag_of, read_setting, require_range
+from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
-from rlhf.modeling.template_kwargs import TemplateKwargs
 from rlhf.parallel.settings import GroupSettings
 
 SAMPLED = (

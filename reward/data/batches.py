@@ -102,11 +102,14 @@ def lay_out(groups: Sequence[Group], pad_id: int, *, shared: bool) -> Inputs:
     """
     if shared:
         return pack([(group.prompt, group.responses) for group in groups], pad_id)
-    sequences = [group.prompt + response for group in groups for response in group.responses]
-    if not sequences:
-        return Inputs(torch.full((1, 1), pad_id), torch.zeros(0, dtype=torch.long))
-    batch = pad_right(sequences, pad_id)
-    return Inputs(batch.ids, last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1]))
+    pairs = [(group.prompt, response) for group in groups for response in group.responses]
+    if not pairs:
+        one = torch.ones((1, 1), dtype=torch.long)
+        return Inputs(one * pad_id, torch.zeros(0, dtype=torch.long), parts=one)
+    batch = pad_right([prompt + response for prompt, response in pairs], pad_id)
+    parts = pad_right([[1] * len(one) + [2] * len(other) for one, other in pairs], 0)
+    ends = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
+    return Inputs(batch.ids, ends, parts=parts.ids)
 
 
 def total_weight(groups: Sequence[Group], loss: Loss) -> float:

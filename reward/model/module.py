@@ -7,23 +7,28 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf.errors import InputError
 from rlhf.modeling.attention.layout import Inputs, states
-from rlhf.modeling.models import reward_head
+from rlhf.modeling.heads import HEAD, head_name, reward_head
 
 
 @final
 class RewardModule(nn.Module):
-    """Wraps a classifier with one label, and reads its head at given tokens.
+    """Wraps a classifier with one label, and reads the head's input at given tokens.
 
     `transformers` finds the last token by comparing with the pad token, which a response may
     contain. Rows are padded on the right, so causal attention needs no mask: no real token attends
     to padding. The head runs in float32 even under autocast: bf16 rounds rewards to steps of 0.02,
     which is too coarse for close pairs.
+
+    A classifier that reads text pairs is run whole, with a mask of padding: its head's input is
+    what it makes of a row. With `token_types` it is told which tokens are the response's.
     """
 
-    def __init__(self, classifier: PreTrainedModel) -> None:
+    def __init__(self, classifier: PreTrainedModel, *, token_types: bool = False) -> None:
         super().__init__()
-        reward_head(classifier)  # refuses an unknown architecture
+        self.reads_pairs = head_name(classifier) != HEAD  # refuses an unknown architecture
+        self.token_types = token_types
         self.classifier = classifier
 
     def forward(self, inputs: Inputs) -> Float[Tensor, " N"]:
@@ -31,7 +36,15 @@ class RewardModule(nn.Module):
         return self.rewards(self.features(inputs))
 
     def features(self, inputs: Inputs) -> Float[Tensor, "N d"]:
-        """The head's input for every response: the trunk's output at its last token."""
+        """The head's input for every response.
+
+        In a decoder it is the trunk's output at the response's last token.
+
+        Raises:
+            InputError: a classifier of text pairs applies its head to every token.
+        """
+        if self.reads_pairs:
+            return self._pooled(inputs)[: len(inputs.reads)]  # none of a row of padding
         return states(self.classifier, inputs)[inputs.reads]
 
     def rewards(self, features: Float[Tensor, "N d"]) -> Float[Tensor, " N"]:
@@ -40,3 +53,26 @@ class RewardModule(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             rewards: Tensor = head(features.to(head.weight.dtype)).squeeze(-1)
         return rewards.float()
+
+    def _pooled(self, inputs: Inputs) -> Float[Tensor, "B d"]:
+        assert inputs.parts is not None
+        read: list[Tensor] = []
+
+        def remember(_: nn.Module, given: tuple[Tensor]) -> None:
+            read.append(given[0])
+
+        given = {"input_ids": inputs.ids, "attention_mask": (inputs.parts > 0).long()}
+        if self.token_types:
+            given["token_type_ids"] = (inputs.parts == 2).long()
+        handle = reward_head(self.classifier).register_forward_pre_hook(remember)
+        try:
+            self.classifier(**given)
+        finally:
+            handle.remove()
+        if read[0].dim() != 2:
+            raise InputError(
+                f"{type(self.classifier).__name__} pools after its head, not before",
+                "Use another model, or this one as a function: --reward "
+                "signal:package.module:function.",
+            )
+        return read[0]

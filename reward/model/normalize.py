@@ -10,8 +10,6 @@ from torch import Tensor
 from rlhf.errors import GuardError
 
 SMALLEST_SPREAD = 1e-6
-HEAD_WEIGHT = "score.weight"
-HEAD_BIAS = "score.bias"
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ def fit_scale(rewards: Sequence[float], fitted_on: str) -> Scale:
     return Scale(1 / spread, -mean / spread, fitted_on, len(rewards))
 
 
-def fold_into_head(state: dict[str, Any], gain: float) -> dict[str, Any]:
-    """A copy of a classifier's state with the gain multiplied into its head."""
+def fold_into_head(state: dict[str, Any], head: str, gain: float) -> dict[str, Any]:
+    """A copy of a classifier's state with the gain multiplied into its head of this name."""
     folded = dict(state)
-    for name in (HEAD_WEIGHT, HEAD_BIAS):
+    for name in (f"{head}.weight", f"{head}.bias"):
         if name in folded:
             tensor: Tensor = folded[name]
             folded[name] = tensor * gain

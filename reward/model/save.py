@@ -19,6 +19,7 @@ from reward.settings import RewardSettings
 from reward.step import TrainState, score_groups
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import merged_weights, save_adapters
+from rlhf.modeling.heads import head_name
 from rlhf.modeling.models import empty_reward_model, load_reward_model, save_model
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import unwrap
@@ -65,11 +66,12 @@ def save_result(
     if accelerator.is_main_process:
         classifier = unwrap(state.module).classifier
         plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in weights.items()}
-        folded = fold_into_head(merged_weights(classifier, plain), scale.gain)
+        head = head_name(classifier)
+        folded = fold_into_head(merged_weights(classifier, plain), head, scale.gain)
         save_model(empty_reward_model(classifier.config, scale.bias), tokenizer, run.model, folded)
         require_same_weights(run.model, folded)
         if hasattr(classifier, "peft_config"):
-            scaled = fold_into_head(plain, scale.gain)
+            scaled = fold_into_head(plain, head, scale.gain)
             save_adapters(run.model, classifier, scaled, run.read_stage()["inputs"]["model"])
 
 

@@ -21,7 +21,8 @@ from rlhf.modeling.attention.layout import Inputs, common_prefix_length, last_to
 from rlhf.modeling.attention.shared_prefix import LEAST_SAVING, share_prompts
 from rlhf.modeling.chat_template import end_token_ids
 from rlhf.modeling.models import describe_model, load_reward_model, model_folder
-from rlhf.modeling.readers import Reader, load_reader, reward_kwargs
+from rlhf.modeling.pairs import has_token_types, is_for_pairs, parts_of_pairs
+from rlhf.modeling.readers import Reader, load_reader, reward_kwargs, tokenizer_of
 from rlhf.modeling.thinking import has_thinking
 from rlhf.modeling.tokens import TokenBatch, close, encode_prompt, pad_right
 from rlhf.parallel.sharding import Sharding, shard_frozen
@@ -132,7 +133,12 @@ class Scorer:
                 packed = pack([(rows[0][:common], own)], 0)
                 if packed.ids.numel() <= (1 - LEAST_SAVING) * batch.ids.numel():
                     return packed
-        return Inputs(batch.ids, last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1]))
+        reads = last_tokens(batch.mask.sum(dim=1), batch.ids.shape[1])
+        if is_for_pairs(self._reader.tokenizer):
+            return Inputs(
+                batch.ids, reads, parts=parts_of_pairs(batch.ids, batch.mask, self._ends[0])
+            )
+        return Inputs(batch.ids, reads)
 
 
 def combine_members(rewards: Float[Tensor, "M N"], how: Combine) -> Float[Tensor, " N"]:
@@ -216,6 +222,8 @@ def load_module(
     else:
         classifier = load_reward_model_on(base, folder)
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
-    module = RewardModule(classifier).eval().requires_grad_(False)
+    description = describe_model(folder, given)
+    token_types = has_token_types(tokenizer_of(description))
+    module = RewardModule(classifier, token_types=token_types).eval().requires_grad_(False)
     shard_frozen(accelerator, module, sharding)
-    return module, bias, describe_model(folder, given)
+    return module, bias, description

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from reward.settings import Combine, require_choice
 from rlhf.config import Precision, require_range
+from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
-from rlhf.modeling.template_kwargs import TemplateKwargs
 
 
 @dataclass(frozen=True, kw_only=True)

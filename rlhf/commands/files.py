@@ -9,8 +9,8 @@ from cyclopts.config import Dict
 
 from rlhf.config import load_settings
 from rlhf.config.paths import old_names, sections_of
+from rlhf.config.template_kwargs import as_one_token
 from rlhf.errors import ConfigError, did_you_mean
-from rlhf.modeling.template_kwargs import as_one_token
 from rlhf.run.rundir import STAGE_COMMANDS, RunDir
 
 S = TypeVar("S")

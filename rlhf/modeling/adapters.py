@@ -26,12 +26,11 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenize
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import ConfigError, InputError
+from rlhf.modeling.heads import HEAD, parts_above_trunk, reward_head
 from rlhf.modeling.models import (
-    HEAD,
     empty_causal_lm,
     load_config,
     put_head_on,
-    reward_head,
     save_model,
 )
 from rlhf.modeling.weights import COPY_AGAIN, require_whole
@@ -81,8 +80,13 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int, seed: int) -> No
     An adapter's output is scaled by alpha / rank. The seed is that of the A matrices, so that all
     processes start equal; the B matrices are 0.
     """
-    is_classifier = model.get_output_embeddings() is None
-    _inject(lora_config(rank, alpha, "SEQ_CLS" if is_classifier else "CAUSAL_LM"), model, seed)
+    if model.get_output_embeddings() is not None:
+        _inject(lora_config(rank, alpha), model, seed)
+        return
+    config = lora_config(rank, alpha, "SEQ_CLS")
+    if (above := parts_above_trunk(model)) != [HEAD]:
+        config.exclude_modules = rf"({'|'.join(above)})(\..*)?"
+    _inject(config, model, seed)
 
 
 def lora_config(rank: int, alpha: int, kind: str = "CAUSAL_LM") -> LoraConfig:
@@ -97,8 +101,9 @@ def _inject(config: LoraConfig, model: PreTrainedModel, seed: int) -> None:
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, NAME)
     cast_adapter_dtype(model, NAME)  # float32, also beside bf16 and 4-bit weights
-    if isinstance(getattr(model, HEAD, None), nn.Linear):
-        reward_head(model).requires_grad_(True)
+    if model.get_output_embeddings() is None:
+        for part in parts_above_trunk(model):
+            model.get_submodule(part).requires_grad_(True)
 
 
 @contextmanager
@@ -205,7 +210,7 @@ def save_adapters(
         base: what `describe_model` says of the model whose weights are frozen.
     """
     config = copy.copy(_config_of(classifier))
-    config.modules_to_save = [HEAD]
+    config.modules_to_save = parts_above_trunk(classifier)
     config.base_model_name_or_path = base["path"]
     config.inference_mode = True
     kept = _trained(classifier, state).items()
@@ -305,4 +310,5 @@ def _trained(classifier: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[s
     kept: dict[str, Tensor] = get_peft_model_state_dict(
         classifier, dict(state), NAME, save_embedding_layers=False
     )
-    return kept | {name: value for name, value in state.items() if name.startswith(f"{HEAD}.")}
+    above = tuple(f"{part}." for part in parts_above_trunk(classifier))
+    return kept | {name: value for name, value in state.items() if name.startswith(above)}

@@ -5,7 +5,6 @@ A reward model is an `AutoModelForSequenceClassification` with one label. Its co
 scores.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,11 +24,24 @@ from transformers import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rlhf.diagnose import as_input_error
+from rlhf.endpoints.hub import require_hub
 from rlhf.errors import InputError
 from rlhf.modeling.attention.matmul import use_products
 from rlhf.modeling.chat_template import add_end_tokens
-from rlhf.modeling.hub import require_hub
+from rlhf.modeling.heads import (
+    CLASSIFIER,
+    HEAD,
+    architecture,
+    empty_classifier,
+    head_name,
+    parts_above_trunk,
+    reads_pairs,
+    reward_head,
+    start_head,
+    unused_positions,
+)
 from rlhf.modeling.model_card import model_card
+from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
 from rlhf.modeling.weights import load_weights
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
@@ -40,8 +53,6 @@ WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble ho
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
-CLASSIFIER = "ForSequenceClassification"
-HEAD = "score"
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -68,7 +79,7 @@ def load_config(name: str) -> PreTrainedConfig:
     with as_input_error(f"Cannot read the model {name}", FETCH_AGAIN):
         config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
     for key, value in vars(config).items():
-        if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
+        if key.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
             setattr(config, key, 0.0)
     return config
 
@@ -96,9 +107,12 @@ def policy_folder(name: str) -> str:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """The maximum number of tokens that a model reads; None if its config sets no limit."""
+    """The maximum number of tokens that a model reads; None if its config sets no limit.
+
+    RoBERTa and its kin begin to count positions after the id of their padding token.
+    """
     found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return found
+    return found and found - (unused_positions(config) if reads_pairs(config) else 0)
 
 
 @contextmanager
@@ -131,9 +145,9 @@ def load_causal_lm(
     config = load_config(name)
     if tensor_parallel and trained:
         require_trainable_parts(name, config)
-    if _architecture(config).endswith(CLASSIFIER):
+    if architecture(config).endswith(CLASSIFIER):
         raise InputError(
-            f"{name} is a classifier ({_architecture(config)}), not a language model",
+            f"{name} is a classifier ({architecture(config)}), not a language model",
             "Give the language model, not the reward model.",
         )
     return _load(
@@ -152,20 +166,28 @@ def new_reward_model(
 ) -> PreTrainedModel:
     """A reward model to train: a language model with a fresh head, or a trained reward model.
 
-    The weights of a fresh head are drawn from N(0, 1/(d+1)), as in the code of arXiv 2009.01325. A
-    trained head is kept, and its `reward_bias` stays in the config.
+    A fresh head is started by `start_head`. A trained one is kept, and its `reward_bias` stays in
+    the config.
 
-    The head is float32, and whole in every process; otherwise as `load_causal_lm`.
+    What is above the trunk is float32, and whole in every process; otherwise as `load_causal_lm`.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it is a classifier with
-            another number of labels, or it cannot be split.
+            another number of labels or an encoder without a trained head, or it cannot be split.
     """
     is_trained = is_reward_model(name)
     config = _classifier_config(name, pad_token_id)
+    empty = empty_classifier(_plain(config))
+    if not is_trained and head_name(empty) != HEAD:
+        raise InputError(
+            f"{name} is an encoder without a trained head ({architecture(config)})",
+            "Start from a decoder, or from a classifier with one label.",
+        )
     if tensor_parallel:
         require_trainable_parts(name, config)
-    kind = _exact_head(config) if is_trained else AutoModelForSequenceClassification
+    kind = _exact_head(empty) if is_trained else AutoModelForSequenceClassification
+    if isinstance(quantization, BitsAndBytesConfig):
+        quantization.llm_int8_skip_modules += parts_above_trunk(empty)  # also applies to 4 bits
     model = _load(
         kind,
         name,
@@ -187,34 +209,26 @@ def is_reward_model(name: str) -> bool:
         InputError: there is no such model, or it is another classifier.
     """
     config = load_config(name)
-    if not _architecture(config).endswith(CLASSIFIERS):
+    if not architecture(config).endswith(CLASSIFIERS):
         return False
     _require_one_label(name, config, "Give a language model, or a classifier with one label.")
     return True
 
 
 def _require_one_label(name: str, config: PreTrainedConfig, remedy: str) -> None:
-    kind = _architecture(config)
+    kind = architecture(config)
     if not kind.endswith(CLASSIFIER) or config.num_labels != 1:
         words = f"{name} is not a reward model ({kind}, {config.num_labels} labels)"
         raise InputError(words, remedy)
 
 
-def _exact_head(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def _exact_head(empty: PreTrainedModel) -> type[PreTrainedModel]:
     """A classifier's class that loads its head in float32 even if the trunk is bf16."""
-    plain = type(_empty(AutoModelForSequenceClassification, _plain(config)))
-    exact = {*(plain._keep_in_fp32_modules_strict or ()), rf"^{HEAD}\."}
+    plain, above = type(empty), parts_above_trunk(empty)
+    exact = {*(plain._keep_in_fp32_modules_strict or ()), *(rf"^{name}\." for name in above)}
     # transformers looks up attention support in the module of a class
     attributes = {"_keep_in_fp32_modules_strict": exact, "__module__": plain.__module__}
     return type(plain.__name__, (plain,), attributes)
-
-
-def start_head(head: nn.Linear, seed: int) -> None:
-    """Initialize a scalar head."""
-    generator = torch.Generator().manual_seed(seed)
-    std = 1 / math.sqrt(head.in_features + 1)
-    with torch.no_grad():
-        head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator))
 
 
 def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
@@ -224,12 +238,16 @@ def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel
     """
     plain = _plain(config)
     plain.reward_bias = bias
-    return _empty(AutoModelForSequenceClassification, plain)
+    return empty_classifier(plain)
 
 
 def empty_causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
     """A float32 language model without storage, as `empty_reward_model`."""
-    return _empty(AutoModelForCausalLM, _plain(config))
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            _plain(config), dtype=torch.float32, trust_remote_code=False
+        )
+    return model
 
 
 def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -239,14 +257,6 @@ def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
     return plain
 
 
-def _empty(kind: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
-    with torch.device("meta"):
-        model: PreTrainedModel = kind.from_config(
-            config, dtype=torch.float32, trust_remote_code=False
-        )
-    return model
-
-
 def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
     """A reward model on an existing trunk, with a float32 head of zeros.
 
@@ -254,7 +264,7 @@ def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
     """
     trunk.config.num_labels = 1
     trunk.config.get_text_config().pad_token_id = pad_token_id
-    model = _empty(AutoModelForSequenceClassification, _plain(trunk.config))
+    model = empty_classifier(_plain(trunk.config))
     setattr(model, model.base_model_prefix, trunk)
     model.config = trunk.config  # the attention of all layers is chosen in one config
     head = reward_head(model).to_empty(device="cpu")
@@ -287,10 +297,6 @@ def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
     return config
 
 
-def _architecture(config: PreTrainedConfig) -> str:
-    return str((config.architectures or ["?"])[0])
-
-
 def _load(
     kind: type[Any],
     name: str,
@@ -304,24 +310,11 @@ def _load(
     parts = tensor_parallel_options(name, config) if tensor_parallel else {}
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
     model = load_weights(kind, name, new_head=new_head, **parts)
-    use_products(model)
+    if reads_pairs(config):
+        require_padding_ignored(name, model)
+    else:
+        use_products(model)
     return model
-
-
-def reward_head(model: nn.Module) -> nn.Linear:
-    """The scalar head of a reward model.
-
-    Raises:
-        InputError: the head of this architecture has another name.
-    """
-    head = getattr(model, HEAD, None)
-    if not isinstance(head, nn.Linear):
-        raise InputError(
-            f"{type(model).__name__} has no linear head `score`",
-            "Use a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar ones have one. "
-            "An encoder can score as a function: --reward signal:package.module:function.",
-        )
-    return head
 
 
 def model_fingerprint(name: str) -> str:

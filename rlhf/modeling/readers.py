@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from rlhf.config.template_kwargs import are_template_kwargs
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import (
     TEMPLATE_KWARGS,
@@ -15,7 +16,6 @@ from rlhf.modeling.chat_template import (
     template_kwargs,
 )
 from rlhf.modeling.models import load_config, model_folder
-from rlhf.modeling.template_kwargs import are_template_kwargs
 from rlhf.modeling.tokens import encode_response, load_tokenizer
 from rlhf.records.documents import REMEDY
 from rlhf.records.schema import Response

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
@@ -27,6 +27,8 @@ from rlhf.modeling.chat_template import (
     set_template_kwargs,
     template_kwargs,
 )
+from rlhf.modeling.heads import CLASSIFIER, reads_pairs
+from rlhf.modeling.pairs import first_of_pair, is_for_pairs, second_of_pair, set_pair_tokens
 from rlhf.modeling.thinking import (
     CLOSING,
     NO_THOUGHT,
@@ -86,12 +88,16 @@ def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrained
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, trust_remote_code=False
         )
-    if tokenizer.eos_token_id is None:
+    set_template_kwargs(tokenizer, name, given or {})
+    if _is_for_pairs(name):
+        set_pair_tokens(tokenizer)
+    elif tokenizer.eos_token_id is None:
         raise InputError(
             f"The tokenizer of {name} has no end-of-sequence token",
-            "Set `eos_token` in its tokenizer_config.json: the end of a response is trained on.",
+            "Set `eos_token` in its tokenizer_config.json: the end of a response is trained on."
+            if tokenizer.sep_token_id is None
+            else "An encoder needs a trained head: give a classifier with one label.",
         )
-    set_template_kwargs(tokenizer, name, given or {})
     if not recorded_end_tokens(tokenizer):
         set_end_tokens(tokenizer, find_end_tokens(tokenizer, end_tokens_of_model(name)))
     ends = (tokenizer.eos_token_id, end_token_ids(tokenizer)[0])
@@ -99,6 +105,18 @@ def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrained
         # not `tokenizer.pad_token = …`: that gives a new token no id
         tokenizer.add_special_tokens({"pad_token": _choose_pad_token(tokenizer, name, ends)})
     return tokenizer
+
+
+def _is_for_pairs(name: str) -> bool:
+    """Whether a tokenizer's folder holds a classifier that reads text pairs."""
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError:
+        return False  # a tokenizer alone
+    if not any(str(one).endswith(CLASSIFIER) for one in found.get("architectures") or ()):
+        return False
+    with as_input_error(f"Cannot read the config of {name}", "Copy or download the model again."):
+        return reads_pairs(AutoConfig.from_pretrained(name, trust_remote_code=False))
 
 
 def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str, ends: tuple[int, int]) -> str:
@@ -146,9 +164,13 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
     """Token ids of a prompt through the chat template, ready for the assistant's answer.
 
+    For a classifier that reads text pairs they are those of the plain text, without system message.
+
     Raises:
         InputError: the tokenizer has no chat template, or its template refuses the conversation.
     """
+    if is_for_pairs(tokenizer):
+        return first_of_pair(tokenizer, prompt.text)
     if not tokenizer.chat_template:
         raise InputError(
             f"The tokenizer of {tokenizer.name_or_path} has no chat template",
@@ -196,6 +218,7 @@ def encode_response(
     if (
         is_whole
         and response.token_ids is not None
+        and not is_for_pairs(tokenizer)
         and response.tokenizer_fingerprint == fingerprint
     ):
         return closed(response.token_ids, end_token_ids(tokenizer))
@@ -203,6 +226,8 @@ def encode_response(
         text = after_opening_tag(text)
     elif opened or not is_whole:
         text = (NO_THOUGHT if opened else "") + split_thinking(text)[1]
+    if is_for_pairs(tokenizer):
+        return second_of_pair(tokenizer, text)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return [*ids, end_token_ids(tokenizer)[0]]
 

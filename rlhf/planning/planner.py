@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
 from rlhf.diagnose import as_input_error
+from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.logits.blocks import block_size
 from rlhf.modeling.models import load_config
 from rlhf.parallel.settings import State
@@ -68,22 +69,25 @@ def read_shape(model: str) -> Shape:
     """The sizes of a model folder or hub name, counted on a copy without storage.
 
     Raises:
-        InputError: there is no such model, or it is not a language model.
+        InputError: there is no such model, or it is neither a language model nor a classifier.
     """
     config = load_config(model)
     decoder = "Give a decoder model: Llama, Qwen, Mistral, Gemma, GPT-NeoX and similar."
     problem = f"{model} is not a language model ({type(config).__name__})"
     with as_input_error(problem, decoder), torch.device("meta"):
-        network: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        is_encoder = reads_pairs(config)
+        kind = AutoModelForSequenceClassification if is_encoder else AutoModelForCausalLM
+        network: Any = kind.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     text: Any = config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    matrices = _matrices(network)
+    # an encoder's classifier has other layers between trunk and head
+    trunk = network if is_encoder else network.base_model
     return Shape(
         parameters=_count(network),
-        trunk=_count(network.base_model),
-        linear=sum(weight.numel() for weight in matrices),
-        trunk_linear=sum(weight.numel() for weight in _matrices(network.base_model)),
+        trunk=_count(trunk) - is_encoder * text.hidden_size,
+        linear=sum(weight.numel() for weight in _matrices(network)),
+        trunk_linear=sum(weight.numel() for weight in _matrices(trunk)),
         lora_rows=sum(sum(weight.shape) for weight in _matrices(network.base_model)),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
@@ -106,7 +110,7 @@ def _matrices(network: nn.Module) -> list[torch.Tensor]:
 
 
 def _inner_size(config: Any) -> int:
-    for name in ("intermediate_size", "ffn_dim", "n_inner"):
+    for name in ("intermediate_size", "ffn_dim", "n_inner", "hidden_dim"):
         value = getattr(config, name, None)
         if isinstance(value, int):
             return value

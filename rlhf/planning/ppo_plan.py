@@ -43,7 +43,8 @@ class Roles:
 
     Attributes:
         critic: `own`, trained whole; `own head`, on a frozen trunk; `head`, on the policy; `none`.
-        reward_models: how many; functions and endpoints do not count.
+        reward_models: how many that read tokens; functions and endpoints do not count.
+        encoder_parameters: of reward models that read text pairs, whole in every process.
         lora_rank: of the adapters; 0 where all weights are trained.
         share_base: one frozen model under all roles.
         four_bits: it is held in 4 bits.
@@ -56,6 +57,7 @@ class Roles:
 
     critic: Critic = "own"
     reward_models: int = 1
+    encoder_parameters: int = 0
     lora_rank: int = 0
     share_base: bool = False
     four_bits: bool = False
@@ -297,6 +299,9 @@ def _frozen(shape: Shape, reward: Shape, roles: Roles, layout: Layout, *, bf16: 
         if _stays_sharded(roles, layout):
             size = layout.held(State.WEIGHTS, size)
         items.append(Item("reference model: weights", size, "float32, --kl.source resident"))
+    if roles.encoder_parameters:
+        size = float(FP32 * roles.encoder_parameters)
+        items.append(Item("encoders as reward models: weights", size, "float32, frozen"))
     number = "" if roles.reward_models == 1 else f", {roles.reward_models} of them"
     if roles.share_base:
         each_rank = FP32 * reward.lora_rows

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -61,6 +62,9 @@ def forget_metrics_after(path: Path, step: int) -> None:
     write_jsonl(path, [row for row in rows if row["step"] <= step])
 
 
+_has_bar: ContextVar[bool] = ContextVar("_has_bar", default=False)
+
+
 class Bar:
     """A progress bar: `advance` counts work done, `show` sets a few words beside the bar."""
 
@@ -80,7 +84,10 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-    """A progress bar on stderr of the main process and thread; silent in the others."""
+    """A progress bar on stderr of the main process and thread.
+
+    It is silent in other processes and threads, and inside another bar.
+    """
     beat(title)
     columns = (
         TextColumn("{task.description}"),
@@ -89,7 +96,11 @@ def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[words]}"),
     )
-    console = Console(stderr=True)
-    is_shown = is_main_process() and current_thread() is main_thread()
-    with Progress(*columns, console=console, disable=not is_shown) as bars:
-        yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))
+    is_other = not is_main_process() or current_thread() is not main_thread()
+    silent = is_other or _has_bar.get()
+    outside = _has_bar.set(True)
+    try:
+        with Progress(*columns, console=Console(stderr=True), disable=silent) as bars:
+            yield Bar(bars, bars.add_task(title, total=total, completed=done, words=""))
+    finally:
+        _has_bar.reset(outside)

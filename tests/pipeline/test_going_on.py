@@ -17,12 +17,14 @@ from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.pipeline.loop import REPOSITORY
 from tests.reward.conftest import build_record
+from tests.reward.encoders import build_encoder
 from tests.settings import reward_settings
 
 KINDS: dict[str, dict[str, Any]] = {
     "fsdp": {"sharding": "fsdp"},
     "tensor_parallel": {"tensor_parallel": 2},
 }
+ENCODERS: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {"sharding": "fsdp"}}
 TRAINING = {
     "precision": "fp32",
     "prompts_per_batch": 4,
@@ -37,11 +39,12 @@ from pathlib import Path
 from tests.settings import reward_settings
 from reward.train import train_reward
 
-rankings, model, out = map(Path, sys.argv[1:4])
-training = json.loads(sys.argv[4])
-for name, changes in json.loads(sys.argv[5]).items():
-    given = {"rankings": rankings, "model": str(model), "out": out / name}
-    train_reward(reward_settings(**given, **training, **changes))
+rankings, out = map(Path, sys.argv[1:3])
+training = json.loads(sys.argv[3])
+for model, kinds in json.loads(sys.argv[4]).items():
+    for name, changes in kinds.items():
+        given = {"rankings": rankings, "model": str(out / model), "out": out / f"{model}-{name}"}
+        train_reward(reward_settings(**given, **training, **changes))
 """
 
 
@@ -51,15 +54,18 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("going_on")
     records = [build_record(n, "test" if n % 3 == 0 else "train") for n in range(12)]
     write_ranked(folder / "rankings", records, {})
+    build_encoder(folder / "encoder")
     for name, start, more in (
         ("rm", tiny_model, {"epochs": 2, "seed": 0}),
-        ("one", folder / "rm", {}),
+        ("rm-one", folder / "rm", {}),
+        ("encoder-one", folder / "encoder", {}),
     ):
         given = {"rankings": folder / "rankings", "model": str(start), "out": folder / name}
         train_reward(reward_settings(**given, **{**TRAINING, **more}))
     program = folder / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    words = [folder / "rankings", folder / "rm", folder, json.dumps(TRAINING), json.dumps(KINDS)]
+    kinds = {"rm": KINDS, "encoder": ENCODERS}
+    words = [folder / "rankings", folder, json.dumps(TRAINING), json.dumps(kinds)]
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(REPOSITORY))
         assert run_processes([sys.executable, str(program), *map(str, words)], 2) == 0
@@ -68,7 +74,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_head_stays_and_trains_as_with_one_process(runs: Path, kind: str) -> None:
-    expected, found = (RunDir(runs / name) for name in ("one", kind))
+    expected, found = (RunDir(runs / f"rm-{name}") for name in ("one", kind))
     report, earlier = found.read_report(), RunDir(runs / "rm").read_report()
     assert earlier["accuracy"]["value"] > 0.9  # a fresh head would be a coin
     assert report["accuracy_before_training"] == earlier["accuracy"]
@@ -78,3 +84,13 @@ def test_a_trained_head_stays_and_trains_as_with_one_process(runs: Path, kind: s
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert losses[0][0] < 0.4  # with a fresh head log 2
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_classifier_of_text_pairs_trains_as_with_one_process(runs: Path, kind: str) -> None:
+    expected, found = (RunDir(runs / f"encoder-{name}") for name in ("one", kind))
+    rows, others = (read_metrics(run.metrics_file) for run in (found, expected))
+    for name in ("loss", "grad_norm", "accuracy"):
+        assert [r[name] for r in rows] == pytest.approx([r[name] for r in others], rel=1e-4)
+    before, after = (one.read_report()["accuracy_before_training"] for one in (expected, found))
+    assert before == after

@@ -1,5 +1,6 @@
 """What is believed of stored rewards, and what happens to rewards that are no numbers."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,11 +10,19 @@ from safetensors.torch import load_file, save_file
 from policies.reference.rewards import rewards_by_prompt
 from policies.reference.store import open_store
 from policies.rewards import Combination, load_reward
+from reward.scoring.texts import load_text_reward
 from rlhf.cli import main
+from rlhf.modeling.models import describe_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
-from tests.policies.training import TrainingInputs, build_ensemble
+from rlhf.records.schema import Response
+from rlhf.run.rundir import RunDir
+from tests.conftest import REPOSITORY
+from tests.policies.training import TrainingInputs, build_ensemble, metrics_of
+from tests.reward.encoders import build_encoder
 from tests.servers.reward import RewardServer
+
+GUIDE = REPOSITORY / "examples" / "guides" / "reward.md"
 
 
 def test_stored_rewards_of_an_ensemble_are_those_of_its_mean_only(
@@ -61,3 +70,34 @@ def test_a_reward_that_is_not_a_number_ends_the_run_with_2(
             assert training.ppo(tmp_path / "ppo", "--reward", name) == 2
             assert words in " ".join(capsys.readouterr().err.split())
             shutil.rmtree(tmp_path / "ppo")
+
+
+def test_an_encoder_rewards_a_policy_as_it_does_as_a_function(
+    training: TrainingInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads text, so the critic starts from the policy and tokenizers may differ."""
+    encoder = build_encoder(tmp_path / "encoder")
+    ((code,),) = [re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)]
+    code = re.sub(r'MODEL = ".*"', f"MODEL = {str(encoder)!r}", code)
+    (tmp_path / "classifier.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    stored = shutil.copytree(training.reference, tmp_path / "stored")
+    scoring = ["reference", "--reward", str(encoder), "--out", str(stored), "--precision", "fp32"]
+    assert main([*scoring, "--replace-reward"]) == 0
+    common = ("--reward-shaping", "none")
+    for name, reward in (("a", str(encoder)), ("b", "signal:classifier:score")):
+        assert training.ppo(tmp_path / name, "--reward", reward, *common, steps=2) == 0
+    rows, others = metrics_of(tmp_path / "a"), metrics_of(tmp_path / "b")
+    assert [row["reward/mean"] for row in rows] == pytest.approx(
+        [row["reward/mean"] for row in others], abs=1e-5
+    )
+    assert rows[1]["loss/policy"] == pytest.approx(others[1]["loss/policy"], abs=1e-4)
+    inputs = RunDir(tmp_path / "a").read_stage()["inputs"]
+    assert inputs["reward"] == describe_model(str(encoder))
+    rewards = [row.reward for row in open_store(stored / "outputs").rows]
+    answers = open_store(training.reference / "outputs").rows
+    score = load_text_reward(str(encoder), start("fp32", 0), 400)
+    asked = [
+        (row.prompt, (Response(id="", prompt_id="", text=row.text, model=""),)) for row in answers
+    ]
+    assert rewards == pytest.approx([value for (value,) in score(asked)], abs=1e-5)

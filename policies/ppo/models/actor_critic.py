@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf.modeling.attention.packing import features
+from rlhf.modeling.heads import reward_head
 from rlhf.modeling.log_probs import Sequences, TokenLogProbs, response_log_probs
-from rlhf.modeling.models import reward_head
 from rlhf.parallel.sharding import reshard
 
 Result = TypeVar("Result")

@@ -22,15 +22,10 @@ from policies.formulas import shape_rewards
 from policies.ppo.models.actor_critic import PolicyAndCritic, PolicyHead, read_parts
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
-from policies.rewards import is_model
+from policies.rewards import reads_tokens
+from rlhf.modeling.heads import reward_head
 from rlhf.modeling.log_probs import Sequences
-from rlhf.modeling.models import (
-    load_config,
-    load_reward_model,
-    model_folder,
-    new_reward_model,
-    reward_head,
-)
+from rlhf.modeling.models import load_config, load_reward_model, model_folder, new_reward_model
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.gathered_model import whole
 from rlhf.parallel.sharding import Sharding, assign
@@ -96,7 +91,7 @@ def new_critic(
 ) -> tuple[PreTrainedModel | PolicyHead | None, float]:
     """The critic before any training, and the constant added to its values.
 
-    A copy of the first reward model, else (rewards are functions) the policy's with a new head; or
+    A copy of the first reward model that reads tokens, else the policy's with a new head; or
     a head alone, on the policy; None where the settings want no critic.
     """
     if not settings.has_critic:
@@ -104,7 +99,7 @@ def new_critic(
     if settings.critic.model == "head":
         width = load_config(settings.model).get_text_config().hidden_size
         return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
-    models = [name for name in settings.reward if is_model(name)]
+    models = [name for name in settings.reward if reads_tokens(name)]
     tensor_parallel = settings.parallel.tensor_parallel > 1
     if models:
         folder = model_folder(models[0], "reward", "model")

@@ -10,8 +10,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from policies.ppo.settings import PPOSettings
-from policies.rewards import is_model
-from reward.scoring.scorer import member_folders
+from policies.rewards import reward_models
 from rlhf.modeling.adapters import (
     add_adapters,
     four_bits,
@@ -19,7 +18,8 @@ from rlhf.modeling.adapters import (
     require_adapters,
     share_weights,
 )
-from rlhf.modeling.models import load_causal_lm, put_head_on, reward_head, start_head
+from rlhf.modeling.heads import reward_head, start_head
+from rlhf.modeling.models import load_causal_lm, put_head_on
 
 
 def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
@@ -33,9 +33,8 @@ def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
         InputError: one has no adapter, or its adapter was trained on other weights or another
             precision of these.
     """
-    for name in filter(is_model, settings.reward if settings.lora.share_base else ()):
-        for folder in member_folders(name):
-            require_adapters(folder, model, four_bits=settings.lora.four_bit_base)
+    for folder in reward_models(settings.reward) if settings.lora.share_base else ():
+        require_adapters(folder, model, four_bits=settings.lora.four_bit_base)
 
 
 def load_base(settings: PPOSettings, accelerator: Accelerator) -> PreTrainedModel | None:
@@ -70,9 +69,8 @@ def critic_on(
     Returns:
         The critic, and the constant added to its values.
     """
-    models = [name for name in settings.reward if is_model(name)]
-    if models:
-        critic = load_reward_model_on(base, member_folders(models[0])[0])
+    if models := reward_models(settings.reward):
+        critic = load_reward_model_on(base, models[0])
         bias = float(critic.config.reward_bias)
     else:
         critic, bias = put_head_on(share_weights(base.base_model), pad_token_id), 0.0
@@ -89,6 +87,6 @@ def frozen_bytes(base: PreTrainedModel, settings: PPOSettings) -> dict[str, int]
     """What the frozen weights take, and what they would take with a copy for every role."""
     whole = sum(weight.nbytes for weight in base.parameters())
     trunk = sum(weight.nbytes for weight in base.base_model.parameters())
-    roles = sum(len(member_folders(name)) for name in settings.reward if is_model(name))
+    roles = len(reward_models(settings.reward))
     roles += settings.has_critic and settings.critic.model == "own"
     return {"shared": whole, "separate": whole + roles * trunk}

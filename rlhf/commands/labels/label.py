@@ -9,8 +9,8 @@ from policies.sampling.settings import require_sampling
 from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted, next_command
 from rlhf.config import require_range
+from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
-from rlhf.modeling.template_kwargs import TemplateKwargs
 
 EXAMPLE = "rlhf label --db labels.db"
 OF_LIVE_MODE = (

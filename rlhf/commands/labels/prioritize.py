@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from rlhf.commands.wording import counted, next_command
 from rlhf.config import MAX_SEED, Precision, require_range
-from rlhf.modeling.template_kwargs import TemplateKwargs
+from rlhf.config.template_kwargs import TemplateKwargs
 
 EXAMPLE = "rlhf prioritize --db labels.db --reward runs/first/reward"
 

@@ -1,7 +1,7 @@
 """Inputs of a model's trunk: padded rows, or prompts with their responses in one packed row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -29,12 +29,15 @@ class Inputs:
     """Token ids, and the places whose outputs are read, counted over the rows laid end to end.
 
     Either right-padded rows, one per response, or one packed row with its positions and layout.
+    `parts`, of padded rows, is 1 at a prompt's tokens, 2 at a response's and 0 at padding; a causal
+    model needs none.
     """
 
     ids: Int[Tensor, "B T"]
     reads: Int[Tensor, "..."]
     positions: Int[Tensor, "B T"] | None = None
     layout: Layout | None = None
+    parts: Int[Tensor, "B T"] | None = None
 
     @property
     def model_inputs(self) -> dict[str, Any]:
@@ -44,8 +47,12 @@ class Inputs:
 
     def to(self, device: torch.device) -> "Inputs":
         """The same inputs on another device."""
-        positions = None if self.positions is None else self.positions.to(device)
-        return Inputs(self.ids.to(device), self.reads.to(device), positions, self.layout)
+        tensors: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def pack(groups: Sequence[tuple[TokenIds, Sequence[TokenIds]]], pad_id: int) -> Inputs:

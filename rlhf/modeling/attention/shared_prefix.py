@@ -23,6 +23,7 @@ from rlhf.modeling.attention.flex import flex_prefix_attention, is_usable
 from rlhf.modeling.attention.layout import Inputs, Layout, last_tokens, pack, states
 from rlhf.modeling.attention.matmul import product_attention
 from rlhf.modeling.attention.prefix_matmul import prefix_attention
+from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.tokens import pad_right
 
 ATTENTION = "shared_prefix"
@@ -56,6 +57,8 @@ def shared_prefix_attention(
 
 def share_prompts(model: PreTrainedModel) -> str | None:
     """Switch a model to this attention; if it would not be exact, return why and change nothing."""
+    if reads_pairs(model.config):
+        return f"{type(model).__name__} reads in both directions"
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_prefix_attention)
     return try_attention(model, ATTENTION, lambda: _probe(model))
 

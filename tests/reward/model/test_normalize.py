@@ -28,7 +28,7 @@ def test_rewards_that_do_not_differ_stop_the_run(rewards):
 
 def test_gain_goes_into_weight_and_bias_of_the_head_only():
     state = {"score.weight": torch.ones(1, 2), "score.bias": torch.ones(1), "x": torch.ones(1)}
-    folded = fold_into_head(state, 3.0)
+    folded = fold_into_head(state, "score", 3.0)
     assert folded["score.weight"].tolist() == [[3.0, 3.0]]
     assert folded["score.bias"].tolist() == [3.0]
     assert folded["x"].tolist() == [1.0]

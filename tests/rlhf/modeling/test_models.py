@@ -8,16 +8,17 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
-from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
     GPT2Config,
     PreTrainedModel,
 )
 
 from rlhf.errors import InputError
+from rlhf.modeling.heads import reward_head
 from rlhf.modeling.models import (
     describe_model,
     load_causal_lm,
@@ -28,7 +29,6 @@ from rlhf.modeling.models import (
     new_reward_model,
     policy_folder,
     require_same_tokenizer,
-    reward_head,
     save_model,
 )
 from rlhf.modeling.tokens import load_tokenizer
@@ -230,15 +230,17 @@ def test_a_reward_model_is_not_a_language_model(tiny_model: Path, tmp_path: Path
         load_causal_lm(str(tmp_path / "model"))
 
 
-def test_an_unknown_head_is_refused() -> None:
-    with pytest.raises(InputError, match="Sequential has no linear head `score`"):
-        reward_head(nn.Sequential(nn.Linear(2, 1)))
-
-
 def test_dropout_is_off(tmp_path: Path) -> None:
     GPT2Config(resid_pdrop=0.3, embd_pdrop=0.2, attn_pdrop=0.1).save_pretrained(tmp_path)
     config = load_config(str(tmp_path))
     assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.0, 0.0, 0.0)
+
+
+def test_dropout_of_encoders_is_off(tmp_path: Path) -> None:
+    BertConfig(hidden_dropout_prob=0.3, classifier_dropout=0.2).save_pretrained(tmp_path)
+    config = load_config(str(tmp_path))
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.0, 0.0)
+    assert config.classifier_dropout == 0.0
 
 
 def test_the_fingerprint_follows_the_weights_alone(copy: Path, tiny_model: Path) -> None:

@@ -18,6 +18,7 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import Shape, read_shape
+from tests.reward.encoders import build_encoder
 
 # 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
 # a layer has q 64 + k 32 + v 32 + o 64 + three MLP matrices of 128 + two norms of 8 = 592
@@ -64,6 +65,13 @@ def test_counts_are_those_of_the_models_that_are_trained(tiny_model: Path) -> No
         (shape.reward_parameters, new_reward_model(str(tiny_model), 0, 0)),
     ):
         assert expected == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_layers_between_trunk_and_head_of_an_encoder_count(tmp_path: Path) -> None:
+    folder = build_encoder(tmp_path, "Roberta", "roberta")
+    model = new_reward_model(str(folder), 1, 0)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert read_shape(str(folder)).reward_parameters == total
 
 
 @pytest.mark.parametrize(
