@@ -118,7 +118,7 @@ class DataSettings:
     def __post_init__(self) -> None:
         require_range("data.max_length", self.max_length, 2)
         part_of("data.limit", self.limit, 1)
-        _require_choice("data.too_long", self.too_long, TooLong)
+        require_choice("data.too_long", self.too_long, TooLong)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,10 +290,10 @@ class RewardSettings(ClusterSettings):
         if self.annotator_weights != "auto":
             for name, weight in self.annotator_weights.items():
                 require_range(f"annotator_weights.{name}", weight, 0)
-        _require_choice("loss", self.loss, Loss)
-        _require_choice("adapter", self.adapter, Adapter)
-        _require_choice("ddp_comm_hook", self.ddp_comm_hook, CommunicationHook)
-        _require_choice("precision", self.precision, Precision)
+        require_choice("loss", self.loss, Loss)
+        require_choice("adapter", self.adapter, Adapter)
+        require_choice("ddp_comm_hook", self.ddp_comm_hook, CommunicationHook)
+        require_choice("precision", self.precision, Precision)
         self._require_tensor_parallel(adapter="none", ddp_comm_hook="no", seeds=())
         self._require_compatible()
 
@@ -360,8 +360,8 @@ class ScoreSettings:
 
     def __post_init__(self) -> None:
         require_range("micro_tokens", self.micro_tokens, 1)
-        _require_choice("precision", self.precision, Precision)
-        _require_choice("combine", self.combine, Combine)
+        require_choice("precision", self.precision, Precision)
+        require_choice("combine", self.combine, Combine)
         if (self.file is None) == (self.rankings is None):
             raise ConfigError(
                 "Give FILE or --rankings, "
@@ -371,7 +371,7 @@ class ScoreSettings:
             )
 
 
-def _require_choice(name: str, value: str, kind: Any) -> None:
+def require_choice(name: str, value: str, kind: Any) -> None:
     """Refuse a value that the literal type `kind` does not list; the parser checks only flags."""
     choices = get_args(kind)
     if value not in choices:

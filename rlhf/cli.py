@@ -46,6 +46,7 @@ COMMANDS = {
     "sft": "models.sft",
     "train-reward": "models.train_reward",
     "score": "models.score",
+    "serve": "models.serve",
     "reference": "models.reference",
     "ppo": "models.ppo",
     "dpo": "models.dpo",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 from rich.console import Console
@@ -83,7 +84,10 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
-    """A progress bar on stderr of the main process; silent in the others and inside another bar."""
+    """A progress bar on stderr of the main process and thread.
+
+    It is silent in other processes and threads, and inside another bar.
+    """
     beat(title)
     columns = (
         TextColumn("{task.description}"),
@@ -92,7 +96,8 @@ def progress(title: str, total: int, done: int = 0) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[words]}"),
     )
-    silent = _has_bar.get() or not is_main_process()
+    is_other = not is_main_process() or current_thread() is not main_thread()
+    silent = is_other or _has_bar.get()
     outside = _has_bar.set(True)
     try:
         with Progress(*columns, console=Console(stderr=True), disable=silent) as bars:

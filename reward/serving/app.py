@@ -1,0 +1,140 @@
+"""The routes of `rlhf serve --reward`: rewards, health and metrics.
+
+POST takes {"items": [{"messages": [...], "response": "..."}, ...]} and answers
+{"rewards": [number, ...]}, which is what `--reward http://...` asks and expects.
+"""
+
+import json
+import time
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from reward.scoring.texts import Answers
+from reward.serving.batches import Counts, QueueFullError, SharedBatches
+from rlhf.errors import InputError
+from rlhf.records.jsonl import MAX_DEPTH, is_deep
+from rlhf.records.schema import Message, Prompt
+from rlhf.records.schema import Response as ResponseRecord
+
+MAX_BODY_BYTES = 2**24
+RETRY_SECONDS = 1
+METRICS = (
+    ("requests", "requests_total", "counter", "Requests answered with rewards."),
+    ("items", "items_total", "counter", "Responses scored."),
+    ("tokens", "tokens_total", "counter", "Tokens of these responses and their prompts."),
+    ("batches", "batches_total", "counter", "Shared batches scored."),
+    ("scoring_seconds", "scoring_seconds_total", "counter", "Seconds spent scoring."),
+    ("waiting_items", "queue_items", "gauge", "Responses accepted and not answered yet."),
+)
+
+
+class _RefusedError(Exception):
+    """A request is answered with this status and sentence."""
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+def build_app(batches: SharedBatches, description: dict[str, str]) -> Starlette:
+    """The web application.
+
+    Args:
+        batches: scores the requests.
+        description: path and hash of the reward model.
+    """
+    began = time.monotonic()
+
+    async def score(request: Request) -> Response:
+        try:
+            answers = _read_items(await _read_body(request))
+            rewards = await batches.rewards(answers)
+        except _RefusedError as error:
+            return _refusal(error.status, str(error))
+        except InputError as error:
+            return _refusal(400, f"{error.problem}. {error.remedy}")
+        except QueueFullError:
+            problem = f"{batches.counts.waiting_items} responses wait already. Ask again."
+            return _refusal(503, problem, {"Retry-After": str(RETRY_SECONDS)})
+        batches.counts.requests += 1
+        batches.counts.items += len(rewards)
+        return JSONResponse({"rewards": rewards})
+
+    async def health(request: Request) -> Response:
+        uptime = round(time.monotonic() - began, 3)
+        found = {"path": description["path"], "hash": description["hash"]}
+        return JSONResponse({"status": "ready", "reward": found, "uptime_seconds": uptime})
+
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(write_metrics(batches.counts), media_type="text/plain")
+
+    return Starlette(
+        routes=[
+            Route("/", score, methods=["POST"]),
+            Route("/health", health),
+            Route("/metrics", metrics),
+        ]
+    )
+
+
+def write_metrics(counts: Counts) -> str:
+    """The counts in Prometheus' text format."""
+    lines = []
+    for field, name, kind, words in METRICS:
+        name = f"rlhf_reward_{name}"
+        value = getattr(counts, field)
+        lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}", f"{name} {value}"]
+    return "\n".join(lines) + "\n"
+
+
+def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": problem}, status, headers)
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise _RefusedError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    except ClientDisconnect:
+        raise _RefusedError(400, "The body ended early.") from None
+    return bytes(body)
+
+
+def _read_items(body: bytes) -> list[Answers]:
+    try:
+        value = json.loads(body)
+        # Python reads NaN and half a surrogate pair, which no tokenizer takes.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise _RefusedError(400, f"The body is not valid JSON ({error}).") from None
+    items = value.get("items") if isinstance(value, dict) else None
+    if not isinstance(items, list) or is_deep(value):
+        raise _RefusedError(
+            400,
+            'The body must be {"items": [{"messages": [...], "response": "..."}, ...]}, '
+            f"nested at most {MAX_DEPTH} deep.",
+        )
+    return [_read_item(number, item) for number, item in enumerate(items)]
+
+
+def _read_item(number: int, item: Any) -> Answers:
+    messages = item.get("messages") if isinstance(item, dict) else None
+    text = item.get("response") if isinstance(item, dict) else None
+    if not isinstance(messages, list) or not isinstance(text, str):
+        raise _RefusedError(
+            400, f"Item {number} must have 'messages', a list, and 'response', a text."
+        )
+    if not all(isinstance(turn, dict) for turn in messages):
+        raise _RefusedError(400, f"Item {number} has a message that is not an object.")
+    try:
+        prompt = Prompt.create(tuple(map(Message.from_json, messages)), "test", "")
+    except InputError as error:
+        raise _RefusedError(400, f"Item {number}: {error.problem}. {error.remedy}") from None
+    return prompt, (ResponseRecord(id="", prompt_id=prompt.id, text=text, model=""),)

@@ -1,0 +1,98 @@
+"""The server behind `rlhf serve --reward`: a reward model at an address."""
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+from rich.console import Console
+from rich.markup import escape
+
+from reward.scoring.scorer import member_folders
+from reward.scoring.texts import Answers, load_text_reward
+from reward.serving.app import build_app
+from reward.serving.batches import Counts, Score, SharedBatches
+from reward.serving.settings import ServeSettings
+from rlhf.errors import InputError
+from rlhf.modeling.models import describe_model
+from rlhf.modeling.readers import load_reader
+from rlhf.modeling.tokens import encode_prompt
+from rlhf.parallel.distributed import start_alone
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_CONNECTIONS = 256
+SHUTDOWN_SECONDS = 60  # as long as a client waits for its answer
+
+
+def serve_reward(settings: ServeSettings) -> dict[str, Any]:
+    """Serve a reward model until SIGTERM or SIGINT; accepted requests are answered before the end.
+
+    Raises:
+        InputError: there is no such model, or the address cannot be used.
+    """
+    with _bind(settings.host, settings.port) as listening:
+        [folder, *_] = member_folders(settings.reward)
+        description = describe_model(folder, settings.chat_template_kwargs)
+        counts = Counts()
+        batches = SharedBatches(_load(settings, description, counts), counts, settings.max_queue)
+        config = uvicorn.Config(
+            build_app(batches, description),
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+        _print_address(settings)
+        with suppress(KeyboardInterrupt):  # which uvicorn raises again after its shutdown
+            uvicorn.Server(config).run(sockets=[listening])
+    return {"requests": counts.requests, "responses": counts.items, "batches": counts.batches}
+
+
+def _load(settings: ServeSettings, description: dict[str, str], counts: Counts) -> Score:
+    """The rewards of `rlhf score`, with their tokens counted."""
+    rewards = load_text_reward(
+        settings.reward,
+        start_alone(settings.precision, seed=0),
+        settings.micro_tokens,
+        settings.combine,
+        given=settings.chat_template_kwargs,
+    )
+    reader = load_reader(description)
+
+    def score(answers: Sequence[Answers]) -> list[float]:
+        found = [row[0] for row in rewards(answers)]
+        for prompt, (response,) in answers:
+            ids = encode_prompt(reader.tokenizer, prompt)
+            counts.tokens += len(ids) + len(reader.encode(response, "", ids))
+        return found
+
+    return score
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+    except OSError as error:
+        opened.close()
+        raise InputError(
+            f"Port {port} of {host} cannot be used ({error.strerror})",
+            f"Choose another: --port {port + 1}",
+        ) from None
+    return opened
+
+
+def _print_address(settings: ServeSettings) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(
+        f"Serving {escape(settings.reward)} at [bold]http://{escape(host)}:{settings.port}[/]  "
+        "(Ctrl+C stops)"
+    )
+    if settings.host not in LOOPBACK:
+        console.print(
+            "Everybody who can reach this address can use it: there is no authentication."
+        )
