@@ -189,7 +189,7 @@ def test_only_models_are_served(refused: Callable[..., str], reward: str) -> Non
     assert f"--reward is '{reward}', and only reward models are served" in said
 
 
-def test_a_port_in_use_and_a_missing_model_are_refused(
+def test_a_port_in_use_is_refused(
     refused: Callable[..., str], server: ServedReward, folder: Path
 ) -> None:
     port = server.url.rpartition(":")[2]
