@@ -33,7 +33,7 @@ def count_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(one.arg not in ("self", "cls") for one in taken)
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "tests"])
+@pytest.mark.parametrize("package", [*PACKAGES, "tests", "examples"])
 def test_a_folder_fits_one_glance(package: str) -> None:
     folders = [REPOSITORY / package, *(REPOSITORY / package).rglob("*/")]
     entries = {

@@ -1,12 +1,13 @@
 """What the experiments share: `rlhf` commands that remember, ranked data, and results as files.
 
-Every experiment is one command, `python examples/evidence/NAME.py`. It reads NAME.yaml, works in
-runs/evidence/NAME, goes on where it was stopped, and writes result.json there and, where a picture
-says more than a table, NAME.png; with --keep also results/NAME.json and NAME.png beside this file,
-for the README.
+Every experiment is one command, `python -m examples.evidence.FOLDER.NAME`, typed in the root of the
+repository. It reads NAME.yaml beside NAME.py, works in runs/evidence/NAME, goes on where it was
+stopped, and writes result.json there and, where a picture says more than a table, NAME.png; with
+--keep also results/NAME.json and NAME.png in its folder, for the README.
 """
 
 import argparse
+import inspect
 import json
 import os
 import signal
@@ -42,8 +43,6 @@ from rlhf.records.schema import Message, RankedPrompt, Ranking, Response
 from rlhf.run.provenance import describe_environment
 from rlhf.run.rundir import RunDir
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 PACKAGES = ("torch", "transformers", "trl")
 SETTINGS = {"ppo": PPOSettings, "reward": RewardSettings}  # of parts whose names have changed
 SHOWN_N = (2, 4, 8, 16)  # rows of best-of-n in a table; results hold, and plots show, all
@@ -59,8 +58,9 @@ def run(
     plot: Callable[[Config], Figure] | None = None,
 ) -> None:
     """Read the command line, measure, and write result and picture; the table goes to stdout."""
+    here = Path(inspect.getfile(measure)).parent
     parser = argparse.ArgumentParser(description=(sys.modules["__main__"].__doc__ or "").strip())
-    parser.add_argument("--config", type=Path, default=HERE / f"{name}.yaml")
+    parser.add_argument("--config", type=Path, default=here / f"{name}.yaml")
     parser.add_argument("--out", type=Path, default=Path("runs/evidence") / name)
     parser.add_argument("--keep", action="store_true", help="write results/ for the README too")
     parser.add_argument("--json", action="store_true", help="the result on the last line of stdout")
@@ -69,7 +69,7 @@ def run(
     with timed(arguments.out, resolved(config)) as diary:
         measured = measure(config, arguments.out)
     result = {"experiment": name, **measured, **diary, **provenance()}
-    for folder in (arguments.out, RESULTS) if arguments.keep else (arguments.out,):
+    for folder in (arguments.out, here / "results") if arguments.keep else (arguments.out,):
         place = folder / ("result.json" if folder == arguments.out else f"{name}.json")
         write_json(place, result)
         if plot:

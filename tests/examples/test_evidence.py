@@ -20,7 +20,8 @@ from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
 
 EVIDENCE = REPOSITORY / "examples" / "evidence"
 PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(EVIDENCE.glob("*.md")))
-NAMES = sorted(path.stem for path in EVIDENCE.glob("*.yaml"))
+FOLDERS = {one.stem: one.parent for one in EVIDENCE.glob("*/*.py") if one.stem != "heads"}
+NAMES = sorted(FOLDERS)
 SAMPLING = {"max_new_tokens": 8, "precision": "fp32"}
 PPO = {"episodes_per_step": 4, "precision": "fp32", "save_every": 100}
 FITTED = {"head": "fitted", "epochs": 0, "precision": "fp32"}
@@ -105,8 +106,13 @@ CHANGES = {
 
 
 def load(monkeypatch: pytest.MonkeyPatch, name: str):
-    monkeypatch.syspath_prepend(str(EVIDENCE))
-    return import_module(name)
+    place = f"{FOLDERS[name].name}.{name}" if name in FOLDERS else name
+    return import_module(f"examples.evidence.{place}")
+
+
+def command_of(name: str) -> str:
+    """What one types to run an experiment."""
+    return f"python -m examples.evidence.{FOLDERS[name].name}.{name}"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, name: str, config: dict, folder: Path) -> dict:
@@ -181,7 +187,9 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
 def test_the_configuration_for_one_gpu_goes_on_after_every_kill(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    config = yaml.safe_load((EVIDENCE / "one_gpu" / "people.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(
+        (FOLDERS["people"] / "one_gpu" / "people.yaml").read_text(encoding="utf-8")
+    )
     config |= {"model": str(tiny_model), "data": str(write_pairs(tmp_path / "data.jsonl.gz"))}
     config |= {"pairs": 3, "test": 2, "validation": 1, "seeds": [0], "steps": [2]}
     config["reference"] |= {"max_new_tokens": 8}
@@ -190,7 +198,8 @@ def test_the_configuration_for_one_gpu_goes_on_after_every_kill(
         config[part]["precision"] = "fp32"
     file, out = tmp_path / "config.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump(config))
-    command = [sys.executable, EVIDENCE / "people.py", "--config", file, "--out", out]
+    module = "examples.evidence.human_labels.people"
+    command = [sys.executable, "-m", module, "--config", file, "--out", out]
     kills = 0
     for begun in ("judge/metrics.jsonl", "ppo-0-3/metrics.jsonl", "evaluate-0-3/stage.json"):
         process = subprocess.Popen(command, cwd=REPOSITORY)
@@ -208,20 +217,21 @@ def test_the_configuration_for_one_gpu_goes_on_after_every_kill(
 def test_every_experiment_has_its_configuration_and_its_place_on_a_page() -> None:
     assert set(NAMES) == set(CHANGES)
     for name in NAMES:
-        assert f"python examples/evidence/{name}.py" in PAGES
+        assert command_of(name) in PAGES
+        assert FOLDERS[name].joinpath(f"{name}.yaml").is_file()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pages_have_the_numbers_of_the_results(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = EVIDENCE / "results" / f"{name}.json"
+    place = FOLDERS[name] / "results" / f"{name}.json"
     if not place.is_file():
-        section = PAGES.partition(f"python examples/evidence/{name}.py")[2].partition("\n## ")[0]
+        section = PAGES.partition(command_of(name))[2].partition("\n## ")[0]
         assert "Not measured yet." in section
         return
     result = json.loads(place.read_text())
-    config = yaml.safe_load((EVIDENCE / f"{name}.yaml").read_text())
+    config = yaml.safe_load((FOLDERS[name] / f"{name}.yaml").read_text())
     experiment = load(monkeypatch, "experiment")
     monkeypatch.chdir(REPOSITORY)
     assert experiment.resolved(result["config"]) == experiment.resolved(config)
@@ -232,8 +242,8 @@ def test_the_pages_have_the_numbers_of_the_results(
 def test_the_second_run_with_peoples_labels_differs_by_one_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = json.loads((EVIDENCE / "results" / "people_ends.json").read_text())
-    config = yaml.safe_load((EVIDENCE / "people.yaml").read_text())
+    result = json.loads((FOLDERS["people"] / "results" / "people_ends.json").read_text())
+    config = yaml.safe_load((FOLDERS["people"] / "people.yaml").read_text())
     config["ppo"]["rewards.missing_eos_penalty"] = 2.0
     experiment = load(monkeypatch, "experiment")
     monkeypatch.chdir(REPOSITORY)

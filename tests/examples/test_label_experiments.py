@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.examples.test_evidence import EVIDENCE, STORIES, write_pairs
+from tests.examples.test_evidence import STORIES, write_pairs
 
 NAMES = ("people", "annotators", "priorities")
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> dict:
-    monkeypatch.syspath_prepend(str(EVIDENCE))
-    return {name: import_module(name) for name in NAMES}
+def modules() -> dict:
+    return {name: import_module(f"examples.evidence.human_labels.{name}") for name in NAMES}
 
 
 @pytest.fixture

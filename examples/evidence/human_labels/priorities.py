@@ -15,12 +15,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from experiment import Config, Table, run, signed_points
-from heads import Array, Features, fit_head, one_a_prefix, read_features, share_right
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from people import as_records, draw_test, read_pairs
 
+from examples.evidence.experiment import Config, Table, run, signed_points
+from examples.evidence.human_labels.heads import (
+    Array,
+    Features,
+    fit_head,
+    one_a_prefix,
+    read_features,
+    share_right,
+)
+from examples.evidence.human_labels.people import as_records, draw_test, read_pairs
 from labeling_app.annotators.prioritizing import RANDOM, PromptResponses, Reader, prioritize
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store

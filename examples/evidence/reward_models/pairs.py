@@ -11,7 +11,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from experiment import (
+
+from examples.evidence.experiment import (
     Config,
     Table,
     draw,
@@ -24,7 +25,6 @@ from experiment import (
     stage,
     write_dataset,
 )
-
 from rlhf.records.schema import RankedPrompt
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from experiment import (
+from matplotlib.figure import Figure
+
+from examples.evidence.experiment import (
     SHOWN_N,
     Config,
     Table,
@@ -30,8 +32,6 @@ from experiment import (
     together,
     write_dataset,
 )
-from matplotlib.figure import Figure
-
 from policies.evaluate.measures.statistics import bootstrap_interval
 from policies.evaluate.summary import best_of_n_curve
 from rlhf.records.ranked import read_ranked_file

@@ -22,11 +22,21 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from experiment import Config, Table, flags, interval, rlhf, run, signed, stage, write_dataset
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from examples.evidence.experiment import (
+    Config,
+    Table,
+    flags,
+    interval,
+    rlhf,
+    run,
+    signed,
+    stage,
+    write_dataset,
+)
 from rlhf.errors import InputError
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.ranked import read_ranked_file

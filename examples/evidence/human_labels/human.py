@@ -12,8 +12,8 @@ from itertools import permutations
 from pathlib import Path
 
 import numpy as np
-from experiment import Config, Table, flags, interval, run, stage, write_dataset
 
+from examples.evidence.experiment import Config, Table, flags, interval, run, stage, write_dataset
 from rlhf.errors import InputError
 from rlhf.records.schema import Message, Prompt, RankedPrompt, Ranking, Response
 

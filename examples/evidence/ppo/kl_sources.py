@@ -11,7 +11,9 @@ evaluation with the original model loaded.
 from pathlib import Path
 from statistics import fmean
 
-from experiment import (
+from matplotlib.figure import Figure
+
+from examples.evidence.experiment import (
     Config,
     Table,
     draw,
@@ -24,7 +26,6 @@ from experiment import (
     stage,
     write_dataset,
 )
-from matplotlib.figure import Figure
 
 
 def measure(config: Config, out: Path) -> Config:

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from experiment import Config
 from numpy.typing import NDArray
-from people import is_bare
 
+from examples.evidence.experiment import Config
+from examples.evidence.human_labels.people import is_bare
 from reward.data.groups import Group, rank_pairs
 from reward.losses import Objective
 from reward.model.head import WEIGHT_PENALTY, fit_weight

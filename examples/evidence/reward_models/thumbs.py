@@ -13,7 +13,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from experiment import (
+
+from examples.evidence.experiment import (
     Config,
     Table,
     flags,
@@ -25,7 +26,6 @@ from experiment import (
     stage,
     write_dataset,
 )
-
 from rlhf.endpoints.signals import Signal
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt, Ranking, Response

@@ -10,12 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from experiment import Config, Table, flags, interval, run, stage, write_dataset
-from heads import Features, fit_head, one_a_prefix, read_features, share_right
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from people import as_records, draw_test, is_bare, read_pairs
 
+from examples.evidence.experiment import Config, Table, flags, interval, run, stage, write_dataset
+from examples.evidence.human_labels.heads import (
+    Features,
+    fit_head,
+    one_a_prefix,
+    read_features,
+    share_right,
+)
+from examples.evidence.human_labels.people import as_records, draw_test, is_bare, read_pairs
 from reward.report.health_page import draw_learning_curve
 from reward.report.learning_curve import Point, forecasts_of, measure_curve
 from reward.train import PARTS

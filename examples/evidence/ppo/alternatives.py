@@ -8,7 +8,7 @@ among the stored answers by the reward model, so its row comes from the evaluati
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiment import (
+from examples.evidence.experiment import (
     SHOWN_N,
     Config,
     Table,
@@ -22,8 +22,7 @@ from experiment import (
     stage,
     write_dataset,
 )
-from shaping import outcome
-
+from examples.evidence.ppo.shaping import outcome
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import RankedPrompt
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiment import (
+from examples.evidence.experiment import (
     Config,
     Table,
     draw,

@@ -13,10 +13,25 @@ from itertools import combinations, cycle, islice
 from pathlib import Path
 
 import numpy as np
-from experiment import Config, Table, flags, interval, run, signed_points, stage, write_dataset
-from heads import Features, fit_head, one_a_prefix, read_features, share_right
-from people import as_records, draw_test, is_bare, read_pairs
 
+from examples.evidence.experiment import (
+    Config,
+    Table,
+    flags,
+    interval,
+    run,
+    signed_points,
+    stage,
+    write_dataset,
+)
+from examples.evidence.human_labels.heads import (
+    Features,
+    fit_head,
+    one_a_prefix,
+    read_features,
+    share_right,
+)
+from examples.evidence.human_labels.people import as_records, draw_test, is_bare, read_pairs
 from policies.evaluate.measures.statistics import bootstrap_interval
 from reward.data.annotators import estimate_weights
 from reward.data.reliability import Reliability, collect_votes, weights_of

@@ -9,7 +9,8 @@ turn single pairs, whole rankings are turned here; the members differ in the ord
 from pathlib import Path
 
 import numpy as np
-from experiment import (
+
+from examples.evidence.experiment import (
     Config,
     Table,
     draw,
@@ -24,7 +25,6 @@ from experiment import (
     with_noise,
     write_dataset,
 )
-
 from policies.evaluate.measures.statistics import best_of_n, bootstrap_interval
 
 Rewards = np.ndarray
