@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
+from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 
 CLASSIFIER = "ForSequenceClassification"
@@ -38,8 +39,13 @@ def reads_pairs(config: PreTrainedConfig) -> bool:
 
 
 def empty_classifier(config: PreTrainedConfig) -> PreTrainedModel:
-    """A float32 classifier without storage."""
-    with torch.device("meta"):
+    """A float32 classifier without storage.
+
+    Raises:
+        InputError: the config describes none.
+    """
+    problem = f"The config of {config.name_or_path} describes no classifier"
+    with as_input_error(problem, "Copy or download the model again."), torch.device("meta"):
         model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )
