@@ -18,10 +18,12 @@ from transformers import (
 )
 
 from reward.model.module import RewardModule
+from reward.scoring.scorer import load_scorer
 from reward.scoring.texts import load_text_reward
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.modeling.models import context_length, load_config
+from rlhf.modeling.tokens import pad_right
 from rlhf.records.schema import Message, Prompt, Response
 from tests.conftest import REPOSITORY
 from tests.reward.encoders import SIZES, build_encoder, build_pair_tokenizer
@@ -67,6 +69,20 @@ def test_rewards_are_those_of_transformers(
     found = score([said(question, *ANSWERS) for question in QUESTIONS])
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-6, rtol=1e-5)
     assert torch.tensor(found).std() > 0.01  # or all would be equal
+
+
+@pytest.mark.parametrize("style", ["bert", "roberta"])
+def test_token_batches_get_the_same_rewards(tmp_path: Path, style: str) -> None:
+    """As an ensemble measures its members: the first separator ends the prompt."""
+    family, types = ("Bert", 2) if style == "bert" else ("Roberta", 1)
+    folder = str(build_encoder(tmp_path / "model", family, style, type_vocab_size=types))
+    accelerator = Accelerator(cpu=True, mixed_precision="no")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [tokenizer(question, one)["input_ids"] for question in QUESTIONS for one in ANSWERS]
+    batch = pad_right(rows, tokenizer.pad_token_id)
+    found = load_scorer(folder, accelerator)(batch)
+    expected = load_text_reward(folder, accelerator, 120)([said(q, *ANSWERS) for q in QUESTIONS])
+    torch.testing.assert_close(found, torch.tensor(expected).flatten(), atol=2e-6, rtol=1e-5)
 
 
 def test_only_the_answer_and_what_people_asked_is_read(tmp_path: Path) -> None:
