@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -18,6 +19,7 @@ from accelerate.utils import (
     set_seed,
 )
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -164,6 +166,18 @@ def start(precision: str, seed: int, comm_hook: str = "no") -> Accelerator:
     )
     seed_all(seed + RANK_SEED_STRIDE * accelerator.process_index)
     return accelerator
+
+
+def extend_timeouts() -> None:
+    """Let all groups of this process wait as long as the first; call it after a library adds some.
+
+    Theirs end after ten minutes with NCCL: before `--parallel.stall-timeout`, and without saying
+    which rank is stuck.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Set timeout is now only supported", UserWarning)  # fake
+        for group in list(distributed_c10d._world.pg_map):
+            distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
 
 
 def seed_all(seed: int) -> None:

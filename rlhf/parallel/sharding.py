@@ -43,7 +43,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rlhf.errors import InputError
-from rlhf.parallel.distributed import global_max
+from rlhf.parallel.distributed import extend_timeouts, global_max
 from rlhf.parallel.settings import SHARDED, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
@@ -142,7 +142,11 @@ def _initialize_deepspeed(
             f"--sharding {sharding.strategy} needs DeepSpeed, which is not installed",
             "Install it: pip install deepspeed, or use --sharding fsdp.",
         ) from None
-    return zero.prepare(model, optimizer, sharding.zero_stage, sharding.offload, sharding.deepspeed)
+    prepared = zero.prepare(
+        model, optimizer, sharding.zero_stage, sharding.offload, sharding.deepspeed
+    )
+    extend_timeouts()
+    return prepared
 
 
 def autocast_forward(accelerator: Accelerator, model: nn.Module) -> None:
@@ -167,7 +171,9 @@ def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
     if not group:
         return init_device_mesh(device.type, (processes,))
     sizes = (processes // group, group)
-    return init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "parts"))
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "parts"))
+    extend_timeouts()
+    return mesh
 
 
 def shard(

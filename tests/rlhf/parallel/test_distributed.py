@@ -187,3 +187,23 @@ def test_seeds_beyond_32_bits_come_round() -> None:
         distributed.seed_all(seed)
         drawn.append((torch.rand(()).item(), float(np.random.rand())))
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+GROUPS = """
+import os, sys
+from torch.distributed import distributed_c10d
+from rlhf.parallel.distributed import COLLECTIVE_TIMEOUT, start
+from rlhf.parallel.sharding import arrange
+accelerator = start("fp32", seed=0)
+mesh = arrange(accelerator.device, 2, 1)
+groups = list(distributed_c10d._world.pg_map)
+waits = {one._get_backend(accelerator.device).options._timeout for one in groups}
+os.write(1, f"{len(groups)} {waits == {COLLECTIVE_TIMEOUT}} {mesh.shape}\\n".encode())
+accelerator.end_training()
+"""
+
+
+def test_groups_of_groups_wait_as_long_as_the_watchdog_needs(tmp_path: Path) -> None:
+    done = run_group(tmp_path, GROUPS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2 True (2, 1)"] * 2  # all processes, and its own row
