@@ -56,7 +56,13 @@ CHANGES = {
     "thumbs": {"judgements": 4, "head": FITTED},
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
-    "human": {"test": 2, "rankings": [2, 4]},
+    "real_chat": {
+        "sets": {
+            "chat": {"data": "chat.jsonl.gz", "train": 3, "test": 2, "max_characters": 200},
+            "long answers": {"data": "data.jsonl.gz", "train": 3, "test": 2},
+        },
+        "trained": {"the head": FITTED, "all weights": {"precision": "fp32"}},
+    },
     "alternatives": {"dpo": {**TRL, "beta": 0.1}, "sft": TRL, "best_of": 3},
     "people": {
         "question": "Continue: {}",
@@ -110,6 +116,12 @@ def load(monkeypatch: pytest.MonkeyPatch, name: str):
     return import_module(f"examples.evidence.{place}")
 
 
+def load_record(monkeypatch: pytest.MonkeyPatch):
+    """Makes a record of a line of people's judgments of several responses."""
+    module = load(monkeypatch, "real_chat")
+    return lambda line, split: module.record(module.as_judged(line), split)
+
+
 def command_of(name: str) -> str:
     """What one types to run an experiment."""
     return f"python -m examples.evidence.{FOLDERS[name].name}.{name}"
@@ -135,6 +147,17 @@ def write_judgements(file: Path) -> Path:
         for n in range(6)
     ]
     file.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return file
+
+
+def write_chat(file: Path) -> Path:
+    """Six dialogues with a chosen and a rejected reply, and two that are left out."""
+    dialogue = "Human: Hi\n\nAssistant: Hello.\n\nHuman: How was trip {}?"
+    replies = {"chosen": "It was a lovely trip.", "rejected": "No."}
+    rows = [{"prompt": dialogue.format(n), **replies} for n in range(6)]
+    rows.append({**rows[0], "prompt": dialogue.format("x" * 200)})
+    rows.append({**rows[0], "prompt": "Human: Hi\n\nAssistant: Hello."})
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
     return file
 
 
@@ -174,6 +197,9 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "data": str(WRITERS.get(name, write_judgements)(tmp_path / "data.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
+    write_chat(tmp_path / "chat.jsonl.gz")
+    for set_, part in config.get("sets", {}).items():
+        config["sets"] = {**config["sets"], set_: {**part, "data": str(tmp_path / part["data"])}}
     first = run(monkeypatch, name, config, tmp_path)
     assert first["config"] == config
     again = run(monkeypatch, name, config, tmp_path)
@@ -252,11 +278,26 @@ def test_the_second_run_with_peoples_labels_differs_by_one_setting(
 
 
 def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:
-    ceiling = load(monkeypatch, "human").ceiling
+    ceiling = load(monkeypatch, "real_chat").ceiling
     circle = [[0, 1, "first"], [1, 2, "first"], [0, 2, "second"]]  # 0 > 1 > 2 > 0: two of three
     line = [[0, 1, "second"], [1, 2, "first"], [0, 2, "tie"]]
     assert ceiling([circle]) == pytest.approx(2 / 3)
     assert ceiling([circle, line]) == pytest.approx(4 / 5)
+
+
+def test_dialogues_become_turns_and_unusable_ones_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = load(monkeypatch, "real_chat")
+    lines = module.read(write_chat(tmp_path / "chat.jsonl.gz"))
+    assert [module.is_usable(line, 200) for line in lines] == [True] * 6 + [False] * 2
+    assert module.is_usable(lines[6], None)
+    found = module.record(lines[0], "test")
+    said = [(turn.role, turn.content) for turn in found.prompt.messages]
+    assert said == [("user", "Hi"), ("assistant", "Hello."), ("user", "How was trip 0?")]
+    [[best], [worst]] = found.rankings[0].tiers
+    texts = {response.id: response.text for response in found.responses}
+    assert (texts[best], texts[worst]) == ("It was a lovely trip.", "No.")
 
 
 def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +328,7 @@ def test_a_proxy_is_asked_about_every_two_answers_that_differ(
 
 
 def test_rankings_of_a_prompt_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment, record_of = load(monkeypatch, "experiment"), load(monkeypatch, "human").record
+    experiment, record_of = load(monkeypatch, "experiment"), load_record(monkeypatch)
     lines = [{"prompt": p, "responses": ["a", "bb", "ccc", "dddd"], "pairs": []} for p in "pq"]
     asked = [record_of(line, "train") for line in lines]
     ranked = experiment.rank_by_signal(asked, lambda p, text: len(text), size=2, tie_within=0)
@@ -345,7 +386,7 @@ def test_labels_and_prompts_of_people_are_apart(
 
 def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = load(monkeypatch, "experiment")
-    record_of = load(monkeypatch, "human").record
+    record_of = load_record(monkeypatch)
     lines = [{"prompt": f"p{n}", "responses": ["a", "b"], "pairs": [[0, 1, "first"]]} for n in "ab"]
     records = [record_of(lines[0], "train"), record_of(lines[1], "test")]
     turned = experiment.with_noise(records, 1.0, seed=0)
@@ -357,7 +398,7 @@ def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_thumb_is_one_answer_and_a_pair_two_that_are_clearly_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module, record_of = load(monkeypatch, "thumbs"), load(monkeypatch, "human").record
+    module, record_of = load(monkeypatch, "thumbs"), load_record(monkeypatch)
     line = {"prompt": "p", "responses": ["a", "bb", "ccc", "dddddd"], "pairs": []}
     records = [record_of({**line, "prompt": p}, "train") for p in "pqrstuvw"]
     flat = record_of({**line, "responses": ["a", "b", "cc"]}, "train")
@@ -383,7 +424,7 @@ def test_pairs_apart_say_what_they_said_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     apart = load(monkeypatch, "pairs").apart
-    experiment, record_of = load(monkeypatch, "experiment"), load(monkeypatch, "human").record
+    experiment, record_of = load(monkeypatch, "experiment"), load_record(monkeypatch)
     line = {"prompt": "p", "responses": ["long one", "b", "cc"], "pairs": []}
     [ranked] = experiment.rank_by_signal(
         [record_of(line, "train")], lambda prompt, text: len(text), size=3, tie_within=1

@@ -40,7 +40,7 @@ class Settings:
     top_p: float = 1.0
     """Sample from the most likely tokens that sum to this probability; 1: all."""
     max_new_tokens: int = 256
-    """Maximum length of an answer, in tokens."""
+    """Maximum length of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat templates of models that record none, e.g.
     '{"enable_thinking": false}'."""
