@@ -74,6 +74,26 @@ CHANGES = {
         "steps": [2],
         "score": {"precision": "fp32"},
     },
+    "methods": {
+        "question": "Continue: {}",
+        "turns": [],
+        "pairs": 3,
+        "test": 2,
+        "validation": 1,
+        "score": {"precision": "fp32"},
+        "tuning_seed": 3,
+        "max_nats_per_token": 0.25,
+        "common": {"batch.episodes_per_step": 4, "precision": "fp32"},
+        "methods": {
+            "ppo": {"command": "ppo", "tries": [{"steps": 1}, {"steps": 2}]},
+            "rloo": {
+                "command": "ppo",
+                "tries": [{"steps": 1, "advantages": "rloo", "batch.samples_per_prompt": 2}],
+            },
+            "dpo": {"command": "dpo", "tries": [{"precision": "fp32"}]},
+            "best-of-2 fine-tuning": {"command": "sft", "tries": [{"precision": "fp32"}]},
+        },
+    },
     "annotators": {
         **STORIES,
         "annotators": {"honest-1": 1.0, "honest-2": 1.0, "adversarial": 0.0},
@@ -176,6 +196,7 @@ def write_pairs(file: Path, size: int = 6) -> Path:
 
 WRITERS = {
     "people": write_pairs,
+    "methods": write_pairs,
     "annotators": write_pairs,
     "priorities": write_pairs,
     "label_value": partial(write_pairs, size=32),
@@ -313,6 +334,30 @@ def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPat
         drawn = [point["gold"] for point in points[1:]]
         assert list(module.curve(distances[1:], 0.3, found, form)) == pytest.approx(drawn)
     assert module.fit(linear[:2], 0.3, "linear") is None
+
+
+def test_methods_are_compared_at_the_same_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load(monkeypatch, "methods")
+    runs = [{"nats": 4.0, "gain": 1.0}, {"nats": 1.0, "gain": 0.8}]
+    assert module.gain_at(0.5, runs) == pytest.approx(0.4)  # half of the way to the nearer run
+    assert module.gain_at(1.5, runs) == pytest.approx(0.9)
+    assert module.gain_at(2.0, runs) == pytest.approx(1.0)
+    assert module.gain_at(2.1, runs) is None
+    assert module.root(-0.01) == 0.0
+
+
+def test_the_setting_that_wins_most_within_the_distance_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choose = load(monkeypatch, "methods").choose
+    tried = [
+        {"nats_per_token": 0.1, "judge": {"value": 0.6}},
+        {"nats_per_token": 0.2, "judge": {"value": 0.7}},
+        {"nats_per_token": 0.3, "judge": {"value": 0.9}},
+    ]
+    assert choose(tried, 0.25) == 1
+    assert choose(tried, 0.15) == 0
+    assert choose(tried[1:], 0.05) == 0  # none is within it: the nearest
 
 
 def test_a_proxy_is_asked_about_every_two_answers_that_differ(
