@@ -38,7 +38,7 @@ class EvaluateSettings:
     judge_parallel: int = 4
     """Requests to --judge-endpoint at the same time."""
     retain: Path | None = None
-    """Texts to check that general ability is not lost: a .txt file with a blank line between
+    """Neutral text that measures what is forgotten: a .txt file with a blank line between
     paragraphs, or JSON Lines with `text`; default: 20 paragraphs of neutral English prose."""
     split: Literal["test", "train"] = "test"
     """Which prompts to answer; `test` prompts were not trained on."""
@@ -54,7 +54,7 @@ class EvaluateSettings:
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     resume: bool = False
-    """Continue an unfinished --out; show the result of a finished one."""
+    """Continue an unfinished --out; if it is finished, print the result."""
 
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)

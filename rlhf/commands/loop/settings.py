@@ -77,14 +77,14 @@ class LoopSettings:
     out: Path
     """Folder of the loop: a folder for each round, and report.json."""
     model: str
-    """The model to begin with: folder or hub name."""
+    """The original model: folder or hub name."""
     prompts: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
     """Files of prompts to import, as `rlhf import` reads them; default: what --db holds."""
     db: Path | None = None
     """The label database. Default: labels.db in --out."""
     annotator: str = PEOPLE
     """Who ranks. `people`, with `rlhf label`; a function `signal:package.module:function`; or
-    `judge`, a model whose endpoint and name the section annotate has."""
+    `judge`, a judge model, configured under stages: annotate."""
     new_rankings: int | None = 100
     """People: how many new rankings start the training of a round. none: only --start-at does."""
     start_at: str | None = None
