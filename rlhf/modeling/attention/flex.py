@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlhf.modeling.attention.layout import Layout, Segment
+from rlhf.modeling.tokens import send
 from rlhf.ranks import is_main_process
 
 BLOCK = 128  # shorter rows use another kernel, without blocks to skip
@@ -86,7 +87,7 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
 
 def visible(layout: Layout, device: torch.device) -> Mask:
     """A function of batch, head, query and key: whether the query at a place sees the key's."""
-    segment, part = (numbers.to(device) for numbers in number_tokens(layout))
+    segment, part = (send(numbers, device) for numbers in number_tokens(layout))
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         shared = (part[key] == 0) | (part[key] == part[query])
