@@ -54,6 +54,7 @@ COMMANDS = {
     "chat": "models.chat",
     "round": "models.round",
     "loop": "machine.loop",
+    "runs": "machine.runs",
     "trace": "machine.trace",
     "plan": "machine.plan",
     "status": "machine.status",

@@ -21,7 +21,7 @@ class EvaluateSettings:
     reward: str
     """A judge: reward model, signal:package.module:function or http(s):// address."""
     out: Path
-    """Folder for the report and the answers."""
+    """Folder for the report and the responses."""
     against: str | None = None
     """Another policy or model to compare --policy with, on the same prompts."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)

@@ -38,7 +38,7 @@ class TrainerSettings:
     warmup_fraction: float = 0.05
     """Fraction of the steps during which the learning rate rises from 0."""
     max_length: int = 2048
-    """Maximum tokens of a prompt with its answer; a longer example is an error."""
+    """Maximum tokens of a prompt with its response; a longer example is an error."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
     save_every: int = 50

@@ -47,6 +47,7 @@ from rlhf.modeling.weights import load_weights
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
+from rlhf.run.loops.promotion import promoted_policy
 from rlhf.run.rundir import RunDir, require_done
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
@@ -98,10 +99,14 @@ def model_folder(name: str, stage: str, result: str) -> str:
 def policy_folder(name: str) -> str:
     """The folder of a language model: the result of `rlhf ppo`, `dpo` or `sft`, else `name` itself.
 
+    Of a loop it is the promoted policy.
+
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     found = RunDir(Path(name)).read_stage().get("stage")
+    if found == "loop":
+        return promoted_policy(Path(name))
     stage = found if found in ("sft", "dpo") else "ppo"
     return model_folder(name, stage, "model" if stage == "sft" else "policy")
 

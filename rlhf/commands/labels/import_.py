@@ -21,8 +21,8 @@ class Settings:
     files: Annotated[tuple[Path, ...], Parameter(name="--files", negative="")] = field(
         kw_only=False
     )
-    """JSON Lines (also .gz), Parquet or CSV files, folders of these or saved by `datasets`, or
-    names of datasets on the hub."""
+    """JSON Lines (also .gz), Parquet or CSV files, JSON exports of Argilla and Label Studio,
+    folders of these or saved by `datasets`, or names of datasets on the hub."""
     db: Path
     """The label database; created when it does not exist."""
     split: Literal["train", "test"] = "train"
