@@ -53,6 +53,7 @@ COMMANDS = {
     "evaluate": "models.evaluate",
     "chat": "models.chat",
     "round": "models.round",
+    "quantize": "deployment.quantize",
     "loop": "machine.loop",
     "trace": "machine.trace",
     "plan": "machine.plan",
@@ -76,6 +77,7 @@ better.
 HELP_GROUPS = {
     "labels": Group.create_ordered("Labels"),
     "models": Group.create_ordered("Models"),
+    "deployment": Group.create_ordered("Deployment"),
     "machine": Group.create_ordered("Runs and machines"),
     "": Group.create_ordered("Flags"),
 }

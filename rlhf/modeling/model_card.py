@@ -31,7 +31,7 @@ def model_card(stage: dict[str, Any]) -> str:
 {metadata.to_yaml()}
 ---
 
-# {name}, trained from {base}
+# {name}, {"made" if name == "quantize" else "trained"} from {base}
 
 | input | path | hash |
 | --- | --- | --- |

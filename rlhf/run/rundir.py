@@ -12,7 +12,7 @@ OUT/model           the trained reward model, or the fine-tuned language model
 OUT/policy          the trained policy
 OUT/outputs         the reference outputs
 OUT/report.json  report.html    the results of the stage, for programs and for people
-OUT/answers.jsonl   evaluate: the answers that were compared, one `RankedPrompt` per line
+OUT/answers.jsonl   evaluate, quantize: the answers that were compared, one `RankedPrompt` per line
 OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
 OUT/commands.json   loop: every command it ran, when, and its exit code
 OUT/round-0/        loop: the stages of a round, each in a folder with the files above
@@ -76,6 +76,7 @@ STAGE_COMMANDS = {
     "ppo": "rlhf ppo",
     "dpo": "rlhf dpo",
     "evaluate": "rlhf evaluate",
+    "quantize": "rlhf quantize",
 }
 
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from rlhf.commands.deployment import quantize
 from rlhf.commands.machine import loop
 from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.errors import ConfigError
@@ -19,6 +20,7 @@ STAGES = {
     "ppo": ppo,
     "dpo": dpo,
     "evaluate": evaluate,
+    "quantize": quantize,
 }
 
 
