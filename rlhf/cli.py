@@ -54,6 +54,7 @@ COMMANDS = {
     "chat": "models.chat",
     "round": "models.round",
     "quantize": "deployment.quantize",
+    "benchmark": "deployment.benchmark",
     "loop": "machine.loop",
     "trace": "machine.trace",
     "plan": "machine.plan",

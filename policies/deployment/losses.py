@@ -41,7 +41,13 @@ class Asked:
     encoded: list[list[int]]
     tokenizer: PreTrainedTokenizerBase
     sampling: Sampling
+    samples: int
     batch_size: int
+
+    @property
+    def repeated(self) -> list[list[int]]:
+        """The token ids of each prompt as often as it is answered."""
+        return [ids for ids in self.encoded for _ in range(self.samples)]
 
 
 def compare_policies(
@@ -53,8 +59,7 @@ def compare_policies(
 ) -> tuple[dict[str, Any], Iterator[JsonObject]]:
     """`log_prob`, and with a reward `win_rate`, as report.json holds them; and the answers.
 
-    Both models sample with the same random numbers, so most answers are the same; the log-probs are
-    those of the original's answers.
+    The log-probs are those of the original's answers.
 
     Raises:
         InputError: a prompt is too long, or the reward cannot be used.
@@ -71,6 +76,7 @@ def compare_policies(
             max_new_tokens=limit,
             seed=settings.seed,
         ),
+        samples=settings.samples,
         batch_size=settings.batch_size,
     )
     theirs, before = _answer(accelerator, original, asked)
@@ -84,10 +90,9 @@ def compare_policies(
     reward = load_text_reward(name, accelerator, TOKENS_PER_BATCH, given=given)
     scores = score_with_gold(prompts, {"original": theirs, "quantized": ours}, reward)
     wins = compare(scores["quantized"], scores["original"])
-    same = np.array([a == b for a, b in zip(theirs.texts, ours.texts, strict=True)])
     rate = judge_wins(wins, seed=settings.seed)
     bounds = {name: None for name in ("low", "high") if math.isnan(rate[name])}  # of few prompts
-    return report | {"win_rate": rate | bounds, "same_answers": float(same.mean())}, answers
+    return report | {"win_rate": rate | bounds}, answers
 
 
 def _answer(
@@ -106,18 +111,25 @@ def _answer(
         longest,
         asked.batch_size,
     )
-    with loaded as model, progress("answers", total=len(asked.prompts)) as bar:
+    prompts, size = asked.repeated, asked.samples
+    with loaded as model, progress("answers", total=len(prompts)) as bar:
         seed_all(asked.sampling.seed)
-        samples = model.sample(asked.encoded, asked.sampling, bar.advance)
+        samples = model.sample(prompts, asked.sampling, bar.advance)
         texts = [
-            [decode_response(asked.tokenizer, sample.token_ids, ids)]
-            for ids, sample in zip(asked.encoded, samples, strict=True)
+            decode_response(asked.tokenizer, sample.token_ids, ids)
+            for ids, sample in zip(prompts, samples, strict=True)
         ]
-        answers = ModelAnswers(description, [[one] for one in samples], texts, asked.sampling)
+        firsts = range(0, len(samples), size)
+        answers = ModelAnswers(
+            description,
+            [samples[first : first + size] for first in firsts],
+            [texts[first : first + size] for first in firsts],
+            asked.sampling,
+        )
         assert model.model is not None
-        read = [ids for [ids] in (scored or answers).token_ids]
+        read = [ids for row in (scored or answers).token_ids for ids in row]
         log_probs = score_responses(
-            accelerator, model.model, asked.tokenizer, asked.encoded, read, 1.0, asked.batch_size
+            accelerator, model.model, asked.tokenizer, prompts, read, 1.0, asked.batch_size
         )
     return answers, log_probs
 

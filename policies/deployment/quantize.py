@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from policies.deployment.forms import linear_layers, quantize_weights
+from policies.deployment.found import find_folders
 from policies.deployment.losses import compare_policies, compare_reward_models
 from policies.deployment.settings import QuantizeSettings
 from policies.reference.prompts import load_prompts
 from reward.scoring.files import require_new
-from reward.scoring.scorer import member_folders
 from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.models import (
     WEIGHTS,
@@ -24,7 +24,6 @@ from rlhf.modeling.models import (
     load_causal_lm,
     load_config,
     load_reward_model,
-    policy_folder,
     save_model,
 )
 from rlhf.modeling.readers import tokenizer_of
@@ -33,7 +32,7 @@ from rlhf.parallel.distributed import start_alone
 from rlhf.records.jsonl import new_folder, write_json, write_jsonl
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.metrics import progress
-from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status
+from rlhf.run.rundir import Inputs, open_stage, stage_status
 
 REMEDY = "Nothing was written. Use a form with more bits, or allow more."
 
@@ -116,8 +115,7 @@ def find_model(settings: QuantizeSettings) -> dict[str, str]:
         ConfigError: --reward judges policies, and this is a reward model.
     """
     name = settings.run
-    is_reward_run = RunDir(Path(name)).read_stage().get("stage") == "reward"
-    folder, *others = member_folders(name if is_reward_run else policy_folder(name))
+    folder, *others = find_folders(name)
     if others:
         raise InputError(
             f"{name} is an ensemble of {1 + len(others)} reward models",

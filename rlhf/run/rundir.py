@@ -77,6 +77,7 @@ STAGE_COMMANDS = {
     "dpo": "rlhf dpo",
     "evaluate": "rlhf evaluate",
     "quantize": "rlhf quantize",
+    "benchmark": "rlhf benchmark",
 }
 
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume

@@ -52,6 +52,5 @@ def _policy_changes(result: dict[str, Any]) -> list[str]:
         from rlhf.run.intervals import in_words
 
         rate = result["win_rate"]
-        same = f"{100 * result['same_answers']:.0f} % of the answers are the same"
-        lines.append(f"Win rate against the unquantized policy: {in_words(rate)}; {same}.")
+        lines.append(f"Win rate against the unquantized policy: {in_words(rate)}.")
     return lines

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from rlhf.commands.deployment import quantize
+from rlhf.commands.deployment import benchmark, quantize
 from rlhf.commands.machine import loop
 from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.errors import ConfigError
@@ -21,6 +21,7 @@ STAGES = {
     "dpo": dpo,
     "evaluate": evaluate,
     "quantize": quantize,
+    "benchmark": benchmark,
 }
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from policies.deployment.losses import count_agreement, describe_changes
 from rlhf.cli import main
-from rlhf.modeling.models import policy_folder
+from rlhf.modeling.models import load_causal_lm, policy_folder
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import read_ranked_file
 from rlhf.run.rundir import RunDir
@@ -19,7 +18,7 @@ from tests.policies.conftest import Inputs
 from tests.policies.training import TrainingInputs, build_ensemble
 from tests.reward.conftest import build_record, export
 
-PROMPTS = 12  # of write_prompts
+PROMPTS, SAMPLES = 12, 2  # of write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -48,33 +47,31 @@ def command(run: Path | str, prompts: Path, out: Path, *more: str) -> list[str]:
     to = () if "--to" in more else ("--to", "int8")
     return [
         *("quantize", str(run), "--prompts", str(prompts), "--out", str(out), *to),
-        *("--max-new-tokens", "12", "--precision", "fp32", *more),
+        *("--max-new-tokens", "12", "--precision", "fp32", "--samples", "2", *more),
     ]
 
 
 def test_the_report_has_what_the_log_probs_changed(
     tiny_model: Path, prompts: Path, done: RunDir
 ) -> None:
-    """Recomputed by plain transformers, one unpadded answer at a time."""
+    """Recomputed one unpadded answer at a time."""
     tokenizer = load_tokenizer(str(tiny_model))
-    [before, after] = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        for folder in (tiny_model, done.policy)
-    )
+    before, after = load_causal_lm(str(tiny_model)), load_causal_lm(str(done.policy))
     changes = []
     for record in read_ranked_file(done.answers):
         text = f"<|im_start|>user\n{record.prompt.text}<|im_end|>\n<|im_start|>assistant\n"
         prompt_ids = tokenizer(text, add_special_tokens=False).input_ids
-        answer = list(record.responses[0].token_ids)  # of the original
-        ids = torch.tensor([prompt_ids + answer])
-        with torch.no_grad():
-            old, new = (m(ids).logits[0, len(prompt_ids) - 1 : -1] for m in (before, after))
-        change = new.log_softmax(1) - old.log_softmax(1)
-        changes += change.gather(1, torch.tensor(answer)[:, None]).abs().flatten().tolist()
+        for response in record.responses[:SAMPLES]:  # of the original
+            answer = list(response.token_ids)
+            ids = torch.tensor([prompt_ids + answer])
+            with torch.no_grad():
+                old, new = (m(ids).logits[0, len(prompt_ids) - 1 : -1] for m in (before, after))
+            change = new.log_softmax(1) - old.log_softmax(1)
+            changes += change.gather(1, torch.tensor(answer)[:, None]).abs().flatten().tolist()
     found = done.read_report()["log_prob"]
     assert found["tokens"] == len(changes) > PROMPTS
-    assert found["mean"] == pytest.approx(np.mean(changes), rel=0.01)
-    assert found["max"] == pytest.approx(max(changes), rel=0.01)
+    assert found["mean"] == pytest.approx(np.mean(changes), rel=1e-3)
+    assert found["max"] == pytest.approx(max(changes), rel=1e-3)
 
 
 def test_sizes_are_those_on_disk(tiny_model: Path, done: RunDir) -> None:
@@ -110,12 +107,16 @@ def test_a_policy_that_loses_too_much_leaves_nothing(
 
 
 def test_the_win_rate_is_that_of_the_answers(done: RunDir) -> None:
-    report = done.read_report()
-    rate = report["win_rate"]
+    """Every answer of one model meets every answer of the other; the judge counts vowels."""
+    shares = []
+    for record in read_ranked_file(done.answers):
+        texts = [response.text for response in record.responses]
+        vowels = [sum(text.count(letter) for letter in "aeiou") for text in texts]
+        theirs, ours = vowels[:SAMPLES], vowels[SAMPLES:]
+        shares.append(np.mean([(a > b) + (a == b) / 2 for a in ours for b in theirs]))
+    rate = done.read_report()["win_rate"]
+    assert rate["value"] == pytest.approx(np.mean(shares))
     assert rate["n"] == PROMPTS
-    assert rate["wins"] + rate["ties"] + rate["losses"] == PROMPTS
-    assert rate["value"] == pytest.approx((rate["wins"] + rate["ties"] / 2) / PROMPTS)
-    assert rate["ties"] >= report["same_answers"] * PROMPTS
 
 
 def test_a_reward_model_is_compared_by_the_order_of_its_pairs(
