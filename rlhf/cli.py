@@ -50,6 +50,7 @@ COMMANDS = {
     "reference": "models.reference",
     "ppo": "models.ppo",
     "dpo": "models.dpo",
+    "distill": "models.distill",
     "evaluate": "models.evaluate",
     "chat": "models.chat",
     "round": "models.round",

@@ -10,6 +10,7 @@ PIPELINES = {
     "ppo": "text-generation",
     "sft": "text-generation",
     "dpo": "text-generation",
+    "distill": "text-generation",
 }
 
 

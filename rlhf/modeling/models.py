@@ -101,13 +101,13 @@ def model_folder(name: str, stage: str, result: str) -> str:
 
 
 def policy_folder(name: str) -> str:
-    """The folder of a language model: the result of `rlhf ppo`, `dpo` or `sft`, else `name` itself.
+    """The folder of a language model: the result of a run that trained one, else `name` itself.
 
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     found = RunDir(Path(name)).read_stage().get("stage")
-    stage = found if found in ("sft", "dpo") else "ppo"
+    stage = found if found in ("sft", "dpo", "distill") else "ppo"
     return model_folder(name, stage, "model" if stage == "sft" else "policy")
 
 

@@ -75,6 +75,7 @@ STAGE_COMMANDS = {
     "reference": "rlhf reference",
     "ppo": "rlhf ppo",
     "dpo": "rlhf dpo",
+    "distill": "rlhf distill",
     "evaluate": "rlhf evaluate",
     "quantize": "rlhf quantize",
     "benchmark": "rlhf benchmark",
@@ -328,8 +329,8 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             f"{run.path} exists but is not a run folder (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    # for sft and dpo, batch_size is the batch of an optimizer step
-    free = FREE_TO_CHANGE if stage in ("sft", "dpo") else (*FREE_TO_CHANGE, "batch_size")
+    # for these, batch_size is the batch of an optimizer step
+    free = FREE_TO_CHANGE if stage in ("sft", "dpo", "distill") else (*FREE_TO_CHANGE, "batch_size")
     free = (*free, *FREE_IN_LOOP) if stage == "loop" else free
     recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)

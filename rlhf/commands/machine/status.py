@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from rlhf.commands.deployment import benchmark, quantize
 from rlhf.commands.machine import loop
-from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
+from rlhf.commands.models import distill, dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf status runs/first runs/second"
@@ -19,6 +19,7 @@ STAGES = {
     "reference": reference,
     "ppo": ppo,
     "dpo": dpo,
+    "distill": distill,
     "evaluate": evaluate,
     "quantize": quantize,
     "benchmark": benchmark,
