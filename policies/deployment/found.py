@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from reward.scoring.scorer import member_folders
-from rlhf.modeling.models import QUANTIZE, is_reward_model, policy_folder
+from rlhf.modeling.models import STAND_INS, is_reward_model, policy_folder
 from rlhf.run.rundir import RunDir
 
 
@@ -11,14 +11,14 @@ def find_folders(name: str) -> list[str]:
     """The folder of a policy or a reward model, or of every member of an ensemble.
 
     Args:
-        name: a finished run of a training or of `rlhf quantize`, or a model folder.
+        name: a finished run of a training or of `rlhf quantize` or `distill`, or a model folder.
 
     Raises:
         InputError: the stage did not finish, or is another one.
     """
     run = RunDir(Path(name))
     stage = run.read_stage().get("stage")
-    is_reward = stage == "reward" or (stage == QUANTIZE and run.model.is_dir())
+    is_reward = stage == "reward" or (stage in STAND_INS and run.model.is_dir())
     return member_folders(name if is_reward else policy_folder(name))
 
 

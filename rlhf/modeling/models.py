@@ -52,7 +52,7 @@ from rlhf.run.rundir import RunDir, require_done
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
-QUANTIZE = "quantize"  # a stage
+STAND_INS = ("quantize", "distill")  # stages that make a policy, or a reward model
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 
 
@@ -88,14 +88,14 @@ def load_config(name: str) -> PreTrainedConfig:
 def model_folder(name: str, stage: str, result: str) -> str:
     """The model folder: the result of the finished stage in folder `name`, else `name` itself.
 
-    A stage of `rlhf quantize` stands in for the one whose result it quantized.
+    A run of `rlhf quantize` or `distill` stands in for the one whose result it made smaller.
 
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     if RunDir(Path(name)).stage_file.is_file():
-        is_quantized = RunDir(Path(name)).read_stage().get("stage") == QUANTIZE
-        made_by = QUANTIZE if is_quantized else stage
+        found = RunDir(Path(name)).read_stage().get("stage")
+        made_by = found if found in STAND_INS else stage
         return str(require_done(Path(name), made_by, result).path / result)
     return name
 
@@ -107,7 +107,7 @@ def policy_folder(name: str) -> str:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     found = RunDir(Path(name)).read_stage().get("stage")
-    stage = found if found in ("sft", "dpo", "distill") else "ppo"
+    stage = found if found in ("sft", "dpo") else "ppo"
     return model_folder(name, stage, "model" if stage == "sft" else "policy")
 
 

@@ -6,18 +6,20 @@ from pathlib import Path
 from policies.trl_training.settings import TrainerSettings
 from rlhf.config import require_range
 
+OF_POLICIES = ("on_policy", "divergence", "temperature", "max_new_tokens")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings(TrainerSettings):
     """Settings of `rlhf distill`."""
 
     teacher: str
-    """The policy to learn from: the --out of `rlhf ppo`, `dpo` or `sft`, or a model folder."""
+    """The policy or reward model to learn from: the --out of its training, or a model folder."""
     student: str
-    """The model to train, of the teacher's tokenizer: a model folder or hub name."""
+    """The model to train: a model folder or hub name. A policy's student has its tokenizer."""
     outputs: Path
-    """The --out of `rlhf reference`: prompts, and outputs to read in part of the batches; best are
-    those of the teacher."""
+    """The --out of `rlhf reference`: prompts with outputs, best the teacher's. A policy's student
+    reads the outputs in part of the batches; a reward model's learns their scores."""
     half: bool = False
     """Start from every second layer of --student."""
     on_policy: float = 0.5

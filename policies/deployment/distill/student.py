@@ -1,13 +1,18 @@
-"""A student of half the layers: every second layer of a language model, and all of the rest."""
+"""A student of half the layers: every second layer of a model, and all of the rest."""
 
 import re
+from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from rlhf.errors import InputError
 from rlhf.modeling.attention.matmul import use_products
 
-LAYER = re.compile(r"(.*\.)(?:layers|h|blocks)\.(\d+)\.")  # names of a layer's weights
+LAYER = re.compile(r"(?:.*\.)(?:layers|h|blocks)\.(\d+)\.")  # names of a layer's weights
 
 
 def half_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -20,7 +25,7 @@ def half_of(model: PreTrainedModel) -> PreTrainedModel:
     text = config.get_text_config()
     layers = int(getattr(text, "num_hidden_layers", 0))
     state = model.state_dict()
-    found = {int(match[2]) for name in state if (match := LAYER.match(name))}
+    found = {int(match[1]) for name in state if (match := LAYER.match(name))}
     if layers < 2 or found != set(range(layers)):
         raise InputError(
             f"The layers of {type(model).__name__} cannot be halved ({layers} of them, "
@@ -30,12 +35,13 @@ def half_of(model: PreTrainedModel) -> PreTrainedModel:
     text.num_hidden_layers = (layers + 1) // 2
     if isinstance(getattr(text, "layer_types", None), list):
         text.layer_types = text.layer_types[::2]
-    student: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, dtype=model.dtype, trust_remote_code=False
-    )
+    is_policy = model.get_output_embeddings() is not None
+    kind: Any = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification
+    student: PreTrainedModel = kind.from_config(config, dtype=model.dtype, trust_remote_code=False)
     kept = {new: value for name, value in state.items() if (new := _name_in_half(name)) is not None}
     student.load_state_dict(kept)
-    student.generation_config = model.generation_config
+    if is_policy:
+        student.generation_config = model.generation_config
     use_products(student)
     return student
 
@@ -45,5 +51,5 @@ def _name_in_half(name: str) -> str | None:
     match = LAYER.match(name)
     if match is None:
         return name
-    layer = int(match[2])
-    return None if layer % 2 else f"{name[: match.start(2)]}{layer // 2}{name[match.end(2) :]}"
+    layer = int(match[1])
+    return None if layer % 2 else f"{name[: match.start(1)]}{layer // 2}{name[match.end(1) :]}"

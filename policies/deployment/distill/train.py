@@ -2,7 +2,8 @@
 
 The student minimizes a divergence between the teacher's and its own distribution of every next
 token, in part of the batches of its own answers, in the others of stored outputs. Both models read
-the same tokens. Where there are test prompts, the divergence on their stored outputs is measured
+the same tokens. trl divides a batch's sum by the number of its stored tokens, also where the
+student answers. Where there are test prompts, the divergence on their stored outputs is measured
 before and after.
 """
 
@@ -75,6 +76,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
         train(trainer, run, settings, len(rows["train"]))
         network = trainer.accelerator.unwrap_model(trainer.model)
         report = {
+            "kind": "policy",
             "outputs": {split: len(of_split) for split, of_split in rows.items()},
             "divergence": {"before": before, "after": _divergence(trainer)},
             "parameters": {

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from policies.deployment.distill.settings import OF_POLICIES
 from policies.deployment.distill.settings import DistillSettings as Settings
+from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted, next_command
 
 EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
@@ -11,10 +13,17 @@ EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train a smaller policy on what a larger one says of the next token (distillation)."""
+    """Train a smaller policy, or reward model, on what a larger one says (distillation)."""
     from rlhf.parallel.distributed import launch
 
     launch(settings.processes)
+    from policies.deployment.found import is_scorer
+
+    if is_scorer(settings.teacher):
+        from policies.deployment.distill.reward import distill_reward
+
+        refuse_idle(settings, OF_POLICIES, f"with the reward model {settings.teacher}")
+        return distill_reward(settings)
     from policies.deployment.distill.train import distill
 
     return distill(settings)
@@ -22,8 +31,15 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The size of the student, how near it came to the teacher, and how to compare them."""
-    parameters, found = result["parameters"], result["divergence"]
+    parameters = result["parameters"]
     share = 100 * parameters["student"] / parameters["teacher"]
+    trained = (
+        f"Trained {counted(result['steps'], 'step')} a student of {parameters['student']:,} "
+        f"parameters, {share:.0f} % of its teacher's."
+    )
+    if result["kind"] == "reward model":
+        return trained + _scores(result["held_out"])
+    found = result["divergence"]
     nearer = (
         ""
         if found["before"] is None
@@ -38,7 +54,16 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         reward="RM",
         out=settings.out.parent / "evaluate-distill",
     )
+    return f"{trained}{nearer}\n{following}"
+
+
+def _scores(found: dict[str, Any] | None) -> str:
+    """How near a reward model's student came to it, if there were test prompts."""
+    if found is None:
+        return ""
+    pairs = found["pairs"]
     return (
-        f"Trained {counted(result['steps'], 'step')} a student of {parameters['student']:,} "
-        f"parameters, {share:.0f} % of its teacher's.{nearer}\n{following}"
+        f" On held-out responses its rewards are off by {found['error']:.2f} (the teacher's have a "
+        f"standard deviation of {found['spread']:.2f}), and it orders "
+        f"{100 * pairs['agreement']:.0f} % of {counted(pairs['pairs'], 'pair')} as its teacher."
     )
