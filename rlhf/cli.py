@@ -50,9 +50,12 @@ COMMANDS = {
     "reference": "models.reference",
     "ppo": "models.ppo",
     "dpo": "models.dpo",
+    "distill": "models.distill",
     "evaluate": "models.evaluate",
     "chat": "models.chat",
     "round": "models.round",
+    "quantize": "deployment.quantize",
+    "benchmark": "deployment.benchmark",
     "loop": "machine.loop",
     "runs": "machine.runs",
     "trace": "machine.trace",
@@ -77,6 +80,7 @@ better.
 HELP_GROUPS = {
     "labels": Group.create_ordered("Labels"),
     "models": Group.create_ordered("Models"),
+    "deployment": Group.create_ordered("Deployment"),
     "machine": Group.create_ordered("Runs and machines"),
     "": Group.create_ordered("Flags"),
 }

@@ -1,4 +1,4 @@
-"""What `rlhf sft` and `rlhf dpo` have in common; torch-free, so that `--help` is quick."""
+"""What `rlhf sft`, `dpo` and `distill` have in common; torch-free, so that `--help` is quick."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,6 @@ from rlhf.errors import ConfigError
 class TrainerSettings:
     """Settings of a training with one of trl's trainers."""
 
-    model: str
-    """Model folder or hub name to train."""
     out: Path
     """Folder of the run: the trained model, checkpoints, metrics and report."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)

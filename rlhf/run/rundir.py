@@ -12,7 +12,7 @@ OUT/model           the trained reward model, or the fine-tuned language model
 OUT/policy          the trained policy
 OUT/outputs         the reference outputs
 OUT/report.json  report.html    the results of the stage, for programs and for people
-OUT/answers.jsonl   evaluate: the answers that were compared, one `RankedPrompt` per line
+OUT/answers.jsonl   evaluate, quantize: the answers that were compared, one `RankedPrompt` per line
 OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
 OUT/commands.json   loop: every command it ran, when, and its exit code
 OUT/round-0/        loop: the stages of a round, each in a folder with the files above
@@ -86,7 +86,10 @@ STAGE_COMMANDS = {
     "reference": "rlhf reference",
     "ppo": "rlhf ppo",
     "dpo": "rlhf dpo",
+    "distill": "rlhf distill",
     "evaluate": "rlhf evaluate",
+    "quantize": "rlhf quantize",
+    "benchmark": "rlhf benchmark",
 }
 
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume
@@ -321,8 +324,8 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             f"{run.path} exists but is not a run folder (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    # for sft and dpo, batch_size is the batch of an optimizer step
-    free = FREE_TO_CHANGE if stage in ("sft", "dpo") else (*FREE_TO_CHANGE, "batch_size")
+    # for these, batch_size is the batch of an optimizer step
+    free = FREE_TO_CHANGE if stage in ("sft", "dpo", "distill") else (*FREE_TO_CHANGE, "batch_size")
     free = (*free, *FREE_IN_LOOP) if stage == "loop" else free
     recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from rlhf.commands.deployment import benchmark, quantize
 from rlhf.commands.machine import loop
-from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
+from rlhf.commands.models import distill, dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf status runs/first runs/second"
@@ -18,7 +19,10 @@ STAGES = {
     "reference": reference,
     "ppo": ppo,
     "dpo": dpo,
+    "distill": distill,
     "evaluate": evaluate,
+    "quantize": quantize,
+    "benchmark": benchmark,
 }
 
 
