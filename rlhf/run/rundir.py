@@ -5,6 +5,7 @@ OUT/stage.json      stage, status, inputs and their hashes, versions, git commit
 OUT/packages.txt    every installed package with its version
 OUT/code.diff       the difference of the code from its commit, if there is one
 OUT/metrics.jsonl   one object per step
+OUT/speed.json      how fast the device multiplies large matrices
 OUT/heartbeat/      rank-00000.json: phase and step of each rank; rank-00000.stack after a stall
 OUT/profile/        with --profile: a trace of every rank, and phases.json
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
@@ -106,6 +107,7 @@ class RunDir:
     packages_file = _File("packages.txt")
     diff_file = _File("code.diff")
     metrics_file = _File("metrics.jsonl")
+    speed_file = _File("speed.json")
     heartbeat = _File("heartbeat")
     profile = _File("profile")
     checkpoints = _File("checkpoints")

@@ -20,8 +20,8 @@ from rlhf import __version__
 from rlhf.cli import COMMANDS
 from rlhf.records.jsonl import write_jsonl
 from tests.conftest import REPOSITORY
-from tests.deploy.conftest import PACKAGES, Installed
-from tests.deploy.serving import free_port, running
+from tests.examples.deploy.conftest import PACKAGES, Installed
+from tests.examples.deploy.serving import free_port, running
 from tests.servers.chat import ChatServer
 
 MODEL = "models/SmolLM2-135M-Instruct"  # of the examples
