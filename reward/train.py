@@ -42,6 +42,7 @@ from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.planning.price import cost_of
 from rlhf.planning.utilization import Laps, describe_use, measure_rate
 from rlhf.planning.work import count_work
 from rlhf.records.documents import REMEDY
@@ -138,6 +139,7 @@ def train_reward(
             **describe_thumbs(settings, data, state.thresholds, level, held_out, scale, state.bias),
             "shared_prompt": state.shared,
             "use": describe_use(read_metrics(run.metrics_file), rate, ("seconds",), LONGER_PASSES),
+            "cost": cost_of(run, settings.price_per_hour, settings.rankings),
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
         }

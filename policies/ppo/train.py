@@ -61,6 +61,7 @@ from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.parallel.waits import waiting
+from rlhf.planning.price import cost_of
 from rlhf.planning.utilization import Laps, describe_use
 from rlhf.records.documents import require_kinds
 from rlhf.records.jsonl import write_json
@@ -328,7 +329,8 @@ def finish(training: Training, state: LoopState) -> None:
     if together or accelerator.is_main_process:
         found = report(training, samples)
     if accelerator.is_main_process:
-        kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes}
+        cost = cost_of(run, training.settings.price_per_hour)
+        kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes, "cost": cost}
         write_json(run.report_json, {**found, **kept})
     accelerator.wait_for_everyone()
 
