@@ -32,6 +32,7 @@ from rlhf.config import missing_inputs, to_plain, to_yaml
 from rlhf.config.paths import with_new_flags
 from rlhf.diagnose import diagnose
 from rlhf.errors import ConfigError, InputError, LostPeerError, MismatchError, RlhfError
+from rlhf.planning.price import cost_sentence
 from rlhf.ranks import exit_process, is_main_process, world_size
 
 COMMANDS = {
@@ -218,7 +219,9 @@ def _as_command(module: ModuleType) -> Callable[..., None]:
         if not is_main_process():
             return
         if not (text or json):
-            text = module.describe(settings, result)
+            text = "\n".join(
+                [module.describe(settings, result), *cost_sentence(result.get("cost"))]
+            )
         _show(result, text, as_json=json)
 
     command.__annotations__["settings"] = Annotated[module.Settings, Parameter(name="*")]

@@ -53,11 +53,15 @@ class EvaluateSettings:
     """Random seed of sampling and bootstrap."""
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency: the report then says what this evaluation
+    and the stages before it cost, and a point of win rate. Default: only the device-hours."""
     resume: bool = False
     """Continue an unfinished --out; if it is finished, print the result."""
 
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)
+        require_range("price_per_hour", self.price_per_hour, 0)
         require_range("seed", self.seed, 0, MAX_SEED)
         require_range("batch_size", self.batch_size, 1)
         require_engine("--engine", self.engine)

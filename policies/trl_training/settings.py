@@ -43,8 +43,12 @@ class TrainerSettings:
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 1
     """Checkpoints kept on disk."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency: the report then says what the run cost. A
+    process is a device. Default: only the device-hours."""
 
     def __post_init__(self) -> None:
+        require_range("price_per_hour", self.price_per_hour, 0)
         require_range("processes", self.processes, 1)
         require_range("epochs", self.epochs, 1)
         require_range("seed", self.seed, 0, MAX_SEED)

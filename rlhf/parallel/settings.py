@@ -110,9 +110,13 @@ class GroupSettings:
     otherwise ddp."""
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
     """What processes share."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency: the report then says what the run cost. A
+    process is a device. Default: only the device-hours."""
 
     def __post_init__(self) -> None:
         require_range("processes", self.processes, 1)
+        require_range("price_per_hour", self.price_per_hour, 0)
 
     def _require_engine_groups(self, tensor_parallel: int) -> None:
         """Refuse groups of processes, with an engine each, that do not divide all processes."""

@@ -105,6 +105,9 @@ class LoopSettings:
     no, and choices, such as new_rankings or stages.ppo.steps."""
     notify: str | None = None
     """URL that gets a JSON object (Slack's form) when the loop waits for people, ends or fails."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency, for every stage whose section has none: the
+    reports then say what they cost. Default: only the device-hours."""
     stages: Annotated[
         dict[str, Any], Parameter(converter=_read_sections, n_tokens=1, accepts_keys=False)
     ] = field(default_factory=dict)
@@ -114,6 +117,7 @@ class LoopSettings:
     def __post_init__(self) -> None:
         require_range("new_rankings", self.new_rankings, 1)
         require_range("rounds", self.rounds, 1)
+        require_range("price_per_hour", self.price_per_hour, 0)
         if self.start_at is not None:
             next_start(self.start_at, datetime.now(UTC))
             if not self.waits_for_people:
