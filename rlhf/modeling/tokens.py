@@ -72,7 +72,18 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> "TokenBatch":
         """The same batch on another device."""
-        return TokenBatch(self.ids.to(device), self.mask.to(device))
+        return TokenBatch(send(self.ids, device), send(self.mask, device))
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`; a GPU that is busy is not waited for.
+
+    A GPU copies from pinned memory by itself, when it comes to it.
+    """
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        tensor = tensor.pin_memory()
+    is_sent = tensor.device.type == "cpu"  # what is read must be there
+    return tensor.to(device, non_blocking=is_sent)
 
 
 def load_tokenizer(name: str, given: dict[str, Any] | None = None) -> PreTrainedTokenizerBase:

@@ -33,6 +33,7 @@ from rlhf.errors import (
     KilledGroupError,
     RlhfError,
 )
+from rlhf.parallel.waits import waiting
 from rlhf.ranks import ATTEMPT, is_main_process, world_size
 
 Value = TypeVar("Value")
@@ -222,7 +223,8 @@ def _multiplies_bf16() -> bool:
 
 def from_main(value: Value) -> Value:
     """The main process's value on every rank, as each may see a shared disk differently."""
-    values: list[Value] = broadcast_object_list([value])
+    with waiting("ranks"):
+        values: list[Value] = broadcast_object_list([value])
     return values[0]
 
 
@@ -253,11 +255,13 @@ def on_main(work: Callable[[], Value]) -> Value:
 def global_max(accelerator: Accelerator, value: float) -> float:
     """The largest of all ranks' values."""
     mine = torch.tensor([value], dtype=torch.float64, device=accelerator.device)
-    return float(accelerator.gather(mine).max())
+    with waiting("ranks"):
+        return float(accelerator.gather(mine).max())
 
 
 def global_sum(accelerator: Accelerator, value: Tensor | float) -> Tensor:
     """The sum of a number or tensor over all ranks, in float64."""
     tensor = torch.as_tensor(value, dtype=torch.float64, device=accelerator.device)
-    summed: Tensor = accelerator.reduce(tensor, reduction="sum")
+    with waiting("ranks"):
+        summed: Tensor = accelerator.reduce(tensor, reduction="sum")
     return summed
