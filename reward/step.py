@@ -19,6 +19,7 @@ from reward.report.accuracy import Counts, count_judgments
 from rlhf.modeling.tokens import send
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import accumulating, backward, clear_gradients, clip_gradients
+from rlhf.parallel.waits import waiting
 from rlhf.run.metrics import progress
 from rlhf.run.watchdog import beat
 
@@ -77,7 +78,8 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
         last = number == len(passes) - 1
         with accumulating(accelerator, module, last=last):
             rewards = forward(state, part)
-            judgments = to_judgments(part, objective.loss, rewards.device)
+            with waiting("data"):
+                judgments = to_judgments(part, objective.loss, rewards.device)
             thresholds = state.thresholds.of(part, level)
             said = send(thresholds, rewards.device)
             loss = sum_of_losses(objective, judgments, rewards, said)
@@ -142,20 +144,23 @@ def gather_by_prompt(
 ) -> list[Value]:
     """The results of all processes, by prompt id, put in the order of `groups`."""
     if accelerator.num_processes > 1:
-        found = gather_object(found)
+        with waiting("ranks"):
+            found = gather_object(found)
     by_prompt = dict(found)
     return [by_prompt[group.prompt_id] for group in groups]
 
 
 def my_passes(state: TrainState, groups: Sequence[Group]) -> list[list[Group]]:
     """The groups of each forward pass of this process."""
-    plans = plan_step(groups, state.dp_size, state.tokens_per_batch, shared=state.shared)
+    with waiting("data"):
+        plans = plan_step(groups, state.dp_size, state.tokens_per_batch, shared=state.shared)
     return plans[state.accelerator.process_index // state.tensor_parallel]
 
 
 def forward(state: TrainState, groups: Sequence[Group]) -> Tensor:
     """Rewards of all responses of some groups, in order."""
-    inputs = lay_out(groups, state.pad_id, shared=state.shared)
+    with waiting("data"):
+        inputs = lay_out(groups, state.pad_id, shared=state.shared)
     rewards: Tensor = state.module(inputs.to(state.accelerator.device))
     return rewards + state.bias
 

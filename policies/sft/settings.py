@@ -11,6 +11,8 @@ from rlhf.errors import ConfigError
 class SFTSettings(TrainerSettings):
     """Settings of `rlhf sft`."""
 
+    model: str
+    """Model folder or hub name to train."""
     demonstrations: Path | None = None
     """Folder that `rlhf export --format demonstrations` wrote, or JSON Lines: prompt + completion,
     or messages."""

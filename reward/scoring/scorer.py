@@ -26,6 +26,7 @@ from rlhf.modeling.readers import Reader, load_reader, reward_kwargs, tokenizer_
 from rlhf.modeling.thinking import has_thinking
 from rlhf.modeling.tokens import TokenBatch, close, encode_prompt, pad_right, send
 from rlhf.parallel.sharding import Sharding, shard_frozen
+from rlhf.planning.work import count_work
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.watchdog import beat
 
@@ -225,6 +226,7 @@ def load_module(
     bias = float(getattr(classifier.config, "reward_bias", 0.0))
     description = describe_model(folder, given)
     token_types = has_token_types(tokenizer_of(description))
+    count_work(classifier)
     module = RewardModule(classifier, token_types=token_types).eval().requires_grad_(False)
     shard_frozen(accelerator, module, sharding)
     return module, bias, description

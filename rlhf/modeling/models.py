@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from rlhf.config import read_settings_file
 from rlhf.diagnose import as_input_error
 from rlhf.endpoints.hub import require_hub
 from rlhf.errors import InputError
@@ -43,16 +44,17 @@ from rlhf.modeling.heads import (
 from rlhf.modeling.model_card import model_card
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
-from rlhf.modeling.weights import load_weights
+from rlhf.modeling.weights import load_weights, quantization_of, require_unquantized
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
 from rlhf.run.loops.promotion import promoted_policy
-from rlhf.run.rundir import RunDir, require_done
+from rlhf.run.rundir import RunDir, device_seconds, require_done
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
+STAND_INS = ("quantize", "distill")  # stages that make a policy, or a reward model
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 
 
@@ -88,16 +90,20 @@ def load_config(name: str) -> PreTrainedConfig:
 def model_folder(name: str, stage: str, result: str) -> str:
     """The model folder: the result of the finished stage in folder `name`, else `name` itself.
 
+    A run of `rlhf quantize` or `distill` stands in for the one whose result it made smaller.
+
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     if RunDir(Path(name)).stage_file.is_file():
-        return str(require_done(Path(name), stage, result).path / result)
+        found = RunDir(Path(name)).read_stage().get("stage")
+        made_by = found if found in STAND_INS else stage
+        return str(require_done(Path(name), made_by, result).path / result)
     return name
 
 
 def policy_folder(name: str) -> str:
-    """The folder of a language model: the result of `rlhf ppo`, `dpo` or `sft`, else `name` itself.
+    """The folder of a language model: the result of a run that trained one, else `name` itself.
 
     Of a loop it is the promoted policy.
 
@@ -314,6 +320,8 @@ def _load(
 ) -> PreTrainedModel:
     parts = tensor_parallel_options(name, config) if tensor_parallel else {}
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
+    if stored := quantization_of(config):
+        config.quantization_config = {**stored, "dequantize": True}
     model = load_weights(kind, name, new_head=new_head, **parts)
     if reads_pairs(config):
         require_padding_ignored(name, model)
@@ -347,6 +355,15 @@ def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, 
     return {"path": name, "hash": model_fingerprint(name), **describe_tokenizer(tokenizer)}
 
 
+def require_trainable(name: str) -> None:
+    """Refuse to train a model that `rlhf quantize` wrote.
+
+    Raises:
+        InputError: its weights are quantized, or there is no such model.
+    """
+    require_unquantized(name, load_config(name))
+
+
 def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> None:
     """Refuse two models that read text differently.
 
@@ -373,6 +390,15 @@ def save_model(
         add_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
-        stage = RunDir(folder.parent).read_stage()
-        if stage:
-            (partial / "README.md").write_text(model_card(stage), encoding="utf-8")
+        run = RunDir(folder.parent)
+        if stage := run.read_stage():
+            card = model_card(stage, device_seconds(run), _price_per_hour(run))
+            (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def _price_per_hour(run: RunDir) -> float | None:
+    """What the stage was told that a device costs; None where it was not."""
+    if not run.config_file.is_file():
+        return None
+    price = read_settings_file(run.config_file).get("price_per_hour")
+    return float(price) if isinstance(price, int | float) else None

@@ -5,6 +5,7 @@ OUT/stage.json      stage, status, inputs and their hashes, versions, git commit
 OUT/packages.txt    every installed package with its version
 OUT/code.diff       the difference of the code from its commit, if there is one
 OUT/metrics.jsonl   one object per step
+OUT/speed.json      how fast the device multiplies large matrices
 OUT/heartbeat/      rank-00000.json: phase and step of each rank; rank-00000.stack after a stall
 OUT/profile/        with --profile: a trace of every rank, and phases.json
 OUT/checkpoints/    step-000100/ ... and `latest`, which names the newest complete one
@@ -12,7 +13,7 @@ OUT/model           the trained reward model, or the fine-tuned language model
 OUT/policy          the trained policy
 OUT/outputs         the reference outputs
 OUT/report.json  report.html    the results of the stage, for programs and for people
-OUT/answers.jsonl   evaluate: the answers that were compared, one `RankedPrompt` per line
+OUT/answers.jsonl   evaluate, quantize: the answers that were compared, one `RankedPrompt` per line
 OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
 OUT/commands.json   loop: every command it ran, when, and its exit code
 OUT/round-0/        loop: the stages of a round, each in a folder with the files above
@@ -23,6 +24,7 @@ OUT/loop.log        loop: what it said since it was started from the Runs page
 """
 
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -63,6 +65,7 @@ FREE_TO_CHANGE = (
     "batch.gradient_checkpointing",
     "batch.micro_batch_size",
     "batch.micro_tokens",
+    "price_per_hour",
     "sampling.batch_size",
     "judge_endpoint",
     "judge_parallel",
@@ -86,12 +89,17 @@ STAGE_COMMANDS = {
     "reference": "rlhf reference",
     "ppo": "rlhf ppo",
     "dpo": "rlhf dpo",
+    "distill": "rlhf distill",
     "evaluate": "rlhf evaluate",
+    "quantize": "rlhf quantize",
+    "benchmark": "rlhf benchmark",
 }
 
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume
 
 Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
+
+_began: dict[Path, float] = {}  # when this process began to work on a stage, monotonic
 
 
 class _File:
@@ -115,6 +123,7 @@ class RunDir:
     packages_file = _File("packages.txt")
     diff_file = _File("code.diff")
     metrics_file = _File("metrics.jsonl")
+    speed_file = _File("speed.json")
     heartbeat = _File("heartbeat")
     profile = _File("profile")
     checkpoints = _File("checkpoints")
@@ -321,8 +330,8 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             f"{run.path} exists but is not a run folder (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    # for sft and dpo, batch_size is the batch of an optimizer step
-    free = FREE_TO_CHANGE if stage in ("sft", "dpo") else (*FREE_TO_CHANGE, "batch_size")
+    # for these, batch_size is the batch of an optimizer step
+    free = FREE_TO_CHANGE if stage in ("sft", "dpo", "distill") else (*FREE_TO_CHANGE, "batch_size")
     free = (*free, *FREE_IN_LOOP) if stage == "loop" else free
     recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)
@@ -339,6 +348,8 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
 
 
 def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int | None) -> None:
+    earlier = _seconds_of_earlier(run)
+    _began[run.path] = time.monotonic()
     described = {
         "stage": stage,
         "status": status,
@@ -346,6 +357,7 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
         "seed": seed,
         **describe_environment(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device_seconds": earlier,
     }
     write_json(run.stage_file, described)
     write_text_atomically(run.packages_file, lambda stream: stream.write(all_packages()))
@@ -353,9 +365,31 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
         write_text_atomically(run.diff_file, lambda stream: stream.write(diff + "\n"))
 
 
+def device_seconds(run: RunDir) -> float:
+    """Seconds of all processes of a stage in all attempts; while it runs, until now."""
+    content = run.read_stage()
+    earlier = float(content.get("device_seconds") or 0.0)
+    if run.path not in _began:
+        return earlier
+    return earlier + (time.monotonic() - _began[run.path]) * int(content.get("processes", 1))
+
+
+def _seconds_of_earlier(run: RunDir) -> float:
+    """`device_seconds` of earlier attempts; of one that was killed, until its last heartbeat."""
+    content = run.read_stage()
+    seconds = float(content.get("device_seconds") or 0.0)
+    beats = [file.stat().st_mtime for file in run.heartbeat.rglob("*.json")]
+    if content.get("status") == "running" and beats:
+        began = datetime.fromisoformat(content["started_at"]).timestamp()
+        seconds += max(max(beats) - began, 0.0) * content.get("processes", 1)
+    return seconds
+
+
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
     if not is_main_process():
         return
     content = {name: one for name, one in run.read_stage().items() if name != "error"}
+    content["device_seconds"] = round(device_seconds(run), 3)
+    _began.pop(run.path, None)
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})

@@ -32,17 +32,17 @@ class Settings:
     db: Path
     """The label database."""
     host: str = "127.0.0.1"
-    """Address to serve on. 0.0.0.0 lets other machines connect and needs users: rlhf users add."""
+    """Address to listen on. 0.0.0.0 lets other machines connect and needs users: rlhf users add."""
     port: int = 7860
-    """Port to serve on."""
+    """Port to listen on."""
     annotator: str | None = None
     """Your name while the database has no users; default: your login name."""
     overlap: int | None = None
-    """How many people rank each task. With 2 or more, the dashboard shows how much they agree and
-    on which tasks they do not. Stored in the database; 1 in a new one."""
+    """How many people rank each task. With 2 or more, the dashboard shows their agreement and the
+    disputed tasks. Stored in the database; 1 in a new one."""
     another_below: float | None = None
     """With --overlap of 2 or more: ask one more person to rank a task if people agree on less than
-    this share of its pairs. Stored in the database."""
+    this share of its pairs (0 to 1). Stored in the database."""
     rubric: Path | None = None
     """A Markdown file with the criteria; shown beside the task, its version stored with each
     ranking."""
@@ -51,7 +51,7 @@ class Settings:
     gold_every: int | None = 20
     """Mix in a gold item about once in this many tasks, if there are gold items. none: never."""
     repeat_every: int | None = None
-    """Show people an earlier task again about once in this many tasks. none: never."""
+    """Repeat an earlier task about once in this many tasks, to measure consistency. none: never."""
     loop: Path | None = None
     """The settings file of `rlhf loop`: at /runs, leads see its rounds, start and pause it and
     promote policies. Its database must be --db."""

@@ -55,7 +55,7 @@ def run_rounds(settings: LoopSettings) -> dict[str, Any]:
             if rounds:
                 say(f"\n{describe_round(rounds[-1])}")
             reason = reason_to_stop(rounds, limit, **rule)
-            report = build_report(rounds, settings.out, reason)
+            report = build_report(rounds, settings.out, reason, settings.price_per_hour)
             write_json(run.report_json, report)
             if reason:
                 return report

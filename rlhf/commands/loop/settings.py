@@ -77,14 +77,14 @@ class LoopSettings:
     out: Path
     """Folder of the loop: a folder for each round, and report.json."""
     model: str
-    """The model to begin with: folder or hub name."""
+    """The original model: folder or hub name."""
     prompts: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
     """Files of prompts to import, as `rlhf import` reads them; default: what --db holds."""
     db: Path | None = None
     """The label database. Default: labels.db in --out."""
     annotator: str = PEOPLE
     """Who ranks. `people`, with `rlhf label`; a function `signal:package.module:function`; or
-    `judge`, a model whose endpoint and name the section annotate has."""
+    `judge`, a judge model, configured under stages: annotate."""
     new_rankings: int | None = 100
     """People: how many new rankings start the training of a round. none: only --start-at does."""
     start_at: str | None = None
@@ -105,6 +105,9 @@ class LoopSettings:
     no, and choices, such as new_rankings or stages.ppo.steps."""
     notify: str | None = None
     """URL that gets a JSON object (Slack's form) when the loop waits for people, ends or fails."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency, for every stage whose section has none: the
+    reports then say what they cost. Default: only the device-hours."""
     stages: Annotated[
         dict[str, Any], Parameter(converter=_read_sections, n_tokens=1, accepts_keys=False)
     ] = field(default_factory=dict)
@@ -114,6 +117,7 @@ class LoopSettings:
     def __post_init__(self) -> None:
         require_range("new_rankings", self.new_rankings, 1)
         require_range("rounds", self.rounds, 1)
+        require_range("price_per_hour", self.price_per_hour, 0)
         if self.start_at is not None:
             next_start(self.start_at, datetime.now(UTC))
             if not self.waits_for_people:

@@ -28,6 +28,9 @@ NOT_IN_A_LOOP = {
 }
 
 
+PRICED = ("train-reward", "reference", "ppo", "evaluate")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One command of a round.
@@ -154,7 +157,9 @@ def _usual(settings: LoopSettings, name: str) -> dict[str, Any]:
         usual["round"] = {"pick": settings.new_rankings}
     if kind == "signal":
         usual["evaluate"] = {"gold": settings.annotator}
-    return usual.get(name, {})
+    price = settings.price_per_hour
+    priced = {"price_per_hour": price} if name in PRICED and price is not None else {}
+    return {**usual.get(name, {}), **priced}
 
 
 def require_valid(settings: LoopSettings) -> None:

@@ -8,7 +8,7 @@ EXAMPLE = "rlhf loop --config examples/rounds/loop.yaml"
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Run round after round: sample, rank, train, evaluate. Goes on where it was stopped.
+    """Repeat rounds of sampling, ranking, training and evaluation; the same command resumes.
 
     Each stage is one of the other commands, in a process of its own. The next round begins with the
     newest policy.
