@@ -29,6 +29,7 @@ from rlhf.modeling.tokens import pad_right
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import new_folder, write_json
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 
@@ -76,6 +77,7 @@ def train_ensemble(settings: RewardSettings) -> dict[str, Any]:
                 folder.name: {"seed": seed, **{name: report[name] for name in REPORTED}}
                 for folder, seed, report in zip(folders, settings.seeds, reports, strict=True)
             },
+            "cost": cost_of(run, settings.price_per_hour, settings.rankings),
             "seconds": round(time.monotonic() - began, 1),
         }
         if accelerator.is_main_process:

@@ -42,6 +42,9 @@ from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import start
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.planning.price import cost_of
+from rlhf.planning.utilization import Laps, describe_use, measure_rate
+from rlhf.planning.work import count_work
 from rlhf.records.documents import REMEDY
 from rlhf.records.ranked import read_manifest
 from rlhf.run.checkpoint import (
@@ -51,7 +54,7 @@ from rlhf.run.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
-from rlhf.run.metrics import append_metrics, forget_metrics_after, progress
+from rlhf.run.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 from rlhf.run.rundir import RunDir
 from rlhf.run.stage import training_stage
 from rlhf.run.watchdog import beat
@@ -59,6 +62,7 @@ from rlhf.run.watchdog import beat
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-5  # PyTorch's 1e-8 makes the first steps of a fresh head far too large
 DETAILS = ("health", "worst", "held_out_counts")  # in report.json, too long for a terminal
+LONGER_PASSES = "--batch.micro-tokens, --batch.prompts"
 PARTS = (8, 4, 2)  # a learning curve trains on 1/8, 1/4 and 1/2 of the train prompts, then on all
 
 
@@ -120,8 +124,9 @@ def train_reward(
             return _read_done(run)
         pad_id = int(tokenizer.pad_token_id)
         likelier_wins = _measure_base_model(settings, accelerator, sharding, data, pad_id)
+        rate = measure_rate(accelerator, run.speed_file)
         state = _build_state(settings, accelerator, sharding, tokenizer, data)
-        findings = _train(settings, run, state, data)
+        findings = _train(settings, run, state, data, rate)
         held_out = score_groups(state, data.held_out)
         scale, reference = measure_scale(state, data, held_out)
         level = fit_thresholds(state, data.train)
@@ -133,6 +138,8 @@ def train_reward(
             **describe_run(settings, data, run, scale, findings.best),
             **describe_thumbs(settings, data, state.thresholds, level, held_out, scale, state.bias),
             "shared_prompt": state.shared,
+            "use": describe_use(read_metrics(run.metrics_file), rate, ("seconds",), LONGER_PASSES),
+            "cost": cost_of(run, settings.price_per_hour, settings.rankings),
             "processes": accelerator.num_processes,
             "seconds": round(time.monotonic() - began, 1),
         }
@@ -201,6 +208,7 @@ def _build_state(
         accelerator.print(words, file=sys.stderr)
     trained = [value for value in module.parameters() if value.requires_grad]
     optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
+    count_work(classifier)
     prepared, prepared_optimizer = prepare(accelerator, module, optimizer, sharding)
     return TrainState(
         accelerator=accelerator,
@@ -233,7 +241,9 @@ def _load_classifier(
     return classifier
 
 
-def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data) -> Findings:
+def _train(
+    settings: RewardSettings, run: RunDir, state: TrainState, data: Data, matmul_rate: float
+) -> Findings:
     """Take all steps after the newest checkpoint, and load the best weights at the end."""
     per_epoch = -(-len(data.train) // settings.batch.prompts)
     total = per_epoch * settings.optim.epochs
@@ -246,7 +256,10 @@ def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data)
             if best and best.is_stale(settings.evaluation.patience):
                 break
             beat("computing gradients", step + 1)
-            began = time.monotonic()
+            began, laps = (
+                time.monotonic(),
+                Laps(state.accelerator, matmul_rate, state.tensor_parallel),
+            )
             epoch, step_in_epoch = divmod(step, per_epoch)
             order = epoch_order(len(data.train), settings.seed, epoch)
             chosen = order[step_in_epoch * settings.batch.prompts :][: settings.batch.prompts]
@@ -254,7 +267,9 @@ def _train(settings: RewardSettings, run: RunDir, state: TrainState, data: Data)
             row = take_step(state, [data.train[number] for number in chosen], rate)
             _stop_if_broken(row, step + 1, run)
             seconds = round(time.monotonic() - began, 3)
+            laps.end("step")
             row = {"step": step + 1, "epoch": epoch + 1, **row, "learning_rate": rate}
+            row |= laps.metrics()
             if _is_due(settings.evaluation.every, step + 1, total):
                 row |= evaluate(state, data.validation)
                 best = compare(best, step + 1, row["validation_loss"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from labeling_app.db.files.label_file import empty_database
-from labeling_app.db.rankings import ranking_annotators
+from labeling_app.db.rankings import annotation_hours, ranking_annotators
 from labeling_app.db.store import Store
 from labeling_app.rankings.verdicts import EDITED, labels
 from rlhf.errors import InputError
@@ -53,7 +53,12 @@ def export(
     if not by_kind:
         _raise_nothing_ranked(store, kinds, annotators)
     chosen = {"kinds": sorted(kinds), "annotators": sorted(map(show.of, annotators))}
-    extra = {"rankings_by_kind": dict(by_kind), "chosen": chosen}
+    hours = annotation_hours(store.connections, kinds=kinds, annotators=annotators)
+    extra = {
+        "rankings_by_kind": dict(by_kind),
+        "chosen": chosen,
+        "annotator_hours": round(hours, 4),
+    }
     with new_folder(out) as folder:
         if format == "ranked":
             return write_ranked(folder, records, extra)

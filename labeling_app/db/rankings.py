@@ -159,6 +159,26 @@ def num_rankings_since(
     return int(connections.db.execute(query, [number, *kinds, *annotators]).fetchone()[0])
 
 
+def annotation_hours(
+    connections: Connections,
+    *,
+    kinds: Collection[AnnotatorKind] = (),
+    annotators: Collection[str] = (),
+) -> float:
+    """Hours that people have spent on their live judgments, as the pages measured them.
+
+    Arguments as of `num_rankings_since`; judgments that were imported have no time.
+    """
+    query = f"""
+        SELECT COALESCE(SUM(r.duration_ms), 0) FROM rankings r
+        JOIN annotators a ON a.name = r.annotator
+        LEFT JOIN tasks t ON t.id = r.task_id
+        WHERE a.kind = 'human' AND r.live = 1 AND r.{SHOWN}
+        AND COALESCE(t.purpose, 'rank') = 'rank'
+        {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
+    return int(connections.db.execute(query, [*kinds, *annotators]).fetchone()[0]) / 3_600_000
+
+
 def _is_one_of(column: str, values: Collection[str]) -> str:
     return f"AND {column} IN ({', '.join('?' * len(values))})" if values else ""
 

@@ -63,6 +63,7 @@ from rlhf.modeling.models import (
 )
 from rlhf.modeling.readers import described_kwargs
 from rlhf.parallel.distributed import start_alone
+from rlhf.planning.price import cost_of_chain
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import write_jsonl
 from rlhf.records.schema import Prompt
@@ -151,6 +152,7 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
             "inputs": comparison.inputs,
             "seconds": round(time.monotonic() - began, 1),
         }
+        report["cost"] = cost_of_chain(run, settings.price_per_hour, report["win_rate"])
         metrics = read_metrics(RunDir(Path(settings.policy)).metrics_file)
         shown = report_samples(comparison.prompts, by_model, scores, wins["reference"])
         write_report(report, shown, metrics, run.report_json, run.report_html)

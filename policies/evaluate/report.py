@@ -137,7 +137,7 @@ def write_content(
 
 def headline(content: Mapping[str, Any]) -> dict[str, Any]:
     """The main numbers of report.json, for the terminal."""
-    return {name: content[name] for name in (*BRIEF, "seconds") if name in content}
+    return {name: content[name] for name in (*BRIEF, "seconds", "cost") if name in content}
 
 
 def outcome(rate: Mapping[str, Any]) -> Outcome:

@@ -9,6 +9,7 @@ from policies.evaluate.settings import EvaluateSettings
 from policies.ppo.settings import PPOSettings
 from policies.reference.settings import ReferenceSettings
 from policies.sampling.settings import GenerateSettings
+from rlhf.planning.price import advice_on_speed
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
 
@@ -63,6 +64,7 @@ def describe_policy(settings: PPOSettings, report: Mapping[str, Any]) -> str:
             f"{reward['last']:z.2f} in the last, each of {settings.batch.episodes_per_step} "
             "responses.",
             f"Reverse KL from the original model: {_nats(kl['reverse'])}.",
+            *advice_on_speed(report),
             f"Next: {_command('evaluate', policy=settings.out, **judges, out=out)}",
         ]
     )

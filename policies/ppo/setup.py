@@ -28,6 +28,8 @@ from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.planning.utilization import measure_rate
+from rlhf.planning.work import count_work
 from rlhf.records.documents import Kinds
 from rlhf.run.rundir import RunDir
 
@@ -73,6 +75,7 @@ class Training:
         dp_rank: which part of every batch this process computes. The processes of a tensor-parallel
             group compute the same part.
         dp_size: how many parts there are.
+        matmul_rate: operations a second of a large matrix product on this device.
     """
 
     accelerator: Accelerator
@@ -89,6 +92,7 @@ class Training:
     frozen_bytes: dict[str, int] | None
     dp_rank: int
     dp_size: int
+    matmul_rate: float
 
 
 def require_even_split(settings: PPOSettings, processes: int) -> None:
@@ -119,10 +123,12 @@ def set_up(
     Raises:
         InputError: a model, a reward or a text cannot be loaded, or a reward is not a number.
     """
+    rate = measure_rate(accelerator, run.speed_file)
     tokenizer = store.load_tokenizer(settings.model)
     base = load_base(settings, accelerator)
     plain = _build_models(settings, tokenizer, base)
     for part in (one for one in plain.parts.values() if isinstance(one, PreTrainedModel)):
+        count_work(part)
         if obstacle := pack_prefixes(part):
             words = f"Sequences are padded, which takes longer: {obstacle}."
             accelerator.print(words, file=sys.stderr)
@@ -153,6 +159,7 @@ def set_up(
         frozen_bytes=_describe_sharing(accelerator, settings, base),
         dp_rank=dp_rank,
         dp_size=dp_size,
+        matmul_rate=rate,
     )
 
 

@@ -7,9 +7,7 @@ outputs of the same prompt.
 """
 
 import sys
-import time
 from dataclasses import asdict, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -62,6 +60,9 @@ from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, sta
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.parallel.waits import waiting
+from rlhf.planning.price import cost_of
+from rlhf.planning.utilization import Laps, describe_use
 from rlhf.records.documents import require_kinds
 from rlhf.records.jsonl import write_json
 from rlhf.run.checkpoint import Saver, load_checkpoint, newest_checkpoint
@@ -72,6 +73,7 @@ from rlhf.run.watchdog import beat
 
 AUDIT_PROMPTS = 64
 CLOCKS = ("seconds/sample", "seconds/score", "seconds/update")
+LONGER_PASSES = "--batch.micro-tokens, --batch.micro-batch-size"
 AUDITED_KL = "kl_audit/reverse_k1_per_token"
 CONTROL_PROMPTS = 16
 GUARD_PROMPTS = 10_000
@@ -194,20 +196,21 @@ def train_loop(training: Training, done: int, state: LoopState) -> None:
 def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str, float]:
     """One step of PPO: rollout, scores, advantages, losses and optimizer steps; its metrics."""
     accelerator, environment = training.accelerator, training.environment
-    clock = [time.monotonic()]
+    laps = Laps(accelerator, training.matmul_rate, settings.parallel.tensor_parallel)
     beat("sampling", step)
     rates = set_learning_rates(training, step)
-    prompts = choose_prompts(
-        training.prompts,
-        step,
-        settings.batch,
-        settings.seed,
-        dp_rank=training.dp_rank,
-        dp_size=training.dp_size,
-    )
+    with waiting("data"):
+        prompts = choose_prompts(
+            training.prompts,
+            step,
+            settings.batch,
+            settings.seed,
+            dp_rank=training.dp_rank,
+            dp_size=training.dp_size,
+        )
     with training.gathered_model.gathered(training.model) as model:
         episodes = sample_episodes(environment, model, prompts, settings.sampling.batch_size)
-        clock.append(time.monotonic())
+        laps.end("sample")
         scores = score_episodes(environment, episodes)
         measured = measure_episodes(environment, model, episodes, settings)
         experience = build_experience(environment, episodes, scores, measured, settings)
@@ -215,29 +218,27 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
             model, lambda: measure_kl(training, model, episodes, measured, settings, step)
         )
     beat("updating", step)
-    clock.append(time.monotonic())
+    laps.end("score")
     generator = torch.Generator().manual_seed(_step_seed(training, step))
-    rows = choose_reference_rows(
-        prompts[:: settings.batch.samples_per_prompt], step, settings, generator
-    )
-    pad_id = int(training.tokenizer.pad_token_id)
-    references = reference_batch(rows, pad_id, accelerator.device)
-    texts = training.texts.of_step(step) if training.texts else None
+    with waiting("data"):
+        rows = choose_reference_rows(
+            prompts[:: settings.batch.samples_per_prompt], step, settings, generator
+        )
+        pad_id = int(training.tokenizer.pad_token_id)
+        references = reference_batch(rows, pad_id, accelerator.device)
+        texts = training.texts.of_step(step) if training.texts else None
     data = StepData(experience, references, texts)
     temperature = environment.sampling.temperature
     learner = Learner(accelerator, training.model, training.optimizer, settings, temperature)
     statistics = update(learner, data, generator)
-    clock.append(time.monotonic())
+    laps.end("update")
     row = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
     cap = settings.sampling.correction_cap
     row |= describe_correction(environment, episodes, experience, cap)
     row |= {**kls, **statistics, **rates}
     if settings.advantages == "gae":
         row |= describe_values(accelerator, experience)
-    return row | {
-        name: round(ended - began, 2)
-        for name, (began, ended) in zip(CLOCKS, pairwise(clock), strict=True)
-    }
+    return row | laps.seconds | laps.metrics()
 
 
 def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict[str, float]:
@@ -329,7 +330,8 @@ def finish(training: Training, state: LoopState) -> None:
     if together or accelerator.is_main_process:
         found = report(training, samples)
     if accelerator.is_main_process:
-        kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes}
+        cost = cost_of(run, training.settings.price_per_hour)
+        kept = {"critic_fit": state.critic_fit, "frozen_bytes": training.frozen_bytes, "cost": cost}
         write_json(run.report_json, {**found, **kept})
     accelerator.wait_for_everyone()
 
@@ -381,6 +383,7 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
+        "use": describe_use(history, training.matmul_rate, CLOCKS, LONGER_PASSES),
     }
 
 

@@ -25,6 +25,7 @@ from rlhf.modeling.models import describe_model, load_config
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import from_main, start
 from rlhf.parallel.sharding_choice import choose_sharding
+from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 
@@ -85,10 +86,18 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         if accelerator.is_main_process:
             facts = writer.facts(prompts_hash, inputs.get("reward"))
             manifest = write_manifest(run.outputs, shards, facts, settings.sampling.samples)
-            seconds = round(time.monotonic() - began, 1)
-            write_json(run.report_json, {**manifest, "shards": len(shards), "seconds": seconds})
+            took = _describe_time(run, settings, began)
+            write_json(run.report_json, {**manifest, "shards": len(shards), **took})
         accelerator.wait_for_everyone()
     return run.read_report()
+
+
+def _describe_time(run: RunDir, settings: ReferenceSettings, began: float) -> dict[str, Any]:
+    """How long it took and what it cost; one of several jobs does not know the others' hours."""
+    seconds = {"seconds": round(time.monotonic() - began, 1)}
+    if settings.shard is not None:
+        return seconds
+    return {**seconds, "cost": cost_of(run, settings.price_per_hour)}
 
 
 def heartbeat_of(run: RunDir, settings: ReferenceSettings) -> Path:

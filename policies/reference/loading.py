@@ -10,6 +10,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import describe_model, load_causal_lm
 from rlhf.parallel.sharding import Sharding, shard_frozen
+from rlhf.planning.work import count_work
 from rlhf.run.rundir import RunDir
 
 
@@ -51,6 +52,7 @@ def load_reference_model(
     sharding = sharding or Sharding()
     model = load_causal_lm(store.model, tensor_parallel=sharding.is_tensor_parallel)
     pack_prefixes(model)
+    count_work(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight
     model.eval()
     shard_frozen(accelerator, model, sharding, exact=True)

@@ -33,6 +33,6 @@ class SFTSettings(TrainerSettings):
         if not (self.demonstrations or self.best_of):
             raise ConfigError(
                 "There is nothing to train on: give --demonstrations or --best-of",
-                "Add --demonstrations DIR for answers that people wrote, or --best-of REF for the "
-                "best reference outputs of `rlhf reference`.",
+                "Add --demonstrations DIR for responses that people wrote, or --best-of REF for "
+                "the best reference outputs of `rlhf reference`.",
             )

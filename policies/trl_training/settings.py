@@ -36,15 +36,19 @@ class TrainerSettings:
     warmup_fraction: float = 0.05
     """Fraction of the steps during which the learning rate rises from 0."""
     max_length: int = 2048
-    """Maximum tokens of a prompt with its answer; a longer example is an error."""
+    """Maximum tokens of a prompt with its response; a longer example is an error."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
     save_every: int = 50
     """Optimizer steps between checkpoints."""
     keep_checkpoints: int = 1
     """Checkpoints kept on disk."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency: the report then says what the run cost. A
+    process is a device. Default: only the device-hours."""
 
     def __post_init__(self) -> None:
+        require_range("price_per_hour", self.price_per_hour, 0)
         require_range("processes", self.processes, 1)
         require_range("epochs", self.epochs, 1)
         require_range("seed", self.seed, 0, MAX_SEED)

@@ -28,6 +28,7 @@ from rlhf.errors import ConfigError, GuardError, InputError
 from rlhf.modeling.models import save_model
 from rlhf.modeling.tokens import encode_prompt
 from rlhf.parallel.distributed import choose_precision
+from rlhf.planning.price import cost_of
 from rlhf.records.jsonl import JsonObject, write_json
 from rlhf.records.schema import Message, Prompt
 from rlhf.run.metrics import Bar, append_metrics, forget_metrics_after, progress
@@ -215,6 +216,7 @@ def ending(
         "steps": trainer.state.global_step,
         "processes": trainer.args.world_size,
         "seconds": round(time.monotonic() - began, 1),
+        "cost": cost_of(RunDir(settings.out), settings.price_per_hour),
         "seed": settings.seed,
         "inputs": inputs,
     }

@@ -11,6 +11,7 @@ from reward.report.annotators import describe_annotators
 from reward.report.learning_curve import describe_curve
 from reward.settings import RewardSettings
 from rlhf.config import flag_of
+from rlhf.planning.price import advice_on_speed
 from rlhf.records.schema import RankedPrompt, Sampling
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
@@ -39,6 +40,7 @@ def describe_training(settings: RewardSettings, report: Mapping[str, Any]) -> st
     if "learning_curve" in report:
         lines.append(describe_curve(report["learning_curve"]))
     lines += describe_annotators(report.get("annotators", {}))
+    lines += advice_on_speed(report)
     if run.report_html.is_file():
         lines.append(f"Report: {run.report_html}")
     behind = report.get("started_from", {"language_model": {"path": settings.model}})

@@ -14,8 +14,16 @@ PIPELINES = {
 }
 
 
-def model_card(stage: dict[str, Any]) -> str:
-    """The README.md of a saved model: metadata as the hub reads it, then inputs and versions."""
+def model_card(
+    stage: dict[str, Any], device_seconds: float = 0.0, price_per_hour: float | None = None
+) -> str:
+    """The README.md of a saved model: metadata as the hub reads it, then inputs and versions.
+
+    Args:
+        stage: the content of stage.json.
+        device_seconds: of the training until now, over all processes; 0: not known.
+        price_per_hour: of one device.
+    """
     name, inputs = stage["stage"], stage["inputs"]
     base = str(inputs.get("model", {}).get("path", ""))
     on_the_hub = base.count("/") == 1 and not Path(base).exists()
@@ -27,6 +35,11 @@ def model_card(stage: dict[str, Any]) -> str:
     )
     command = " ".join(stage.get("command", ()))
     rows = "\n".join(f"| {k} | `{v['path']}` | `{v['hash']}` |" for k, v in inputs.items())
+    hours = device_seconds / 3600
+    cost = f"\nCost: {hours:.3g} device-hours" if hours else ""
+    if hours and price_per_hour is not None:
+        cost += f" at {price_per_hour:g} each, {hours * price_per_hour:.3g} in all"
+    cost += "." * bool(cost)
     versions = ", ".join(f"{k} {v}" for k, v in stage["versions"].items() if v)
     return f"""---
 {metadata.to_yaml()}
@@ -39,6 +52,6 @@ def model_card(stage: dict[str, Any]) -> str:
 {rows}
 
 Command: `{command}`, seed {stage["seed"]}, {stage.get("processes", 1)} processes.
-Code: {stage["git_commit"]}. Versions: {versions}. Started {stage["started_at"]}.
+Code: {stage["git_commit"]}. Versions: {versions}. Started {stage["started_at"]}.{cost}
 The settings are in `config.yaml`, the measurements in `metrics.jsonl` and `report.json` of the run.
 """

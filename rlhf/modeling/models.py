@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from rlhf.config import read_settings_file
 from rlhf.diagnose import as_input_error
 from rlhf.endpoints.hub import require_hub
 from rlhf.errors import InputError
@@ -47,7 +48,8 @@ from rlhf.modeling.weights import load_weights, quantization_of, require_unquant
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
-from rlhf.run.rundir import RunDir, require_done
+from rlhf.run.loops.promotion import promoted_policy
+from rlhf.run.rundir import RunDir, device_seconds, require_done
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
@@ -103,10 +105,14 @@ def model_folder(name: str, stage: str, result: str) -> str:
 def policy_folder(name: str) -> str:
     """The folder of a language model: the result of a run that trained one, else `name` itself.
 
+    Of a loop it is the promoted policy.
+
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     found = RunDir(Path(name)).read_stage().get("stage")
+    if found == "loop":
+        return promoted_policy(Path(name))
     stage = found if found in ("sft", "dpo") else "ppo"
     return model_folder(name, stage, "model" if stage == "sft" else "policy")
 
@@ -384,6 +390,15 @@ def save_model(
         add_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
-        stage = RunDir(folder.parent).read_stage()
-        if stage:
-            (partial / "README.md").write_text(model_card(stage), encoding="utf-8")
+        run = RunDir(folder.parent)
+        if stage := run.read_stage():
+            card = model_card(stage, device_seconds(run), _price_per_hour(run))
+            (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def _price_per_hour(run: RunDir) -> float | None:
+    """What the stage was told that a device costs; None where it was not."""
+    if not run.config_file.is_file():
+        return None
+    price = read_settings_file(run.config_file).get("price_per_hour")
+    return float(price) if isinstance(price, int | float) else None

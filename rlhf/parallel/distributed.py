@@ -4,8 +4,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -28,8 +29,10 @@ from rlhf.errors import (
     InputError,
     InterruptedRunError,
     KilledGroupError,
+    RlhfError,
 )
-from rlhf.ranks import ATTEMPT, world_size
+from rlhf.parallel.waits import waiting
+from rlhf.ranks import ATTEMPT, is_main_process, world_size
 
 Value = TypeVar("Value")
 
@@ -206,18 +209,45 @@ def _multiplies_bf16() -> bool:
 
 def from_main(value: Value) -> Value:
     """The main process's value on every rank, as each may see a shared disk differently."""
-    values: list[Value] = broadcast_object_list([value])
+    with waiting("ranks"):
+        values: list[Value] = broadcast_object_list([value])
     return values[0]
+
+
+def on_main(work: Callable[[], Value]) -> Value:
+    """Do some work in the main process alone, and return what it gives in every process.
+
+    All processes call this; what it gives is pickled. In every process it raises the error that the
+    work raises.
+
+    Raises:
+        RlhfError: as `work`.
+    """
+    if world_size() == 1:
+        return work()
+    outcome: tuple[Value | None, tuple[type[RlhfError], str, str] | None] = (None, None)
+    if is_main_process():
+        try:
+            outcome = (work(), None)
+        except RlhfError as error:
+            outcome = (None, (type(error), error.problem, error.remedy))
+    found, failure = from_main(outcome)
+    if failure:
+        kind, problem, remedy = failure
+        raise kind(problem, remedy)
+    return cast(Value, found)
 
 
 def global_max(accelerator: Accelerator, value: float) -> float:
     """The largest of all ranks' values."""
     mine = torch.tensor([value], dtype=torch.float64, device=accelerator.device)
-    return float(accelerator.gather(mine).max())
+    with waiting("ranks"):
+        return float(accelerator.gather(mine).max())
 
 
 def global_sum(accelerator: Accelerator, value: Tensor | float) -> Tensor:
     """The sum of a number or tensor over all ranks, in float64."""
     tensor = torch.as_tensor(value, dtype=torch.float64, device=accelerator.device)
-    summed: Tensor = accelerator.reduce(tensor, reduction="sum")
+    with waiting("ranks"):
+        summed: Tensor = accelerator.reduce(tensor, reduction="sum")
     return summed

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,8 @@ PACKAGES = (
     "trl",
 )
 CODE = Path(__file__).parents[1]
+NVIDIA = Path("/proc/driver/nvidia/version")
+IMAGE = "RLHF_IMAGE"  # a container cannot see its own digest: whoever starts it says so
 
 
 def describe_environment() -> dict[str, Any]:
@@ -45,8 +48,27 @@ def describe_environment() -> dict[str, Any]:
             "cuda": torch and torch.version.cuda,
             "gpus": torch
             and [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
+            "driver": driver_version(NVIDIA),
+            "nccl": _nccl_version(torch),
+            "image": os.environ.get(IMAGE),
         },
     }
+
+
+def driver_version(path: Path) -> str | None:
+    """The version of NVIDIA's kernel module, from the file in /proc; None without one."""
+    try:
+        found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", path.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def _nccl_version(torch: Any) -> str | None:
+    """The version that torch was built with; None without CUDA."""
+    if torch is None or not torch.version.cuda:
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def all_packages() -> str:

@@ -50,6 +50,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def without_clock(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics without what depends on how fast this machine is."""
+    return {k: v for k, v in row.items() if not k.startswith(("seconds", "speed/"))}
+
+
 def write_prompts(path: Path) -> Path:
     """Eight training and four test prompts."""
     words = ["house", "dog", "train", "garden", "meeting", "music", "hotel", "trip"]

@@ -18,9 +18,7 @@ from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
-from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process
-
-CLOCK = ("seconds/sample", "seconds/score", "seconds/update")
+from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process, without_clock
 
 
 def kill_when(arguments: list[str], path: Path, lines: int) -> None:
@@ -81,9 +79,7 @@ def test_a_ppo_run_killed_in_any_phase_ends_bit_for_bit_like_an_undisturbed_one(
     assert resumed.returncode == 0, resumed.stderr
     rows = [read_metrics(path / "metrics.jsonl") for path in (straight, killed)]
     for first, second in zip(*rows, strict=True):
-        assert {k: v for k, v in first.items() if k not in CLOCK} == {
-            k: v for k, v in second.items() if k not in CLOCK
-        }
+        assert without_clock(first) == without_clock(second)
     fits = [RunDir(path).read_report()["critic_fit"] for path in (straight, killed)]
     assert fits[0] == fits[1]
     weights = [load_file(path / "policy" / "model.safetensors") for path in (straight, killed)]
@@ -157,9 +153,7 @@ def test_smaller_batches_do_not_change_what_a_resumed_training_ends_with(
     again = read_metrics(run.metrics_file)
     assert again[:2] == rows[:2]
     for row, expected in zip(again, rows, strict=True):
-        row, expected = (
-            {k: v for k, v in one.items() if "seconds" not in k} for one in (row, expected)
-        )
+        row, expected = without_clock(row), without_clock(expected)
         assert row == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 

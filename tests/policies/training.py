@@ -12,7 +12,7 @@ from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.metrics import read_metrics
-from tests.pipeline.loop import SHORT, write_prompts
+from tests.pipeline.loop import SHORT, without_clock, write_prompts
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ def read_report(out: Path) -> dict[str, Any]:
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
     """The metrics of a stage, without its clock."""
-    rows = read_metrics(out / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]
+    return [without_clock(row) for row in read_metrics(out / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="session")

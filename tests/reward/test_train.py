@@ -31,6 +31,7 @@ from tests.conftest import REPOSITORY
 from tests.reward.conftest import build_record, export, sequences_of, settings_for
 from tests.settings import changed
 
+SPEEDS = ("tokens_per_second", "tokens_per_pass", "tflops", "utilization")
 SIX_BILLION = Path(__file__).parents[2] / "examples" / "six_billion" / "llama_6b"
 
 
@@ -48,8 +49,14 @@ def test_training_learns_the_rankings(trained):
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=0.15)
     assert rows[-1]["loss"] < 0.55
     assert set(rows[0]) == {
-        *("step", "epoch", "loss", "accuracy", "grad_norm", "learning_rate", "seconds")
+        *("step", "epoch", "loss", "accuracy", "grad_norm", "learning_rate", "seconds"),
+        *(f"speed/{name}" for name in SPEEDS),
+        *("seconds/waiting_for_data", "seconds/waiting_for_ranks"),
     }
+    assert 0 < report["use"]["utilization"] < 1
+    assert all(0 < row["seconds/waiting_for_data"] < row["seconds"] for row in rows)
+    # the 24 prompts of 4 responses in 6 steps: every step reads a quarter of the tokens
+    assert rows[0]["speed/tokens_per_pass"] > 100
     assert report["accuracy"]["value"] > 0.8
     assert report["accuracy"]["low"] <= report["accuracy"]["value"] <= report["accuracy"]["high"]
     assert report["accuracy"]["pairs"] == 8 * 5  # ties between responses are left out

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.commands.loop.children import read_commands
+from rlhf.planning.price import cost_of_stages
 from rlhf.records.ranked import read_manifest
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
@@ -108,17 +109,26 @@ def reason_to_stop(rounds: Sequence[Round], limit: int, *, without_gain: bool) -
     return f"{len(rounds)} of {limit} rounds are done." if len(rounds) >= limit else None
 
 
-def build_report(rounds: Sequence[Round], out: Path, stopped: str | None) -> dict[str, Any]:
+def build_report(
+    rounds: Sequence[Round], out: Path, stopped: str | None, price_per_hour: float | None = None
+) -> dict[str, Any]:
     """The content of OUT/report.json.
 
     Args:
         rounds: those that are done.
         out: folder of the loop.
         stopped: why no other round follows.
+        price_per_hour: of one device.
     """
     gained = [one["round"] for one in rounds if one["outcome"] == "better"]
     best = str(out / f"round-{gained[-1]}" / "ppo" / "policy") if gained else None
-    return {"rounds": list(rounds), "stopped": stopped, "policy": best}
+    stages = sorted(one.parent for one in out.glob("round-*/*/stage.json"))
+    return {
+        "rounds": list(rounds),
+        "stopped": stopped,
+        "policy": best,
+        "cost": cost_of_stages([RunDir(one) for one in stages], price_per_hour),
+    }
 
 
 def table(rounds: Sequence[Round]) -> str:

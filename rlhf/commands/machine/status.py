@@ -42,7 +42,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show what each stage of a run did; settings that differ between runs are marked."""
+    """Show what each stage of a run did, and in which settings several runs differ."""
     from rlhf.run.status import differing_settings, read_run
 
     kinds = {stage: command.Settings for stage, command in STAGES.items()}

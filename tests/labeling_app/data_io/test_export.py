@@ -8,6 +8,7 @@ from datasets import load_dataset
 
 from labeling_app.data_io.exporting import export, pseudonym
 from labeling_app.data_io.formats import Defaults, read_entry
+from labeling_app.db.queue import Submission
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.ranked import read_manifest, read_ranked
@@ -42,6 +43,22 @@ def test_ranked_export_reads_back_as_it_was(store, judged, tmp_path):
     assert records[1].rankings == ()  # kept: the reference stage reads its prompt
     assert manifest["prompts"] == {"train": 1, "test": 1}
     assert manifest["rankings"] == 1
+
+
+def test_the_manifest_has_the_hours_of_people(store, queue, fill, tmp_path):
+    fill(3, 2)
+    for name, duration_ms in (("ann", 90_000), ("bob", 30_000)):
+        queue.add_annotator(name)
+        task = queue.next_task(name)
+        sent = Submission(
+            id=f"s-{name}", task_id=task.id, tiers=((0,), (1,)), duration_ms=duration_ms
+        )
+        queue.submit(name, sent)
+    # 120 s of an hour; an imported ranking has no time
+    assert export(store, tmp_path / "all", "ranked")["annotator_hours"] == 0.0333
+    only = export(store, tmp_path / "bob", "ranked", annotators=["bob"])
+    assert only["annotator_hours"] == 0.0083
+    assert read_manifest(tmp_path / "all")["annotator_hours"] == 0.0333
 
 
 def test_people_have_pseudonyms_and_signals_their_names(store, judged, tmp_path):

@@ -10,9 +10,7 @@ from transformers import AutoModelForCausalLM
 from rlhf.planning.planner import read_shape
 from rlhf.planning.strategies import Load, communication_bytes, sizes_of
 from rlhf.run.metrics import read_metrics
-from tests.pipeline.loop import Loop, require_same, run_process, spread
-
-CLOCK = ("seconds/sample", "seconds/score", "seconds/update")
+from tests.pipeline.loop import Loop, require_same, run_process, spread, without_clock
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +155,7 @@ def run_ppo(loop: Loop, out: Path, sharding: str, *more: str) -> list[dict[str, 
     done = run_process(*loop.ppo_arguments(out, *options))
     assert done.returncode == 0, done.stderr
     rows = read_metrics(out / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows]
+    return [without_clock(row) for row in rows]
 
 
 @pytest.mark.slow

@@ -24,7 +24,15 @@ from rlhf.records.jsonl import write_json
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.pipeline.loop import REPOSITORY, SHORT, Loop, read_json, run_process, write_prompts
+from tests.pipeline.loop import (
+    REPOSITORY,
+    SHORT,
+    Loop,
+    read_json,
+    run_process,
+    without_clock,
+    write_prompts,
+)
 from tests.reward.conftest import build_record, thumbed
 from tests.settings import reward_settings
 
@@ -167,8 +175,7 @@ def words_of(rankings: Path, model: Path, out: Path, *more: str) -> list[str]:
 
 
 def curve(out: Path) -> list[dict[str, Any]]:
-    rows = read_metrics(out / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
+    return [without_clock(row) for row in read_metrics(out / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 import yaml
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
@@ -7,7 +8,7 @@ from transformers import AutoTokenizer
 from rlhf.modeling.model_card import model_card
 from rlhf.modeling.models import load_causal_lm, save_model
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.run.provenance import all_packages, describe_environment
+from rlhf.run.provenance import all_packages, describe_environment, driver_version
 from rlhf.run.rundir import RunDir, open_stage
 
 STAGE = {
@@ -47,6 +48,30 @@ def test_the_environment_is_whole() -> None:
     assert {"host", "cpus", "memory_bytes", "gpus", "cuda"} <= set(found["hardware"])
     assert found["processes"] == 1
     assert any(line.startswith("torch==") for line in all_packages().splitlines())
+
+
+def test_driver_and_image_are_kept_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = tmp_path / "version"
+    assert driver_version(proc) is None
+    proc.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+    )
+    assert driver_version(proc) == "550.54.15"
+    monkeypatch.delenv("RLHF_IMAGE", raising=False)
+    assert describe_environment()["hardware"]["image"] is None
+    monkeypatch.setenv("RLHF_IMAGE", "registry/rlhf@sha256:abc")
+    found = describe_environment()["hardware"]
+    assert found["image"] == "registry/rlhf@sha256:abc"
+    assert found["nccl"] is None or found["cuda"]
+
+
+def test_a_card_says_what_the_training_cost() -> None:
+    assert "Cost" not in model_card(STAGE)
+    assert "\nCost: 1.5 device-hours.\n" in model_card(STAGE, 5400)
+    assert "\nCost: 1.5 device-hours at 4 each, 6 in all.\n" in model_card(STAGE, 5400, 4)
 
 
 def test_a_stage_leaves_its_packages_and_a_saved_model_its_card(

@@ -1,0 +1,136 @@
+"""What stages cost: hours of devices and of annotators, and the price of the devices' hours.
+
+device-hours = seconds of a stage · processes / 3600, over all its attempts
+price        = device-hours · price of a device for an hour
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import InputError
+from rlhf.records.ranked import read_manifest
+from rlhf.run.rundir import RunDir, device_seconds
+
+HOUR = 3600
+COMPARED_WITH = ("against", "gold")  # inputs of an evaluation that did not make its policy
+TRUSTED = ("people", "ai", "gold", "reward")  # judges, the most trustworthy one first
+
+Cost = dict[str, Any]
+
+
+def cost_of(run: RunDir, price_per_hour: float | None, rankings: Path | None = None) -> Cost:
+    """What a stage has cost until now.
+
+    Args:
+        run: its folder.
+        price_per_hour: of one device; None: only hours are known.
+        rankings: the export that it trains on, whose manifest has the annotators' hours.
+    """
+    return {
+        **_price(_seconds(run), price_per_hour),
+        "annotator_hours": _annotator_hours(rankings),
+    }
+
+
+def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost:
+    """What several stages have cost together; the newest export has all annotators' hours."""
+    hours = [_annotator_hours(_rankings_of(run)) for run in runs]
+    return {
+        **_price(sum(map(_seconds, runs)), price_per_hour),
+        "annotator_hours": max((one for one in hours if one is not None), default=None),
+    }
+
+
+def cost_of_chain(
+    run: RunDir, price_per_hour: float | None, win_rate: Mapping[str, Mapping[str, Any]]
+) -> Cost:
+    """What an evaluation and all stages before it have cost, and a point of win rate.
+
+    A point is a hundredth of win rate above one half, by the most trustworthy judge. A policy that
+    does not win more than half has no price for a point.
+    """
+    found = cost_of_stages(_chain(run), price_per_hour)
+    judge = next((name for name in TRUSTED if name in win_rate), None)
+    value = win_rate[judge]["value"] if judge else None
+    points = 100 * (value - 0.5) if value is not None else 0.0
+    has_price = found["price"] is not None and points > 0
+    return {
+        **found,
+        "price_per_point": round(found["price"] / points, 6) if has_price else None,
+    }
+
+
+def _chain(run: RunDir) -> list[RunDir]:
+    """A stage and those that made its inputs, as far as their folders are still there."""
+    found: dict[Path, RunDir] = {}
+    open_runs = [run]
+    while open_runs:
+        one = open_runs.pop()
+        place = one.path.resolve()
+        if place in found:
+            continue
+        found[place] = one
+        for name, given in one.inputs.items():
+            if name in COMPARED_WITH:
+                continue
+            path = Path(given["path"])
+            open_runs += [
+                RunDir(folder)
+                for folder in (path, path.parent)
+                if RunDir(folder).stage_file.is_file()
+            ]
+    return list(found.values())
+
+
+def _seconds(run: RunDir) -> float:
+    """Of all processes of a stage; with the parts of a learning curve, which are stages inside."""
+    parts = [RunDir(file.parent) for file in run.path.glob("part-*/stage.json")]
+    return sum(map(device_seconds, [run, *parts]))
+
+
+def _price(seconds: float, price_per_hour: float | None) -> Cost:
+    hours = seconds / HOUR
+    return {
+        "device_hours": round(hours, 6),
+        "price_per_hour": price_per_hour,
+        "price": None if price_per_hour is None else round(hours * price_per_hour, 6),
+    }
+
+
+def _rankings_of(run: RunDir) -> Path | None:
+    given = run.inputs.get("rankings")
+    return Path(given["path"]) if given else None
+
+
+def _annotator_hours(rankings: Path | None) -> float | None:
+    """From the manifest of an export; None where it has none, as exports of earlier versions."""
+    if rankings is None:
+        return None
+    try:
+        hours = read_manifest(rankings).get("annotator_hours")
+    except InputError:  # it was moved since
+        return None
+    return None if hours is None else float(hours)
+
+
+def cost_sentence(cost: Mapping[str, Any] | None) -> Iterator[str]:
+    """What a report says of the cost, where a price or annotators' hours are known."""
+    if not cost or "device_hours" not in cost:
+        return
+    if cost["price"] is None and not cost["annotator_hours"]:
+        return
+    words = f"Cost: {cost['device_hours']:.3g} device-hours"
+    if cost["price"] is not None:
+        words += f" at {cost['price_per_hour']:g} each: {cost['price']:.3g}"
+    if cost["annotator_hours"]:
+        words += f", and {cost['annotator_hours']:.3g} annotator-hours"
+    if cost.get("price_per_point") is not None:
+        words += f"; {cost['price_per_point']:.3g} for a point of win rate"
+    yield f"{words}."
+
+
+def advice_on_speed(report: Mapping[str, Any]) -> list[str]:
+    """The sentence of a report that says why little of the device was used, if it has one."""
+    advice = (report.get("use") or {}).get("advice")
+    return [advice[0].upper() + advice[1:]] if advice else []

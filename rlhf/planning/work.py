@@ -1,0 +1,189 @@
+"""The arithmetic that models do, counted by formula from the shape of every forward pass.
+
+A product of N rows with a matrix of d × f numbers takes 2·N·d·f operations. Its backward pass takes
+as many for the gradient of the rows, and as many again for that of the matrix if it is trained.
+Attention takes 4·q operations for every query and key that it multiplies, where q is the width of
+all query heads, and twice as many backward. What is computed counts: padding, both sides of the
+causal mask, and layers that are computed again under gradient checkpointing. Norms, activations,
+embeddings and heads with one output are not counted.
+
+Letters: T tokens of a pass, N positions whose logits are read, d hidden size, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from rlhf.modeling.attention.layout import Layout
+
+READS_HIDDEN = {  # the projections at the beginning of a layer, by the families' names
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
+    *("query", "key", "value", "Wqkv"),
+}
+FIRST_LAYER = "0"
+
+
+@dataclass
+class Work:
+    """What models have done: operations, the tokens they read, and forward passes."""
+
+    flops: float = 0.0
+    tokens: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Sizes of a trunk's matrices, in numbers.
+
+    Attributes:
+        all: of all that are multiplied.
+        reached: of those whose input has a gradient.
+        trained: of those that have a gradient themselves.
+        recomputed: of those that gradient checkpointing multiplies again: all but the last of each
+            layer, whose product no gradient needs.
+        query_width: of all query heads of a layer, summed over layers.
+    """
+
+    all: int
+    reached: int
+    trained: int
+    recomputed: int
+    query_width: int
+
+
+_done = Work()
+_counted: WeakSet[nn.Module] = WeakSet()
+_matrices: WeakKeyDictionary[nn.Module, dict[Any, Matrices]] = WeakKeyDictionary()
+
+
+def count_work(model: Any) -> None:
+    """Count what a language model or classifier of transformers does from now on.
+
+    Models that share a trunk are counted once.
+    """
+    trunk = model.base_model
+    if trunk not in _counted:
+        _counted.add(trunk)
+        trunk.register_forward_pre_hook(_count_trunk, with_kwargs=True)
+    output = model.get_output_embeddings()
+    if output is not None and output not in _counted:
+        _counted.add(output)
+        output.register_forward_pre_hook(_count_output)
+
+
+def take_work() -> Work:
+    """What was done since the last call."""
+    found = Work(_done.flops, _done.tokens, _done.passes)
+    _done.flops, _done.tokens, _done.passes = 0.0, 0, 0
+    return found
+
+
+def _count_trunk(trunk: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    given = named.get("input_ids")
+    if given is None:
+        given = named.get("inputs_embeds")
+    if given is None:
+        given = arguments[0]
+    rows, length = given.shape[:2]
+    sizes = _sizes(trunk)
+    pairs = attended_pairs(rows, length, named)
+    _done.tokens += rows * length
+    _done.passes += 1
+    _done.flops += trunk_flops(sizes, rows * length, pairs)
+    if torch.is_grad_enabled() and sizes.trained:
+        again = getattr(trunk, "is_activation_checkpointing", False) and trunk.training
+        _done.flops += backward_flops(sizes, rows * length, pairs)
+        if again:
+            _done.flops += 2.0 * rows * length * sizes.recomputed + 4.0 * sizes.query_width * pairs
+
+
+def trunk_flops(sizes: Matrices, tokens: int, pairs: int) -> float:
+    """Operations of a trunk's forward pass: 2·T·matrices + 4·q·pairs."""
+    return 2.0 * tokens * sizes.all + 4.0 * sizes.query_width * pairs
+
+
+def backward_flops(sizes: Matrices, tokens: int, pairs: int) -> float:
+    """Operations of its backward pass: 2·T·(reached + trained) + 8·q·pairs."""
+    return 2.0 * tokens * (sizes.reached + sizes.trained) + 8.0 * sizes.query_width * pairs
+
+
+def attended_pairs(rows: int, length: int, named: dict[str, Any]) -> int:
+    """Queries times the keys they are multiplied with.
+
+    In a packed row of a prompt of P tokens and responses of R: P² + Σ R·(P + R).
+    """
+    layout: Layout | None = named.get("layout")
+    if layout is not None:
+        return sum(
+            one.prompt**2 + sum(own * (one.prompt + own) for own in one.responses) for one in layout
+        )
+    cache: Any = named.get("past_key_values")
+    before = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+    return rows * length * (before + length)
+
+
+def _count_output(output: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """N·d·V forward; backward computes the logits again, then both gradients."""
+    hidden: Tensor = arguments[0]
+    weight: Any = output.weight
+    product = 2.0 * hidden.numel() * getattr(output, "out_features", len(weight))
+    times = 1
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        times += 1 + hidden.requires_grad + weight.requires_grad
+    _done.flops += times * product
+
+
+def _sizes(trunk: nn.Module) -> Matrices:
+    """The sizes of a trunk, which depend on the adapters in use and on what is trained."""
+    known = _matrices.setdefault(trunk, {})
+    layer: Any = next((part for part in trunk.modules() if isinstance(part, LoraLayer)), None)
+    adapters = () if layer is None or layer.disable_adapters else tuple(layer.active_adapters)
+    if adapters not in known:
+        known[adapters] = measure_matrices(trunk, adapters)
+    return known[adapters]
+
+
+def measure_matrices(trunk: nn.Module, adapters: tuple[str, ...] = ()) -> Matrices:
+    """The sizes of a trunk with these adapters.
+
+    Without trained embeddings, gradients end at the projections of the first layer.
+    """
+    config: Any = trunk.config
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    embedded = any(one.requires_grad for one in trunk.get_input_embeddings().parameters())  # type: ignore[operator]
+    total = reached = trained = 0
+    last: dict[str, int] = {}
+    for name, part in trunk.named_modules():
+        words = name.split(".")
+        if not isinstance(part, nn.Linear | Conv1D) or _is_idle(words, adapters):
+            continue
+        size = _size(part)
+        total += size
+        last[next((word for word in words if word.isdigit()), "")] = size
+        trained += size * part.weight.requires_grad
+        is_first = FIRST_LAYER in words and bool(READS_HIDDEN & set(words))
+        if embedded or not is_first or "lora_B" in words:
+            reached += size
+    query_width = heads * width * text.num_hidden_layers
+    return Matrices(total, reached, trained, total - sum(last.values()), query_width)
+
+
+def _is_idle(words: list[str], adapters: tuple[str, ...]) -> bool:
+    """Whether a module belongs to an adapter that is not in use."""
+    is_adapter = "lora_A" in words or "lora_B" in words
+    return is_adapter and words[-1] not in adapters
+
+
+def _size(part: nn.Module) -> int:
+    """Numbers in a matrix, also where it is sharded or packed into four bits."""
+    if isinstance(part, nn.Linear):
+        return part.in_features * part.out_features
+    return int(part.weight.numel())  # type: ignore[operator]

@@ -1,0 +1,206 @@
+"""Installed, not cloned: the wheel holds all that the commands read, and needs no checkout."""
+
+import ast
+import json
+import re
+import shutil
+import sys
+import tomllib
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from rlhf import __version__
+from rlhf.cli import COMMANDS
+from rlhf.records.jsonl import write_jsonl
+from tests.conftest import REPOSITORY
+from tests.examples.deploy.conftest import PACKAGES, Installed
+from tests.examples.deploy.serving import free_port, running
+from tests.servers.chat import ChatServer
+
+MODEL = "models/SmolLM2-135M-Instruct"  # of the examples
+FOR_READERS = ("README.md", ".png")
+LINKED = re.compile(r'(?:src|href)="(?:\.?/)?((?:assets|static|live)/[^"?]+)')
+HELP = """
+import sys
+from rlhf.cli import COMMANDS, main
+codes = {main([*command.split(), "--help"]) for command in ("", *COMMANDS)}
+places = {module.__file__ for name, module in sys.modules.items() if name.startswith("rlhf")}
+print("CODES", codes, "FROM", *{str(place).partition("/rlhf/")[0] for place in places})
+"""
+STAGE = """
+from rlhf.cli import main
+for command in (
+    ["import", "ranked.jsonl", "--db", "labels.db"],
+    ["export", "--db", "labels.db", "--out", "rankings"],
+    ["train-reward", "--rankings", "rankings", "--model", "MODEL", "--out", "runs/first/reward",
+     "--precision", "fp32"],
+):
+    assert main(command) == 0, command
+""".replace("MODEL", MODEL)
+LOOP = """
+import shlex
+from importlib import import_module
+from rlhf.cli import COMMANDS, main
+model, short = ["--model", "MODEL"], ["--max-new-tokens", "8", "--precision", "fp32"]
+signal, fast = "vowels:count", ["--precision", "fp32"]
+judge = ["--reward", "runs/first/reward", "--reference", "runs/first/reference"]
+for command in (
+    ["generate", "--db", "labels.db", *model, "-k", "2", *short],
+    ["annotate", "--db", "labels.db", "--annotator", f"signal:{signal}"],
+    ["reference", "--prompts", "rankings", *model, "--reward", "runs/first/reward",
+     "--samples", "1", "--out", "runs/first/reference", *short],
+    ["ppo", *model, *judge, "--out", "runs/first/ppo", "--steps", "1",
+     "--episodes-per-step", "4", *fast],
+    ["evaluate", "--policy", "runs/first/ppo", *judge, "--samples", "1", "--gold", signal,
+     "--out", "runs/first/evaluate", *fast],
+    ["status", "runs/first"],
+):
+    assert main(command) == 0, command
+for name, module in COMMANDS.items():
+    example = import_module(f"rlhf.commands.{module}").EXAMPLE
+    words = shlex.split(example.replace(chr(92), " "))[1:]
+    assert main([*words, "--dry-run"]) == 0, words
+    print("CHECKED", name)
+""".replace("MODEL", MODEL)
+
+
+def files_of(package: str) -> Iterator[Path]:
+    for path in (REPOSITORY / package).rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(REPOSITORY)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The first names of all modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+
+
+def declared() -> set[str]:
+    """What a user installs: the dependencies and the extras but dev, and what these require."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    lines = [
+        *project["dependencies"],
+        *(one for name in extras if name != "dev" for one in extras[name]),
+    ]
+    names = {canonicalize_name(Requirement(line).name) for line in lines}
+    for name in list(names):
+        try:
+            needed = [Requirement(line) for line in requires(name) or ()]
+        except PackageNotFoundError:  # an extra that is not installed here
+            continue
+        names |= {canonicalize_name(one.name) for one in needed if not one.marker}
+    return names
+
+
+def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {str(path) for package in PACKAGES for path in files_of(package)}
+    missing = {path for path in wanted - inside if not path.endswith(FOR_READERS)}
+    assert not missing, "add them to [tool.setuptools.package-data] in pyproject.toml"
+    assert not [path for path in inside if path.startswith(("tests/", "examples/"))]
+
+
+def test_the_packages_import_only_what_is_installed_with_them() -> None:
+    owners = packages_distributions()
+    known = declared()
+    strangers = set()
+    for path in (path for package in PACKAGES for path in files_of(package)):
+        if path.suffix != ".py":
+            continue
+        for name in imports_of(REPOSITORY / path):
+            is_ours = name in PACKAGES or name in sys.stdlib_module_names
+            if (
+                not is_ours
+                and not {canonicalize_name(one) for one in owners.get(name, [name])} & known
+            ):
+                strangers.add((str(path), name))
+    assert strangers == {("policies/sampling/vllm_engine.py", "vllm")}  # only where it is there
+
+
+def test_every_command_explains_itself(installed: Installed) -> None:
+    assert installed.run("rlhf", "--version").strip() == __version__
+    shown = installed.run("python", "-c", HELP)
+    codes, place = re.findall(r"^CODES (.+) FROM (.+)$", shown, re.MULTILINE)[0]
+    assert codes == "{0}"
+    assert Path(place).is_relative_to(installed.bin.parent)
+
+
+@pytest.fixture(scope="session")
+def work(installed: Installed, tiny_model: Path) -> Path:
+    """A folder in which the installed commands have trained a reward model."""
+    folder = installed.folder
+    shutil.copytree(tiny_model, folder / MODEL)
+    words = ["house", "dog", "train", "garden", "meeting", "music", "hotel", "trip"]
+    asked = [(f"Tell me about the {word}.", "train") for word in words]
+    asked += [(f"How was the {word}?", "test") for word in words[:4]]
+    answers = {"responses": ["It was lovely.", "It was awful."], "tiers": [[0], [1]]}
+    rows = [{"prompt": prompt, "split": split, **answers} for prompt, split in asked]
+    write_jsonl(folder / "ranked.jsonl", rows)
+    installed.run("python", "-c", STAGE)
+    return folder
+
+
+def test_a_stage_runs_and_its_report_has_its_page(work: Path) -> None:
+    require_page(work / "runs" / "first" / "reward")
+
+
+def require_page(stage: Path) -> None:
+    page = (stage / "report.html").read_text(encoding="utf-8")
+    assert page.rstrip().endswith("</html>")
+    assert "{{" not in page
+
+
+@pytest.mark.slow
+def test_the_whole_loop_runs_and_so_does_every_example(installed: Installed, work: Path) -> None:
+    folder = work
+    for name in ("vowels.py", "examples/rounds/loop.yaml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(REPOSITORY / "examples" / "rounds" / "loop.yaml", folder / "examples" / "rounds")
+    (folder / "vowels.py").write_text(
+        "def count(prompt, response):\n    return float(sum(one in 'aeiou' for one in response))\n"
+    )
+    shown = installed.run("python", "-c", LOOP)
+    assert re.findall(r"^CHECKED (.+)$", shown, re.MULTILINE) == list(COMMANDS)
+    require_page(folder / "runs" / "first" / "evaluate")
+    report = json.loads((folder / "runs" / "first" / "evaluate" / "report.json").read_text("utf-8"))
+    assert report["win_rate"]["gold"]["n"] == 4
+
+
+def test_the_board_serves_its_pages_and_all_that_they_load(
+    installed: Installed, work: Path
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with ChatServer() as models:
+        label = [
+            *("rlhf", "label", "--db", "labels.db", "--port", url.rpartition(":")[2]),
+            *("--endpoint", models.url, "--model", "small"),
+        ]
+        served = running(label, f"{url}/healthz", installed.environment, work)
+        with served:
+            loaded = {
+                path
+                for page in ("/", "/dashboard", "/live")
+                for path in LINKED.findall(get(url + page))
+            }
+            for path in loaded:
+                assert get(f"{url}/{path}")
+    assert {"live/live.css", "live/live.js"} < loaded
+
+
+def get(url: str) -> str:
+    """What is served at an address; the answer must be success."""
+    with urllib.request.urlopen(url) as answer:
+        text: str = answer.read().decode()
+        return text

@@ -1,0 +1,125 @@
+"""What stages cost, worked out by hand."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.cli import main
+from rlhf.parallel.settings import ClusterSettings
+from rlhf.planning.price import cost_of, cost_of_chain, cost_of_stages, cost_sentence
+from rlhf.records.jsonl import write_json
+from rlhf.run.rundir import RunDir, device_seconds, open_stage, stage_status
+from tests.reward.conftest import build_record, export
+
+STARTED = "2026-01-02T03:04:05+00:00"
+
+
+def stage(folder: Path, seconds: float, **inputs: Path) -> RunDir:
+    """The folder of a finished stage."""
+    described = {name: {"path": str(path), "hash": "h"} for name, path in inputs.items()}
+    content = {"stage": folder.name, "status": "done", "inputs": described}
+    folder.mkdir(parents=True)
+    write_json(folder / "stage.json", {**content, "device_seconds": seconds, "processes": 2})
+    return RunDir(folder)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> RunDir:
+    """An evaluation, of half an hour, and what made its policy: 2 + 0.5 + 6 + 1 hours."""
+    rankings = tmp_path / "rankings"
+    rankings.mkdir()
+    manifest = {"format": "ranked", "content_hash": "h", "annotator_hours": 4.5}
+    write_json(rankings / "manifest.json", manifest)
+    reward = stage(tmp_path / "reward", 2 * 3600, rankings=rankings)
+    part = stage(reward.path / "part-1-of-2", 0.5 * 3600)
+    reference = stage(tmp_path / "reference", 3600, reward=reward.model)
+    models = {"reward": reward.model, "reference": reference.path}
+    ppo = stage(tmp_path / "ppo", 6 * 3600, model=Path("maker/base"), **models)
+    rival = stage(tmp_path / "rival", 100 * 3600)
+    given = {"policy": ppo.policy, "against": rival.policy, **models}
+    assert part.path.is_dir()
+    return stage(tmp_path / "evaluate", 0.5 * 3600, **given)
+
+
+def rate(value: float) -> dict[str, Any]:
+    return {"value": value}
+
+
+def test_an_evaluation_adds_up_what_made_its_policy(chain: RunDir) -> None:
+    # 10 device-hours at 3; people, who count for more than the reward, see 62.5 %: 12.5 points
+    found = cost_of_chain(chain, 3.0, {"reward": rate(0.9), "people": rate(0.625)})
+    assert found == {
+        "device_hours": 10.0,
+        "price_per_hour": 3.0,
+        "price": 30.0,
+        "annotator_hours": 4.5,
+        "price_per_point": 2.4,
+    }
+    assert list(cost_sentence(found)) == [
+        "Cost: 10 device-hours at 3 each: 30, and 4.5 annotator-hours; 2.4 for a point of win rate."
+    ]
+
+
+@pytest.mark.parametrize("value", [0.5, 0.3, None])
+def test_what_wins_no_more_than_half_has_no_price_for_a_point(
+    chain: RunDir, value: float | None
+) -> None:
+    found = cost_of_chain(chain, 3.0, {"reward": rate(value)})
+    assert found["price_per_point"] is None
+    assert found["price"] == 30.0
+
+
+def test_without_a_price_only_hours_are_known(chain: RunDir, tmp_path: Path) -> None:
+    found = cost_of(RunDir(tmp_path / "ppo"), None)
+    assert found == {
+        "device_hours": 6.0, "price_per_hour": None, "price": None, "annotator_hours": None
+    }  # fmt: skip
+    assert list(cost_sentence(found)) == []
+    assert list(cost_sentence(None)) == []
+    assert cost_of_stages([chain, RunDir(tmp_path / "reward")], 2.0)["price"] == 6.0
+
+
+def test_every_attempt_counts_also_one_that_was_killed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    settings = ClusterSettings()
+    open_stage(run.path, "reward", settings, {}, resume=False)
+    time.sleep(0.2)
+    with pytest.raises(KeyboardInterrupt), stage_status(run):
+        raise KeyboardInterrupt
+    first = device_seconds(run)
+    assert 0.2 <= first < 5
+    # a second attempt of two processes began at STARTED and wrote its last heartbeat 100 s later
+    content = {**run.read_stage(), "status": "running", "started_at": STARTED, "processes": 2}
+    write_json(run.stage_file, content)
+    beat = run.heartbeat / "rank-00000.json"
+    write_json(beat, {})
+    os.utime(beat, (1767323045 + 100,) * 2)
+    open_stage(run.path, "reward", settings, {}, resume=True)
+    with stage_status(run):
+        time.sleep(0.1)
+    assert run.read_stage()["device_seconds"] == pytest.approx(first + 200.1, abs=2)
+
+
+def test_a_training_says_what_it_cost(tiny_model: Path, tmp_path: Path, capsys) -> None:
+    rankings = export(tmp_path / "rankings", [build_record(n) for n in range(4)])
+    base = ["train-reward", "--rankings", str(rankings), "--model", str(tiny_model)]
+    out = tmp_path / "reward"
+    assert main([*base, "--out", str(out), "--precision", "fp32", "--price-per-hour", "7200"]) == 0
+    cost = RunDir(out).read_report()["cost"]
+    assert cost["price"] == pytest.approx(7200 * cost["device_hours"], rel=1e-3)
+    assert 0 < cost["device_hours"] * 3600 <= RunDir(out).read_stage()["device_seconds"]
+    assert "device-hours at 7200 each" in capsys.readouterr().out
+
+
+def test_a_price_below_zero_is_refused(refused, tmp_path: Path) -> None:
+    for command in (
+        ["train-reward", "--rankings", "r", "--model", "m"],
+        ["evaluate", "--policy", "p", "--reference", "r", "--reward", "w"],
+        ["sft", "--demonstrations", "d", "--model", "m"],
+        ["loop", "--model", "m"],
+    ):
+        said = refused(*command, "--out", tmp_path / "o", "--price-per-hour", "-1")
+        assert "--price-per-hour is -1" in said

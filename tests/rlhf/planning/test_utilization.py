@@ -1,0 +1,143 @@
+"""How a run used its device, what it waited for, and what it is told to change."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.parallel.distributed import start
+from rlhf.parallel.waits import take_waits, waiting
+from rlhf.planning.utilization import Laps, advise, describe_use, matmul_rate, measure_rate
+from tests.conftest import REPOSITORY
+
+CLOCKS = ("seconds/sample", "seconds/update")
+WAITS_FOR_THE_SLOW = """
+import sys, time
+from rlhf.parallel.distributed import global_sum, start
+from rlhf.parallel.waits import take_waits
+accelerator = start("fp32", 0)
+global_sum(accelerator, 1.0)
+take_waits()
+time.sleep(0.6 * accelerator.process_index)
+global_sum(accelerator, 1.0)
+waited = take_waits()["ranks"]
+if accelerator.is_main_process:
+    print("WAITED", waited)
+"""
+
+
+def row(seconds: tuple[float, float], tflops: float, data: float = 0.0, ranks: float = 0.0) -> dict:
+    return {
+        "seconds/sample": seconds[0],
+        "seconds/update": seconds[1],
+        "seconds/waiting_for_data": data,
+        "seconds/waiting_for_ranks": ranks,
+        "speed/tflops": tflops,
+        "speed/tokens_per_second": 100 * tflops,
+        "speed/tokens_per_pass": 800.0,
+    }
+
+
+def test_the_rate_of_a_product_leaves_the_generators_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    began = time.monotonic()
+    rate = matmul_rate(torch.device("cpu"), torch.float32)
+    assert time.monotonic() - began < 10  # 0.3 s on an idle machine
+    assert torch.equal(torch.get_rng_state(), before)
+    side = 256
+    square = torch.ones(side, side)
+    began = time.monotonic()
+    for _ in range(20):
+        square @ square
+    assert rate > 0.2 * 20 * 2 * side**3 / (time.monotonic() - began)
+
+
+def test_a_run_keeps_its_rate(tmp_path: Path) -> None:
+    rate = measure_rate(start("fp32", 0), tmp_path / "speed.json")
+    assert json.loads((tmp_path / "speed.json").read_text()) == {
+        "matmul_tflops": pytest.approx(rate / 1e12, abs=1e-4)
+    }
+
+
+def test_laps_say_what_was_done_and_what_was_waited_for() -> None:
+    laps = Laps(start("fp32", 0), rate=1e9)
+    with waiting("data"):
+        time.sleep(0.05)
+    with waiting("ranks"):  # there are none
+        time.sleep(0.05)
+    laps.end("sample")
+    laps.end("update")
+    found = laps.metrics()
+    assert 0.05 <= found["seconds/waiting_for_data"] < 0.1
+    assert found["seconds/waiting_for_ranks"] == 0
+    assert laps.seconds["seconds/sample"] >= 0.1
+    assert found["speed/tflops"] == found["speed/utilization"] == 0
+    assert {"speed/utilization_sample", "speed/utilization_update"} < set(found)
+    assert take_waits() == {"data": 0.0, "ranks": 0.0}
+
+
+def test_a_runs_use_is_the_mean_over_its_time() -> None:
+    # 4 s at 1 TFLOP/s and 12 s at 3 TFLOP/s: (4 + 36) / 16 = 2.5 of 10; 2 of 16 s for data
+    rows = [{"step": 0}, row((3, 1), 1.0, data=2.0), row((2, 10), 3.0)]
+    found = describe_use(rows, 1e13, CLOCKS, "--longer")
+    assert found == {
+        "seconds": 16.0,
+        "tokens_per_second": 250.0,
+        "tflops": 2.5,
+        "matmul_tflops": 10.0,
+        "utilization": 0.25,
+        "waiting_for_data": 0.125,
+        "waiting_for_ranks": 0.0,
+        "advice": "",
+    }
+    assert describe_use([{"step": 1}], 1e13, CLOCKS, "--longer") is None
+
+
+@pytest.mark.parametrize(
+    ("utilization", "data", "ranks", "tokens", "sampling", "words"),
+    [
+        (0.5, 0.38, 0.1, 900, 0.1, "38% of the time was spent preparing batches: more processes"),
+        (0.5, 0.1, 0.2, 900, 0.1, "20% of the time was spent waiting for other processes: larger"),
+        (0.5, 0.19, 0.19, 900, 0.1, ""),
+        (
+            0.02,
+            0.0,
+            0.0,
+            60,
+            0.5,
+            "2.0% of the device was used, and 50% of the time was spent samp",
+        ),
+        (0.02, 0.0, 0.0, 60, 0.1, "a forward pass had 60 tokens on average: longer passes take"),
+        (0.02, 0.0, 0.0, 600, 0.1, ""),  # nothing that was measured says why
+        (0.1, 0.0, 0.0, 60, 0.9, ""),
+    ],
+)
+def test_only_measured_causes_are_named(
+    utilization: float, data: float, ranks: float, tokens: float, sampling: float, words: str
+) -> None:
+    waits, phases = {"data": data, "ranks": ranks}, {"seconds/sample": sampling}
+    said = advise(utilization, waits, tokens, phases, "--batch.micro-tokens")
+    assert words in said
+    assert bool(said) == bool(words)
+
+
+@pytest.mark.slow
+def test_a_process_says_how_long_it_waits_for_a_slower_one(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WAITS_FOR_THE_SLOW)
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*agent, str(program)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+    )
+    [waited] = [float(line.split()[1]) for line in done.stdout.splitlines() if "WAITED" in line]
+    assert 0.4 < waited < 5

@@ -1,0 +1,169 @@
+"""Counted operations are those of the profiler's counter, for every kind of pass that we make."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from rlhf.modeling.adapters import add_adapters, without_adapters
+from rlhf.modeling.attention.layout import Inputs, pack, states
+from rlhf.modeling.attention.packing import pack_prefixes
+from rlhf.modeling.attention.shared_prefix import share_prompts
+from rlhf.modeling.log_probs import Sequences, response_log_probs
+from rlhf.modeling.models import new_reward_model
+from rlhf.planning.work import Matrices, backward_flops, count_work, take_work, trunk_flops
+
+PROFILED = 0.05
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wide enough that what is not counted (heads, padded blocks) weighs as in a real model."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def counted(function: Callable[[], object]) -> tuple[float, float]:
+    """Our count of a function's operations, and the profiler's."""
+    take_work()
+    with FlopCounterMode(display=False) as profiler:
+        function()
+    return take_work().flops, float(profiler.get_total_flops())
+
+
+def require_close(function: Callable[[], object]) -> None:
+    ours, profiled = counted(function)
+    assert profiled > 0
+    assert ours == pytest.approx(profiled, rel=PROFILED)
+
+
+def packed() -> Inputs:
+    """Three prompts of 30 to 60 tokens, each with four responses of about 20."""
+    groups = [
+        (range(5, 5 + length), [range(70 + n, 90 + 2 * n) for n in range(4)])
+        for length in (30, 45, 60)
+    ]
+    return pack(groups, 0)
+
+
+def padded() -> Inputs:
+    ids = torch.randint(1, 1000, (6, 70), generator=torch.Generator().manual_seed(0))
+    return Inputs(ids, torch.arange(6) * 70 + 69)
+
+
+def sequences(prompts: int) -> Sequences:
+    """Eight answers, to one prompt each or to two prompts."""
+    asked = [list(range(5 + n % prompts, 60 + n % prompts)) for n in range(8)]
+    said = [list(range(100 + n, 124 + 2 * n)) for n in range(8)]
+    return Sequences.of(asked, said, 0)
+
+
+def reward_model(folder: Path) -> PreTrainedModel:
+    model = new_reward_model(str(folder), 0, 0)
+    assert share_prompts(model) is None
+    count_work(model)
+    return model.train()
+
+
+def policy(folder: Path) -> PreTrainedModel:
+    model = LlamaForCausalLM.from_pretrained(folder)
+    assert pack_prefixes(model) is None
+    count_work(model)
+    return model
+
+
+def test_the_formula_of_a_pass_worked_out_by_hand() -> None:
+    # 10 tokens, matrices of 100 numbers, of which 80 read something with a gradient and 60 train;
+    # 25 pairs, and query heads that are 8 numbers wide in all layers together
+    sizes = Matrices(all=100, reached=80, trained=60, recomputed=90, query_width=8)
+    assert trunk_flops(sizes, 10, 25) == 2 * 10 * 100 + 4 * 8 * 25
+    assert backward_flops(sizes, 10, 25) == 2 * 10 * (80 + 60) + 8 * 8 * 25
+
+
+@pytest.mark.parametrize("rows", [packed, padded])
+def test_reward_training_and_scoring(model_folder: Path, rows: Callable[[], Inputs]) -> None:
+    model, inputs = reward_model(model_folder), rows()
+
+    def score() -> None:
+        with torch.no_grad():
+            states(model, inputs)
+
+    require_close(lambda: states(model, inputs).sum().backward())
+    require_close(score)
+
+
+def test_tokens_and_passes_are_counted(model_folder: Path) -> None:
+    model, inputs = reward_model(model_folder), padded()
+    take_work()
+    with torch.no_grad():
+        states(model, inputs)
+        states(model, inputs)
+    found = take_work()
+    assert (found.tokens, found.passes) == (2 * 6 * 70, 2)
+    assert take_work().passes == 0
+
+
+@pytest.mark.parametrize("rows", [packed, padded])
+def test_adapters_train_on_frozen_weights(model_folder: Path, rows: Callable[[], Inputs]) -> None:
+    model, inputs = new_reward_model(str(model_folder), 0, 0), rows()
+    share_prompts(model)
+    add_adapters(model, 16, 32, 0)
+    count_work(model)
+    model.train()
+    require_close(lambda: states(model, inputs).sum().backward())
+    model.requires_grad_(False)
+
+    def without() -> None:
+        with torch.no_grad(), without_adapters(model):
+            states(model, inputs)
+
+    require_close(without)
+
+
+def test_recomputed_activations_are_counted(model_folder: Path) -> None:
+    model, inputs = reward_model(model_folder), packed()
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    require_close(lambda: states(model, inputs).sum().backward())
+    add_adapters(model, 16, 32, 0)
+    require_close(lambda: states(model, inputs).sum().backward())
+
+
+@pytest.mark.parametrize("prompts", [2, 8])
+def test_log_probs_of_policies(model_folder: Path, prompts: int) -> None:
+    model, both = policy(model_folder), sequences(prompts)
+
+    def read() -> torch.Tensor:
+        return response_log_probs(model, both, 1.0).first(both.responses.mask).sum()
+
+    with torch.no_grad():
+        read()  # finds out whether the model returns logits unchanged
+        require_close(read)
+    require_close(lambda: read().backward())
+
+
+def test_sampling_with_a_cache(model_folder: Path) -> None:
+    model = policy(model_folder).eval()
+    asked = torch.randint(1, 1000, (4, 40), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(asked)
+    require_close(
+        lambda: model.generate(
+            input_ids=asked, attention_mask=mask, max_new_tokens=12, min_new_tokens=12
+        )
+    )
