@@ -44,7 +44,7 @@ from rlhf.modeling.heads import (
 from rlhf.modeling.model_card import model_card
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
-from rlhf.modeling.weights import load_weights, quantization_of, require_unquantized
+from rlhf.modeling.weights import load_weights, require_unquantized
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
@@ -54,7 +54,7 @@ from rlhf.run.rundir import RunDir, device_seconds, require_done
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
-STAND_INS = ("quantize", "distill")  # stages that make a policy, or a reward model
+STAND_INS = ("quantize", "distill")  # their result takes the place of a training's
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 
 
@@ -89,8 +89,6 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def model_folder(name: str, stage: str, result: str) -> str:
     """The model folder: the result of the finished stage in folder `name`, else `name` itself.
-
-    A run of `rlhf quantize` or `distill` stands in for the one whose result it made smaller.
 
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
@@ -320,8 +318,6 @@ def _load(
 ) -> PreTrainedModel:
     parts = tensor_parallel_options(name, config) if tensor_parallel else {}
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
-    if stored := quantization_of(config):
-        config.quantization_config = {**stored, "dequantize": True}
     model = load_weights(kind, name, new_head=new_head, **parts)
     if reads_pairs(config):
         require_padding_ignored(name, model)
