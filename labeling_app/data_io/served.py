@@ -3,7 +3,7 @@
 from typing import Any
 
 from labeling_app.data_io.feedback import MAX_CHARACTERS, MAX_ID, MAX_RESPONSES, require_text
-from labeling_app.db.served import count_thumb, find_served, put_verdict
+from labeling_app.db.answers.served import count_thumb, find_served, put_verdict
 from labeling_app.db.store import Store
 from labeling_app.rankings.verdicts import EDITED, PERSON, THUMB_WORDS, pick
 from rlhf.errors import InputError

@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 
 from labeling_app.data_io.served import store_served_feedback
 from labeling_app.data_io.tokens import owner
-from labeling_app.db.served import (
+from labeling_app.db.answers.served import (
     ThumbCounts,
     count_thumbs,
     forget_served,

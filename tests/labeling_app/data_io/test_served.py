@@ -8,7 +8,7 @@ import pytest
 
 from labeling_app.data_io.exporting import export
 from labeling_app.data_io.served import store_served_feedback
-from labeling_app.db.served import (
+from labeling_app.db.answers.served import (
     comparisons,
     count_thumbs,
     find_served,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from policies.serving.sequential import Thumbs, difference_interval, log_evidence
+from policies.serving.thumbs.sequential import Thumbs, difference_interval, log_evidence
 
 
 def independent_evidence(u: int, d: int, v: int, e: int, difference: float = 0.0) -> float:
