@@ -28,6 +28,7 @@ class ServedPolicy:
     url: str
     process: subprocess.Popen[str]
     openai: OpenAI
+    client: httpx.Client
 
     def ask(self, text: str = "Hi?", **more: Any) -> dict[str, Any]:
         """A completion that is not streamed."""
@@ -35,10 +36,10 @@ class ServedPolicy:
         return self.post("/v1/chat/completions", body).raise_for_status().json()
 
     def post(self, path: str, value: Any, **headers: str) -> httpx.Response:
-        return httpx.post(self.url + path, json=value, headers=headers, timeout=60)
+        return self.client.post(path, json=value, headers=headers)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=headers, timeout=60)
+        return self.client.get(path, headers=headers)
 
     def metrics(self) -> dict[str, float]:
         lines = self.get("/metrics").text.splitlines()
@@ -71,8 +72,9 @@ def served_policy(*arguments: str | Path) -> Iterator[ServedPolicy]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
     url = f"http://127.0.0.1:{port}"
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    server = ServedPolicy(url, process, client)
+    client = httpx.Client(base_url=url, timeout=60)
+    client_of_openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    server = ServedPolicy(url, process, client_of_openai, client)
     deadline = time.monotonic() + STARTING_SECONDS
     try:
         while True:
@@ -87,5 +89,6 @@ def served_policy(*arguments: str | Path) -> Iterator[ServedPolicy]:
         yield server
     finally:
         client.close()
+        client_of_openai.close()
         process.kill()
         process.communicate()

@@ -81,10 +81,16 @@ class Upstream:
             raise unreachable(error) from None
 
     async def problem(self, client: httpx.AsyncClient) -> str:
-        """Why the server cannot be used; empty if it answers."""
-        address = f"{self.url}/models"
+        """Why the server cannot be used; empty if it answers.
+
+        Not every server has /health, and the list of models of `transformers serve` fails on a
+        machine without a cache of the hub.
+        """
+        settings: dict[str, Any] = {"headers": self.headers, "timeout": HEALTH_SECONDS}
         try:
-            answer = await client.get(address, headers=self.headers, timeout=HEALTH_SECONDS)
+            answer = await client.get(f"{self.url.removesuffix('/v1')}/health", **settings)
+            if answer.status_code == httpx.codes.NOT_FOUND:
+                answer = await client.get(f"{self.url}/models", **settings)
         except httpx.HTTPError as error:
             return describe(error)
         return "" if answer.is_success else f"status {answer.status_code}"
