@@ -61,9 +61,11 @@ class PointwiseTensors:
 class Judgments:
     """What is said of the responses of one forward pass; None for a kind that does not occur.
 
-    `rankings` are only there for the losses that read whole rankings.
+    `prompts` are numbered below this; `rankings` are only there for the losses that read whole
+    rankings.
     """
 
+    prompts: int
     pairs: PairTensors | None = None
     rankings: RankingTensors | None = None
     pointwise: PointwiseTensors | None = None
@@ -84,16 +86,17 @@ def sum_of_losses(
         objective: which loss.
         judgments: of the prompts of this forward pass.
         rewards: of their responses, in order.
-        thresholds: b of the pointwise judgments, in order; not needed where there are none.
+        thresholds: b of the pointwise judgments, in order, on the device of the rewards; not needed
+            where there are none.
     """
     parts = []
     if judgments.pairs is not None:
-        parts.append(_sum_of_comparisons(objective, judgments.pairs, judgments.rankings, rewards))
+        parts.append(_sum_of_comparisons(objective, judgments, judgments.pairs, rewards))
     if judgments.pointwise is not None:
         assert thresholds is not None
         said = judgments.pointwise
-        losses = pointwise(rewards[said.response], said.sign, thresholds.to(rewards.device))
-        parts.append(sum_of_prompt_means(losses, said.weight, said.prompt))
+        losses = pointwise(rewards[said.response], said.sign, thresholds)
+        parts.append(sum_of_prompt_means(losses, said.weight, said.prompt, judgments.prompts))
     if not parts:
         return rewards.sum()  # of nothing: 0, from which the backward pass can still start
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
@@ -101,14 +104,15 @@ def sum_of_losses(
 
 def _sum_of_comparisons(
     objective: Objective,
+    judgments: Judgments,
     pairs: PairTensors,
-    rankings: RankingTensors | None,
     rewards: Float[Tensor, " N"],
 ) -> Float[Tensor, ""]:
+    rankings, prompts = judgments.rankings, judgments.prompts
     first, second = rewards[pairs.first], rewards[pairs.second]
     if rankings is None:
         losses = bradley_terry(first, second, pairs.outcome, pairs.strength * objective.margin)
-        total = sum_of_prompt_means(losses, pairs.weight, pairs.prompt)
+        total = sum_of_prompt_means(losses, pairs.weight, pairs.prompt, prompts)
     else:
         chosen = rewards[rankings.response]
         if objective.loss == "plackett_luce":
@@ -117,11 +121,11 @@ def _sum_of_comparisons(
             ranks = rank_targets(rankings.tier)
             targets = torch.where(rankings.score.isnan(), ranks, rankings.score)
             losses = regression(chosen, targets, rankings.tier >= 0)
-        total = sum_of_prompt_means(losses, rankings.weight, rankings.prompt)
+        total = sum_of_prompt_means(losses, rankings.weight, rankings.prompt, prompts)
     if objective.centering:
         squares = (first + second).square()
         total = total + objective.centering * sum_of_prompt_means(
-            squares, pairs.weight, pairs.prompt
+            squares, pairs.weight, pairs.prompt, prompts
         )
     return total
 
@@ -218,7 +222,10 @@ def regression(
 
 
 def sum_of_prompt_means(
-    losses: Float[Tensor, " J"], weights: Float[Tensor, " J"], prompt: Int[Tensor, " J"]
+    losses: Float[Tensor, " J"],
+    weights: Float[Tensor, " J"],
+    prompt: Int[Tensor, " J"],
+    prompts: int,
 ) -> Float[Tensor, ""]:
     """Add up, over prompts, the mean of its judgments' weighted losses.
 
@@ -231,6 +238,7 @@ def sum_of_prompt_means(
         losses: loss of each judgment.
         weights: weight of each judgment.
         prompt: number of the prompt that each judgment belongs to.
+        prompts: how many prompts there may be.
     """
-    counts = weights.new_zeros(int(prompt.max()) + 1).index_add(0, prompt, torch.ones_like(weights))
+    counts = weights.new_zeros(prompts).index_add(0, prompt, torch.ones_like(weights))
     return (losses * weights / counts[prompt]).sum()

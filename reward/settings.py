@@ -105,13 +105,13 @@ class DataSettings:
     max_length: int = 2048
     """Maximum tokens of prompt and response."""
     too_long: TooLong = "refuse"
-    """What to do beyond --data.max-length: refuse, or truncate: drop the oldest turns."""
+    """For longer inputs: refuse (an error), or truncate (drop the oldest turns)."""
     reads_thinking: bool | None = None
-    """Also read text inside `<think>` tags, in training and scoring. Default: as the reward model
-    that --model names does; without one, no."""
+    """Also read text inside `<think>` tags, in training and scoring. Default: as --model does if
+    that is a reward model, otherwise no."""
     limit: str = "100%"
-    """Train on this many training prompts, or this part of them: 500, 1%. A larger limit includes
-    the prompts of a smaller one."""
+    """Use only this many training prompts, such as 500 or 1%. A larger limit includes the prompts
+    of a smaller one."""
     thumbs_down_flags: tuple[str, ...] = ()
     """Flags on single responses that count as a thumbs-down, such as unsafe."""
 
@@ -126,7 +126,7 @@ class ObjectiveSettings:
     """Terms and weights of the loss."""
 
     margin: float = 0.0
-    """bradley_terry: required reward difference, times the strength of the preference."""
+    """bradley_terry: margin in the loss for each unit of preference strength."""
     centering: float = 0.0
     """Weight of a penalty on the squared sum of a pair's rewards, which keeps rewards near 0; 0: no
     penalty, 0.01 is usual."""
@@ -152,8 +152,8 @@ class EvaluationSettings:
     held_out_fraction: float = 0.1
     """Fraction of the prompts held out for measuring, when the export has no test prompts."""
     every: int | None = None
-    """Steps between evaluations on training prompts set aside for them; the best weights are kept.
-    Default: no such evaluations."""
+    """Evaluate every so many steps on training prompts held back for it, and keep the best weights.
+    Default: off."""
     patience: int | None = None
     """Stop after this many evaluations without improvement. Default: never stop early."""
 
@@ -177,7 +177,8 @@ class LoraSettings:
     rank: int = 16
     """Rank of the adapters, which are on every linear layer."""
     alpha: int = 32
-    """Adapters are scaled by alpha / rank; they need about ten times the learning rate."""
+    """Adapters are scaled by alpha / rank. Use about ten times the learning rate of full
+    training."""
 
     def __post_init__(self) -> None:
         require_range("lora.rank", self.rank, 1)
@@ -236,11 +237,11 @@ class RewardSettings(ClusterSettings):
     out: Path
     """Folder for the trained reward model, its metrics and its report."""
     loss: Loss = "bradley_terry"
-    """`bradley_terry`: over all pairs. `plackett_luce`: over whole rankings. `regression`: squared
-    distance to standardized scores (to ranks where there are no scores)."""
+    """Training loss. `bradley_terry`: over all pairs of a prompt. `plackett_luce`: over the whole
+    ranking. `regression`: squared distance to standardized scores (ranks where there are none)."""
     adapter: Adapter = "none"
-    """`none`: train all weights. `lora`: train adapters beside frozen weights. `qlora`: the same,
-    with the frozen weights in 4 bits; CUDA only."""
+    """What is trained. `none`: all weights. `lora`: adapters next to frozen weights. `qlora`: the
+    same, with the frozen weights in 4 bits; CUDA only."""
     optim: OptimSettings = field(default_factory=OptimSettings)
     """Steps of the optimizer."""
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -259,8 +260,8 @@ class RewardSettings(ClusterSettings):
         dict[str, float] | Literal["auto"],
         Parameter(converter=_read_weights, metavar="auto", show_choices=False),
     ] = field(default_factory=dict)
-    """Weight of an annotator's judgments, such as --annotator-weights.ann 0.5; default: 1. 0 leaves
-    the annotator out. auto: estimate all weights from how well annotators agree."""
+    """Weight of each annotator, as --annotator-weights.NAME 0.5, or auto: estimate all weights from
+    how well annotators agree. Default: 1; 0 leaves an annotator out."""
     head: Literal["random", "fitted"] = "random"
     """How a new head is initialized: at random, or fitted to the rankings on frozen features."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
@@ -278,8 +279,8 @@ class RewardSettings(ClusterSettings):
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
-    """Compress gradients between processes: bf16 (CUDA only) or powersgd, whose resumed runs differ
-    slightly from undisturbed ones."""
+    """Compress gradients sent between processes: fp16, bf16 (CUDA only) or powersgd (a resumed run
+    is then not bit-identical)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

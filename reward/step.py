@@ -16,6 +16,7 @@ from reward.data.groups import Group
 from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
 from reward.report.accuracy import Counts, count_judgments
+from rlhf.modeling.tokens import send
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import accumulating, backward, clear_gradients, clip_gradients
 from rlhf.run.metrics import progress
@@ -70,7 +71,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
     passes = my_passes(state, groups)
     weight = total_weight(groups, objective.loss)
     level = follow_thumbs(state, groups)
-    totals = torch.zeros(5, dtype=torch.float64)  # loss, right and all pairs, right and all thumbs
+    found: list[tuple[Tensor, Tensor, list[float]]] = []  # read later: a GPU is not waited for
     module.train()
     for number, part in enumerate(passes):
         last = number == len(passes) - 1
@@ -78,12 +79,16 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
             rewards = forward(state, part)
             judgments = to_judgments(part, objective.loss, rewards.device)
             thresholds = state.thresholds.of(part, level)
-            loss = sum_of_losses(objective, judgments, rewards, thresholds)
+            said = send(thresholds, rewards.device)
+            loss = sum_of_losses(objective, judgments, rewards, said)
             # Gradients are averaged over processes: divide by the whole batch's weight / processes.
             backward(accelerator, module, loss * (state.dp_size / weight))
-        counts = count_judgments(part, rows_of(part, rewards), thresholds.tolist())
-        totals += torch.tensor([loss.item(), *counts], dtype=torch.float64)
+        found.append((loss.detach(), rewards.detach(), thresholds.tolist()))
     beat("stepping")
+    totals = torch.zeros(5, dtype=torch.float64)  # loss, right and all pairs, right and all thumbs
+    for part, (loss, rewards, values) in zip(passes, found, strict=True):
+        counts = count_judgments(part, rows_of(part, rewards), values)
+        totals += torch.tensor([loss.item(), *counts], dtype=torch.float64)
     for parameters in state.optimizer.param_groups:
         parameters["lr"] = rate
     norm = clip_gradients(accelerator, module, module.parameters(), MAX_GRAD_NORM)
@@ -117,13 +122,18 @@ def score_groups(state: TrainState, groups: Sequence[Group]) -> list[list[float]
 def _score(
     state: TrainState, groups: Sequence[Group], after_pass: Callable[[], None] = beat
 ) -> list[list[float]]:
-    found: list[tuple[str, list[float]]] = []
+    passes = my_passes(state, groups)
+    rewards: list[Tensor] = []
     state.module.eval()
     with torch.no_grad():
-        for part in my_passes(state, groups):
-            rewards = forward(state, part)
-            found += zip([group.prompt_id for group in part], rows_of(part, rewards), strict=True)
+        for part in passes:
+            rewards.append(forward(state, part))
             after_pass()
+    found = [
+        (group.prompt_id, row)
+        for part, values in zip(passes, rewards, strict=True)
+        for group, row in zip(part, rows_of(part, values), strict=True)
+    ]
     return gather_by_prompt(state.accelerator, found, groups)
 
 
@@ -153,4 +163,4 @@ def forward(state: TrainState, groups: Sequence[Group]) -> Tensor:
 def rows_of(groups: Sequence[Group], rewards: Float[Tensor, " N"]) -> list[list[float]]:
     """The rewards of each group's responses."""
     sizes = [len(group.responses) for group in groups]
-    return [row.tolist() for row in rewards.detach().cpu().split(sizes)]  # a GPU is waited for once
+    return [row.tolist() for row in rewards.detach().cpu().split(sizes)]

@@ -31,7 +31,7 @@ from rlhf.commands.usage import explain, is_required, refuse_groups, unknown_fla
 from rlhf.config import missing_inputs, to_plain, to_yaml
 from rlhf.config.paths import with_new_flags
 from rlhf.diagnose import diagnose
-from rlhf.errors import ConfigError, LostPeerError, MismatchError, RlhfError
+from rlhf.errors import ConfigError, InputError, LostPeerError, MismatchError, RlhfError
 from rlhf.ranks import exit_process, is_main_process, world_size
 
 COMMANDS = {
@@ -50,10 +50,14 @@ COMMANDS = {
     "reference": "models.reference",
     "ppo": "models.ppo",
     "dpo": "models.dpo",
+    "distill": "models.distill",
     "evaluate": "models.evaluate",
     "chat": "models.chat",
     "round": "models.round",
+    "quantize": "deployment.quantize",
+    "benchmark": "deployment.benchmark",
     "loop": "machine.loop",
+    "runs": "machine.runs",
     "trace": "machine.trace",
     "plan": "machine.plan",
     "status": "machine.status",
@@ -76,6 +80,7 @@ better.
 HELP_GROUPS = {
     "labels": Group.create_ordered("Labels"),
     "models": Group.create_ordered("Models"),
+    "deployment": Group.create_ordered("Deployment"),
     "machine": Group.create_ordered("Runs and machines"),
     "": Group.create_ordered("Flags"),
 }
@@ -187,14 +192,14 @@ def _fail(error: RlhfError) -> int:
 Config = Annotated[
     tuple[Path, ...],
     Parameter(
-        help="YAML file of settings; of several the later one wins, and flags win over files."
+        help="YAML file of settings. Repeatable: later files override earlier ones, flags override "
+        "files."
     ),
 ]
 DryRun = Annotated[
     bool,
     Parameter(
-        help="Print the resolved settings and which inputs are not there yet, for trainings also "
-        "the memory they need, and stop.",
+        help="Print all settings, missing inputs and, for trainings, the memory needed; then exit.",
         negative="",
     ),
 ]
@@ -232,7 +237,12 @@ def _dry_run(module: ModuleType, settings: Any) -> tuple[dict[str, Any], str]:
     text += "".join(f"# Not there yet: {one}\n" for one in missing)
     for name in ("memory_plan", "commands"):
         if hasattr(module, name):
-            result[name] = getattr(module, name)(settings)
+            try:
+                result[name] = getattr(module, name)(settings)
+            except InputError as error:
+                if not missing:
+                    raise
+                result[name] = f"Not known while inputs are missing: {error.problem}."
             text += "\n" + textwrap.indent(result[name], "# ", lambda line: True)
     return result, text.rstrip("\n")
 

@@ -1,17 +1,18 @@
 """Reads one line of a file: a prompt, its responses and their rankings.
 
 Formats: our own objects, an exported `ranked` line, trl preference data (explicit or implicit
-prompt, plain or conversational, unpaired), HH-RLHF strings, UltraFeedback, and pairs over K
-responses. Text is kept exactly as it stands.
+prompt, plain or conversational, unpaired), HH-RLHF strings, UltraFeedback, pairs over K responses,
+and records of Argilla and Label Studio. Text is kept exactly as it stands.
 """
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from labeling_app.data_io.fields import refuse_misspelled, require_bounded
+from labeling_app.data_io.other_tools import Judged, read_exported
 from labeling_app.data_io.thumb_lines import thumb_rankings, with_responses
 from labeling_app.db.tasks import CheckPurpose
 from labeling_app.rankings.tiers import Tiers, checked_tiers, judgments_of_pairs, tiers_of_scores
@@ -56,6 +57,8 @@ class Entry:
     # A gold or training item: its one ranking is the right one, not somebody's judgment.
     check: CheckPurpose | None = None
     explanation: str = ""
+    made: dict[str, dict[str, float]] = field(default_factory=dict)
+    """`created_at` and `duration_ms` of rankings, by id, where the line says them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,9 @@ def read_entry(value: JsonObject, defaults: Defaults) -> Entry:
     if isinstance(value.get("prompt"), dict):
         record = RankedPrompt.from_json(value)
         return Entry(prompt=record.prompt, responses=record.responses, rankings=record.rankings)
+    exported = read_exported(value)
+    if exported is not None:
+        return _build_exported(exported, defaults)
     refuse_misspelled(value)
     value = with_responses(value)
     if "chosen" in value and "rejected" in value:
@@ -129,6 +135,30 @@ def _build(
         check=check,
         explanation=explanation,
     )
+
+
+def _build_exported(found: Judged, defaults: Defaults) -> Entry:
+    """The prompt of a record of another tool, with a ranking of each annotator."""
+    messages = _prompt_messages({"prompt": found.prompt})
+    prompt = Prompt.create(messages, defaults.split, defaults.source)
+    models = ["imported"] * len(found.texts)
+    responses = _responses(prompt.id, _Judged(texts=found.texts, models=models))
+    rankings, made = [], {}
+    for one in found.judgments:
+        tiers = tuple(tuple(responses[i].id for i in tier) for tier in one.tiers)
+        id_ = content_id("import", prompt.id, one.annotator, tiers, one.created_at)
+        rankings.append(
+            Ranking(
+                id=id_,
+                prompt_id=prompt.id,
+                annotator=one.annotator,
+                kind=defaults.kind or "human",
+                tiers=tiers,
+            )
+        )
+        times = {"created_at": one.created_at, "duration_ms": one.duration_ms}
+        made[id_] = {name: time for name, time in times.items() if time is not None}
+    return Entry(prompt=prompt, responses=responses, rankings=tuple(rankings), made=made)
 
 
 def _check(

@@ -108,7 +108,9 @@ def _store_entry(
     is_check = entry.check is not None
     new_responses = store.add_responses(entry.responses, queue=not is_check, import_id=import_id)
     if entry.check is None:
-        report.new_rankings += store.add_rankings(entry.rankings, import_id=import_id)
+        report.new_rankings += store.add_rankings(
+            entry.rankings, import_id=import_id, made=entry.made
+        )
     else:
         check = Check(
             place=place,

@@ -1,4 +1,4 @@
-"""Reads rows one at a time from JSON Lines, CSV, Parquet and datasets of `datasets`.
+"""Reads rows one at a time from JSON Lines, JSON arrays, CSV, Parquet and `datasets`.
 
 Values are read as they stand: every cell of a CSV file is text, NA and None included, and a null of
 a table stays a null. Memory stays bounded, because a small file can unpack to a huge one: the
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labeling_app.data_io.json_arrays import is_array, read_array
 from rlhf.errors import ConfigError, InputError
 from rlhf.records.jsonl import (
     MAX_LINE,
@@ -94,6 +95,9 @@ def read_rows(path: Path, part: Part) -> Iterator[Row]:
         yield from _parquet_rows(path)
     elif path.suffix == ".csv":
         yield from _csv_rows(path)
+    elif path.suffix == ".json" and is_array(path):
+        for place, text in read_array(path):
+            yield place, text, None
     else:
         for place, line in read_lines(path):
             yield place, line, None

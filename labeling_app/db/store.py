@@ -12,7 +12,7 @@ A worked example:
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -173,6 +173,7 @@ class Store:
         supersede: bool = False,
         rubric: str = "",
         import_id: int = 0,
+        made: Mapping[str, Mapping[str, float]] | None = None,
     ) -> int:
         """Store rankings that are not there yet. Returns how many were new.
 
@@ -182,6 +183,7 @@ class Store:
                 in the database and are no longer exported.
             rubric: version of the rubric that they were made by, as `add_rubric` gives it.
             import_id: the import they belong to; a ranking that is there must then say the same.
+            made: `created_at` and `duration_ms` of rankings by id; by default they are made now.
 
         Raises:
             InputError: a ranking names a response its prompt does not have, or an annotator of
@@ -199,7 +201,8 @@ class Store:
                     continue
                 if supersede:
                     retire_outside_tasks(db, ranking.prompt_id, ranking.annotator)
-                insert_ranking(db, ranking, rubric=rubric, import_id=import_id)
+                times = (made or {}).get(ranking.id, {})
+                insert_ranking(db, ranking, rubric=rubric, import_id=import_id, **times)
                 new += 1
         return new
 

@@ -23,10 +23,12 @@ from labeling_app.web.access.middleware import USER
 from labeling_app.web.board.route import add_board_route
 from labeling_app.web.board.session import Board
 from labeling_app.web.dashboard import dashboard_page
-from labeling_app.web.feedback_route import add_feedback_route
 from labeling_app.web.health import add_health
 from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
+from labeling_app.web.programs.feedback_route import add_feedback_route
+from labeling_app.web.runs.loop_process import LoopProcess
+from labeling_app.web.runs.routes import add_runs_routes
 
 BOARD_FILES = Path(__file__).parent / "pages" / "board"
 SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "drafts.js", "board.js")
@@ -66,12 +68,13 @@ def _read(name: str) -> str:
     return (BOARD_FILES / name).read_text(encoding="utf-8")
 
 
-def build_app(board: Board, live: Live | None = None) -> FastAPI:
+def build_app(board: Board, live: Live | None = None, loop: LoopProcess | None = None) -> FastAPI:
     """The web application; `AuthMiddleware` around it sets the user of each request.
 
     Args:
         board: the ranking operations.
         live: live mode, if there are models to ask.
+        loop: the loop of the Runs page, if there is one.
     """
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
         rank_board()
@@ -81,13 +84,15 @@ def build_app(board: Board, live: Live | None = None) -> FastAPI:
     def dashboard(request: Request) -> HTMLResponse:
         if _sender(request).role == "annotator":
             return html_page("Only leads and admins can open the dashboard.", 403)
-        return html_page(dashboard_page(board.store))
+        return html_page(dashboard_page(board.store, has_runs=loop is not None))
 
     add_health(app, board.store.connections)
     add_board_route(app, board, has_live=live is not None)
     add_feedback_route(app, board.store)
     if live is not None:
         add_live_routes(app, live, lambda request: _sender(request).name)
+    if loop is not None:
+        add_runs_routes(app, loop, _sender)
     gr.mount_gradio_app(
         app,
         page,

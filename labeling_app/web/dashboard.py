@@ -11,18 +11,18 @@ from labeling_app.rankings.agreement import Interval
 FOLDER = Path(__file__).parent / "pages" / "board"
 
 
-def dashboard_page(store: Store) -> str:
-    """The dashboard as of now."""
-    return render(measure_quality(store))
+def dashboard_page(store: Store, *, has_runs: bool = False) -> str:
+    """The dashboard as of now; `has_runs`: with a link to the Runs page."""
+    return render(measure_quality(store), has_runs=has_runs)
 
 
-def render(quality: Quality) -> str:
+def render(quality: Quality, *, has_runs: bool = False) -> str:
     """The dashboard with these measurements."""
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
     environment.filters["interval"] = _interval
     environment.filters["coefficient"] = _coefficient
     environment.filters["percent"] = _percent
-    return environment.get_template("dashboard.html").render(quality=quality)
+    return environment.get_template("dashboard.html").render(quality=quality, has_runs=has_runs)
 
 
 def _percent(share: float) -> str:

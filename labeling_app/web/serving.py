@@ -24,6 +24,8 @@ from labeling_app.web.board.session import FLAGS, Board
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app
 from labeling_app.web.live.live import ChatModel, Live, Note
+from labeling_app.web.runs.loop_file import LoopFile
+from labeling_app.web.runs.loop_process import LoopProcess
 from rlhf.config import read_text
 from rlhf.errors import InputError
 
@@ -60,21 +62,25 @@ class LiveOptions:
 
 
 def serve(
-    db: Path, options: BoardOptions, live_options: LiveOptions | None = None
+    db: Path,
+    options: BoardOptions,
+    live_options: LiveOptions | None = None,
+    loop: LoopFile | None = None,
 ) -> dict[str, int]:
     """Serve the board until it is interrupted. Returns how many rankings people made meanwhile.
 
-    With live mode the database may be new. If the database has users, everybody signs in; if not,
-    one person labels on this machine.
+    With live mode or a loop the database may be new. If the database has users, everybody signs in;
+    if not, one person labels on this machine.
 
     Raises:
         InputError: no database, a damaged one, nothing to rank, a port in use, a host that others
             can reach and no users to sign in, or an annotator named where people sign in.
     """
-    with Store(db, must_exist=live_options is None) as store:
+    may_be_new = live_options is not None or loop is not None
+    with Store(db, must_exist=not may_be_new) as store:
         require_undamaged(store.connections)
         recover(store.connections)
-        if live_options is None:
+        if not may_be_new:
             _require_tasks(store, db)
         users = Users(store)
         local = None if users.all() else (options.annotator or getpass.getuser())
@@ -104,8 +110,9 @@ def serve(
                 has_sign_in=local is None,
                 note=live_options.note,
             )
-        app = _protected_app(board, live, users, local)
-        _print_address(options, local, has_live=live is not None)
+        process = None if loop is None else LoopProcess(loop)
+        app = _protected_app(board, live, process, users, local)
+        _print_address(options, local, has_live=live is not None, has_runs=loop is not None)
         # Imported modules stay; a full garbage collection over them would delay every request.
         gc.freeze()
         serve_app(app, options.host, options.port)
@@ -116,13 +123,13 @@ def serve(
 
 
 def _protected_app(
-    board: Board, live: Live | None, users: Users, local: str | None
+    board: Board, live: Live | None, loop: LoopProcess | None, users: Users, local: str | None
 ) -> "AuthMiddleware":
     """The app, and in front of it sign-in, or the one local person."""
     from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
     from labeling_app.web.app import build_app
 
-    app, secret = build_app(board, live), board.store.secret
+    app, secret = build_app(board, live, loop), board.store.secret
     if local is None:
         return AuthMiddleware(
             app, find_user=user_of_cookie(users, secret), users=users, secret=secret
@@ -137,13 +144,17 @@ def _protected_app(
     )
 
 
-def _print_address(options: BoardOptions, local: str | None, *, has_live: bool) -> None:
+def _print_address(
+    options: BoardOptions, local: str | None, *, has_live: bool, has_runs: bool
+) -> None:
     who = f"as [bold]{escape(local)}[/] " if local else ""
     host = f"[{options.host}]" if ":" in options.host else options.host
     address = f"http://{host}:{options.port}"
     console = Console(stderr=True, highlight=False)
     if has_live:
         console.print(f"Ask the models at [bold]{address}/live[/]")
+    if has_runs:
+        console.print(f"Leads train and promote at [bold]{address}/runs[/]")
     console.print(f"Label {who}at [bold]{address}[/]  (Ctrl+C stops)")
     if options.host not in LOOPBACK:
         console.print(

@@ -25,6 +25,8 @@ class DPOSettings(TrainerSettings):
 
     ZERO_IS_NONE: ClassVar[frozenset[str]] = frozenset({"lora.rank"})
 
+    model: str
+    """Model folder or hub name to train."""
     rankings: Path
     """Folder that `rlhf export --format ranked` wrote."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"

@@ -32,7 +32,7 @@ from policies.trl_training.train import (
 )
 from rlhf.modeling.adapters import lora_config
 from rlhf.modeling.chat_template import TEMPLATE_KWARGS, template_kwargs
-from rlhf.modeling.models import describe_model, load_causal_lm
+from rlhf.modeling.models import describe_model, load_causal_lm, require_trainable
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.run.rundir import Inputs, RunDir
 
@@ -56,6 +56,7 @@ def optimize_preferences(settings: DPOSettings) -> dict[str, Any]:
         GuardError: the loss is not a number.
     """
     began = time.monotonic()
+    require_trainable(settings.model)
     rows, counts, source_hash = read_pairs(settings.rankings)
     model = describe_model(settings.model, settings.chat_template_kwargs)
     tokenizer = tokenizer_of(model)

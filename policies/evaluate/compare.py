@@ -39,6 +39,7 @@ from policies.evaluate.report import ReportSample, headline, write_report
 from policies.evaluate.settings import EvaluateSettings
 from policies.evaluate.summary import (
     best_of_n_curve,
+    describe_student,
     length_groups,
     measure_answers,
     win_rates,
@@ -339,6 +340,7 @@ def summarize(
     }
     if comparison.rival:
         report["rival"] = {"name": comparison.settings.against, "win_rate": rates["rival"]}
+        report |= describe_student(comparison.policy, comparison.rival, scores, seed)
     return report
 
 

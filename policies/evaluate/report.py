@@ -13,6 +13,8 @@ policy, reference, or rival where another model was compared too:
     judges.JUDGE            optional: kind (signal, reward model, AI judge, people) and name;
                             is_objective where the policy was trained against it
     rival                   optional: name, win_rate.JUDGE of the policy against it, and votes
+    student                 of a distilled policy against its teacher: gain.JUDGE.kept (the share of
+                            the teacher's gain), gain.JUDGE.teacher (that gain), parameters
     win_rate_by_source.JUDGE.SOURCE    optional: as win_rate
     win_rate_by_length.JUDGE.LENGTH    optional: the same by the length of the prompt
     kl.forward, kl.reverse  nats sqrt_nats per_token estimator standard_error; reverse is optional,
@@ -64,6 +66,7 @@ BRIEF = (
     "verdict",
     "win_rate",
     "rival",
+    "student",
     "votes",
     "verdicts",
     "kl",

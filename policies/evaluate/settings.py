@@ -21,7 +21,7 @@ class EvaluateSettings:
     reward: str
     """A judge: reward model, signal:package.module:function or http(s):// address."""
     out: Path
-    """Folder for the report and the answers."""
+    """Folder for the report and the responses."""
     against: str | None = None
     """Another policy or model to compare --policy with, on the same prompts."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
@@ -38,7 +38,7 @@ class EvaluateSettings:
     judge_parallel: int = 4
     """Requests to --judge-endpoint at the same time."""
     retain: Path | None = None
-    """Texts to check that general ability is not lost: a .txt file with a blank line between
+    """Neutral text that measures what is forgotten: a .txt file with a blank line between
     paragraphs, or JSON Lines with `text`; default: 20 paragraphs of neutral English prose."""
     split: Literal["test", "train"] = "test"
     """Which prompts to answer; `test` prompts were not trained on."""
@@ -54,7 +54,7 @@ class EvaluateSettings:
     precision: Precision = "auto"
     """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
     resume: bool = False
-    """Continue an unfinished --out; show the result of a finished one."""
+    """Continue an unfinished --out; if it is finished, print the result."""
 
     def __post_init__(self) -> None:
         require_range("samples", self.samples, 1)

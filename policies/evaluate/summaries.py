@@ -84,6 +84,7 @@ def describe_evaluation(
         VERDICTS[report["verdict"]["outcome"]],
         *_win_rates(report, report, "the original"),
         *_win_rates(report, rival, rival["name"]),
+        *_student(report.get("student"), report),
         *_unclear(report.get("verdicts", {"asked": 0, "unclear": 0})),
         f"Length {length['reference']:.0f} → {length['policy']:.0f} tokens.",
         f"Reverse KL from the original model: {_nats(kl)}.",
@@ -120,6 +121,21 @@ def _win_rates(report: Mapping[str, Any], part: Mapping[str, Any], other: str) -
     needed = part.get("votes", {}).get("still_needed")
     if needed:
         yield f"About {needed} more votes, on other prompts, would prove a difference of this size."
+
+
+def _student(student: Mapping[str, Any] | None, report: Mapping[str, Any]) -> Iterator[str]:
+    """How much of its teacher's gain a distilled policy has kept, by each judge."""
+    if student is None:
+        return
+    ours, theirs = (student["parameters"][name] for name in ("student", "teacher"))
+    yield f"The policy has {ours:,} parameters, {100 * ours / theirs:.0f} % of its teacher's."
+    for judge, gain in student["gain"].items():
+        name = " ".join(report["judges"][judge][part] for part in ("kind", "name")).strip()
+        low = gain["teacher"]["low"]
+        if low is None or low <= 0:
+            yield f"By {name}, the teacher's own gain cannot be told from 0."
+        else:
+            yield f"It keeps {in_words(gain['kept'])} of its teacher's gain by {name}."
 
 
 def _likelihoods(

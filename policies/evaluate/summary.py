@@ -1,9 +1,10 @@
-"""The numbers of an evaluation, as report.json holds them; pure functions of answers and scores.
+"""The numbers of an evaluation, as report.json holds them.
 
 Letters: P prompts, S answers of the policy, M of the other model.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,55 @@ from policies.evaluate.measures.length_control import length_controlled_rate
 from policies.evaluate.measures.statistics import (
     best_of_n,
     best_of_n_nats,
+    bootstrap_interval,
     commonest_phrase,
     distinct_n,
     judge_wins,
     repeating_fraction,
     self_bleu,
+    share_of_gain,
     spread,
 )
+from rlhf.run.rundir import RunDir
 
+DISTILL = "distill"  # a stage
 Wins = Mapping[str, Float[ndarray, " P"]]
 Scores = Mapping[str, Mapping[str, Float[ndarray, "P N"]]]
 
 READ_FIRST_ANSWERS = ("ai",)  # judges that see one answer of each model
 MAX_LENGTH_GROUPS = 4
 PROMPTS_PER_LENGTH_GROUP = 4
+
+
+def describe_student(
+    policy: Mapping[str, str], rival: Mapping[str, str], scores: Scores, seed: int
+) -> dict[str, Any]:
+    """`student`: how much of its teacher's gain it has kept by each judge, and both sizes.
+
+    Args:
+        policy: the description of the policy.
+        rival: of the model that it is compared with.
+        scores: by judge, of every model's answers.
+        seed: of the bootstrap.
+
+    Returns:
+        {} unless the policy was distilled from the rival.
+    """
+    run = RunDir(Path(policy["path"]).parent)
+    stage = run.read_stage()
+    taught_by = stage.get("inputs", {}).get("teacher", {}).get("hash")
+    if stage.get("stage") != DISTILL or taught_by != rival["hash"]:
+        return {}
+    gains = {
+        judge: {
+            "kept": share_of_gain(of["policy"], of["rival"], of["reference"], seed=seed).to_json(),
+            "teacher": bootstrap_interval(
+                of["rival"].mean(axis=1) - of["reference"].mean(axis=1), seed=seed
+            ).to_json(),
+        }
+        for judge, of in scores.items()
+    }
+    return {"student": {"gain": gains, "parameters": run.read_report()["parameters"]}}
 
 
 def win_rates(

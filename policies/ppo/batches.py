@@ -28,6 +28,7 @@ from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from rlhf.errors import InputError
 from rlhf.modeling.log_probs import Sequences
+from rlhf.modeling.tokens import send
 from rlhf.parallel.distributed import global_max
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import PLAIN_TEXT, read_lines, text_of
@@ -142,23 +143,58 @@ def in_length_order(
 ) -> Iterator[tuple[Tensor, Sequences]]:
     """Batches of rows of similar length, shortest first: their places, and the rows themselves.
 
+    Both are in main memory.
+
     Args:
         sequences: all rows.
         size: rows in a batch, where `tokens` is not given.
         tokens: as in `split_by_length`.
     """
+    sequences = sequences.on_host
     lengths = sequences.joined.mask.sum(dim=1)
     for rows in split_by_length(lengths, size, tokens):
         yield rows, arrange(sequences.rows(rows), tokens)
 
 
-def refit(
-    values: Shaped[Tensor, "B R *K"], mask: Bool[Tensor, "B R"], other: Bool[Tensor, "B W"]
-) -> Shaped[Tensor, "B W *K"]:
-    """Values of real tokens, moved to where another padding of the same rows has these tokens."""
-    moved = values.new_zeros((*other.shape, *values.shape[2:]))
-    moved[other] = values[mask]
-    return moved
+@dataclass(frozen=True)
+class Refit:
+    """Moves values of real tokens to where another padding of the same rows has these tokens.
+
+    Attributes:
+        places: of each value in the rows laid end to end; 0 at padding.
+        real: real tokens of the other padding.
+    """
+
+    places: Int[Tensor, "B W"]
+    real: Bool[Tensor, "B W"]
+
+    @classmethod
+    def of(
+        cls,
+        mask: Bool[Tensor, "N R"],
+        other: Bool[Tensor, "B W"],
+        device: torch.device,
+        rows: Int[Tensor, " B"] | None = None,
+    ) -> "Refit":
+        """From one padding to the other, planned in main memory.
+
+        Args:
+            mask: real tokens of the padding that the values have.
+            other: real tokens of the padding that they get.
+            device: of the values.
+            rows: the rows of `mask` that `other` has; by default all.
+        """
+        numbers = torch.arange(mask.numel()).view_as(mask)
+        chosen = slice(None) if rows is None else rows
+        places = torch.zeros(other.shape, dtype=torch.long)
+        places[other] = numbers[chosen][mask[chosen]]
+        return cls(send(places, device), send(other, device))
+
+    def __call__(self, values: Shaped[Tensor, "N R *K"]) -> Shaped[Tensor, "B W *K"]:
+        """The values at their new places; 0 at padding."""
+        moved = values.flatten(0, 1)[self.places]
+        padding = ~self.real
+        return moved.masked_fill(padding.view(*padding.shape, *[1] * (moved.dim() - 2)), 0)
 
 
 def describe_texts(path: Path | None) -> dict[str, dict[str, str]]:

@@ -27,6 +27,7 @@ from policies.reference.store import ReferenceStore
 from rlhf.errors import InputError
 from rlhf.modeling.adapters import without_adapters
 from rlhf.modeling.log_probs import Sequences, response_log_probs
+from rlhf.modeling.tokens import send
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import Sharding
 
@@ -146,5 +147,7 @@ def measure_reference(
     parts = list(in_length_order(sequences, micro_batch_size))
     with accelerator.autocast():
         for rows, part in sharding.in_step(accelerator, parts):
-            log_probs[rows, : part.responses.ids.shape[1]] = score(model, part)
+            here = send(rows, accelerator.device)
+            found = score(model, part.to(accelerator.device))
+            log_probs[here, : found.shape[1]] = found
     return log_probs

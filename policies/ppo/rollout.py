@@ -27,7 +27,7 @@ from policies.formulas import (
     shape_rewards,
     whiten,
 )
-from policies.ppo.batches import in_length_order, refit
+from policies.ppo.batches import Refit, in_length_order
 from policies.ppo.kl import ReferencePolicy, measure_reference
 from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from policies.ppo.settings import PPOSettings
@@ -35,7 +35,7 @@ from policies.reference.store import ReferenceRow
 from policies.rewards import Reward
 from policies.sampling.generate import Sample, Sampler, sample_with
 from rlhf.modeling.log_probs import Sequences, response_log_probs
-from rlhf.modeling.tokens import decode_response
+from rlhf.modeling.tokens import decode_response, send
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import Sharding
 from rlhf.records.schema import Sampling
@@ -223,20 +223,23 @@ def _measure(
     parts = list(in_length_order(sequences, batch.micro_batch_size, batch.micro_tokens))
     with accelerator.autocast():
         for rows, part in environment.sharding.in_step(accelerator, parts):
-            mask, responses = episodes.mask[rows], part.responses
+            mask = sequences.on_host.responses.mask[rows]
+            refit = Refit.of(part.responses.mask, mask, accelerator.device)
+            here, part = send(rows, accelerator.device), part.to(accelerator.device)
+            real = part.responses.mask
             if model.reads_frozen_features:
                 read = model.critic_features(part)
                 found = response_log_probs(model.policy, part, temperature)
                 new_values: Tensor | None = model.values_of(read)
                 if features is None:
                     features = read.new_zeros((*shape, read.shape[2]))
-                features[rows] = refit(read, responses.mask, mask)
+                features[here] = refit(read)
             else:
                 found, new_values = model.read(part, len(rows), temperature)
-            log_probs[rows] = refit(found.first(responses.mask), responses.mask, mask)
-            entropy[rows] = refit(found.entropy * responses.mask, responses.mask, mask)
+            log_probs[here] = refit(found.first(real))
+            entropy[here] = refit(found.entropy * real)
             if new_values is not None:
-                values[rows] = refit(new_values, responses.mask, mask)
+                values[here] = refit(new_values)
     reference_log_probs = None
     if environment.reference_policy is not None:
         reference_log_probs = measure_reference(

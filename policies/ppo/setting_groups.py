@@ -22,9 +22,9 @@ class OptimSettings:
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm, those of policy and critic separately."""
     target_kl: float = 0.2
-    """Skip the rest of a step's updates once they have changed the policy by more than this
-    approximate KL, ½ mean (Δ log-prob)². It limits the change within one step; --kl.target is about
-    the distance from the original model."""
+    """End a step's updates early once they have changed the policy by more than this approximate
+    KL, ½ mean (Δ log-prob)². It limits the change within one step; --kl.target is about the
+    distance from the original model."""
 
     def __post_init__(self) -> None:
         require_range("optim.epochs", self.epochs, 1)
@@ -44,7 +44,7 @@ class BatchSettings:
     micro_batch_size: int = 16
     """Sequences per forward and backward pass; affects speed and memory only."""
     micro_tokens: int | None = None
-    """Limit each forward and backward pass by tokens in place of sequences: sequences of similar
+    """Limit each forward and backward pass by tokens instead of sequences: sequences of similar
     length are packed with hardly any padding. Default: --batch.micro-batch-size sequences."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
@@ -63,19 +63,19 @@ class BatchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The clipped policy loss and how advantages are computed."""
+    """The clipped policy loss; discount and λ of gae."""
 
     clip_range: float = 0.2
-    """PPO's clip: the probability ratio is held within 1 ± this."""
+    """PPO's clip range: moving the probability ratio beyond 1 ± this gains nothing."""
     clip_range_high: float | None = None
-    """Upper clip of the ratio is 1 + this; default: --loss.clip-range."""
+    """Clip range above 1. Default: --loss.clip-range."""
     dual_clip: float | None = None
-    """Limit the loss of a token with a negative advantage to this multiple of the advantage, 3 in
-    the paper; no limit when not given."""
+    """Dual clip: limit the loss of tokens with a negative advantage to this multiple of it. Usual:
+    3. Default: no limit."""
     gamma: float = 1.0
     """Discount per token."""
     gae_lambda: float = 0.95
-    """GAE's λ: 1 is unbiased and noisy, 0 relies on the critic alone."""
+    """λ of gae. 1: no bias, high variance. 0: only the critic's estimate."""
     grpo_std: bool = True
     """grpo: divide advantages by the standard deviation of the prompt's rewards."""
 
@@ -92,14 +92,14 @@ class CriticSettings:
     """The value model of `--advantages gae`; rloo and grpo have none."""
 
     model: Literal["own", "head"] = "own"
-    """`own`: a separate model that starts as the first reward model; `head`: one linear layer on
-    the policy's last hidden states, which takes hardly any memory."""
+    """What the critic is. `own`: a separate model that starts as the first reward model. `head`:
+    one linear layer on the policy's last hidden states, which takes hardly any memory."""
     trains: Literal["all", "head"] = "all"
-    """What of the critic is trained. `head`: only its last layer, with half the memory and almost
-    half the update's time; with --critic.model head the value loss then does not change the
-    policy's weights."""
+    """Which weights of the critic are trained. `head`: only its last layer, which halves the memory
+    and almost halves the update time; with --critic.model head, the value loss then does not change
+    the policy's weights."""
     warmup: bool = True
-    """Fit the critic's head to the rewards of the reference outputs before the first step."""
+    """Fit the critic's last layer to the rewards of the reference outputs before the first step."""
     learning_rate: float = 1e-5
     """Peak learning rate of the critic; it falls linearly to 0 over the run."""
     coefficient: float = 0.1
@@ -118,24 +118,25 @@ class RewardsSettings:
     """How rewards are combined and transformed before advantages are computed."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each --reward, in the same order; 1 when not given."""
+    """Weight of each --reward, in the same order. Default: 1 each."""
     combination: Literal["sum", "mean", "worst"] = "sum"
-    """Several rewards become their weighted sum, its mean, or the lowest of them."""
+    """How several rewards are combined: their weighted sum, their weighted mean, or the lowest."""
     shaping: Literal["centered", "par", "none"] = "centered"
-    """`centered`: subtract the mean reward of the prompt's reference outputs. `par`: the mean
-    probability of being preferred to them, σ of the difference."""
+    """How the reward is transformed. `centered`: minus the mean reward of the prompt's reference
+    outputs. `par`: the probability of being preferred to them, mean σ(difference). `none`:
+    unchanged."""
     missing_eos_penalty: float = 1.0
-    """Subtracted from the reward of a response without an end token."""
+    """Penalty for a response cut off at the length limit, subtracted from its reward."""
     missing_eos_reward: float | None = None
-    """Fixed reward of a response without an end token, whatever its score; the penalty is then not
-    subtracted."""
+    """Reward of a response cut off at the length limit, whatever its score and instead of the
+    penalty."""
     mask_truncated: bool = False
-    """Leave responses cut at the length limit out of the policy and value losses. Their rewards
+    """Leave responses cut off at the length limit out of the policy and value losses. Their rewards
     still count in the baselines of rloo and grpo."""
     length_penalty: float = 0.0
-    """Subtracted from the reward for every token of the response."""
+    """Penalty for each token of the response, subtracted from its reward."""
     limit: float | None = None
-    """Clip shaped rewards to ± this; no clipping when not given."""
+    """Clip shaped rewards to ± this. Default: no clipping."""
 
     def __post_init__(self) -> None:
         require_range("rewards.limit", self.limit, 0.0, above_low=True)
@@ -143,10 +144,10 @@ class RewardsSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
-    """Training adapters in place of all weights."""
+    """Training adapters instead of all weights."""
 
     rank: int | None = None
-    """Train a LoRA adapter of this rank in place of all weights of the policy. Default: all
+    """Train a LoRA adapter of this rank instead of all weights of the policy. Default: all
     weights."""
     share_base: bool = False
     """Keep one frozen model in memory (bf16) for policy, critic and reward models, which are LoRA
@@ -172,7 +173,7 @@ class PtxSettings:
     """Pretraining texts in the loss (PPO-ptx), so that the policy keeps its general abilities."""
 
     data: Path | None = None
-    """JSON Lines with `text`, or a .txt file with a text on each line; none when not given."""
+    """JSON Lines with `text`, or a .txt file with a text on each line. Default: none."""
     coefficient: float = 1.0
     """Weight of the texts' mean negative log-likelihood per token."""
     length: int = 256
@@ -200,13 +201,12 @@ class SamplingSettings:
     """With --sampling.engine vllm: neighboring processes that share one vLLM, each with a part of
     every matrix. At most the GPUs of one machine."""
     correction: Literal["auto", "none", "token", "sequence"] = "auto"
-    """Correct for differences between the sampler's log-probs and the trainer's. `token`: weight
-    each token's policy loss by π/μ, its probability under the trainer's policy over the sampler's,
-    at most --sampling.correction-cap. `sequence`: also leave out responses whose geometric mean of
-    π/μ is beyond the cap or its inverse. `auto`: `none` with --sampling.engine generate, else
-    `token`."""
+    """Importance weights for engines whose log-probs differ from the trainer's. `token`: weight
+    each token's policy loss by the ratio of the trainer's probability to the sampler's, up to a
+    cap. `sequence`: also leave out responses whose mean ratio is beyond the cap. `auto`: `none`
+    with --sampling.engine generate, otherwise `token`."""
     correction_cap: float = 2.0
-    """Largest importance weight of --sampling.correction."""
+    """Cap of the importance weights of --sampling.correction."""
 
     def __post_init__(self) -> None:
         require_range("sampling.batch_size", self.batch_size, 1)
@@ -219,30 +219,32 @@ class KLSettings:
     """The KL term, which keeps the policy close to the original model."""
 
     source: Literal["reference", "adapter", "resident", "none"] = "reference"
-    """`reference`: forward KL on the reference outputs, as a loss. `resident`: reverse KL against a
-    frozen copy of the original model, subtracted from each token's reward. `adapter`: the same
-    against the policy with its LoRA adapter switched off. `none`: no KL term."""
+    """What the policy is compared with. `reference`: the reference outputs, by a loss, with no
+    other model in memory (forward KL). `resident`: a frozen copy of the original model, by
+    subtracting from each token's reward (reverse KL). `adapter`: the same with the policy's LoRA
+    adapter switched off. `none`: no KL term."""
     estimator: Literal["k3", "k1", "top_k", "token_reverse"] = "k3"
-    """Estimator for --kl.source reference. `k3`, `k1`: of the forward KL; `top_k`: its exact value
-    on the most likely tokens (`rlhf reference --store-top-k`); `token_reverse`: the reverse KL of
-    each next token."""
+    """How the KL of --kl.source reference is estimated. `k3` (low variance) or `k1`: forward KL.
+    `top_k`: forward KL over the most likely tokens; needs `rlhf reference --store-top-k`.
+    `token_reverse`: reverse KL of each next token of the reference outputs."""
     coefficient: float = 0.1
-    """Weight of the KL. The unit depends on --kl.source: with `reference` it weighs a loss in nats
-    per stored token; with `resident` and `adapter` it is what a nat costs in the reward of each
-    sampled token, and 0.02 to 0.05 is usual."""
+    """Strength of the KL term: a larger one keeps the policy closer to the original model. Usual:
+    0.1 to 1 with --kl.source reference, 0.02 to 0.05 with `resident` and `adapter`, where it is on
+    another scale."""
     target: float | None = None
-    """Adaptive KL: adjust the coefficient to hold the KL at this many nats per token; fixed
-    coefficient when not given. With `reference` it is the forward KL, else the reverse KL."""
+    """Adaptive KL: raise or lower the coefficient until the KL is this many nats per token: the
+    forward KL with --kl.source reference, otherwise the reverse KL. Default: fixed coefficient."""
     horizon: int = 10_000
-    """Adaptive KL: the coefficient changes by at most 20 % in this many responses. For the target
-    to be reached within a run, give about a tenth of the run's responses (steps × episodes)."""
+    """Adaptive KL: responses in which the coefficient may change by 20 %. For the target to be
+    reached within a run, give about a tenth of the run's responses (--steps times
+    --batch.episodes-per-step)."""
     audit_every: int | None = None
-    """Measure the true reverse KL every so many steps; this loads the original model unless that is
-    under the policy's adapters. Default: only after training. `adapter` and `resident` measure it
-    in every step."""
+    """Measure the reverse KL every so many steps, which loads the original model unless a LoRA
+    policy holds it. Default: only after training. `adapter` and `resident` measure it in every
+    step."""
     rows_per_prompt: float = 0.5
-    """With --kl.source reference: how many reference outputs the KL term reads for each prompt of a
-    step, at most 1."""
+    """With --kl.source reference: reference outputs in the KL term for each prompt of a step. 0.5:
+    one for every second prompt."""
 
     def __post_init__(self) -> None:
         require_range("kl.coefficient", self.coefficient, 0.0)
@@ -265,24 +267,22 @@ class GuardSettings:
     """When to warn about a step, compared with the reference outputs, and when to stop the run."""
 
     patience: int | None = 10
-    """Consecutive steps a warning may persist before the run stops (exit code 3). none: only
-    warn."""
+    """Stop the run (exit code 3) after a warning has lasted this many steps. none: only warn."""
     max_kl: float | None = None
-    """Warn when the KL exceeds this many nats per token: that of the step (forward KL with
-    --kl.source reference, else reverse KL) or the reverse KL of the last audit, whichever is
-    larger; never when not given."""
+    """Warn when the KL is above this many nats per token. Checks the KL of the step and the last
+    audit's, which counts until the next audit: with --kl.audit-every, give a larger
+    --guards.patience, or one audit above the limit stops the run. Default: never."""
     min_entropy: float = 0.1
     """Warn when the entropy falls below this fraction of the reference outputs'."""
     length_band: float = 3.0
     """Warn when responses are this many times longer or shorter than the reference outputs while
-    the reward is above theirs."""
+    rewards are above the reference outputs'."""
     eos_drop: float = 0.5
-    """Warn when the fraction of responses with an end token has fallen by more than this, 0.5
-    meaning 50 percentage points (from 90 % of the reference outputs to below 40 %), while the
-    reward is above theirs."""
+    """Warn when the share of responses that end has fallen by more than this (0.5: from 90 % of the
+    reference outputs to below 40 %) while rewards are above the reference outputs'."""
     min_distinct: float = 0.5
-    """Warn when the fraction of distinct token pairs in a response falls below this fraction of
-    the reference outputs' while the reward is above theirs."""
+    """Warn when responses become repetitive: their distinct token pairs fall below this fraction of
+    the reference outputs' while rewards are above the reference outputs'."""
 
     def __post_init__(self) -> None:
         require_range("guards.patience", self.patience, 1)

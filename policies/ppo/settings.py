@@ -100,7 +100,7 @@ class PPOSettings(ClusterSettings):
     out: Path
     """Folder for the trained policy, checkpoints, metrics and report."""
     steps: int = 100
-    """Rounds of sampling and updating."""
+    """Number of PPO steps: sample, score, update."""
     advantages: Literal["gae", "rloo", "grpo"] = "gae"
     """How advantages are computed. `gae`: generalized advantage estimation with a critic. Without a
     critic: `rloo`: subtract the mean reward of the prompt's other samples; `grpo`: subtract the

@@ -57,7 +57,7 @@ from policies.sampling.generate import sample_with
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.heads import reward_head
-from rlhf.modeling.models import describe_model
+from rlhf.modeling.models import describe_model, require_trainable
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
@@ -90,6 +90,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         InputError: an input is missing, unfinished, or belongs to another model.
         GuardError: a check before the first step fails, or a loss is not a number.
     """
+    require_trainable(settings.model)
     reference = require_done(settings.reference, "reference", "outputs")
     store = open_store(reference.outputs, settings.model)
     model = describe_model(settings.model, store.template_kwargs)

@@ -25,12 +25,12 @@ from policies.formulas import (
     policy_loss,
     value_loss,
 )
-from policies.ppo.batches import arrange, refit, split_alike, split_by_length
+from policies.ppo.batches import Refit, arrange, split_alike, split_by_length
 from policies.ppo.rollout import Experience
 from policies.ppo.settings import PPOSettings
 from policies.reference.store import ReferenceRow
 from rlhf.modeling.log_probs import Sequences
-from rlhf.modeling.tokens import TokenBatch
+from rlhf.modeling.tokens import TokenBatch, send
 from rlhf.parallel.distributed import global_sum
 from rlhf.parallel.sharding import accumulating, backward, is_zero
 
@@ -179,8 +179,8 @@ def every_minibatch(
     """The minibatches of all epochs; each epoch is shuffled anew."""
     for _ in range(epochs):
         yield from split_minibatches(
-            data.experience.response_mask.sum(dim=1).cpu(),
-            data.references.sequences.responses.mask.sum(dim=1).cpu(),
+            data.experience.sequences.on_host.responses.mask.sum(dim=1),
+            data.references.sequences.on_host.responses.mask.sum(dim=1),
             minibatches,
             generator,
             0 if data.texts is None else len(data.texts.prompts.ids),
@@ -259,24 +259,28 @@ def compute_gradients(learner: Learner, data: StepData, minibatch: Minibatch) ->
 
 
 def _count_tokens(accelerator: Accelerator, data: StepData, minibatch: Minibatch) -> TokenCounts:
-    tokens = data.experience.loss_mask[minibatch.episodes].sum()
-    reference_tokens = data.references.sequences.responses.mask[minibatch.reference_rows].sum()
-    texts = data.texts
-    text_tokens = texts.responses.mask[minibatch.texts].sum() if texts else torch.zeros_like(tokens)
-    counts = global_sum(accelerator, torch.stack([tokens, reference_tokens, text_tokens]))
+    loss_mask = data.experience.loss_mask
+    tokens = loss_mask[send(minibatch.episodes, loss_mask.device)].sum()
+    references = data.references.sequences.on_host.responses.mask[minibatch.reference_rows].sum()
+    texts = torch.tensor(0)
+    if data.texts is not None:
+        texts = data.texts.on_host.responses.mask[minibatch.texts].sum()
+    others = [send(one, tokens.device) for one in (references, texts)]
+    counts = global_sum(accelerator, torch.stack([tokens, *others]))
     return TokenCounts(*counts)
 
 
 def losses_of(learner: Learner, data: StepData, part: Minibatch) -> Losses:
     """The losses of one micro-batch: of texts, or of episodes and reference rows."""
     if data.texts is not None and len(part.texts):
-        return _text_losses(learner, data.texts.rows(part.texts))
+        return _text_losses(learner, data.texts.on_host.rows(part.texts))
     return _episode_losses(learner, data, part.episodes, part.reference_rows)
 
 
 def _text_losses(learner: Learner, texts: Sequences) -> Losses:
     """Σ −log π over the tokens of pretraining texts, at temperature 1."""
-    log_probs, *_ = learner.model(arrange(texts, learner.settings.batch.micro_tokens), 0, 1.0)
+    batch = arrange(texts, learner.settings.batch.micro_tokens).to(learner.accelerator.device)
+    log_probs, *_ = learner.model(batch, 0, 1.0)
     losses = Losses.zero(log_probs.device)
     losses.ptx = -log_probs.sum()
     return losses
@@ -285,18 +289,14 @@ def _text_losses(learner: Learner, texts: Sequences) -> Losses:
 def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Tensor) -> Losses:
     """Policy and value losses of episodes and the forward KL of reference rows, in one forward."""
     experience, references, settings = data.experience, data.references, learner.settings
-    batch = arrange(
-        stack(experience.sequences.rows(episodes), references.sequences.rows(rows)),
-        settings.batch.micro_tokens,
-    )
-    mask, row_mask = batch.responses.mask.split([len(episodes), len(rows)])
-
-    def aligned(tensor: Tensor) -> Tensor:
-        return refit(tensor[episodes], experience.response_mask[episodes], mask)
-
-    def aligned_row(tensor: Tensor) -> Tensor:
-        return refit(tensor[rows], references.sequences.responses.mask[rows], row_mask)
-
+    device, sizes = learner.accelerator.device, [len(episodes), len(rows)]
+    known, stored = experience.sequences.on_host, references.sequences.on_host
+    batch = arrange(stack(known.rows(episodes), stored.rows(rows)), settings.batch.micro_tokens)
+    masks = batch.responses.mask.split(sizes)
+    aligned = Refit.of(known.responses.mask, masks[0], device, episodes)
+    aligned_row = Refit.of(stored.responses.mask, masks[1], device, rows)
+    batch = batch.to(device)
+    row_mask = aligned_row.real
     top_ids, reference = None, references.log_probs
     if settings.kl.estimator == "top_k" and references.top_log_probs is not None:
         top_ids, reference = references.top_ids, references.top_log_probs
@@ -308,10 +308,10 @@ def _episode_losses(learner: Learner, data: StepData, episodes: Tensor, rows: Te
         None if top_ids is None else aligned_row(top_ids),
         None if features is None else aligned(features),
     )
-    new_log_probs, row_log_probs = log_probs.split([len(episodes), len(rows)])
+    new_log_probs, row_log_probs = log_probs.split(sizes)
     old_log_probs, loss_mask = aligned(experience.old_log_probs), aligned(experience.loss_mask)
     clips = (settings.loss.clip_range, settings.loss.clip_range_high)
-    losses = Losses.zero(mask.device)
+    losses = Losses.zero(device)
     if values is not None:
         losses.value = value_loss(
             values,
@@ -351,8 +351,8 @@ def micro_batches(learner: Learner, data: StepData, minibatch: Minibatch) -> lis
     """
     batch = learner.settings.batch
     episodes, rows, texts = minibatch.episodes, minibatch.reference_rows, minibatch.texts
-    lengths = data.experience.sequences.joined.mask.sum(dim=1).cpu()[episodes]
-    row_lengths = data.references.sequences.joined.mask.sum(dim=1).cpu()[rows]
+    lengths = data.experience.sequences.on_host.joined.mask.sum(dim=1)[episodes]
+    row_lengths = data.references.sequences.on_host.joined.mask.sum(dim=1)[rows]
 
     def split(each: Tensor, size: int = 0) -> list[Tensor]:
         parts = split_by_length(each, size, batch.micro_tokens)
@@ -372,7 +372,7 @@ def micro_batches(learner: Learner, data: StepData, minibatch: Minibatch) -> lis
         ]
     if data.texts is None:
         return found
-    text_lengths = data.texts.joined.mask.sum(dim=1).cpu()[texts]
+    text_lengths = data.texts.on_host.joined.mask.sum(dim=1)[texts]
     with_texts = [
         Minibatch(episodes[:0], rows[:0], texts[part])
         for part in split(text_lengths, batch.micro_batch_size)

@@ -35,7 +35,7 @@ class SamplingSettings:
     max_new_tokens: int = 256
     """Length limit of a response, in tokens."""
     reuse: bool = True
-    """Use the responses in the export that this model gave with the same sampling settings."""
+    """Reuse responses in the export that this model sampled with the same settings."""
 
     def __post_init__(self) -> None:
         require_range("sampling.samples", self.samples, 1)
@@ -61,7 +61,7 @@ class ReferenceSettings(GroupSettings):
     prompts: Path | None = None
     """A folder made by `rlhf export`, or a JSON Lines file of prompts."""
     model: str | None = None
-    """The model before training: folder or hub name."""
+    """The original model: folder or hub name."""
     out: Path
     """Folder for the reference outputs."""
     reward: str | None = None
@@ -69,9 +69,9 @@ class ReferenceSettings(GroupSettings):
     http(s):// address, and store the scores with them. Without --prompts and --model: score the
     outputs that --out already holds."""
     replace_reward: bool = False
-    """Replace stored scores of another reward by those of --reward."""
+    """Overwrite the stored scores of another reward."""
     inspect: bool = False
-    """Describe what --out holds, and stop."""
+    """Describe what --out holds, and exit."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     """How responses are sampled."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)

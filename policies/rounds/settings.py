@@ -25,7 +25,7 @@ class RoundSettings:
     pick: int = 64
     """Prompts to send to the annotators."""
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 3
-    """Samples of the policy per prompt; one answer of the original model is added."""
+    """Responses of the policy per prompt; one of the original model is added."""
     random_share: float = 0.2
     """Fraction of prompts drawn at random, at least 0.2, to find problems that neither measure
     shows. Half of the rest are those on which policy and original differ most, half those on which

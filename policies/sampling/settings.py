@@ -23,11 +23,11 @@ class GenerateSettings:
     model: str
     """Model folder or hub name."""
     k: Annotated[int, Parameter(name=("--k", "-k"))] = 4
-    """Responses per prompt."""
+    """Responses that each prompt should have."""
     temperature: float = 1.0
     """Sampling temperature."""
     top_p: float = 1.0
-    """Nucleus sampling; responses sampled with less than 1 cannot become reference outputs."""
+    """Nucleus sampling. With less than 1, responses cannot be reused as reference outputs."""
     top_k: int = 0
     """Sample from the k most likely tokens only. 0: from all."""
     max_new_tokens: int = 256
@@ -36,7 +36,7 @@ class GenerateSettings:
     """Values passed to the chat template, e.g. '{"enable_thinking": false}'; later stages reuse
     them."""
     engine: Engine = "generate"
-    """What samples. `generate`: transformers' plain sampling; `continuous`: its continuous
+    """Sampling engine. `generate`: transformers' plain sampling; `continuous`: its continuous
     batching; `vllm`: vLLM, where it is installed."""
     batch_size: int = 64
     """Sequences sampled at once."""

@@ -11,6 +11,8 @@ from rlhf.errors import ConfigError
 class SFTSettings(TrainerSettings):
     """Settings of `rlhf sft`."""
 
+    model: str
+    """Model folder or hub name to train."""
     demonstrations: Path | None = None
     """Folder that `rlhf export --format demonstrations` wrote, or JSON Lines: prompt + completion,
     or messages."""
@@ -31,6 +33,6 @@ class SFTSettings(TrainerSettings):
         if not (self.demonstrations or self.best_of):
             raise ConfigError(
                 "There is nothing to train on: give --demonstrations or --best-of",
-                "Add --demonstrations DIR for answers that people wrote, or --best-of REF for the "
-                "best reference outputs of `rlhf reference`.",
+                "Add --demonstrations DIR for responses that people wrote, or --best-of REF for "
+                "the best reference outputs of `rlhf reference`.",
             )

@@ -27,7 +27,7 @@ from policies.trl_training.train import (
     trainer_stage,
 )
 from rlhf.modeling.chat_template import TEMPLATE_KWARGS, template_kwargs
-from rlhf.modeling.models import describe_model, load_causal_lm
+from rlhf.modeling.models import describe_model, load_causal_lm, require_trainable
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.run.rundir import Inputs
 
@@ -40,6 +40,7 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
         GuardError: the loss is not a number.
     """
     began = time.monotonic()
+    require_trainable(settings.model)
     rows, inputs, choice = _read_examples(settings)
     tokenizer = tokenizer_of(inputs["model"])
     lengths = [

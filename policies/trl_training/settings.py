@@ -1,4 +1,4 @@
-"""What `rlhf sft` and `rlhf dpo` have in common; torch-free, so that `--help` is quick."""
+"""What `rlhf sft`, `dpo` and `distill` have in common; torch-free, so that `--help` is quick."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,6 @@ from rlhf.errors import ConfigError
 class TrainerSettings:
     """Settings of a training with one of trl's trainers."""
 
-    model: str
-    """Model folder or hub name to train."""
     out: Path
     """Folder of the run: the trained model, checkpoints, metrics and report."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
@@ -38,7 +36,7 @@ class TrainerSettings:
     warmup_fraction: float = 0.05
     """Fraction of the steps during which the learning rate rises from 0."""
     max_length: int = 2048
-    """Maximum tokens of a prompt with its answer; a longer example is an error."""
+    """Maximum tokens of a prompt with its response; a longer example is an error."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
     save_every: int = 50

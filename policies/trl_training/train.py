@@ -144,6 +144,7 @@ def held_out(trainer: Trainer) -> dict[str, float] | None:
     if trainer.eval_dataset is None:
         return None
     beat("measuring")
+    trainer.remove_callback(PrinterCallback)  # it would print what the report has
     return dict(trainer.evaluate())
 
 

@@ -1,7 +1,7 @@
 """The weights of annotators: where they come from, and whose judgments a training learns from."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,15 +20,22 @@ class AnnotatorWeights:
     reliability: Mapping[str, Reliability] = field(default_factory=dict)
 
 
-def estimate_weights(records: Sequence[RankedPrompt]) -> AnnotatorWeights:
+def estimate_weights(records: Iterable[RankedPrompt]) -> AnnotatorWeights:
     """Weights of those who ranked train prompts of the export, estimated from all of these.
 
     Raises:
         InputError: no two annotators judged the same responses, or none is better than chance.
     """
-    train = [record for record in records if record.prompt.split == "train"]
-    names = {ranking.annotator for record in train for ranking in record.rankings}
-    reliability = estimate_reliability(collect_votes(train), names)
+    names = set[str]()
+
+    def train() -> Iterator[RankedPrompt]:
+        for record in records:
+            if record.prompt.split == "train":
+                names.update(ranking.annotator for ranking in record.rankings)
+                yield record
+
+    votes = collect_votes(train())
+    reliability = estimate_reliability(votes, names)
     return AnnotatorWeights(weights_of(reliability), reliability)
 
 

@@ -16,7 +16,7 @@ from reward.data.groups import Group, Pair, Pointwise, TieredRanking
 from reward.losses import Judgments, PairTensors, PointwiseTensors, RankingTensors
 from reward.settings import Loss
 from rlhf.modeling.attention.layout import Inputs, last_tokens, pack
-from rlhf.modeling.tokens import pad_right
+from rlhf.modeling.tokens import pad_right, send
 
 Judgment = TypeVar("Judgment", Pair, TieredRanking, Pointwise)
 
@@ -128,6 +128,7 @@ def to_judgments(groups: Sequence[Group], loss: Loss, device: torch.device) -> J
     ranked = compared and loss != "bradley_terry"
     said = any(group.pointwise for group in groups)
     return Judgments(
+        len(groups),
         to_pair_tensors(groups, device) if compared else None,
         to_ranking_tensors(groups, device) if ranked else None,
         to_pointwise_tensors(groups, device) if said else None,
@@ -139,7 +140,7 @@ def to_pair_tensors(groups: Sequence[Group], device: torch.device) -> PairTensor
     found = list(_numbered((group, group.pairs) for group in groups))
 
     def tensor(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+        return send(torch.tensor(values, dtype=dtype), device)
 
     return PairTensors(
         first=tensor([base + pair.first for _, base, pair in found], torch.long),
@@ -163,25 +164,27 @@ def to_ranking_tensors(groups: Sequence[Group], device: torch.device) -> Ranking
         torch.tensor(ranking.scores or [math.nan] * len(row), dtype=torch.float32)
         for (_, _, ranking), row in zip(found, tiers, strict=True)
     ]
-    return RankingTensors(
-        response=table[..., 0].clamp(min=0).to(device),
-        tier=table[..., 1].to(device),
-        score=pad_sequence(scores, batch_first=True, padding_value=math.nan).to(device),
-        weight=torch.tensor([ranking.weight for _, _, ranking in found], device=device),
-        prompt=torch.tensor([number for number, _, _ in found], device=device),
+    tensors = (
+        table[..., 0].clamp(min=0),
+        table[..., 1],
+        pad_sequence(scores, batch_first=True, padding_value=math.nan),
+        torch.tensor([ranking.weight for _, _, ranking in found]),
+        torch.tensor([number for number, _, _ in found]),
     )
+    return RankingTensors(*(send(one, device) for one in tensors))
 
 
 def to_pointwise_tensors(groups: Sequence[Group], device: torch.device) -> PointwiseTensors:
     """The pointwise judgments of all groups."""
     found = list(_numbered((group, group.pointwise) for group in groups))
     signs = [1.0 if one.is_good else -1.0 for _, _, one in found]
-    return PointwiseTensors(
-        response=torch.tensor([base + one.response for _, base, one in found], device=device),
-        sign=torch.tensor(signs, device=device),
-        weight=torch.tensor([one.weight for _, _, one in found], device=device),
-        prompt=torch.tensor([number for number, _, _ in found], device=device),
+    tensors = (
+        torch.tensor([base + one.response for _, base, one in found]),
+        torch.tensor(signs),
+        torch.tensor([one.weight for _, _, one in found]),
+        torch.tensor([number for number, _, _ in found]),
     )
+    return PointwiseTensors(*(send(one, device) for one in tensors))
 
 
 def _numbered(

@@ -7,18 +7,24 @@ Responses without a judgment are left out.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 
 from transformers import PreTrainedTokenizerBase
 
 from reward.settings import Loss
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import opens_thinking
-from rlhf.modeling.tokens import encode_prompt, encode_response, tokenizer_fingerprint
-from rlhf.records.fingerprints import text_hash
-from rlhf.records.pairs import pairs
+from rlhf.modeling.tokens import (
+    encode_prompt,
+    encode_prompts,
+    encode_responses,
+    tokenizer_fingerprint,
+)
+from rlhf.records.pairs import pairs_of_tiers
 from rlhf.records.schema import Prompt, RankedPrompt, Ranking, Response
-from rlhf.records.thumbs import PointwiseKind, pointwise_judgments
+from rlhf.records.thumbs import PointwiseJudgment, PointwiseKind, pointwise_judgments
+
+RECORDS_AT_ONCE = 512  # a tokenizer is called once for all of their texts
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,24 @@ class Pair:
 
 @dataclass(frozen=True)
 class TieredRanking:
-    """One annotator's ranking by numbers of responses, best tier first; scores where given."""
+    """One annotator's ranking by numbers of responses, best tier first; scores where given.
+
+    `strengths` are those between neighboring tiers, empty when not given.
+    """
 
     tiers: tuple[tuple[int, ...], ...]
     annotator: str
     weight: float = 1.0
     scores: tuple[float, ...] = ()
+    strengths: tuple[int, ...] = ()
+
+    def to_pairs(self) -> Iterator[Pair]:
+        """Every pair: within a tier as ties, across tiers the better one first."""
+        for tier in self.tiers:
+            for first, second in combinations(tier, 2):
+                yield Pair(first, second, 0.5, 0, self.annotator, self.weight)
+        for better, worse, margin in pairs_of_tiers(self.tiers, self.strengths):
+            yield Pair(better, worse, 1.0, margin, self.annotator, self.weight)
 
 
 @dataclass(frozen=True)
@@ -133,18 +151,37 @@ class Encoder:
             tokenizer, fingerprint, max_length, truncate, weights or {}, pointwise, reads_thinking
         )
 
-    def responses(
-        self, responses: Sequence[Response], prompt_ids: Sequence[int]
-    ) -> tuple[tuple[int, ...], ...]:
-        """Token ids of the responses to one prompt as the reward model reads them."""
-        how = {
-            "reads_thinking": self.reads_thinking,
-            "opened": opens_thinking(self.tokenizer, prompt_ids),
-        }
-        return tuple(
-            tuple(encode_response(self.tokenizer, one, self.fingerprint, **how))
-            for one in responses
+    def encode(self, chosen: Sequence[tuple[Prompt, Sequence[Response]]]) -> list[Group]:
+        """Groups, without judgments, of prompts and their responses as the reward model reads them.
+
+        A prompt loses its oldest turns where it would be too long and may be truncated.
+        """
+        prompts = encode_prompts(self.tokenizer, [prompt for prompt, _ in chosen])
+        answers = iter(
+            encode_responses(
+                self.tokenizer,
+                [
+                    (response, opens_thinking(self.tokenizer, ids))
+                    for (_, responses), ids in zip(chosen, prompts, strict=True)
+                    for response in responses
+                ],
+                self.fingerprint,
+                reads_thinking=self.reads_thinking,
+            )
         )
+        groups = []
+        for (prompt, responses), ids in zip(chosen, prompts, strict=True):
+            encoded = tuple(tuple(next(answers)) for _ in responses)
+            kept = self._truncate(prompt, ids, max(len(response) for response in encoded))
+            groups.append(Group(prompt.id, tuple(kept), encoded))
+        return groups
+
+    def _truncate(self, prompt: Prompt, ids: list[int], longest_response: int) -> list[int]:
+        room = self.max_length - longest_response
+        while self.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):
+            prompt = shorter
+            ids = encode_prompt(self.tokenizer, prompt)
+        return ids
 
     def weight(self, ranking: Ranking) -> float:
         """How much a ranking counts: 1 unless its annotator has a weight."""
@@ -159,13 +196,18 @@ def rank_pairs(ranking: Ranking, position: dict[str, int], weight: float = 1.0) 
         position: for each response id its number in the group.
         weight: how much the annotator counts.
     """
-    tiers = [[position[name] for name in tier] for tier in ranking.tiers]
-    who = ranking.annotator
-    for tier in tiers:
-        for first, second in combinations(tier, 2):
-            yield Pair(first, second, 0.5, 0, who, weight)
-    for better, worse, margin in pairs(ranking):
-        yield Pair(position[better], position[worse], 1.0, margin, who, weight)
+    return rank_tiers(ranking, position, weight).to_pairs()
+
+
+def rank_tiers(ranking: Ranking, position: dict[str, int], weight: float) -> TieredRanking:
+    """A ranking by the numbers of its responses; arguments as for `rank_pairs`."""
+    return TieredRanking(
+        tuple(tuple(position[name] for name in tier) for tier in ranking.tiers),
+        ranking.annotator,
+        weight,
+        ranking.scores,
+        ranking.strengths,
+    )
 
 
 def build_groups(
@@ -176,33 +218,67 @@ def build_groups(
     Raises:
         InputError: an id occurs twice, or prompts are too long and may not be truncated.
     """
-    _refuse_duplicates(records)
-    groups, counts = [], Counter[str]()
-    for record in records:
-        group = _build_group(record, encoder)
-        counts["rankings"] += len(record.rankings)
-        counts.update("rankings_with_scores" for ranking in record.rankings if ranking.scores)
-        if group is None:
-            counts["prompts_without_pairs"] += 1
-        elif group.longest > encoder.max_length:
-            counts["prompts_too_long"] += 1
-        else:
-            groups.append(group)
-            counts.update(
-                prompts=1,
-                responses=len(group.responses),
-                pairs=len(group.pairs),
-                ties=len(group.pairs) - group.num_preferences,
-            )
-            counts.update(map(_name, group.pointwise))
-    if counts["prompts_too_long"] and not encoder.truncate:
+    counts = Counter[str]()
+    refuse_repeated([record.prompt.id for record in records])
+    found = encode_records(records, encoder)
+    groups = [group for one, group in found if admit(one, group, encoder, counts) and group]
+    refuse_too_long(counts, len(records), encoder)
+    return groups, dict(counts)
+
+
+def encode_records(
+    records: Iterable[RankedPrompt], encoder: Encoder
+) -> Iterator[tuple[RankedPrompt, Group | None]]:
+    """Every record with its group, None without a judgment of weight above 0.
+
+    Raises:
+        InputError: a prompt has two responses with one id, or the tokenizer refuses it.
+    """
+    rest = iter(records)
+    while some := list(islice(rest, RECORDS_AT_ONCE)):
+        judged = [_find_judgments(record, encoder) for record in some]
+        chosen = [(one.record.prompt, one.responses) for one in judged if one.responses]
+        groups = iter(encoder.encode(chosen))
+        for one in judged:
+            yield one.record, one.add_to(next(groups)) if one.responses else None
+
+
+def admit(
+    record: RankedPrompt, group: Group | None, encoder: Encoder, counts: Counter[str]
+) -> bool:
+    """Count a record for the report, and say whether its group is used."""
+    counts["rankings"] += len(record.rankings)
+    counts.update("rankings_with_scores" for ranking in record.rankings if ranking.scores)
+    if group is None:
+        counts["prompts_without_pairs"] += 1
+        return False
+    if group.longest > encoder.max_length:
+        counts["prompts_too_long"] += 1
+        return False
+    counts.update(
+        prompts=1,
+        responses=len(group.responses),
+        pairs=len(group.pairs),
+        ties=len(group.pairs) - group.num_preferences,
+    )
+    counts.update(map(_name, group.pointwise))
+    return True
+
+
+def refuse_too_long(counts: Mapping[str, int], prompts: int, encoder: Encoder) -> None:
+    """Refuse prompts that `admit` has counted as too long, unless the oldest turns may be dropped.
+
+    Raises:
+        InputError: there are any, of `prompts` in all.
+    """
+    too_long = counts.get("prompts_too_long")
+    if too_long and not encoder.truncate:
         raise InputError(
-            f"{counts['prompts_too_long']} of {len(records)} prompts with their responses are "
-            f"longer than {encoder.max_length} tokens",
+            f"{too_long} of {prompts} prompts with their responses are longer than "
+            f"{encoder.max_length} tokens",
             "Raise --data.max-length as far as the model reads, or drop their oldest turns with "
             "--data.too-long truncate.",
         )
-    return groups, dict(counts)
 
 
 def _name(judgment: Pointwise) -> str:
@@ -213,42 +289,57 @@ def _name(judgment: Pointwise) -> str:
 
 
 def build_reference_groups(
-    records: Sequence[RankedPrompt], encoder: Encoder, model_fingerprint: str, limit: int
+    chosen: Iterable[tuple[Prompt, Response]], encoder: Encoder
 ) -> list[Group]:
-    """Groups, without pairs, of responses that the model itself gave from its full distribution.
-
-    Args:
-        records: the whole dataset.
-        encoder: how text becomes tokens; what is too long is left out.
-        model_fingerprint: fingerprint of the model whose outputs are the reference.
-        limit: how many responses to take at most, spread evenly over the dataset.
-    """
-    found = [
-        (record, response)
-        for record in records
-        for response in record.responses
-        if response.model_fingerprint == model_fingerprint
-        and response.sampling is not None
-        and response.sampling.is_untruncated
-    ]
-    stride = max(1, -(-len(found) // limit))
-    chosen: dict[str, tuple[Prompt, list[Response]]] = {}
-    for record, response in found[::stride]:
-        chosen.setdefault(record.prompt.id, (record.prompt, []))[1].append(response)
-    groups = [_encode(prompt, responses, encoder) for prompt, responses in chosen.values()]
+    """Groups, without judgments, of some responses; what is too long is left out."""
+    by_prompt: dict[str, tuple[Prompt, list[Response]]] = {}
+    for prompt, response in chosen:
+        by_prompt.setdefault(prompt.id, (prompt, []))[1].append(response)
+    groups = encoder.encode(list(by_prompt.values()))
     return [group for group in groups if group.longest <= encoder.max_length]
 
 
-def take_part(groups: Sequence[Group], number: int) -> list[Group]:
-    """A number of groups, chosen by a hash of the prompt id: a larger number includes a smaller."""
-    order = sorted(groups, key=lambda group: text_hash(group.prompt_id))
-    ids = {group.prompt_id for group in order[:number]}
-    return [group for group in groups if group.prompt_id in ids]
+def is_reference(response: Response, model_fingerprint: str) -> bool:
+    """Whether a model itself gave a response, from its full distribution."""
+    is_own = response.model_fingerprint == model_fingerprint
+    return is_own and response.sampling is not None and response.sampling.is_untruncated
 
 
-def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
+@dataclass(frozen=True)
+class _Judgments:
+    """What counts of a record: rankings, pointwise judgments with weights, judged responses."""
+
+    record: RankedPrompt
+    rankings: list[tuple[Ranking, float]]
+    pointwise: list[tuple[PointwiseJudgment, float]]
+    responses: list[Response]
+
+    def add_to(self, group: Group) -> Group:
+        position = {response.id: number for number, response in enumerate(self.responses)}
+        rankings = tuple(rank_tiers(ranking, position, w) for ranking, w in self.rankings)
+        return replace(
+            group,
+            pairs=tuple(pair for ranking in rankings for pair in ranking.to_pairs()),
+            rankings=rankings,
+            pointwise=tuple(
+                Pointwise(
+                    position[one.response_id], one.is_good, one.ranking.annotator, one.kind, weight
+                )
+                for one, weight in self.pointwise
+                if one.response_id in position
+            ),
+        )
+
+
+def _find_judgments(record: RankedPrompt, encoder: Encoder) -> _Judgments:
+    repeated = _repeated(response.id for response in record.responses)
+    if repeated:
+        raise InputError(
+            f"Prompt {record.prompt.id} has more than one response {repeated[0]}",
+            "Export again with `rlhf export`: every response once.",
+        )
     rankings = [
-        ranking
+        (ranking, encoder.weight(ranking))
         for ranking in record.rankings
         if encoder.weight(ranking) > 0 and sum(map(len, ranking.tiers)) > 1
     ]
@@ -258,44 +349,10 @@ def _build_group(record: RankedPrompt, encoder: Encoder) -> Group | None:
         for one in pointwise_judgments(record.rankings, rules.down_flags)
     ]
     flagged = [(one, weight) for one, weight in flagged if weight > 0]
-    judged = {name for ranking in rankings for tier in ranking.tiers for name in tier}
+    judged = {name for ranking, _ in rankings for tier in ranking.tiers for name in tier}
     judged.update(one.response_id for one, _ in flagged)
     responses = [response for response in record.responses if response.id in judged]
-    if not responses:
-        return None
-    position = {response.id: number for number, response in enumerate(responses)}
-    group = _encode(record.prompt, responses, encoder)
-    weighted = [(ranking, encoder.weight(ranking)) for ranking in rankings]
-    return replace(
-        group,
-        pairs=tuple(p for ranking, w in weighted for p in rank_pairs(ranking, position, w)),
-        rankings=tuple(
-            TieredRanking(
-                tuple(tuple(position[name] for name in tier) for tier in ranking.tiers),
-                ranking.annotator,
-                weight,
-                ranking.scores,
-            )
-            for ranking, weight in weighted
-        ),
-        pointwise=tuple(
-            Pointwise(
-                position[one.response_id], one.is_good, one.ranking.annotator, one.kind, weight
-            )
-            for one, weight in flagged
-            if one.response_id in position
-        ),
-    )
-
-
-def _encode(prompt: Prompt, responses: Sequence[Response], encoder: Encoder) -> Group:
-    ids = encode_prompt(encoder.tokenizer, prompt)
-    encoded = encoder.responses(responses, ids)
-    room = encoder.max_length - max(len(response) for response in encoded)
-    while encoder.truncate and len(ids) > room and (shorter := _without_oldest_turn(prompt)):
-        prompt = shorter
-        ids = encode_prompt(encoder.tokenizer, prompt)
-    return Group(prompt.id, tuple(ids), encoded)
+    return _Judgments(record, rankings, flagged, responses)
 
 
 def _without_oldest_turn(prompt: Prompt) -> Prompt | None:
@@ -306,20 +363,18 @@ def _without_oldest_turn(prompt: Prompt) -> Prompt | None:
     return replace(prompt, messages=(*system, *turns[later[0] :])) if later else None
 
 
-def _refuse_duplicates(records: Sequence[RankedPrompt]) -> None:
-    repeated = _repeated(record.prompt.id for record in records)
+def refuse_repeated(ids: Iterable[str]) -> None:
+    """Refuse prompts of one split of which two have the same id.
+
+    Raises:
+        InputError: says how many, and names one.
+    """
+    repeated = _repeated(ids)
     if repeated:
         raise InputError(
             f"{len(repeated)} prompt ids occur more than once, for example {repeated[0]}",
             "Export again with `rlhf export`: one line a prompt, in one split.",
         )
-    for record in records:
-        repeated = _repeated(response.id for response in record.responses)
-        if repeated:
-            raise InputError(
-                f"Prompt {record.prompt.id} has more than one response {repeated[0]}",
-                "Export again with `rlhf export`: every response once.",
-            )
 
 
 def _repeated(ids: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ hardly move, and every sharding and adapter would have to support it. Minimizing
 batch would be wrong: a batch of one thumb, or of ups alone, would have no gradient.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
@@ -35,7 +35,8 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from torch import Tensor
 
-from reward.data.groups import Group, Pointwise, take_part
+from reward.data.groups import Group, Pointwise
+from reward.data.selection import numbers_of, places_of_part, select, with_pointwise
 from rlhf.errors import InputError
 
 MIN_OF_EACH = 8
@@ -56,6 +57,7 @@ class Thresholds:
     """
 
     def __init__(self, train: Sequence[Group] = (), others: Sequence[Group] = ()) -> None:
+        train, others = with_pointwise(train), with_pointwise(others)
         counts = Counter((one.annotator, one.is_good) for g in train for one in g.pointwise)
         names = {one.annotator for group in (*train, *others) for one in group.pointwise}
         own = {n for n in names if min(counts[n, True], counts[n, False]) >= MIN_OF_EACH}
@@ -109,24 +111,31 @@ class Thresholds:
                 source, are scored.
             score: returns the rewards of the responses of some groups.
         """
-        typical = {group.prompt_id for group in take_part(groups, MEMORY)}
-        ids = set(typical)
+        typical = set(places_of_part(groups, MEMORY).tolist())
+        chosen = set(typical)
+        judged = self._places_by_source(groups)
         for source in self._fitted:
-            judged = [
-                group
-                for group in groups
-                if any(self.source(one.annotator) == source for one in group.pointwise)
-            ]
-            ids.update(group.prompt_id for group in take_part(judged, MEMORY))
-        sample = [group for group in groups if group.prompt_id in ids]
+            places = judged[source]
+            chosen.update(places[n] for n in places_of_part(select(groups, places), MEMORY))
+        ordered = sorted(chosen)
+        sample = list(select(groups, ordered))
         rewards = score(sample)
-        both = zip(sample, rewards, strict=True)
-        level = mean_reward([row for group, row in both if group.prompt_id in typical])
+        both = zip(ordered, rewards, strict=True)
+        level = mean_reward([row for place, row in both if place in typical])
         for source in self._fitted:
             values, good, weights = self._judged(source, sample, rewards)
             self._offsets[source] = solve(values, good, weights) - level
             self._seen[source] = len(values)
         return level
+
+    def _places_by_source(self, groups: Sequence[Group]) -> dict[str, list[int]]:
+        """The places of the groups with judgments by each source."""
+        found: dict[str, list[int]] = defaultdict(list)
+        places = np.flatnonzero(numbers_of(groups, "pointwise")).tolist()
+        for place, group in zip(places, select(groups, places), strict=True):
+            for source in {self.source(one.annotator) for one in group.pointwise}:
+                found[source].append(place)
+        return found
 
     def state(self) -> dict[str, list[float]]:
         """Each offset and how many judgments it has seen, for a checkpoint."""

@@ -34,8 +34,10 @@ def fit_head(state: TrainState, groups: Sequence[Group]) -> None:
         groups: training groups; the first ones, up to MAX_RESPONSES responses, are used.
     """
     chosen: list[Group] = []
+    responses = 0
     for group in groups:
-        if sum(len(one.responses) for one in chosen) + len(group.responses) > MAX_RESPONSES:
+        responses += len(group.responses)
+        if responses > MAX_RESPONSES:
             break
         chosen.append(group)
     features = _features(state, chosen)

@@ -7,7 +7,7 @@ from reward.scoring.scorer import member_folders
 from reward.settings import RewardSettings
 from rlhf.config.paths import with_changes
 from rlhf.errors import ConfigError, InputError
-from rlhf.modeling.models import is_reward_model, policy_folder
+from rlhf.modeling.models import is_reward_model, policy_folder, require_trainable
 from rlhf.modeling.readers import reads_thinking
 from rlhf.run.rundir import RunDir
 
@@ -32,6 +32,7 @@ def resolve_model(settings: RewardSettings) -> RewardSettings:
             "from one",
             f"Give one of them, such as {one}.",
         )
+    require_trainable(folder)
     is_trained = is_reward_model(folder)
     if is_trained and settings.head == "fitted":
         raise ConfigError(

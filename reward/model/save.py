@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reward.data.annotators import weigh_annotators
 from reward.data.loading import Data
+from reward.data.selection import numbers_of
 from reward.model.normalize import Scale, fit_scale, fold_into_head
 from reward.model.origin import describe_origin
 from reward.report.accuracy import Accuracy
@@ -118,7 +119,7 @@ def describe_run(
         "counts": data.counts,
         "trained_on": {
             "prompts": len(data.train),
-            "labels": sum(group.num_labels for group in data.train),
+            "labels": int(numbers_of(data.train, "labels").sum()),
         },
         "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),

@@ -10,6 +10,7 @@ from typing import Any
 
 from reward.data.groups import Group, Pointwise
 from reward.data.loading import Data
+from reward.data.selection import numbers_of, with_pointwise
 from reward.data.thresholds import Thresholds
 from reward.model.normalize import Scale
 from reward.model.save import plain_accuracy
@@ -46,20 +47,21 @@ def describe_thumbs(
         return {}
 
     values = thresholds.values(level)
+    train = with_pointwise(data.train)
 
     def b(judgment: Pointwise) -> float:
         return values[thresholds.source(judgment.annotator)]
 
     def row(chosen: Chosen) -> dict[str, Any]:
         return {
-            "train": count(data.train, chosen),
+            "train": count(train, chosen),
             "held_out": count(data.held_out, chosen),
             "accuracy": pointwise_accuracy(data.held_out, rewards, b, chosen),
         }
 
     pairs = {
         "weight": 1.0,
-        "train": {"all": sum(len(group.pairs) for group in data.train)},
+        "train": {"all": int(numbers_of(data.train, "pairs").sum())},
         "held_out": {"all": sum(len(group.pairs) for group in data.held_out)},
         "accuracy": plain_accuracy(pair_accuracy(data.held_out, rewards)),
     }

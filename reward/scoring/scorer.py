@@ -24,7 +24,7 @@ from rlhf.modeling.models import describe_model, load_reward_model, model_folder
 from rlhf.modeling.pairs import has_token_types, is_for_pairs, parts_of_pairs
 from rlhf.modeling.readers import Reader, load_reader, reward_kwargs, tokenizer_of
 from rlhf.modeling.thinking import has_thinking
-from rlhf.modeling.tokens import TokenBatch, close, encode_prompt, pad_right
+from rlhf.modeling.tokens import TokenBatch, close, encode_prompt, pad_right, send
 from rlhf.parallel.sharding import Sharding, shard_frozen
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.watchdog import beat
@@ -77,15 +77,16 @@ class Scorer:
             batch: token ids padded on any side; rows without an end token get one.
             tokens_per_batch: tokens, padding included, in one forward pass.
         """
+        device, batch = batch.ids.device, batch.to(torch.device("cpu"))  # planned there
         lengths = batch.mask.sum(dim=1)
         order = lengths.argsort(descending=True, stable=True)
-        shape = (len(self._members), len(lengths))
-        rewards = torch.zeros(shape, dtype=torch.float32, device=batch.ids.device)
+        shape, there = (len(self._members), len(lengths)), self._accelerator.device
+        rewards = torch.zeros(shape, dtype=torch.float32, device=there)
         for part in self._parts(order, lengths, tokens_per_batch):
             found = self._score(TokenBatch(batch.ids[part], batch.mask[part]))
-            rewards[:, part] = found.to(rewards.device)
+            rewards[:, send(part, there)] = found
             beat()
-        return rewards
+        return rewards.to(device)
 
     def without_thinking(
         self, prompts: Sequence[Prompt], texts: Sequence[str], batch: TokenBatch
@@ -126,8 +127,8 @@ class Scorer:
     def _lay_out(self, batch: TokenBatch) -> Inputs:
         """Padded rows, or one packed row with their common beginning once, if that saves much."""
         if self._shared:
-            there = zip(batch.ids.cpu(), batch.mask.cpu(), strict=True)
-            rows = [tuple(ids[mask].tolist()) for ids, mask in there]
+            both = zip(batch.ids, batch.mask, strict=True)
+            rows = [tuple(ids[mask].tolist()) for ids, mask in both]
             if common := common_prefix_length(rows):
                 own = tuple(row[common:] for row in rows)
                 packed = pack([(rows[0][:common], own)], 0)

@@ -16,7 +16,7 @@ from labeling_app.db.store import Store
 from labeling_app.db.users import programs_with_tokens
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app
-from labeling_app.web.served import ServedRecords
+from labeling_app.web.programs.served import ServedRecords
 from labeling_app.web.serving import require_free_port
 from policies.serving.access import LOOPBACK, Access
 from policies.serving.app import build_app

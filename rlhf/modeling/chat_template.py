@@ -106,14 +106,26 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, s
     Raises:
         TemplateError: the template refuses the conversation.
     """
+    (ids,) = render_prompts(tokenizer, [messages])
+    return ids
+
+
+def render_prompts(
+    tokenizer: PreTrainedTokenizerBase, conversations: list[list[dict[str, str]]]
+) -> list[list[int]]:
+    """`render_prompt` of many conversations, which takes less time.
+
+    Raises:
+        TemplateError: the template refuses one of them.
+    """
     encoded: Any = tokenizer.apply_chat_template(
-        messages,
+        conversations,
         add_generation_prompt=True,
         tokenize=True,
         return_dict=True,
         **template_kwargs(tokenizer),
     )
-    return list(encoded["input_ids"])
+    return [list(ids) for ids in encoded["input_ids"]]
 
 
 def end_tokens_of_model(name: str) -> tuple[int, ...]:

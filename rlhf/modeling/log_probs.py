@@ -5,14 +5,17 @@ Letters: B sequences, P prompt tokens, R response tokens, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
-from rlhf.modeling.attention.packing import pack_if_shorter
+from rlhf.modeling.attention.layout import Inputs, states
+from rlhf.modeling.attention.packing import features_of_padded, pack_if_shorter
 from rlhf.modeling.logits.blocks import (
     Distributions,
     chosen_log_probs,
@@ -25,7 +28,7 @@ from rlhf.modeling.logits.projection import (
     linear_output,
     replaced_forward,
 )
-from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right
+from rlhf.modeling.tokens import TokenBatch, join, pad_left, pad_right, send
 
 TEMPERATURE_EPSILON = 1e-7
 
@@ -37,11 +40,14 @@ class Sequences:
     """Left-padded prompts (B, P) and right-padded responses (B, R).
 
     `real` marks the real tokens of both side by side where the two masks do not: see `end_aligned`.
+    `host` are the same sequences in main memory, where these are on a device: batches are planned
+    there, since every number that is read from a GPU waits for all that it has to do before.
     """
 
     prompts: TokenBatch
     responses: TokenBatch
     real: Bool[Tensor, "B T"] | None = None
+    host: "Sequences | None" = None
 
     @classmethod
     def of(
@@ -56,12 +62,18 @@ class Sequences:
         joined = join(self.prompts, self.responses)
         return joined if self.real is None else TokenBatch(joined.ids, self.real)
 
+    @property
+    def on_host(self) -> "Sequences":
+        """The same sequences in main memory, where they are known there."""
+        return self if self.host is None else self.host
+
     def rows(self, index: Tensor | slice) -> "Sequences":
         """Some of the sequences."""
         return Sequences(
             TokenBatch(self.prompts.ids[index], self.prompts.mask[index]),
             TokenBatch(self.responses.ids[index], self.responses.mask[index]),
             None if self.real is None else self.real[index],
+            None if self.host is None else self.host.rows(index),
         )
 
     def trimmed(self) -> "Sequences":
@@ -96,7 +108,17 @@ class Sequences:
 
     def to(self, device: torch.device) -> "Sequences":
         """The same sequences on another device."""
-        return Sequences(self.prompts.to(device), self.responses.to(device))
+        host = self.on_host
+        if host.prompts.ids.device == device:
+            return host
+        real = None if host.real is None else send(host.real, device)
+        return Sequences(host.prompts.to(device), host.responses.to(device), real, host)
+
+    def packed_for(self, model: Any) -> Inputs | None:
+        """One row on the sequences' device, if the model reads such rows and it is shorter."""
+        host = self.on_host
+        row = pack_if_shorter(model, host.joined, host.responses.mask)
+        return None if row is None else row.to(self.prompts.ids.device)
 
 
 def batches_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
@@ -227,6 +249,14 @@ def _read_output(
 _returns_logits_unchanged: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
+def features(model: PreTrainedModel, sequences: Sequences) -> Float[Tensor, "B R d"]:
+    """The output of the layers below the head, before each response token."""
+    row = sequences.packed_for(model)
+    if row is None:
+        return features_of_padded(model, sequences.joined, sequences.responses.ids.shape[1])
+    return states(model, row)[row.reads]
+
+
 def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     """Logits, in float32, of the distribution each response token came from."""
     with float32_logits(model):
@@ -235,7 +265,7 @@ def response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B 
 
 def _response_logits(model: nn.Module, sequences: Sequences) -> Float[Tensor, "B R V"]:
     batch = sequences.joined
-    row = pack_if_shorter(model, batch, sequences.responses.mask)
+    row = sequences.packed_for(model)
     if row is not None:
         packed: Tensor = model(**row.model_inputs, logits_to_keep=row.reads.flatten()).logits
         return packed.view(*row.reads.shape, -1)

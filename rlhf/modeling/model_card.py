@@ -10,6 +10,7 @@ PIPELINES = {
     "ppo": "text-generation",
     "sft": "text-generation",
     "dpo": "text-generation",
+    "distill": "text-generation",
 }
 
 
@@ -31,7 +32,7 @@ def model_card(stage: dict[str, Any]) -> str:
 {metadata.to_yaml()}
 ---
 
-# {name}, trained from {base}
+# {name}, {"made" if name == "quantize" else "trained"} from {base}
 
 | input | path | hash |
 | --- | --- | --- |

@@ -43,15 +43,17 @@ from rlhf.modeling.heads import (
 from rlhf.modeling.model_card import model_card
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
-from rlhf.modeling.weights import load_weights
+from rlhf.modeling.weights import load_weights, quantization_of, require_unquantized
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
+from rlhf.run.loops.promotion import promoted_policy
 from rlhf.run.rundir import RunDir, require_done
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
+STAND_INS = ("quantize", "distill")  # stages that make a policy, or a reward model
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 
 
@@ -87,21 +89,29 @@ def load_config(name: str) -> PreTrainedConfig:
 def model_folder(name: str, stage: str, result: str) -> str:
     """The model folder: the result of the finished stage in folder `name`, else `name` itself.
 
+    A run of `rlhf quantize` or `distill` stands in for the one whose result it made smaller.
+
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     if RunDir(Path(name)).stage_file.is_file():
-        return str(require_done(Path(name), stage, result).path / result)
+        found = RunDir(Path(name)).read_stage().get("stage")
+        made_by = found if found in STAND_INS else stage
+        return str(require_done(Path(name), made_by, result).path / result)
     return name
 
 
 def policy_folder(name: str) -> str:
-    """The folder of a language model: the result of `rlhf ppo`, `dpo` or `sft`, else `name` itself.
+    """The folder of a language model: the result of a run that trained one, else `name` itself.
+
+    Of a loop it is the promoted policy.
 
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
     """
     found = RunDir(Path(name)).read_stage().get("stage")
+    if found == "loop":
+        return promoted_policy(Path(name))
     stage = found if found in ("sft", "dpo") else "ppo"
     return model_folder(name, stage, "model" if stage == "sft" else "policy")
 
@@ -309,6 +319,8 @@ def _load(
 ) -> PreTrainedModel:
     parts = tensor_parallel_options(name, config) if tensor_parallel else {}
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
+    if stored := quantization_of(config):
+        config.quantization_config = {**stored, "dequantize": True}
     model = load_weights(kind, name, new_head=new_head, **parts)
     if reads_pairs(config):
         require_padding_ignored(name, model)
@@ -340,6 +352,15 @@ def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, 
             "Copy or download the model again: the tokenizer is another model's.",
         )
     return {"path": name, "hash": model_fingerprint(name), **describe_tokenizer(tokenizer)}
+
+
+def require_trainable(name: str) -> None:
+    """Refuse to train a model that `rlhf quantize` wrote.
+
+    Raises:
+        InputError: its weights are quantized, or there is no such model.
+    """
+    require_unquantized(name, load_config(name))
 
 
 def require_same_tokenizer(first: dict[str, str], second: dict[str, str]) -> None:

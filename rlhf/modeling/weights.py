@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
@@ -20,6 +20,7 @@ ADAPTER = "adapter_config.json"
 HEAD = "score."
 OUTPUT = ("lm_head.", "embed_out.")  # the output matrix of language models
 NAMES_SHOWN = 3
+QUANTIZED_BY = "compressed-tensors"  # the format of `rlhf quantize`, which vLLM reads too
 
 Mismatch = tuple[str, Collection[int], Collection[int]]
 
@@ -57,6 +58,26 @@ def load_weights(
             sys.stderr.write(f"{name} has no reward head: {', '.join(head)} is new.\n")
     require_whole(name, "config.json", missing, unexpected, found["mismatched_keys"])
     return model  # type: ignore[no-any-return]
+
+
+def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """What the config of a model that `rlhf quantize` wrote says of its weights; else None."""
+    found = getattr(config, "quantization_config", None)
+    ours = isinstance(found, dict) and found.get("quant_method") == QUANTIZED_BY
+    return found if ours else None
+
+
+def require_unquantized(name: str, config: PreTrainedConfig) -> None:
+    """Refuse to train a quantized model.
+
+    Raises:
+        InputError: its weights are quantized.
+    """
+    if quantization_of(config) is not None:
+        raise InputError(
+            f"{name} is quantized, and only its unquantized original can be trained",
+            "Train the model that `rlhf quantize` was given, and quantize the result.",
+        )
 
 
 def require_whole(

@@ -4,8 +4,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -28,8 +29,9 @@ from rlhf.errors import (
     InputError,
     InterruptedRunError,
     KilledGroupError,
+    RlhfError,
 )
-from rlhf.ranks import ATTEMPT, world_size
+from rlhf.ranks import ATTEMPT, is_main_process, world_size
 
 Value = TypeVar("Value")
 
@@ -208,6 +210,30 @@ def from_main(value: Value) -> Value:
     """The main process's value on every rank, as each may see a shared disk differently."""
     values: list[Value] = broadcast_object_list([value])
     return values[0]
+
+
+def on_main(work: Callable[[], Value]) -> Value:
+    """Do some work in the main process alone, and return what it gives in every process.
+
+    All processes call this; what it gives is pickled. In every process it raises the error that the
+    work raises.
+
+    Raises:
+        RlhfError: as `work`.
+    """
+    if world_size() == 1:
+        return work()
+    outcome: tuple[Value | None, tuple[type[RlhfError], str, str] | None] = (None, None)
+    if is_main_process():
+        try:
+            outcome = (work(), None)
+        except RlhfError as error:
+            outcome = (None, (type(error), error.problem, error.remedy))
+    found, failure = from_main(outcome)
+    if failure:
+        kind, problem, remedy = failure
+        raise kind(problem, remedy)
+    return cast(Value, found)
 
 
 def global_max(accelerator: Accelerator, value: float) -> float:

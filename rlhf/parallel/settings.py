@@ -38,7 +38,7 @@ class CheckpointSettings:
     """Saved states that a run resumes from."""
 
     every: int | None = 25
-    """Optimizer steps between checkpoints. none: do not save any by steps."""
+    """Steps (of --steps) between checkpoints. none: save none by steps."""
     every_minutes: float | None = None
     """Also save a checkpoint every so many minutes."""
     keep: int = 1
@@ -55,13 +55,13 @@ class ParallelSettings:
     """What processes share and what happens when one of them is stuck."""
 
     offload: bool = False
-    """Keep sharded state in main memory: slower, but fits a larger model."""
+    """Keep sharded state in CPU memory: slower, but fits a larger model."""
     shard_group: int | None = None
-    """With --sharding fsdp: processes per copy of the model, such as those of one machine; every
-    such group holds a whole copy. Default: all processes shard one copy."""
+    """With --sharding fsdp: shard within groups of this many processes, such as the GPUs of one
+    machine, and replicate across groups. Default: all processes shard one copy."""
     tensor_parallel: int = 1
-    """Split every matrix over this many processes; give the number of --processes. Needs a tensor
-    parallel plan for the model in transformers. 1: off."""
+    """Tensor parallelism: split each weight matrix over this many processes, which must be all of
+    them. Needs a tensor parallel plan for the model in transformers. 1: off."""
     stall_timeout: float | None = 1800.0
     """Seconds without progress after which the run stops (exit code 75) and names the rank that is
     stuck. none: never."""
@@ -77,7 +77,8 @@ class TrainingParallelSettings(ParallelSettings):
     """What processes share, and what happens when one of them dies or is stuck."""
 
     max_restarts: int = 0
-    """How often to restart from the last checkpoint when a process dies or stalls."""
+    """Maximum number of automatic restarts from the last checkpoint, when a process dies or
+    stalls."""
     preflight: bool = False
     """Test every device and the network before anything is loaded: `rlhf doctor --canary`."""
 
@@ -102,10 +103,11 @@ class GroupSettings:
     )
 
     processes: int = 1
-    """Processes to start on this machine, one per GPU; under torchrun, its processes are used."""
+    """Number of processes (GPUs) on this machine. Ignored under torchrun, which starts them."""
     sharding: Strategy = "auto"
-    """How model state is sharded over processes: ddp (replicated), zero1 (optimizer), zero2 (+
-    gradients), zero3 or fsdp (+ weights). auto: as `accelerate launch` was configured, else ddp."""
+    """What is sharded over processes. ddp: nothing, each holds a copy. zero1: optimizer state.
+    zero2: gradients, too. zero3, fsdp: weights, too. auto: as `accelerate launch` was configured,
+    otherwise ddp."""
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
     """What processes share."""
 
@@ -157,7 +159,8 @@ class ClusterSettings(GroupSettings):
     """Profile this many steps, starting with the second: a torch trace per rank and a table of
     phases in OUT/profile."""
     notify: str | None = None
-    """URL that gets a JSON object (Slack's form) when the run is done, fails or stalls."""
+    """Webhook URL that receives a JSON message, as Slack takes it, when the run is done, fails or
+    stalls."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,10 +1,13 @@
 """The pairs that rankings imply, for reward models, DPO and exports for trl."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 from rlhf.records.schema import RankedPrompt, Ranking, Response
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,17 @@ def pairs(ranking: Ranking) -> Iterator[tuple[str, str, int]]:
     The margin is the sum of the strengths between the two tiers; 0, trl's default, without
     strengths.
     """
-    for high, low in combinations(range(len(ranking.tiers)), 2):
-        margin = sum(ranking.strengths[high:low])
-        for better in ranking.tiers[high]:
-            for worse in ranking.tiers[low]:
+    yield from pairs_of_tiers(ranking.tiers, ranking.strengths)
+
+
+def pairs_of_tiers(
+    tiers: Sequence[Sequence[Name]], strengths: Sequence[int]
+) -> Iterator[tuple[Name, Name, int]]:
+    """`pairs` of responses that are named in any way, by numbers for example."""
+    for high, low in combinations(range(len(tiers)), 2):
+        margin = sum(strengths[high:low])
+        for better in tiers[high]:
+            for worse in tiers[low]:
                 yield better, worse, margin
 
 

@@ -4,7 +4,7 @@ DIR/train.jsonl  DIR/test.jsonl   one RankedPrompt per line
 DIR/manifest.json                 counts and the content hash of the two files
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,16 @@ def read_ranked(folder: Path) -> list[RankedPrompt]:
     Raises:
         InputError: it is not a ranked export, or its files were changed after the export.
     """
+    require_ranked(folder)
+    return list(iterate_ranked(folder))
+
+
+def require_ranked(folder: Path) -> None:
+    """Refuse what is not a ranked dataset as it was exported.
+
+    Raises:
+        InputError: it is not a ranked export, or its files were changed after the export.
+    """
     manifest = read_manifest(folder)
     if manifest.get("format") != "ranked":
         raise InputError(
@@ -55,7 +65,21 @@ def read_ranked(folder: Path) -> list[RankedPrompt]:
             f"The files of {folder} do not match its {MANIFEST} (content hash differs)",
             "Export again into a new folder: rlhf export --db DB --out DIR",
         )
-    return [record for split in SPLITS for record in read_ranked_file(folder / f"{split}.jsonl")]
+
+
+def iterate_ranked(folder: Path, wanted: Container[int] | None = None) -> Iterator[RankedPrompt]:
+    """Read a ranked dataset one prompt at a time, train prompts first.
+
+    `wanted` are the places of the prompts to read, counted from 0; the other lines are not parsed.
+
+    Raises:
+        InputError: a file does not exist.
+        BadLineError: a line is malformed.
+    """
+    lines = (line for split in SPLITS for line in read_lines(folder / f"{split}.jsonl"))
+    for number, (place, line) in enumerate(lines):
+        if wanted is None or number in wanted:
+            yield _parse(line, place)
 
 
 def read_ranked_file(path: Path) -> list[RankedPrompt]:
@@ -65,15 +89,16 @@ def read_ranked_file(path: Path) -> list[RankedPrompt]:
         InputError: the file does not exist.
         BadLineError: a line is malformed; the message starts with file:line.
     """
-    records = []
-    for place, line in read_lines(path):
-        try:
-            records.append(RankedPrompt.from_json(parse_line(line, place)))
-        except BadLineError:
-            raise
-        except InputError as error:
-            raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
-    return records
+    return [_parse(line, place) for place, line in read_lines(path)]
+
+
+def _parse(line: str, place: str) -> RankedPrompt:
+    try:
+        return RankedPrompt.from_json(parse_line(line, place))
+    except BadLineError:
+        raise
+    except InputError as error:
+        raise BadLineError(f"{place}: {error.problem}", error.remedy) from None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

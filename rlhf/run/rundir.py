@@ -12,18 +12,19 @@ OUT/model           the trained reward model, or the fine-tuned language model
 OUT/policy          the trained policy
 OUT/outputs         the reference outputs
 OUT/report.json  report.html    the results of the stage, for programs and for people
-OUT/answers.jsonl   evaluate: the answers that were compared, one `RankedPrompt` per line
+OUT/answers.jsonl   evaluate, quantize: the answers that were compared, one `RankedPrompt` per line
 OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
 OUT/commands.json   loop: every command it ran, when, and its exit code
 OUT/round-0/        loop: the stages of a round, each in a folder with the files above
+OUT/pause.json      loop: the request to pause, while there is one
+OUT/promoted.json   loop: the policy that live mode and serving use, and the history of it
+OUT/lead.yaml       loop: settings that a lead has changed on the Runs page
+OUT/loop.log        loop: what it said since it was started from the Runs page
 """
 
-import fcntl
-import os
-import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,8 +44,9 @@ from rlhf.parallel.settings import ClusterSettings
 from rlhf.ranks import is_main_process, is_restart
 from rlhf.records.documents import REMEDY, read_document, read_stage_document
 from rlhf.records.jsonl import write_json, write_text_atomically
-from rlhf.run.notify import notify
+from rlhf.run.locks import lock, locked
 from rlhf.run.provenance import all_packages, code_diff, describe_environment
+from rlhf.run.telemetry.notify import notify
 from rlhf.run.watchdog import watching
 
 # What may change when a run is resumed: its folder, how it is parallelized, saved and watched, and
@@ -67,7 +69,16 @@ FREE_TO_CHANGE = (
     *(setting.name for setting in fields(ClusterSettings)),
 )
 # Rounds of a loop may differ; those that are done stay as they are.
-FREE_IN_LOOP = ("rounds", "new_rankings", "stop_without_gain", "stages", "notify")
+FREE_IN_LOOP = (
+    "rounds",
+    "new_rankings",
+    "start_at",
+    "stop_without_gain",
+    "stages",
+    "notify",
+    "launch",
+    "lead_may",
+)
 STAGE_COMMANDS = {
     "loop": "rlhf loop",
     "sft": "rlhf sft",
@@ -75,14 +86,15 @@ STAGE_COMMANDS = {
     "reference": "rlhf reference",
     "ppo": "rlhf ppo",
     "dpo": "rlhf dpo",
+    "distill": "rlhf distill",
     "evaluate": "rlhf evaluate",
+    "quantize": "rlhf quantize",
+    "benchmark": "rlhf benchmark",
 }
 
 ALWAYS_RESUMES = ("loop",)  # stages whose command goes on without --resume
 
 Inputs = dict[str, dict[str, str]]  # `path` and `hash` of what a stage was given, by name
-
-_locks: dict[Path, ExitStack] = {}  # of the stages that this process works on
 
 
 class _File:
@@ -118,6 +130,10 @@ class RunDir:
     answers = _File("answers.jsonl")
     judge_log = _File("judge.jsonl")
     commands_file = _File("commands.json")
+    pause_file = _File("pause.json")
+    promoted_file = _File("promoted.json")
+    lead_file = _File("lead.yaml")
+    log_file = _File("loop.log")
 
     def read_stage(self) -> dict[str, Any]:
         """The content of stage.json; empty when there is none.
@@ -153,7 +169,14 @@ class RunDir:
 
 
 def open_stage(
-    out: Path, stage: str, settings: Any, inputs: Inputs, *, resume: bool, again: bool = False
+    out: Path,
+    stage: str,
+    settings: Any,
+    inputs: Inputs,
+    *,
+    resume: bool,
+    again: bool = False,
+    beside: Collection[str] = (),
 ) -> RunDir:
     """Create the folder of a stage, or reopen it to resume; only the main process does this.
 
@@ -164,6 +187,7 @@ def open_stage(
         inputs: for every input its `path` and `hash`; written to stage.json.
         resume: continue in an existing folder; one that does not exist is created.
         again: also work on a finished stage again, which else is only opened.
+        beside: names of files that may be there before the stage starts.
 
     Raises:
         InputError: the folder exists and `resume` is off, its settings or inputs differ, or another
@@ -172,7 +196,9 @@ def open_stage(
     run = RunDir(out)
     if not is_main_process():
         return run
-    if any(out.glob("[!.]*")):  # another job that starts now may have hidden files there
+    if any(
+        one.name not in beside for one in out.glob("[!.]*")
+    ):  # another job that starts now may have hidden files there
         if not resume and not is_restart():
             status = run.read_stage().get("status", "not a run folder")
             how = "show its result again" if status == "done" else "go on with it"
@@ -184,7 +210,7 @@ def open_stage(
     out.mkdir(parents=True, exist_ok=True)
     if again or not run.is_done:
         if getattr(settings, "shard", None) is None:  # jobs of --shard fill one stage together
-            _lock(run)
+            lock(out, _how_to_go_on(run))
         config = to_yaml(without_secrets(settings))
         write_text_atomically(run.config_file, lambda stream: stream.write(config))
         _write_stage(run, stage, "running", inputs, seed=getattr(settings, "seed", None))
@@ -216,7 +242,8 @@ def stage_status(
         if is_main_process():
             notify(url, str(run.path), status, extra.get("error", ""))
 
-    with _locked(run) if alone and is_main_process() else nullcontext():
+    only = locked(run.path, _how_to_go_on(run)) if alone and is_main_process() else nullcontext()
+    with only:
         try:
             yield
         except (KeyboardInterrupt, InterruptedRunError):
@@ -229,38 +256,9 @@ def stage_status(
             end("done")
 
 
-@contextmanager
-def _locked(run: RunDir) -> Iterator[None]:
-    """Keep other processes out of a stage until the block ends."""
-    _lock(run)
-    try:
-        yield
-    finally:
-        _locks.pop(run.path).close()
-
-
-def _lock(run: RunDir) -> None:
-    """Keep other processes out of a stage; the system unlocks it when this process ends."""
-    if run.path in _locks:
-        return
-    with ExitStack() as stack:
-        file = stack.enter_context((run.path / ".lock").open("a+", encoding="utf-8"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            resumes = run.read_stage().get("stage") in ALWAYS_RESUMES
-            how = "type the same again" if resumes else "add --resume"
-            raise InputError(
-                f"{file.read() or 'Another process'} is working in {run.path}",
-                f"Wait for it, or stop it and {how}; or choose another --out.",
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        file.truncate(0)
-        file.write(f"Process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        _locks[run.path] = stack.pop_all()
+def _how_to_go_on(run: RunDir) -> str:
+    resumes = run.read_stage().get("stage") in ALWAYS_RESUMES
+    return "type the same again" if resumes else "add --resume"
 
 
 @contextmanager
@@ -326,8 +324,8 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
             f"{run.path} exists but is not a run folder (no config.yaml)",
             "Choose another --out; nothing was written.",
         )
-    # for sft and dpo, batch_size is the batch of an optimizer step
-    free = FREE_TO_CHANGE if stage in ("sft", "dpo") else (*FREE_TO_CHANGE, "batch_size")
+    # for these, batch_size is the batch of an optimizer step
+    free = FREE_TO_CHANGE if stage in ("sft", "dpo", "distill") else (*FREE_TO_CHANGE, "batch_size")
     free = (*free, *FREE_IN_LOOP) if stage == "loop" else free
     recorded = with_new_names(read_settings_file(run.config_file), type(settings))
     earlier = earlier_behavior(stage, recorded)

@@ -7,9 +7,9 @@ from typing import Any
 from accelerate import Accelerator
 
 from rlhf.run.preflight import check_before_training, require_shared
-from rlhf.run.profiling import profiling
 from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
-from rlhf.run.tracking import tracking
+from rlhf.run.telemetry.profiling import profiling
+from rlhf.run.telemetry.tracking import tracking
 
 
 @contextmanager

@@ -20,7 +20,7 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"  # which speaks of what was
 )
 SHORT = {"README.md": 900, **{f"{package}/README.md": 640 for package in PACKAGES}}
-OF_RUNS = {"config.yaml", "NAME.yaml"}
+OF_RUNS = {"config.yaml", "lead.yaml", "NAME.yaml"}
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))

@@ -56,7 +56,13 @@ CHANGES = {
     "thumbs": {"judgements": 4, "head": FITTED},
     "shaping": {"shapings": ["none", "par"]},
     "ensemble": {"score": {"precision": "fp32"}, "seeds": [0, 1], "noise": [0.0, 0.5], "n": [1, 4]},
-    "human": {"test": 2, "rankings": [2, 4]},
+    "real_chat": {
+        "sets": {
+            "chat": {"data": "chat.jsonl.gz", "train": 3, "test": 2, "max_characters": 200},
+            "long answers": {"data": "data.jsonl.gz", "train": 3, "test": 2},
+        },
+        "trained": {"the head": FITTED, "all weights": {"precision": "fp32"}},
+    },
     "alternatives": {"dpo": {**TRL, "beta": 0.1}, "sft": TRL, "best_of": 3},
     "people": {
         "question": "Continue: {}",
@@ -67,6 +73,26 @@ CHANGES = {
         "judged_on": "test",
         "steps": [2],
         "score": {"precision": "fp32"},
+    },
+    "methods": {
+        "question": "Continue: {}",
+        "turns": [],
+        "pairs": 3,
+        "test": 2,
+        "validation": 1,
+        "score": {"precision": "fp32"},
+        "tuning_seed": 3,
+        "max_nats_per_token": 0.25,
+        "common": {"batch.episodes_per_step": 4, "precision": "fp32"},
+        "methods": {
+            "ppo": {"command": "ppo", "tries": [{"steps": 1}, {"steps": 2}]},
+            "rloo": {
+                "command": "ppo",
+                "tries": [{"steps": 1, "advantages": "rloo", "batch.samples_per_prompt": 2}],
+            },
+            "dpo": {"command": "dpo", "tries": [{"precision": "fp32"}]},
+            "best-of-2 fine-tuning": {"command": "sft", "tries": [{"precision": "fp32"}]},
+        },
     },
     "annotators": {
         **STORIES,
@@ -110,6 +136,12 @@ def load(monkeypatch: pytest.MonkeyPatch, name: str):
     return import_module(f"examples.evidence.{place}")
 
 
+def load_record(monkeypatch: pytest.MonkeyPatch):
+    """Makes a record of a line of people's judgments of several responses."""
+    module = load(monkeypatch, "real_chat")
+    return lambda line, split: module.record(module.as_judged(line), split)
+
+
 def command_of(name: str) -> str:
     """What one types to run an experiment."""
     return f"python -m examples.evidence.{FOLDERS[name].name}.{name}"
@@ -138,6 +170,17 @@ def write_judgements(file: Path) -> Path:
     return file
 
 
+def write_chat(file: Path) -> Path:
+    """Six dialogues with a chosen and a rejected reply, and two that are left out."""
+    dialogue = "Human: Hi\n\nAssistant: Hello.\n\nHuman: How was trip {}?"
+    replies = {"chosen": "It was a lovely trip.", "rejected": "No."}
+    rows = [{"prompt": dialogue.format(n), **replies} for n in range(6)]
+    rows.append({**rows[0], "prompt": dialogue.format("x" * 200)})
+    rows.append({**rows[0], "prompt": "Human: Hi\n\nAssistant: Hello."})
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    return file
+
+
 def write_pairs(file: Path, size: int = 6) -> Path:
     """Pairs of stories with one beginning, `size` a split, and one whose worse text is bare."""
     rows = []
@@ -153,6 +196,7 @@ def write_pairs(file: Path, size: int = 6) -> Path:
 
 WRITERS = {
     "people": write_pairs,
+    "methods": write_pairs,
     "annotators": write_pairs,
     "priorities": write_pairs,
     "label_value": partial(write_pairs, size=32),
@@ -174,6 +218,9 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "data": str(WRITERS.get(name, write_judgements)(tmp_path / "data.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
+    write_chat(tmp_path / "chat.jsonl.gz")
+    for set_, part in config.get("sets", {}).items():
+        config["sets"] = {**config["sets"], set_: {**part, "data": str(tmp_path / part["data"])}}
     first = run(monkeypatch, name, config, tmp_path)
     assert first["config"] == config
     again = run(monkeypatch, name, config, tmp_path)
@@ -252,11 +299,26 @@ def test_the_second_run_with_peoples_labels_differs_by_one_setting(
 
 
 def test_the_ceiling_is_what_the_best_order_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:
-    ceiling = load(monkeypatch, "human").ceiling
+    ceiling = load(monkeypatch, "real_chat").ceiling
     circle = [[0, 1, "first"], [1, 2, "first"], [0, 2, "second"]]  # 0 > 1 > 2 > 0: two of three
     line = [[0, 1, "second"], [1, 2, "first"], [0, 2, "tie"]]
     assert ceiling([circle]) == pytest.approx(2 / 3)
     assert ceiling([circle, line]) == pytest.approx(4 / 5)
+
+
+def test_dialogues_become_turns_and_unusable_ones_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = load(monkeypatch, "real_chat")
+    lines = module.read(write_chat(tmp_path / "chat.jsonl.gz"))
+    assert [module.is_usable(line, 200) for line in lines] == [True] * 6 + [False] * 2
+    assert module.is_usable(lines[6], None)
+    found = module.record(lines[0], "test")
+    said = [(turn.role, turn.content) for turn in found.prompt.messages]
+    assert said == [("user", "Hi"), ("assistant", "Hello."), ("user", "How was trip 0?")]
+    [[best], [worst]] = found.rankings[0].tiers
+    texts = {response.id: response.text for response in found.responses}
+    assert (texts[best], texts[worst]) == ("It was a lovely trip.", "No.")
 
 
 def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +336,30 @@ def test_the_fit_finds_the_curve_it_was_drawn_from(monkeypatch: pytest.MonkeyPat
     assert module.fit(linear[:2], 0.3, "linear") is None
 
 
+def test_methods_are_compared_at_the_same_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load(monkeypatch, "methods")
+    runs = [{"nats": 4.0, "gain": 1.0}, {"nats": 1.0, "gain": 0.8}]
+    assert module.gain_at(0.5, runs) == pytest.approx(0.4)  # half of the way to the nearer run
+    assert module.gain_at(1.5, runs) == pytest.approx(0.9)
+    assert module.gain_at(2.0, runs) == pytest.approx(1.0)
+    assert module.gain_at(2.1, runs) is None
+    assert module.root(-0.01) == 0.0
+
+
+def test_the_setting_that_wins_most_within_the_distance_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choose = load(monkeypatch, "methods").choose
+    tried = [
+        {"nats_per_token": 0.1, "judge": {"value": 0.6}},
+        {"nats_per_token": 0.2, "judge": {"value": 0.7}},
+        {"nats_per_token": 0.3, "judge": {"value": 0.9}},
+    ]
+    assert choose(tried, 0.25) == 1
+    assert choose(tried, 0.15) == 0
+    assert choose(tried[1:], 0.05) == 0  # none is within it: the nearest
+
+
 def test_a_proxy_is_asked_about_every_two_answers_that_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -287,7 +373,7 @@ def test_a_proxy_is_asked_about_every_two_answers_that_differ(
 
 
 def test_rankings_of_a_prompt_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment, record_of = load(monkeypatch, "experiment"), load(monkeypatch, "human").record
+    experiment, record_of = load(monkeypatch, "experiment"), load_record(monkeypatch)
     lines = [{"prompt": p, "responses": ["a", "bb", "ccc", "dddd"], "pairs": []} for p in "pq"]
     asked = [record_of(line, "train") for line in lines]
     ranked = experiment.rank_by_signal(asked, lambda p, text: len(text), size=2, tie_within=0)
@@ -345,7 +431,7 @@ def test_labels_and_prompts_of_people_are_apart(
 
 def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = load(monkeypatch, "experiment")
-    record_of = load(monkeypatch, "human").record
+    record_of = load_record(monkeypatch)
     lines = [{"prompt": f"p{n}", "responses": ["a", "b"], "pairs": [[0, 1, "first"]]} for n in "ab"]
     records = [record_of(lines[0], "train"), record_of(lines[1], "test")]
     turned = experiment.with_noise(records, 1.0, seed=0)
@@ -357,7 +443,7 @@ def test_noise_turns_training_rankings_only(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_thumb_is_one_answer_and_a_pair_two_that_are_clearly_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module, record_of = load(monkeypatch, "thumbs"), load(monkeypatch, "human").record
+    module, record_of = load(monkeypatch, "thumbs"), load_record(monkeypatch)
     line = {"prompt": "p", "responses": ["a", "bb", "ccc", "dddddd"], "pairs": []}
     records = [record_of({**line, "prompt": p}, "train") for p in "pqrstuvw"]
     flat = record_of({**line, "responses": ["a", "b", "cc"]}, "train")
@@ -383,7 +469,7 @@ def test_pairs_apart_say_what_they_said_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     apart = load(monkeypatch, "pairs").apart
-    experiment, record_of = load(monkeypatch, "experiment"), load(monkeypatch, "human").record
+    experiment, record_of = load(monkeypatch, "experiment"), load_record(monkeypatch)
     line = {"prompt": "p", "responses": ["long one", "b", "cc"], "pairs": []}
     [ranked] = experiment.rank_by_signal(
         [record_of(line, "train")], lambda prompt, text: len(text), size=3, tie_within=1

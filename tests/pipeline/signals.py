@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 
 def count_vowels(prompt: str, response: str) -> float:
@@ -23,4 +24,10 @@ def count_or_die(prompt: str, response: str) -> float:
     """`count_vowels`, but a prompt with the words in KILL_AT kills the process."""
     if os.environ.get("KILL_AT", prompt + "?") in prompt:
         os.kill(os.getpid(), signal.SIGKILL)
+    return count_vowels(prompt, response)
+
+
+def count_slowly(prompt: str, response: str) -> float:
+    """`count_vowels`, half a second later."""
+    time.sleep(0.5)
     return count_vowels(prompt, response)

@@ -61,7 +61,7 @@ def test_loss_is_finite_for_huge_differences():
 def test_every_prompt_counts_once_whatever_its_number_of_pairs_but_for_their_weights():
     # prompt 0, weights 1 and 3: (1·1 + 3·2) / 2 = 3.5; prompt 1: (4 + 6) / 2 = 5; prompt 2: .2·10
     got = sum_of_prompt_means(
-        tensor(1, 2, 4, 6, 10), tensor(1, 3, 1, 1, 0.2), torch.tensor([0, 0, 1, 1, 2])
+        tensor(1, 2, 4, 6, 10), tensor(1, 3, 1, 1, 0.2), torch.tensor([0, 0, 1, 1, 2]), 4
     )
     assert got.item() == pytest.approx(3.5 + 5 + 2)
 

@@ -545,3 +545,17 @@ def test_a_dry_run_says_which_inputs_are_not_there_yet(
     assert cli.main([*words, "--out", str(tmp_path / "out"), "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["missing"] == [f"--rankings {tmp_path / 'r'}"]
+
+
+def test_a_dry_run_lists_missing_inputs_where_the_memory_cannot_be_planned(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ppo", "--model", str(tiny_model), "--reward", str(tmp_path / "reward")]
+    words += ["--out", str(tmp_path / "out"), "--dry-run", "--reference"]
+    assert cli.main([*words, str(tmp_path / "reference")]) == 0
+    said = capsys.readouterr().out
+    assert f"# Not there yet: --reference {tmp_path / 'reference'}\n" in said
+    assert f"# Not known while inputs are missing: {tmp_path / 'reward'} is not a model" in said
+    (tmp_path / "reference").mkdir()
+    assert cli.main([*words, str(tmp_path / "reference")]) == 2
+    assert "is not a model" in capsys.readouterr().err

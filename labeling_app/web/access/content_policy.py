@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "content-security-policy"
+NONE = "'none'"
 _INLINE = re.compile(r"<(script|style)\b([^>]*)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _COMMON = "connect-src 'self'; form-action 'self'; frame-ancestors 'none'"
 # For everything that is not a page: JSON, files, redirects.
@@ -33,6 +34,16 @@ def policy_of_gradio(page: str) -> str:
         f"default-src 'none'; script-src {_sources(page, 'script')} 'unsafe-eval'; "
         "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
         f"base-uri 'self'; {_COMMON}"
+    )
+
+
+def policy_of_report(page: str) -> str:
+    """The policy of a report of a run: its own scripts and pictures, and no access to the app."""
+    own = [one for one in _sources(page, "script").split(" ") if one != "'self'"]
+    return (
+        f"default-src 'none'; script-src {' '.join(own) or NONE}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "sandbox allow-scripts"
     )
 
 

@@ -117,6 +117,29 @@ def mean_per_token(
     return _resample((nats, tokens), _ratio_of_sums, samples, seed, level)
 
 
+def share_of_gain(
+    student: Float[ndarray, "P S"],
+    teacher: Float[ndarray, "P T"],
+    original: Float[ndarray, "P M"],
+    *,
+    seed: int,
+) -> Interval:
+    """How much of a teacher's gain in score a student has kept, with a bootstrap interval.
+
+    Σ_p (s̄_p − o_p) / Σ_p (t̄_p − o_p), of each prompt's mean scores s̄, t̄ and o. Resamples prompts.
+    It means something only where the teacher's gain is clearly above 0.
+
+    Args:
+        student: scores of the student's answers.
+        teacher: of its teacher's.
+        original: of the original model's.
+        seed: of the resampling.
+    """
+    before = original.mean(axis=1)
+    gains = student.mean(axis=1) - before, teacher.mean(axis=1) - before
+    return _resample(gains, _ratio_of_sums, 10_000, seed, 0.95)
+
+
 def _ratio_of_sums(
     nats: Float[ndarray, "*R P"], tokens: Float[ndarray, "*R P"], axis: int = -1
 ) -> Float[ndarray, "*R"]:

@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf.modeling.attention.packing import features
 from rlhf.modeling.heads import reward_head
-from rlhf.modeling.log_probs import Sequences, TokenLogProbs, response_log_probs
+from rlhf.modeling.log_probs import Sequences, TokenLogProbs, features, response_log_probs
 from rlhf.parallel.sharding import reshard
 
 Result = TypeVar("Result")
@@ -145,7 +144,7 @@ class PolicyAndCritic(nn.Module):
     def critic_features(self, sequences: Sequences) -> Float[Tensor, "B R d"]:
         """What the critic's head reads before each response token."""
         model: Any = self.policy if isinstance(self.critic, PolicyHead) else self.critic
-        return features(model, sequences.joined, sequences.responses.mask)
+        return features(model, sequences)
 
 
 def read_parts(model: PolicyAndCritic, function: Callable[[], Result]) -> Result:

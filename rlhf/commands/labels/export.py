@@ -16,9 +16,10 @@ class Settings:
     db: Path
     """The label database."""
     out: Path
-    """The folder to make; it must not exist."""
+    """New folder for the dataset."""
     format: Literal["ranked", "trl", "trl-conversational", "hh", "kto", "demonstrations"] = "ranked"
-    """`ranked` for `rlhf train-reward`, `demonstrations` for `rlhf sft`, the others for trl."""
+    """`ranked`: for `rlhf train-reward`. `demonstrations`: for `rlhf sft`. `trl`,
+    `trl-conversational`, `kto`: for trl. `hh`: as Anthropic's HH."""
     kind: tuple[Literal["human", "ai", "signal"], ...] = ()
     """Only rankings by these kinds of annotators; default: all."""
     annotator: tuple[str, ...] = ()

@@ -21,27 +21,28 @@ class Settings:
     files: Annotated[tuple[Path, ...], Parameter(name="--files", negative="")] = field(
         kw_only=False
     )
-    """JSON Lines (also .gz), Parquet or CSV files, folders of these or saved by `datasets`, or
-    names of datasets on the hub."""
+    """JSON Lines (also .gz), Parquet or CSV files, JSON exports of Argilla and Label Studio,
+    folders of these or saved by `datasets`, or names of datasets on the hub."""
     db: Path
     """The label database; created when it does not exist."""
     split: Literal["train", "test"] = "train"
-    """Split to store prompts under if the file does not say: its lines have no "split" field, and
-    it is not the train or test part of a dataset. To choose what to read, use --data-split."""
+    """Split of prompts for which the file does not say one, in a "split" field or as the train or
+    test part of a dataset. To choose what to read, use --data-split."""
     source: str = ""
     """Source to store for prompts whose lines have no "source" field; default: the file's name."""
     annotator: str = ""
     """Annotator to store for judgments whose lines name none; default: imported."""
     kind: Literal["human", "ai", "signal"] | None = None
-    """Kind of that annotator; default: human, for UltraFeedback ai."""
+    """Kind of --annotator: human, ai (a judge model) or signal (a function). Default: human, for
+    UltraFeedback ai."""
     on_error: Literal["few", "skip", "stop"] = "few"
     """What to do about bad lines. `few`: leave out lines with nothing to judge (an empty response,
     for example) if they are fewer than 1 in 100, and stop at any other bad line. `skip`: leave out
     and count all bad lines. `stop`: stop at the first. When an import stops, nothing of that file
     is stored."""
     data_split: str = ""
-    """Part of a dataset to read, by its name there; default: all parts, if they are called train
-    and test. To say whether its prompts are for training or testing, add --split."""
+    """Split of a dataset to read, such as validation. Default: all, if they are called train and
+    test. To say whether its prompts are for training or testing, add --split."""
     config_name: str = ""
     """Configuration (subset) of a dataset to read; default: the dataset's default."""
     streaming: bool = False

@@ -32,17 +32,17 @@ class Settings:
     db: Path
     """The label database."""
     host: str = "127.0.0.1"
-    """Address to serve on. 0.0.0.0 lets other machines connect and needs users: rlhf users add."""
+    """Address to listen on. 0.0.0.0 lets other machines connect and needs users: rlhf users add."""
     port: int = 7860
-    """Port to serve on."""
+    """Port to listen on."""
     annotator: str | None = None
     """Your name while the database has no users; default: your login name."""
     overlap: int | None = None
-    """How many people rank each task. With 2 or more, the dashboard shows how much they agree and
-    on which tasks they do not. Stored in the database; 1 in a new one."""
+    """How many people rank each task. With 2 or more, the dashboard shows their agreement and the
+    disputed tasks. Stored in the database; 1 in a new one."""
     another_below: float | None = None
     """With --overlap of 2 or more: ask one more person to rank a task if people agree on less than
-    this share of its pairs. Stored in the database."""
+    this share of its pairs (0 to 1). Stored in the database."""
     rubric: Path | None = None
     """A Markdown file with the criteria; shown beside the task, its version stored with each
     ranking."""
@@ -51,10 +51,13 @@ class Settings:
     gold_every: int | None = 20
     """Mix in a gold item about once in this many tasks, if there are gold items. none: never."""
     repeat_every: int | None = None
-    """Show people an earlier task again about once in this many tasks. none: never."""
+    """Repeat an earlier task about once in this many tasks, to measure consistency. none: never."""
+    loop: Path | None = None
+    """The settings file of `rlhf loop`: at /runs, leads see its rounds, start and pause it and
+    promote policies. Its database must be --db."""
     model: tuple[str, ...] = ()
-    """Live mode: the models that answer, by folder or hub name; with --endpoint, by the names that
-    it serves."""
+    """Live mode: the models that answer, by folder or hub name; the --out of `rlhf loop` is always
+    its promoted policy; with --endpoint, by the names that it serves."""
     endpoint: str = ""
     """Live mode: address of an OpenAI-compatible server, ending in /v1; its key, if it needs one,
     in RLHF_LIVE_API_KEY."""
@@ -115,7 +118,9 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 
     refuse_other_files(settings.db)
-    models = _live_models(settings)
+    loop_settings, loop = _loop_of(settings)
+    original = {str(loop.out): loop_settings.model} if loop else {}
+    models = _live_models(settings, original)
     options = BoardOptions(
         host=settings.host,
         port=settings.port,
@@ -129,7 +134,7 @@ def run(settings: Settings) -> dict[str, Any]:
         ),
     )
     live = LiveOptions(models=models, num_responses=settings.live_responses) if models else None
-    return serve(settings.db, options, live)
+    return serve(settings.db, options, live, loop)
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -141,8 +146,26 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     )
 
 
-def _live_models(settings: Settings) -> list[Any]:
-    """The models of live mode, loaded; none without --model and --endpoint."""
+def _loop_of(settings: Settings) -> tuple[Any, Any]:
+    """The settings of the loop in --loop and what its page needs of them; None without --loop."""
+    if settings.loop is None:
+        return None, None
+    from rlhf.commands.loop.opened import read_loop_file
+
+    found, file = read_loop_file(settings.loop)
+    if found.database.resolve() != settings.db.resolve():
+        raise ConfigError(
+            f"--db is {settings.db}, and the loop in {settings.loop} uses {found.database}",
+            f"Give --db {found.database}, or set db in the file.",
+        )
+    return found, file
+
+
+def _live_models(settings: Settings, original: dict[str, str]) -> list[Any]:
+    """The models of live mode, loaded; none without --model and --endpoint.
+
+    `original` has the first model of a loop by the loop's folder.
+    """
     from labeling_app.web.live.endpoint_model import API_KEY, EndpointModel, served_model
     from rlhf.endpoints.chat_completions import key_header
     from rlhf.records.schema import Sampling
@@ -159,6 +182,18 @@ def _live_models(settings: Settings) -> list[Any]:
         return [EndpointModel(url=settings.endpoint, model=m, sampling=sampling) for m in names]
     if not settings.model:
         return []
-    from policies.sampling.streaming import LocalModel
+    return [_local_model(name, sampling, settings, original) for name in settings.model]
 
-    return [LocalModel(name, sampling, settings.chat_template_kwargs) for name in settings.model]
+
+def _local_model(name: str, sampling: Any, settings: Settings, original: dict[str, str]) -> Any:
+    """A model of live mode in this process; of a loop, whichever policy is promoted."""
+    from policies.sampling.promoted import PromotedModel
+    from policies.sampling.streaming import LocalModel
+    from rlhf.modeling.models import policy_folder
+    from rlhf.run.rundir import RunDir
+
+    given = settings.chat_template_kwargs
+    first = original.get(str(Path(name)))
+    if first or RunDir(Path(name)).read_stage().get("stage") == "loop":
+        return PromotedModel(Path(name), sampling, given, first)
+    return LocalModel(policy_folder(name), sampling, given)

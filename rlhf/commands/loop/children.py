@@ -9,10 +9,12 @@ OUT/commands.json lists every command with its start, its end and its exit code.
 
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -20,6 +22,7 @@ from rlhf.commands.loop.stages import Stage
 from rlhf.errors import InterruptedRunError, RlhfError
 from rlhf.records.documents import read_document
 from rlhf.records.jsonl import write_json
+from rlhf.run.loops.pausing import read_pause
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat
 
@@ -44,8 +47,17 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def run_stage(run: RunDir, stage: Stage, **facts: Any) -> None:
-    """Run a command of a round and wait until it ends; `facts` are kept in commands.json.
+def run_stage(run: RunDir, stage: Stage, launch: Sequence[str] = (), **facts: Any) -> bool:
+    """Run a command of a round and wait until it ends.
+
+    Args:
+        run: of the loop.
+        stage: the command.
+        launch: words put before it.
+        facts: kept in commands.json.
+
+    Returns:
+        False if it was stopped to pause the loop: it has to run again.
 
     Raises:
         StageFailedError: it failed.
@@ -53,16 +65,17 @@ def run_stage(run: RunDir, stage: Stage, **facts: Any) -> None:
     """
     stage.write_settings()
     wait_for_earlier_child(run)
-    say(f"\nRound {stage.number}: {stage.command}")
+    say(f"\nRound {stage.number}: {shlex.join([*launch, 'rlhf', *stage.words])}")
     beat(f"round {stage.number}: {stage.name}", stage.number)
     entries = read_commands(run)
     began = time.time()
     entry = {"round": stage.number, "stage": stage.name, "command": ["rlhf", *stage.words]}
     entry |= {"started_at": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
     _write_commands(run, [*entries, entry | {"exit_code": None}])
-    process = _start(run, [sys.executable, "-m", "rlhf.cli", *stage.words])
+    process = _start(run, stage, launch)
+    stopped = False
     try:
-        process.wait()
+        stopped = _wait(run, process)
     except KeyboardInterrupt:
         _end(process)
         raise
@@ -70,6 +83,8 @@ def run_stage(run: RunDir, stage: Stage, **facts: Any) -> None:
         code = process.returncode
         entry |= {"exit_code": code, "seconds": round(time.time() - began, 1)}
         _write_commands(run, [*entries, entry])
+    if stopped and code:
+        return False
     if code < 0 or code == InterruptedRunError.exit_code:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "was interrupted"
         raise InterruptedRunError(
@@ -79,6 +94,23 @@ def run_stage(run: RunDir, stage: Stage, **facts: Any) -> None:
         )
     if code:
         raise StageFailedError(stage, code)
+    return True
+
+
+def _wait(run: RunDir, process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until a child ends; whether it was asked to stop because the loop is to pause."""
+    stopped = False
+    while True:
+        try:
+            process.wait(POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            pause = read_pause(run.path)
+            if pause is not None and pause.stops_stage and not stopped:
+                say(f"Paused by {pause.by}: waiting for the command to save its state and end.")
+                process.terminate()
+                stopped = True
+        else:
+            return stopped
 
 
 def read_commands(run: RunDir) -> list[dict[str, Any]]:
@@ -112,8 +144,9 @@ def wait_for_earlier_child(run: RunDir) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _start(run: RunDir, command: list[str]) -> "subprocess.Popen[bytes]":
+def _start(run: RunDir, stage: Stage, launch: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start a command that holds the lock as long as it lives."""
+    command = [*launch, sys.executable, "-m", "rlhf.cli", *stage.words]
     with _lock_file(run) as file:
         is_alone = _take_lock(file)
         assert is_alone, "a child of an earlier loop runs"  # it was waited for
@@ -125,7 +158,7 @@ def _start(run: RunDir, command: list[str]) -> "subprocess.Popen[bytes]":
             process_group=0,  # Ctrl-C in a terminal reaches only the loop, which ends the child
         )
         file.truncate(0)
-        file.write(f"rlhf {command[3]} (process {process.pid})")
+        file.write(f"rlhf {stage.name} (process {process.pid})")
     return process
 
 

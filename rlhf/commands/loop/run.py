@@ -6,25 +6,32 @@ they are repeated. So a loop that was stopped at any moment goes on with the fir
 not done.
 """
 
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_earlier_child
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
-from rlhf.commands.loop.settings import LoopSettings
+from rlhf.commands.loop.settings import LoopSettings, launch_words
 from rlhf.commands.loop.stages import Stage, stages_of_round
-from rlhf.commands.loop.waiting import count_new, has_round, wait_for_rankings
+from rlhf.commands.loop.waiting import count_new, has_round, wait_for_rankings, wait_while_paused
 from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
 from rlhf.records.jsonl import write_json
-from rlhf.run.notify import notify
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
+from rlhf.run.telemetry.notify import notify
+
+# Commands that have a folder of their own and leave the database alone.
+LAUNCHED = ("train-reward", "reference", "ppo", "evaluate")
 
 
 def run_rounds(settings: LoopSettings) -> dict[str, Any]:
     """Run the rounds that are not done, and return the content of report.json.
 
     Raises:
-        ConfigError: torchrun or accelerate has started several processes.
+        ConfigError: torchrun or accelerate has started several processes, or the program of
+            --launch is missing.
         InputError: another loop works in the folder, or it was started with other settings.
         StageFailedError: a command failed.
         InterruptedRunError: a command was interrupted.
@@ -34,9 +41,11 @@ def run_rounds(settings: LoopSettings) -> dict[str, Any]:
             f"{world_size()} processes were started for a command that runs in one process",
             "Start it by itself, and set processes in the section of a stage.",
         )
+    _require_program(settings)
     limit, rule = settings.rounds, {"without_gain": settings.stop_without_gain}
     again = reason_to_stop(read_rounds(settings.out), limit, **rule) is None
-    run = open_stage(settings.out, "loop", settings, {}, resume=True, again=again)
+    beside = _made_by_the_app(settings)
+    run = open_stage(settings.out, "loop", settings, {}, resume=True, again=again, beside=beside)
     if run.is_done:
         return run.read_report()
     with stage_status(run, settings.notify), watching_stage(run, None):
@@ -53,24 +62,50 @@ def run_rounds(settings: LoopSettings) -> dict[str, Any]:
             _run_round(run, settings, len(rounds))
 
 
+def _made_by_the_app(settings: LoopSettings) -> set[str]:
+    """Names of files that `rlhf label --loop` makes in the folder before the loop starts."""
+    run, db = RunDir(settings.out), settings.database
+    database = {db.name + ending for ending in ("", "-wal", "-shm", "-journal")}
+    return {run.lead_file.name, run.log_file.name} | (database if db.parent == run.path else set())
+
+
+def _require_program(settings: LoopSettings) -> None:
+    words = launch_words(settings.launch)
+    if words and shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"--launch starts {words[0]!r}, and there is no such program here",
+            "Check the word, or give the path of the program.",
+        )
+
+
 def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
     for stage in stages_of_round(settings, number):
-        if _is_done(run, stage):
-            continue
-        facts = _before_export(run, settings, stage) if stage.name == "export" else {}
-        run_stage(run, stage, **facts)
+        while not _is_done(run, stage):
+            wait_while_paused(run, number)
+            facts = _before_export(run, settings, stage) if stage.name == "export" else {}
+            launch = launch_words(settings.launch) if stage.name in LAUNCHED else []
+            if run_stage(run, stage, launch, **facts):
+                break
 
 
 def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[str, int]:
     """Wait for people, if they rank; what commands.json keeps of the rankings."""
-    exports = [one for one in read_commands(run) if one["stage"] == "export"]
-    after = max((one["newest"] for one in exports if one["round"] < export.number), default=0)
+    entries = read_commands(run)
+    earlier = [one for one in entries if one["round"] < export.number and one["stage"] == "export"]
+    after = max((one["newest"] for one in earlier), default=0)
     found = export.settings()
     if settings.waits_for_people:
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
-        wait_for_rankings(settings.database, settings.new_rankings, after, found, export.number)
+        began = _round_began(entries, export.number)
+        wait_for_rankings(run, settings, found, export.number, after, began)
     count = count_new(settings.database, after, found)
     return {"newest": count["newest"], "new_rankings": count["new"]}
+
+
+def _round_began(entries: Sequence[Mapping[str, Any]], number: int) -> datetime:
+    """When the first command of a round was started; now, if none was."""
+    times = (entry["started_at"] for entry in entries if entry["round"] == number)
+    return next(map(datetime.fromisoformat, times), datetime.now(UTC))
 
 
 def _is_done(run: RunDir, stage: Stage) -> bool:

@@ -1,6 +1,8 @@
 """The settings of `rlhf loop`: a few of its own, and a section for each command that it runs."""
 
+import shlex
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -13,6 +15,7 @@ from policies.sampling.settings import GenerateSettings
 from reward.settings import RewardSettings
 from rlhf.commands.files import refuse_unknown
 from rlhf.commands.labels import annotate, export, import_
+from rlhf.commands.loop.schedule import next_start
 from rlhf.commands.models import evaluate
 from rlhf.config import read_object, require_range
 from rlhf.config.paths import with_new_names
@@ -46,6 +49,25 @@ def _read_sections(kind: Any, tokens: Any) -> dict[str, Any]:
     return sections
 
 
+def launch_words(launch: str | None) -> list[str]:
+    """The words of --launch; none without it.
+
+    Raises:
+        ConfigError: it has no words, or a quotation mark is missing.
+    """
+    try:
+        words = shlex.split(launch or "")
+    except ValueError as error:
+        raise ConfigError(
+            f"--launch is {launch!r} ({error})", "Write it as in a shell, quotation marks in pairs."
+        ) from None
+    if launch is not None and not words:
+        raise ConfigError(
+            "--launch is empty", 'Give words such as "srun --gres=gpu:8", or leave it out.'
+        )
+    return words
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
     """Where the loop works, who ranks, and how many rounds there are."""
@@ -55,22 +77,32 @@ class LoopSettings:
     out: Path
     """Folder of the loop: a folder for each round, and report.json."""
     model: str
-    """The model to begin with: folder or hub name."""
+    """The original model: folder or hub name."""
     prompts: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
     """Files of prompts to import, as `rlhf import` reads them; default: what --db holds."""
     db: Path | None = None
     """The label database. Default: labels.db in --out."""
     annotator: str = PEOPLE
     """Who ranks. `people`, with `rlhf label`; a function `signal:package.module:function`; or
-    `judge`, a model whose endpoint and name the section annotate has."""
-    new_rankings: int = 100
-    """People: how many new rankings start the training of a round."""
+    `judge`, a judge model, configured under stages: annotate."""
+    new_rankings: int | None = 100
+    """People: how many new rankings start the training of a round. none: only --start-at does."""
+    start_at: str | None = None
+    """People: when the training of a round starts although fewer rankings are new, at least one:
+    at a time of day, "02:00", or "every 6 hours" since the round began."""
     rounds: int = 3
     """Maximum number of rounds."""
     stop_without_gain: bool = True
     """Stop after a round that does not gain. A round gains if the interval of its policy's win rate
     against the policy before (in round 0: the original) lies above one half, and the sign test
     finds p below 0.05."""
+    launch: str | None = None
+    """What starts the commands train-reward, reference, ppo and evaluate, which have a folder of
+    their own: words put before each of them, such as `srun --gres=gpu:8`. No shell reads them. The
+    other commands use the database and run on this machine."""
+    lead_may: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """The settings that leads may change on the Runs page of `rlhf label --loop`: numbers, yes or
+    no, and choices, such as new_rankings or stages.ppo.steps."""
     notify: str | None = None
     """URL that gets a JSON object (Slack's form) when the loop waits for people, ends or fails."""
     stages: Annotated[
@@ -82,6 +114,19 @@ class LoopSettings:
     def __post_init__(self) -> None:
         require_range("new_rankings", self.new_rankings, 1)
         require_range("rounds", self.rounds, 1)
+        if self.start_at is not None:
+            next_start(self.start_at, datetime.now(UTC))
+            if not self.waits_for_people:
+                raise ConfigError(
+                    f"--start-at has no effect with {self.annotator}, which ranks at once",
+                    "Leave it out.",
+                )
+        elif self.new_rankings is None:
+            raise ConfigError(
+                "--new-rankings is none, and there is no --start-at",
+                "Give one of them: no round would start.",
+            )
+        launch_words(self.launch)
         if self.annotator not in (PEOPLE, "judge") and not self.annotator.startswith("signal:"):
             raise ConfigError(
                 f"--annotator is {self.annotator!r}",

@@ -150,7 +150,7 @@ def _usual(settings: LoopSettings, name: str) -> dict[str, Any]:
     """Settings that the loop gives a command unless its section has them."""
     kind = {"people": "human", "judge": "ai"}.get(settings.annotator, "signal")
     usual: dict[str, dict[str, Any]] = {"export": {"kind": kind}}
-    if settings.waits_for_people:
+    if settings.waits_for_people and settings.new_rankings:
         usual["round"] = {"pick": settings.new_rankings}
     if kind == "signal":
         usual["evaluate"] = {"gold": settings.annotator}
@@ -184,5 +184,11 @@ def require_valid(settings: LoopSettings) -> None:
             if key in NOT_IN_A_LOOP.get(stage.name, ()):
                 raise ConfigError(
                     f"stages.{stage.name}.{key} cannot be used in a loop", "Delete the line."
+                )
+            if key == "to_db" and settings.launch:
+                raise ConfigError(
+                    f"stages.{stage.name}.to_db cannot be used with --launch: what it "
+                    "starts leaves the database alone",
+                    "Delete the line.",
                 )
         stage.settings()

@@ -1,6 +1,8 @@
-"""What the label database says of a round, and waiting until people have ranked enough for it."""
+"""What the label database says of a round; waiting for people, for a time, and while paused."""
 
+import shlex
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,11 @@ from labeling_app.db.rankings import newest_ranking, num_rankings_since
 from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
 from rlhf.commands.loop.children import say
+from rlhf.commands.loop.schedule import next_start
+from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.wording import counted, next_command
+from rlhf.run.loops.pausing import read_pause
+from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat
 
 POLL_SECONDS = 2.0
@@ -39,41 +45,93 @@ def has_round(db: Path, policy: Path) -> bool:
         )
 
 
-def wait_for_rankings(db: Path, wanted: int, after: int, export: Any, number: int) -> None:
-    """Return when there are `wanted` new rankings.
+def wait_while_paused(run: RunDir, number: int) -> None:
+    """Return at once, or when a loop that was asked to pause may go on.
+
+    Args:
+        run: of the loop.
+        number: of the round.
+    """
+    pause = read_pause(run.path)
+    if pause is None:
+        return
+    say(
+        f"\nPaused by {pause.by}. To go on: rlhf runs resume {shlex.quote(str(run.path))}  "
+        "(or Resume on the Runs page)"
+    )
+    while pause is not None:
+        beat(f"paused by {pause.by}", number)
+        time.sleep(POLL_SECONDS)
+        pause = read_pause(run.path)
+    say("Resumed.")
+
+
+def wait_for_rankings(
+    run: RunDir, settings: LoopSettings, export: Any, number: int, after: int, began: datetime
+) -> None:
+    """Return when there are enough new rankings, or one and it is time.
 
     Prints how many there are and how many are missing: at once, when there are enough, and in
     between when the number has changed, at most once a minute.
 
     Args:
-        db: as in `count_new`.
-        wanted: how many rankings to wait for.
-        after: as in `count_new`.
+        run: of the loop.
+        settings: of the loop: the database, how many rankings to wait for, and the time.
         export: as in `count_new`.
         number: of the round.
+        after: as in `count_new`.
+        began: when the round began.
     """
+    db, wanted, start_at = settings.database, settings.new_rankings, settings.start_at
+    start = next_start(start_at, began) if start_at else None
     said, said_at = -1, 0.0
     while True:
-        count = count_new(db, after, export)
+        wait_while_paused(run, number)
+        count, now = count_new(db, after, export), datetime.now(UTC)
         there = count["new"]
-        beat(f"waiting for rankings: {there:,} of {wanted:,}", number)
-        if said < 0 and there < wanted:
+        if start_at and start and now >= start and not there:
+            start = next_start(start_at, now)  # nothing to train on
+        ready = (start is not None and now >= start) or (wanted is not None and there >= wanted)
+        beat(f"waiting for rankings: {_count_words(there, wanted, start)}", number)
+        if said < 0 and not ready:
             say(
-                f"\nRound {number} trains when there are {counted(wanted, 'new ranking')}.\n"
+                f"\nRound {number} trains {_when(wanted, start)}.\n"
                 f"{next_command('label', db=db).replace('Next', 'People rank with')}"
             )
         due = there != said and time.monotonic() - said_at >= SECONDS_BETWEEN_LINES
-        if said < 0 or there >= wanted or due:
+        if said < 0 or ready or due:
             say(_progress(there, wanted, count["open"]))
             said, said_at = there, time.monotonic()
-        if there >= wanted:
+        if ready:
             return
         time.sleep(POLL_SECONDS)
 
 
-def _progress(there: int, wanted: int, open_tasks: int) -> str:
-    missing = max(0, wanted - there)
-    line = f"{there:,} of {counted(wanted, 'new ranking')}, {missing:,} missing; "
+def _count_words(there: int, wanted: int | None, start: datetime | None) -> str:
+    """How many rankings there are, and what starts the round, for the heartbeat."""
+    words = f"{there:,}" if wanted is None else f"{there:,} of {wanted:,}"
+    return words + (f", or at {_clock(start)}" if start else "")
+
+
+def _when(wanted: int | None, start: datetime | None) -> str:
+    """When a round trains, in words."""
+    if wanted is None and start:
+        return f"at {_clock(start)} if there is a new ranking by then"
+    more = f", or at {_clock(start)} with at least one" if start else ""
+    return f"when there are {counted(wanted or 0, 'new ranking')}{more}"
+
+
+def _clock(start: datetime) -> str:
+    return f"{start.astimezone():%Y-%m-%d %H:%M}"
+
+
+def _progress(there: int, wanted: int | None, open_tasks: int) -> str:
+    missing = 0 if wanted is None else max(0, wanted - there)
+    line = (
+        f"{counted(there, 'new ranking')}; "
+        if wanted is None
+        else f"{there:,} of {counted(wanted, 'new ranking')}, {missing:,} missing; "
+    )
     line += f"{counted(open_tasks, 'task')} open."
     if missing and not open_tasks:
         line += " Import more prompts, or start the loop again with a smaller --new-rankings."

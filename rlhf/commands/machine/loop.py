@@ -8,15 +8,17 @@ EXAMPLE = "rlhf loop --config examples/rounds/loop.yaml"
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Run round after round: sample, rank, train, evaluate. Goes on where it was stopped.
+    """Repeat rounds of sampling, ranking, training and evaluation; the same command resumes.
 
     Each stage is one of the other commands, in a process of its own. The next round begins with the
     newest policy.
     """
+    from rlhf.commands.loop.opened import open_settings
     from rlhf.commands.loop.run import run_rounds
     from rlhf.commands.loop.stages import require_valid
 
     require_valid(settings)
+    open_settings(settings)
     return run_rounds(settings)
 
 
@@ -38,16 +40,23 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 def commands(settings: Settings) -> str:
     """The commands of the first round and of the next one, for --dry-run."""
+    from rlhf.commands.loop.opened import open_settings
     from rlhf.commands.loop.stages import require_valid, stages_of_round
 
     require_valid(settings)
+    open_settings(settings)
     lines = []
     for number, title in ((0, "Round 0"), (1, "Round 1, and later ones alike")):
         lines.append(f"{title}:")
         for stage in stages_of_round(settings, number):
             if stage.name == "export" and settings.waits_for_people:
-                lines.append(
-                    f"  (people rank, until there are {settings.new_rankings} new rankings)"
-                )
+                lines.append(f"  (people rank, until {_until(settings)})")
             lines.append(f"  {stage.command}")
     return "\n".join(lines)
+
+
+def _until(settings: Settings) -> str:
+    """What starts the training of a round, in words."""
+    count = settings.new_rankings and f"there are {settings.new_rankings} new rankings"
+    time = settings.start_at and f"the time comes ({settings.start_at})"
+    return " or ".join(one for one in (count, time) if one)

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from rlhf.commands.deployment import benchmark, quantize
 from rlhf.commands.machine import loop
-from rlhf.commands.models import dpo, evaluate, ppo, reference, sft, train_reward
+from rlhf.commands.models import distill, dpo, evaluate, ppo, reference, sft, train_reward
 from rlhf.commands.modes import refuse_idle
 from rlhf.errors import ConfigError
 
@@ -19,7 +20,10 @@ STAGES = {
     "reference": reference,
     "ppo": ppo,
     "dpo": dpo,
+    "distill": distill,
     "evaluate": evaluate,
+    "quantize": quantize,
+    "benchmark": benchmark,
 }
 
 
@@ -44,7 +48,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show what each stage of a run did; settings that differ between runs are marked."""
+    """Show what each stage of a run did, and in which settings several runs differ."""
     if not (settings.runs or settings.db):
         raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
     from rlhf.run.status import differing_settings, read_run

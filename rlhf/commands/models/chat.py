@@ -23,7 +23,8 @@ class Settings:
     """Which models answer, and where votes are stored."""
 
     policy: str
-    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, or a model folder."""
+    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, that of `rlhf loop` (its promoted policy),
+    or a model folder."""
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")
@@ -40,7 +41,7 @@ class Settings:
     top_p: float = 1.0
     """Sample from the most likely tokens that sum to this probability; 1: all."""
     max_new_tokens: int = 256
-    """Maximum length of an answer, in tokens."""
+    """Maximum length of a response, in tokens."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat templates of models that record none, e.g.
     '{"enable_thinking": false}'."""
@@ -65,9 +66,10 @@ def run(settings: Settings) -> dict[str, Any]:
         max_new_tokens=settings.max_new_tokens,
     )
     given = settings.chat_template_kwargs
-    policy = LocalModel(policy_folder(settings.policy), sampling, given)
+    folder = policy_folder(settings.policy)
+    policy = LocalModel(folder, sampling, given)
     reference = LocalModel(settings.reference, sampling, given)
-    reward = settings.reward or _trained_with(settings.policy)
+    reward = settings.reward or _trained_with(folder)
     note = _note(policy.description, reward)
     shown = f"rewards are those of {reward}" if reward else "--reward RM shows rewards, too"
     sys.stderr.write(f"Thumbs and picks are kept in {settings.db}; {shown}.\n")
@@ -83,15 +85,15 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     return f"{counted(result['new_rankings'], 'vote')} stored in {settings.db}."
 
 
-def _trained_with(policy: str) -> str | None:
-    """The reward model of the run that trained the policy, the first of several, if it exists.
+def _trained_with(folder: str) -> str | None:
+    """The reward model of the run that trained a policy, the first of several, if it exists.
 
     Only a folder: a function that stage.json names is never run here.
     """
     from policies.rewards import is_model
     from rlhf.run.rundir import RunDir
 
-    path = RunDir(Path(policy)).inputs.get("reward", {}).get("path", "")
+    path = RunDir(Path(folder).parent).inputs.get("reward", {}).get("path", "")
     return path if is_model(path) and Path(path).is_dir() else None
 
 

@@ -28,8 +28,8 @@ class Settings(EvaluateSettings):
     reward: Annotated[str, UNNAMED] = ""
     """A judge: reward model, signal:package.module:function or http(s):// address."""
     to_db: Path | None = None
-    """Label database in which to queue pairs for people to compare blind: the policy's first answer
-    beside the original's, and beside that of --against."""
+    """Label database in which to queue pairs for people to compare blind: the policy's first
+    response beside the original's, and beside that of --against."""
     from_db: Path | None = None
     """Label database from which to read people's votes into the report; replaces votes read
     before."""

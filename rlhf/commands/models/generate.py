@@ -9,7 +9,7 @@ EXAMPLE = "rlhf generate --db labels.db --model models/SmolLM2-135M-Instruct -k 
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Sample responses for the prompts that lack them."""
+    """Sample responses until every prompt has as many as asked for."""
     from labeling_app.db.store import Store
     from policies.sampling.responses import generate_responses
 

@@ -11,7 +11,7 @@ ASSUMED_TOKENS = 256
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Store the original model's answer to every prompt, with the log-prob of each token.
+    """Store the original model's responses to every prompt, with the log-prob of each token.
 
     Give --prompts and --model together; for existing reference outputs, --reward or --inspect.
     """

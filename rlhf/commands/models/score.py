@@ -15,7 +15,7 @@ LONG = ("worst", "held_out_counts", "health")
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Write the reward of every response of a file, or report on judged responses."""
+    """Score the responses in a file, or report how well a reward agrees with judged responses."""
     if settings.rankings is None:
         from reward.scoring.files import score_file
 

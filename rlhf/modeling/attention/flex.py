@@ -11,14 +11,16 @@ import sys
 from collections.abc import Callable
 from functools import cache, lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlhf.modeling.attention.layout import Layout, Segment
+from rlhf.modeling.tokens import send
 from rlhf.ranks import is_main_process
 
 BLOCK = 128  # shorter rows use another kernel, without blocks to skip
@@ -79,14 +81,46 @@ def count_tokens(layout: Layout) -> int:
 
 @lru_cache(maxsize=2)
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
-    """The mask of a row: made once, used by every layer, forward and backward."""
-    tokens = count_tokens(layout)
-    return create_block_mask(visible(layout, device), None, None, tokens, tokens, device)
+    """The mask of a row of whole blocks: made once, used by every layer, forward and backward.
+
+    `create_block_mask` would compute all T × T places on the device to find the blocks.
+    """
+    tokens, seen = count_tokens(layout), torch.from_numpy(count_visible(layout))
+    is_full = seen == BLOCK * BLOCK
+    blocks = []
+    for chosen in ((seen > 0) & ~is_full, is_full):
+        order = chosen.byte().argsort(dim=1, descending=True, stable=True)
+        blocks += [chosen.sum(dim=1).int()[None, None], order.int()[None, None]]
+    return BlockMask.from_kv_blocks(
+        *(send(one, device) for one in blocks),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible(layout, device),
+        seq_lengths=(tokens, tokens),
+    )
+
+
+def count_visible(layout: Layout) -> Int[np.ndarray, "Q K"]:
+    """How many of their keys the queries see, for every block of queries and block of keys."""
+    edges = np.arange(0, count_tokens(layout) + BLOCK, BLOCK)
+    seen = np.zeros((len(edges) - 1, len(edges) - 1), dtype=np.int64)
+    start = 0
+    for segment in layout:
+        prompt = np.diff(edges.clip(start, start + segment.prompt))  # tokens of it in each block
+        for part, length in enumerate((segment.prompt, *segment.responses)):
+            own = np.diff(edges.clip(start, start + length))
+            there = own > 0
+            mine = own[there]
+            causal = np.tril(np.outer(mine, mine), -1) + np.diag(mine * (mine + 1) // 2)
+            seen[np.ix_(there, there)] += causal
+            if part:
+                seen[np.ix_(there, prompt > 0)] += np.outer(mine, prompt[prompt > 0])
+            start += length
+    return seen
 
 
 def visible(layout: Layout, device: torch.device) -> Mask:
     """A function of batch, head, query and key: whether the query at a place sees the key's."""
-    segment, part = (numbers.to(device) for numbers in number_tokens(layout))
+    segment, part = (send(numbers, device) for numbers in number_tokens(layout))
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         shared = (part[key] == 0) | (part[key] == part[query])

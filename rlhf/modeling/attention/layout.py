@@ -10,6 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf.modeling.tokens import send
+
 TokenIds = Sequence[int]
 
 
@@ -41,14 +43,25 @@ class Inputs:
 
     @property
     def model_inputs(self) -> dict[str, Any]:
-        """The arguments of the model."""
-        packed = {"position_ids": self.positions, "layout": self.layout} if self.layout else {}
-        return {"input_ids": self.ids, "use_cache": False, **packed}
+        """The arguments of the model.
+
+        A packed row has its layout in place of a mask. It gets one nevertheless: without any,
+        transformers would look for packed sequences in its positions, and wait for a GPU to tell.
+        """
+        given = {"input_ids": self.ids, "use_cache": False}
+        if self.layout is None:
+            return given
+        unread = self.ids.new_ones((1, 1, 1, 1), dtype=torch.bool)
+        return given | {
+            "attention_mask": unread,
+            "position_ids": self.positions,
+            "layout": self.layout,
+        }
 
     def to(self, device: torch.device) -> "Inputs":
         """The same inputs on another device."""
         tensors: dict[str, Any] = {
-            name: value.to(device)
+            name: send(value, device)
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }

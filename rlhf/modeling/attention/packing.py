@@ -39,9 +39,10 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs:
         answers: which of the last R columns are response tokens; each has a token before it.
 
     Returns:
-        One row, which is read before every response token (B, R); 0 at padding.
+        One row in main memory, which is read before every response token (B, R); 0 at padding.
     """
-    device, lengths = joined.ids.device, answers.sum(dim=1).tolist()
+    answers = answers.cpu()
+    lengths = answers.sum(dim=1).tolist()
     masks = joined.mask.cpu()
     rows = [ids[mask].tolist() for ids, mask in zip(joined.ids.cpu(), masks, strict=True)]
     prompts = [row[: len(row) - length] for row, length in zip(rows, lengths, strict=True)]
@@ -60,14 +61,9 @@ def pack(joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs:
             ids += rows[member][shared:]
             positions += range(shared, len(rows[member]))
         layout.append(Segment(shared, tuple(len(rows[member]) - shared for member in members)))
-    reads = torch.zeros(answers.shape, dtype=torch.long, device=device)
-    reads[answers] = torch.tensor([place for part in before for place in part], device=device)
-    return Inputs(
-        torch.tensor([ids], device=device),
-        reads,
-        torch.tensor([positions], device=device),
-        tuple(layout),
-    )
+    reads = torch.zeros(answers.shape, dtype=torch.long)
+    reads[answers] = torch.tensor([place for part in before for place in part])
+    return Inputs(torch.tensor([ids]), reads, torch.tensor([positions]), tuple(layout))
 
 
 def _one_group(rows: Sequence[list[int]]) -> list[Group]:
@@ -89,7 +85,7 @@ def _size(groups: Sequence[Group], rows: Sequence[list[int]]) -> int:
 
 
 def pack_if_shorter(model: Any, joined: TokenBatch, answers: Bool[Tensor, "B R"]) -> Inputs | None:
-    """The sequences as one row, if the model can read it and it saves enough tokens."""
+    """The sequences as one row in main memory, if the model can read it and it is shorter."""
     if model.config._attn_implementation != ATTENTION:
         return None
     row = pack(joined, answers)
@@ -109,38 +105,31 @@ def _probe(model: PreTrainedModel) -> float:
     prompts = pad_left([[3, 4, 5, 6, 7], [3, 4, 8], [3, 4, 9, 10]], 0)
     responses = pad_right([[11, 12, 13], [14, 15], [16]], 0)
     device, mask = next(model.parameters()).device, responses.mask
-    joined = join(prompts, responses).to(device)
-    row = pack(joined, mask.to(device))
+    joined = join(prompts, responses)
+    row = pack(joined, mask).to(device)
     was_training = model.training
     model.eval()
     packed = states(model, row)[row.reads]
-    padded = features_of_padded(model, joined, mask.shape[1])
+    padded = features_of_padded(model, joined.to(device), mask.shape[1])
     model.train(was_training)
     return float((packed - padded)[mask].abs().max() / padded[mask].abs().max())
-
-
-def features(
-    model: PreTrainedModel, joined: TokenBatch, answers: Bool[Tensor, "B R"]
-) -> Float[Tensor, "B R d"]:
-    """The output of the layers below the head, before each response token."""
-    row = pack_if_shorter(model, joined, answers)
-    if row is None:
-        return features_of_padded(model, joined, answers.shape[1])
-    return states(model, row)[row.reads]
 
 
 def features_of_padded(
     model: PreTrainedModel, joined: TokenBatch, length: int
 ) -> Float[Tensor, "B R d"]:
-    """The same from padded rows, whose last `length` columns are responses."""
+    """The trunk's output before each response token; responses are the last `length` columns."""
     trunk: nn.Module = model.base_model
     found: Tensor = trunk(**joined.model_inputs).last_hidden_state
     return found[:, -length - 1 : -1]
 
 
 def _mask(*, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None:
-    """The mask of a padded batch, or behind a cache; a packed row has its layout instead."""
-    if attention_mask is None and rest["q_length"] == rest["kv_length"]:
-        return None
+    """The mask of a padded batch, or behind a cache.
+
+    Rows without padding need none, but a GPU is not waited for to say that.
+    """
+    if attention_mask is not None and attention_mask.device.type != "cpu":
+        rest["allow_is_causal_skip"] = False
     mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **rest)
     return mask

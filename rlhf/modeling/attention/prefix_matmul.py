@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.modeling.attention.layout import Layout, Segment
 from rlhf.modeling.attention.matmul import future, tail_attention
+from rlhf.modeling.tokens import send
 
 QUERIES_AT_ONCE = 128  # a long prompt goes in blocks: half its square is never computed
 SCORES_AT_ONCE = 2**17  # of one head, in one block
@@ -37,13 +38,29 @@ class Block:
     """The prompt of every response, padded on the left, so that the response follows directly."""
     own: Int[Tensor, "N Q"]
     """The responses, padded on the right."""
+    is_padded: bool
+    """Whether `shared` has padding: on a GPU nobody looks."""
+
+    @classmethod
+    def of(cls, pieces: Sequence[Sequence[Tensor]]) -> "Block":
+        """A block of segments, given as the places of each one's prompt and responses."""
+        prompts = [prompt for prompt, *_ in pieces]
+        shared = [prompt for prompt, *responses in pieces for _ in responses]
+        own = [response for _, *responses in pieces for response in responses]
+        before = _pad(shared, "left")
+        return cls(_pad(prompts, "right"), before, _pad(own, "right"), bool((before < 0).any()))
+
+    def to(self, device: torch.device) -> "Block":
+        """The same block on another device."""
+        prompts, shared, own = (send(x, device) for x in (self.prompts, self.shared, self.own))
+        return Block(prompts, shared, own, self.is_padded)
 
     @cached_property
     def hidden(self) -> Bool[Tensor, "N Q M"]:
         """What responses may not see: their own future, and padding before their prompt."""
         own = future(self.own.shape[1], self.own.device)
         padding = self.shared < 0
-        if not padding.any():
+        if not self.is_padded:
             return own
         before = padding[:, None].expand(-1, own.shape[1], -1)
         return torch.cat([before, own.expand(len(before), -1, -1)], dim=2)
@@ -105,17 +122,13 @@ def make_plan(layout: Layout, device: torch.device) -> AttentionPlan:
     starts = [0, *accumulate(one.prompt + sum(one.responses) for one in layout)]
     blocks, order, done = [], torch.empty(starts[-1], dtype=torch.long), 0
     for numbers in group_by_length(layout):
-        pieces = [_pieces(starts[number], layout[number]) for number in numbers]
-        prompts = [prompt for prompt, *_ in pieces]
-        shared = [prompt for prompt, *responses in pieces for _ in responses]
-        own = [response for _, *responses in pieces for response in responses]
-        block = Block(_pad(prompts, "right"), _pad(shared, "left"), _pad(own, "right"))
+        block = Block.of([_pieces(starts[number], layout[number]) for number in numbers])
         for places in (*block.prompts.split(QUERIES_AT_ONCE, dim=1), block.own):
             real = places >= 0
             order[places[real]] = done + torch.arange(places.numel()).view_as(places)[real]
             done += places.numel()
-        blocks.append(Block(*(x.to(device) for x in vars(block).values())))
-    return AttentionPlan(tuple(blocks), order.to(device))
+        blocks.append(block.to(device))
+    return AttentionPlan(tuple(blocks), send(order, device))
 
 
 def group_by_length(layout: Layout) -> list[list[int]]:

@@ -16,7 +16,7 @@ from labeling_app.db.answers.served import (
     insert_served,
     start_comparison,
 )
-from labeling_app.web.served import ServedRecords
+from labeling_app.web.programs.served import ServedRecords
 from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Response, content_id

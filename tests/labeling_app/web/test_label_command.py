@@ -38,6 +38,23 @@ def test_a_name_where_people_sign_in(store, fill, refused):
     assert "people sign in" in message
 
 
+def test_the_loop_of_another_database(store, fill, tmp_path, refused):
+    fill(1, 2)
+    db, file = store.connections.path, tmp_path / "loop.yaml"
+    file.write_text(f"out: {tmp_path}/run\nmodel: m\n")
+    message = refused("label", "--db", db, "--loop", file)
+    assert f"--db is {db}, and the loop in {file} uses {tmp_path}/run/labels.db" in message
+    assert f"Give --db {tmp_path}/run/labels.db, or set db in the file." in message
+    file.write_text(f"out: {tmp_path}/run\nmodel: m\ndb: {db}\nlead_may: [model]\n")
+    assert "lead_may opens model, whose values are text" in refused(
+        "label", "--db", db, "--loop", file
+    )
+    file.write_text(f"out: {tmp_path}/run\nmodle: m\n")
+    assert f"Unknown setting modle in {file} Did you mean model?" in refused(
+        "label", "--db", db, "--loop", file
+    )
+
+
 def test_a_port_in_use(store, fill, refused):
     fill(1, 2)
     with socket.socket() as other:

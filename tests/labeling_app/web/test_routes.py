@@ -18,11 +18,19 @@ from labeling_app.web.access.sign_in import COOKIE, SIGN_IN_PATHS
 from labeling_app.web.app import build_app
 from labeling_app.web.board.session import Board
 from labeling_app.web.live.live import Live
+from labeling_app.web.runs.loop_file import LoopFile
+from labeling_app.web.runs.loop_process import LoopProcess
 from tests.labeling_app.conftest import run_async
+from tests.rlhf.run.loops.folders import make_loop, make_round
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 ROLE_COLUMNS = ("anonymous", *ROLES, "token")
-BODIES = {"/board": '{"op": "next"}', "/live": '{"op": "state"}', "/feedback": "{}"}
+BODIES = {
+    "/board": '{"op": "next"}',
+    "/live": '{"op": "state"}',
+    "/feedback": "{}",
+    "/runs": '{"op": "none"}',
+}
 TABLE = Path(__file__).parent / "routes.txt"
 
 
@@ -59,11 +67,14 @@ def routes_of(app: FastAPI) -> set[tuple[str, str]]:
 
 
 @pytest.fixture
-def app(store, queue):
+def app(store, queue, tmp_path):
     live = Live(store, [], num_responses=2, has_sign_in=True, note=None)
+    out = make_loop(tmp_path / "loop", model="m")
+    make_round(out, 0)
+    file = LoopFile(path=tmp_path / "loop.yaml", out=out, open=(), first=(), later=())
 
     async def build() -> FastAPI:  # without a running loop Gradio makes one and never closes it
-        return build_app(Board(store, queue, has_sign_in=True), live)
+        return build_app(Board(store, queue, has_sign_in=True), live, LoopProcess(file))
 
     yield run_async(build())
     live.close()

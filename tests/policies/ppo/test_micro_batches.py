@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from policies.ppo.batches import refit, split_alike, split_by_length
+from policies.ppo.batches import Refit, split_alike, split_by_length
 from rlhf.modeling.log_probs import Sequences, response_log_probs
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import pad_left, pad_right
 from rlhf.parallel.distributed import start
 from tests.policies.ppo.test_update import PROMPTS, RESPONSES, build_rows, weights_after_update
+
+CPU = torch.device("cpu")
 
 
 def test_batches_hold_as_many_rows_as_the_budget_takes() -> None:
@@ -51,8 +53,13 @@ def test_shifting_to_a_common_end_leaves_hardly_any_padding() -> None:
 def test_values_follow_their_tokens() -> None:
     mask = torch.tensor([[True, False, False], [True, True, True]])
     other = torch.tensor([[False, False, False, True], [False, True, True, True]])
-    moved = refit(torch.tensor([[1.0, 9.0, 9.0], [2.0, 3.0, 4.0]]), mask, other)
-    assert moved.tolist() == [[0, 0, 0, 1], [0, 2, 3, 4]]
+    values = torch.tensor([[1.0, 9.0, 9.0], [2.0, 3.0, 4.0]])
+    assert Refit.of(mask, other, CPU)(values).tolist() == [[0, 0, 0, 1], [0, 2, 3, 4]]
+    swapped = Refit.of(mask, other.flip(0), CPU, torch.tensor([1, 0]))
+    assert swapped(values).tolist() == [[0, 2, 3, 4], [0, 0, 0, 1]]
+    pairs = torch.stack([values, -values], dim=2)
+    assert swapped(pairs)[1].tolist() == [[0, 0], [0, 0], [0, 0], [1, -1]]
+    assert swapped(mask).dtype == torch.bool
 
 
 def test_log_probs_do_not_depend_on_the_padding(tiny_model: Path) -> None:
@@ -62,7 +69,8 @@ def test_log_probs_do_not_depend_on_the_padding(tiny_model: Path) -> None:
     for part in (plain, plain.end_aligned()):
         with torch.no_grad():
             log_probs = response_log_probs(model, part, 0.7).first(part.responses.mask)
-        found.append(refit(log_probs, part.responses.mask, plain.responses.mask))
+        refit = Refit.of(part.responses.mask, plain.responses.mask, CPU)
+        found.append(refit(log_probs))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
 

@@ -9,13 +9,13 @@ from reward.data.groups import (
     Pair,
     TieredRanking,
     build_groups,
-    build_reference_groups,
     rank_pairs,
 )
-from reward.data.loading import hold_out, standardize_scores
+from reward.data.loading import standardize_scores
+from reward.data.selection import hold_out
 from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
-from rlhf.records.schema import Message, Prompt, Ranking, Sampling
+from rlhf.records.schema import Message, Prompt, Ranking
 from tests.reward.conftest import build_record
 
 
@@ -184,24 +184,6 @@ def test_a_response_that_is_there_twice_is_refused(encoder):
     twice = replace(record, responses=(*record.responses, record.responses[0]))
     with pytest.raises(InputError, match=f"more than one response {record.responses[0].id}"):
         build_groups([twice], encoder)
-
-
-def test_reference_outputs_are_untruncated_samples_of_the_same_model(encoder):
-    records = []
-    for number in range(6):
-        record = build_record(number)
-        sampled = [
-            replace(record.responses[0], model_fingerprint="me", sampling=Sampling()),
-            replace(record.responses[1], model_fingerprint="me", sampling=Sampling(top_p=0.9)),
-            replace(record.responses[2], model_fingerprint="you", sampling=Sampling()),
-            replace(record.responses[3], model_fingerprint="me", sampling=Sampling(seed=1)),
-        ]
-        records.append(replace(record, responses=tuple(sampled)))
-    groups = build_reference_groups(records, encoder, "me", 100)
-    assert [len(group.responses) for group in groups] == [2] * 6
-    limited = build_reference_groups(records, encoder, "me", 4)
-    assert sum(len(group.responses) for group in limited) == 4
-    assert build_reference_groups(records, encoder, "nobody", 4) == []
 
 
 def test_hold_out_depends_on_ids_alone(encoder):

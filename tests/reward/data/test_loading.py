@@ -79,7 +79,7 @@ def test_a_regression_gets_standard_scores(tiny_model, tmp_path):
     data = read(folder, tiny_model, loss="regression", eval_every=1)
     assert (len(data.train), len(data.validation)) == (14, 2)
     expected = pytest.approx([2**0.5, 0, 0, -(2**0.5)])
-    assert all(list(scores) == expected for scores in scores_of(data.train + data.validation))
+    assert all(list(scores) == expected for scores in scores_of([*data.train, *data.validation]))
     assert data.counts["train"]["rankings_with_scores"] == 16
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from reward.data.groups import Encoder, Pair, Pointwise, PointwiseRules, build_groups
-from reward.data.loading import hold_out, read_data
+from reward.data.loading import read_data
+from reward.data.selection import hold_out
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
 from tests.reward.conftest import build_record, export, thumbed

@@ -10,10 +10,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from reward.data.loading import read_ranked
 from reward.scoring.texts import load_text_reward
 from reward.train import train_reward
 from rlhf.modeling.models import load_config
+from rlhf.records.ranked import read_ranked
 from rlhf.records.schema import RankedPrompt
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir

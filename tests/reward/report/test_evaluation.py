@@ -47,7 +47,7 @@ def test_the_held_out_prompts_measure_and_do_not_choose(rankings, tiny_model, tm
 def contradicting(tmp_path):
     """Train prompts that teach one order and, for those set aside for evaluation, its reverse."""
     from reward.data.groups import Group
-    from reward.data.loading import hold_out
+    from reward.data.selection import hold_out
 
     records = [build_record(n) for n in range(20)]
     groups = [Group(record.prompt.id, (n,), ()) for n, record in enumerate(records)]

@@ -5,15 +5,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reward.scoring.scorer import load_scorer
 from reward.scoring.texts import load_text_reward
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_reward_model, new_reward_model, save_model
 from rlhf.modeling.tokens import encode_prompt, join, load_tokenizer, pad_left, pad_right
+from rlhf.parallel.distributed import start
 from rlhf.records.schema import Response
 from tests.reward.conftest import build_record
+from tests.rlhf.fake_device import on_device, use_device, waiting
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +70,15 @@ def test_scoring_works_under_bf16_autocast(reward_folder):
 
 
 def test_rewards_from_a_gpu_come_to_where_their_batch_lies(reward_folder, monkeypatch):
-    scorer = load_scorer(str(reward_folder), Accelerator(mixed_precision="no"))
-    with FakeTensorMode(allow_non_fake_inputs=True):  # knows devices that are not there
-        from_gpu = torch.zeros((1, 2), device="cuda")
-    monkeypatch.setattr(scorer, "_score", lambda batch: from_gpu)
-    assert scorer(pad_right([[7, 8, 9], [10]], 0)).device == torch.device("cpu")
+    batch = pad_right([[7, 8, 9], [10]], 0)
+    expected = load_scorer(str(reward_folder), start("fp32", 0))(batch)
+    scorer = load_scorer(str(reward_folder), start("fp32", 0))
+    scorer._accelerator = use_device(monkeypatch)
+    on_device(scorer._members[0][0])
+    with waiting():
+        found = scorer(batch)
+    torch.testing.assert_close(found, expected)
+    assert found.device == torch.device("cpu")
 
 
 @pytest.mark.gpu

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rlhf.commands.models.chat import _trained_with
+from rlhf.modeling.models import policy_folder
 from rlhf.records.jsonl import write_json
+from rlhf.run.loops.promotion import promote
+from tests.rlhf.run.loops.folders import make_loop, make_round
 
 
 def test_votes_go_to_chat_db_and_a_reward_model_that_is_gone_is_left_out(
@@ -32,3 +36,15 @@ def test_votes_go_to_chat_db_and_a_reward_model_that_is_gone_is_left_out(
     assert f"Port {port} of 127.0.0.1 cannot be used" in done.stderr
     assert done.returncode == 2
     assert (tmp_path / "chat.db").is_file()
+
+
+def test_the_reward_model_of_a_promoted_policy_is_that_of_its_round(tmp_path: Path) -> None:
+    out = make_loop(tmp_path / "loop", "m")
+    folder = make_round(out, 0)
+    reward = {"reward": {"path": str(folder / "reward"), "hash": "h"}}
+    write_json(folder / "reward" / "config.json", {})
+    write_json(folder / "ppo" / "stage.json", {"stage": "ppo", "status": "done", "inputs": reward})
+    (folder / "ppo" / "policy").mkdir()
+    promote(out, 0, "lea")
+    assert _trained_with(policy_folder(str(out))) == str(folder / "reward")
+    assert _trained_with(policy_folder(str(folder / "ppo"))) == str(folder / "reward")

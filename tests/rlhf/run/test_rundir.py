@@ -51,6 +51,19 @@ def finish(run: RunDir) -> None:
         run.policy.mkdir()
 
 
+def test_a_stage_starts_beside_files_that_it_knows_of(tmp_path: Path) -> None:
+    (tmp_path / "labels.db").touch()
+    settings, known = Settings(out=tmp_path), {"labels.db", "loop.log"}
+    with pytest.raises(InputError, match=r"already exists \(not a run folder\)"):
+        open_stage(tmp_path, "loop", settings, {}, resume=False)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"exists but is not a run folder \(no config.yaml\)"):
+        open_stage(tmp_path, "loop", settings, {}, resume=True, beside=known)
+    (tmp_path / "notes.txt").unlink()
+    run = open_stage(tmp_path, "loop", settings, {}, resume=True, beside=known)
+    assert run.read_stage()["status"] == "running"
+
+
 def test_the_key_to_a_chat_stays_out_of_the_files(tmp_path: Path) -> None:
     run = open_ppo(tmp_path / "run", notify="https://hooks.example/secret")
     assert "notify: null" in run.config_file.read_text(encoding="utf-8")

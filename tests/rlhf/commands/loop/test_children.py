@@ -1,6 +1,9 @@
 """The commands of a round as child processes: their settings, what is kept, how they end."""
 
+import sys
+import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from labeling_app.db.store import Store
 from rlhf.commands.loop.children import StageFailedError, read_commands, run_stage
 from rlhf.commands.loop.stages import Stage
 from rlhf.errors import InterruptedRunError
+from rlhf.run.loops.pausing import read_pause, request_pause
 from rlhf.run.rundir import RunDir
 from tests.labeling_app.conftest import build_prompt, build_responses
 from tests.pipeline.loop import write_prompts
@@ -83,3 +87,52 @@ def test_a_killed_command_may_go_on(run: RunDir, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("KILL_AT")
     run_stage(run, stage(run, "annotate", db=db, annotator=DIE))
     assert [entry["exit_code"] for entry in read_commands(run)] == [-9, 0]
+
+
+def test_words_of_launch_stand_before_the_command_and_no_shell_reads_them(
+    run: RunDir, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = tmp_path / "my launcher.sh"
+    launcher.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words\nshift\nexec "$@"\n')
+    launcher.chmod(0o700)
+    prompts = write_prompts(run.path / "prompts.jsonl")
+    here = stage(run, "import", files=(prompts,), db=run.path / "labels.db")
+    assert run_stage(run, here, [str(launcher), "$HOME; ls"])
+    first, program, module, cli, *words = (tmp_path / "words").read_text().splitlines()
+    assert (first, program) == ("$HOME; ls", sys.executable)
+    assert (module, cli, words) == ("-m", "rlhf.cli", here.words)
+    assert [entry["exit_code"] for entry in read_commands(run)] == [0]
+    assert f"Round 0: '{launcher}' '$HOME; ls' rlhf import {prompts}" in capfd.readouterr().err
+
+
+def test_a_pause_can_stop_the_running_command_which_then_has_to_run_again(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    db, prompts = run.path / "labels.db", [build_prompt(f"How is {n}?") for n in range(40)]
+    with Store(db) as store:
+        store.add_prompts(prompts)
+        store.add_responses(r for p in prompts for r in build_responses(p, ["one", "two"]))
+    annotate = stage(run, "annotate", db=db, annotator="signal:tests.pipeline.signals:count_slowly")
+
+    def ask(**how: bool) -> None:
+        while not (run.path / ".child").exists():
+            time.sleep(0.05)
+        time.sleep(2)
+        request_pause(run.path, "lea", **how)
+
+    asking = Thread(target=ask, kwargs={"stops_stage": True})
+    asking.start()
+    began = time.monotonic()
+    assert not run_stage(run, annotate)
+    asking.join()
+    assert time.monotonic() - began < 30  # forty prompts would take forty seconds
+    [entry] = read_commands(run)
+    assert entry["exit_code"] in (75, -15)  # -15: before the command can take signals
+    assert "Paused by lea: waiting for the command to save its state" in capfd.readouterr().err
+    assert read_pause(run.path) is not None  # until somebody resumes
+
+
+def test_a_pause_lets_the_running_command_end(run: RunDir) -> None:
+    request_pause(run.path, "lea")
+    prompts = write_prompts(run.path / "prompts.jsonl")
+    assert run_stage(run, stage(run, "import", files=(prompts,), db=run.path / "labels.db"))

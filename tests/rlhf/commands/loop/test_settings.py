@@ -82,6 +82,22 @@ def test_people_rank_before_the_export_and_as_many_tasks_are_queued_as_are_waite
     assert next(line for line in lines if line.startswith("rlhf round")).endswith("--pick 7")
 
 
+@pytest.mark.parametrize(
+    ("lines", "until"),
+    [
+        ("start_at: '02:00'", "there are 100 new rankings or the time comes (02:00)"),
+        ("start_at: every 6 hours\nnew_rankings:", "the time comes (every 6 hours)"),
+    ],
+)
+def test_a_round_may_start_at_a_time(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str], lines: str, until: str
+) -> None:
+    _, printed = dry_run(loop_file(f"{TOP}{lines}\n"), capsys)
+    assert f"(people rank, until {until})" in printed
+    pick = "--pick" in next(line for line in printed if line.startswith("rlhf round"))
+    assert pick is ("100" in until)
+
+
 def test_a_section_decides_what_the_loop_only_suggests(
     loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +138,22 @@ def test_what_a_dry_run_prints_can_be_read_back(
         ("round: 3", "Unknown setting round in FILE Did you mean rounds? The settings are: out, "),
         ("annotator: ann", "--annotator is 'ann' Write people, judge, or signal:package.module:"),
         ("rounds: 0", "--rounds is 0 Give a value of at least 1."),
+        ("new_rankings: none", "--new-rankings is none, and there is no --start-at Give one of"),
+        ("start_at: 12:30", "--start-at is '750' Give a time of day in quotation marks, such as"),
+        (
+            "start_at: '02:00'\nannotator: signal:a:b",
+            "--start-at has no effect with signal:a:b, which ranks at once Leave it out.",
+        ),
+        ("launch: srun 'a", '--launch is "srun \'a" (No closing quotation) Write it as in a shell'),
+        ("launch: ''", "--launch is empty Give words such as"),
+        (
+            "launch: no-such-program -x",
+            "--launch starts 'no-such-program', and there is no such program here Check the word",
+        ),
+        (
+            "launch: env\nstages: {evaluate: {to_db: l.db}}",
+            "stages.evaluate.to_db cannot be used with --launch: what it starts leaves the",
+        ),
         ("notify: chat", "--notify is 'chat' Give a URL that starts with http:// or https://."),
         (
             "stages: {pro: {}}",

@@ -1,6 +1,7 @@
 """Waiting for people: what counts, what is printed, and when it ends."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,16 @@ import pytest
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.store import Store
 from rlhf.commands.loop import waiting
-from rlhf.commands.loop.waiting import count_new, has_round, wait_for_rankings
+from rlhf.commands.loop.settings import LoopSettings
+from rlhf.commands.loop.waiting import (
+    count_new,
+    has_round,
+    wait_for_rankings,
+    wait_while_paused,
+)
 from rlhf.records.schema import AnnotatorKind, Ranking
+from rlhf.run.loops.pausing import end_pause, request_pause
+from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import listening
 from tests.labeling_app.conftest import build_prompt, build_responses
 
@@ -66,6 +75,13 @@ def test_a_round_is_known_by_the_policy_that_was_sampled(db: Path) -> None:
     assert not has_round(db, Path("runs/a/round-1/ppo/policy"))
 
 
+def wait(db: Path, wanted: int | None, number: int = 0, hours: float = 0.0, **more: str) -> None:
+    """Wait for rankings of a round that began so many hours ago."""
+    settings = LoopSettings(out=db.parent, model="m", db=db, new_rankings=wanted, **more)
+    began = datetime.now(UTC) - timedelta(hours=hours)
+    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, 0, began)
+
+
 class Clock:
     """The time, which passes only while somebody sleeps: 40 seconds each."""
 
@@ -98,7 +114,7 @@ def test_it_goes_on_when_the_last_ranking_arrives(
     monkeypatch.setattr(waiting, "time", clock)
     phases: list[str] = []
     with listening(lambda phase, step: phases.append(phase)):
-        wait_for_rankings(db, 3, 0, PEOPLE, 4)
+        wait(db, 3, number=4)
     look_at_what_it_said()
     assert phases == [f"waiting for rankings: {n} of 3" for n in (1, 2, 3)]
     assert said == [
@@ -118,7 +134,7 @@ def test_it_goes_on_when_the_last_ranking_arrives(
 def test_enough_rankings_are_not_waited_for(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         rank(db, number)
-    wait_for_rankings(db, 2, 0, PEOPLE, 0)
+    wait(db, 2)
     assert capsys.readouterr().err == "3 of 2 new rankings, 0 missing; 3 tasks open.\n"
 
 
@@ -133,8 +149,72 @@ def test_it_says_so_where_nothing_is_left_to_rank(
 
     monkeypatch.setattr(waiting.time, "sleep", stop)
     with pytest.raises(KeyboardInterrupt):
-        wait_for_rankings(path, 2, 0, PEOPLE, 0)
+        wait(path, 2)
     assert capsys.readouterr().err.splitlines()[-1] == (
         "0 of 2 new rankings, 2 missing; 0 tasks open. Import more prompts, or start the loop "
         "again with a smaller --new-rankings."
     )
+
+
+def test_at_its_time_a_round_starts_with_fewer_rankings(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank(db, 0)
+    wait(db, 9, hours=7, start_at="every 6 hours")
+    assert capsys.readouterr().err == "1 of 9 new rankings, 8 missing; 3 tasks open.\n"
+    wait(db, None, hours=7, start_at="every 6 hours")
+    assert capsys.readouterr().err == "1 new ranking; 3 tasks open.\n"
+
+
+def test_without_a_new_ranking_its_time_is_the_next_one(
+    db: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    clock = Clock(lambda: rank(db, 0), stop)  # one that came after the time had passed
+    monkeypatch.setattr(waiting, "time", clock)
+    phases: list[str] = []
+    with listening(lambda phase, step: phases.append(phase)), pytest.raises(KeyboardInterrupt):
+        wait(db, 9, hours=7, start_at="every 6 hours")
+    at = f"{datetime.now().astimezone() + timedelta(hours=6):%Y-%m-%d %H:%M}"
+    earlier = f"{datetime.now().astimezone() + timedelta(hours=6, minutes=-1):%Y-%m-%d %H:%M}"
+    assert phases[-1] in {f"waiting for rankings: 1 of 9, or at {one}" for one in (at, earlier)}
+    first = capsys.readouterr().err.splitlines()[1]
+    assert first in {
+        f"Round 0 trains when there are 9 new rankings, or at {one} with at least one."
+        for one in (at, earlier)
+    }
+
+
+def test_a_paused_loop_waits_until_it_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    wait_while_paused(run, 0)
+    assert capsys.readouterr().err == ""
+    request_pause(tmp_path, "lea")
+    clock = Clock(lambda: None, lambda: end_pause(tmp_path))
+    monkeypatch.setattr(waiting, "time", clock)
+    phases: list[str] = []
+    with listening(lambda phase, step: phases.append(phase)):
+        wait_while_paused(run, 2)
+    assert (phases, clock.then) == (["paused by lea"], [])
+    assert capsys.readouterr().err == (
+        f"\nPaused by lea. To go on: rlhf runs resume {tmp_path}  (or Resume on the Runs page)\n"
+        "Resumed.\n"
+    )
+
+
+def test_a_pause_also_holds_a_round_for_which_there_are_enough_rankings(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank(db, 0)
+    request_pause(db.parent, "lea")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting, "time", Clock(lambda: None, stop))
+    with pytest.raises(KeyboardInterrupt):
+        wait(db, 1)

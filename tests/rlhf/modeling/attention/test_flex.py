@@ -5,10 +5,14 @@ a check is lifted; the last test compiles it, on a machine with a GPU.
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from reward.data.batches import lay_out
 from reward.model.module import RewardModule
@@ -17,6 +21,7 @@ from rlhf.modeling.attention.layout import Segment
 from rlhf.modeling.attention.prefix_matmul import prefix_attention
 from rlhf.modeling.attention.shared_prefix import share_prompts
 from tests.reward.model.test_module import FAMILIES, SIZES, build_classifier
+from tests.rlhf.fake_device import DEVICE, waiting
 from tests.rlhf.modeling.attention.test_shared_prefix import GROUPS, rewards_and_gradients
 
 CPU = torch.device("cpu")
@@ -64,6 +69,57 @@ def test_masked_blocks_are_skipped():
         [0, 0, 0, 1, 0],
         [0, 0, 0, 1, 1],
     ]
+
+
+def test_blocks_are_those_of_all_places():
+    generator = np.random.default_rng(0)
+    for _ in range(8):
+        layout = flex.fill_block(
+            tuple(
+                Segment(int(generator.integers(0, 300)), tuple(generator.integers(0, 200, 3)))
+                for _ in range(generator.integers(1, 6))
+            )
+        )
+        tokens = flex.count_tokens(layout)
+        places = torch.arange(tokens)
+        seen = flex.visible(layout, CPU)(places, places, places[:, None], places)
+        blocks = seen.view(tokens // 128, 128, -1, 128).sum(dim=(1, 3))
+        assert flex.count_visible(layout).tolist() == blocks.tolist()
+        mask = flex.block_mask(layout, CPU)
+        again = create_block_mask(flex.visible(layout, CPU), None, None, tokens, tokens, CPU)
+        assert torch.equal(mask.to_dense(), again.to_dense())
+        for number, indices in (
+            ("kv_num_blocks", "kv_indices"),
+            ("full_kv_num_blocks", "full_kv_indices"),
+            ("q_num_blocks", "q_indices"),
+            ("full_q_num_blocks", "full_q_indices"),
+        ):
+            counts = getattr(mask, number)[0, 0]
+            assert torch.equal(counts, getattr(again, number)[0, 0])
+            both = (getattr(one, indices)[0, 0] for one in (mask, again))
+            for count, mine, other in zip(counts, *both, strict=True):
+                assert torch.equal(mine[:count], other[:count])
+
+
+def test_a_mask_is_made_without_all_places_and_without_waiting():
+    layout = (Segment(1024, (512, 512)),) * 2
+    with waiting() as waits, Largest() as made:
+        mask = flex.block_mask.__wrapped__(layout, DEVICE)
+        assert mask.kv_indices.device == DEVICE
+    assert waits == []
+    assert made.numbers <= 4096  # of tokens; all places would be 16 millions
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        sizes = [one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return found
 
 
 def test_rows_are_filled_to_whole_blocks_that_no_token_of_theirs_sees():

@@ -9,12 +9,11 @@ from transformers import PreTrainedModel
 
 from policies.sampling.generate import sample_responses
 from rlhf.modeling.attention.packing import (
-    features,
     pack,
     pack_if_shorter,
     pack_prefixes,
 )
-from rlhf.modeling.log_probs import Sequences, response_log_probs
+from rlhf.modeling.log_probs import Sequences, features, response_log_probs
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
@@ -94,7 +93,7 @@ def test_what_a_critic_reads_is_that_of_padded_rows(tiny_model: Path) -> None:
     assert pack_prefixes(packing) is None
     mask = sequences.responses.mask
     with torch.no_grad():
-        expected, found = (features(m, sequences.joined, mask) for m in (plain, packing))
+        expected, found = (features(m, sequences) for m in (plain, packing))
     assert found.shape == (3, 4, plain.config.hidden_size)
     torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=2e-5)
 

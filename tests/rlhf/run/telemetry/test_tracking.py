@@ -6,7 +6,7 @@ from accelerate import Accelerator
 
 from rlhf.errors import ConfigError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.run.tracking import flat, tracking
+from rlhf.run.telemetry.tracking import flat, tracking
 
 
 def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_no_tracker_is_the_default(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("rlhf.run.tracking.filter_trackers", lambda names, folder: [])
+    monkeypatch.setattr("rlhf.run.telemetry.tracking.filter_trackers", lambda names, folder: [])
     block = tracking(Accelerator(cpu=True), "trackio", tmp_path / "out", ClusterSettings())
     with pytest.raises(ConfigError, match="--track trackio needs the package trackio"), block:
         pass

@@ -6,7 +6,7 @@ each; and two that share one engine, each with a part of every matrix. The peak 
 of each process comes from the kernel (VmHWM), as does that of a process that only imports torch and
 vLLM.
 
-    .venv-vllm/bin/python -P examples/benchmarks/rollouts.py [--json]
+    .venv-vllm/bin/python -P examples/benchmarks/scale/rollouts.py [--json]
 """
 
 import argparse
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 REAL_MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 IMPORTS = "import torch, transformers, vllm, policies.ppo.train; from vllm import LLM"
 GIB = 2**30

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rlhf.run.profiling import profiling
+from rlhf.run.telemetry.profiling import profiling
 from rlhf.run.watchdog import beat, watching
 
 

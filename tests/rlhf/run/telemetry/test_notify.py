@@ -5,8 +5,8 @@ import pytest
 
 from rlhf.errors import ConfigError, GuardError, InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.run.notify import notify
 from rlhf.run.rundir import RunDir, stage_status
+from rlhf.run.telemetry.notify import notify
 from tests.servers.listener import Listener
 
 

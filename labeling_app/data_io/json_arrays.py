@@ -1,0 +1,91 @@
+"""Reads a file that is one JSON array, as other tools export them, an object at a time."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from rlhf.errors import InputError
+from rlhf.records.jsonl import MAX_LINE, BadLineError
+
+CHUNK = 2**20
+START = 64
+SPACE = re.compile(r"[ \t\r\n]*")
+EXPORT_AGAIN = "Export it again, or write an object on each line of a .jsonl file."
+
+
+def is_array(path: Path) -> bool:
+    """Whether a file begins as a JSON array, and not with an object, as JSON Lines do."""
+    with path.open("rb") as stream:
+        start = stream.read(START).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return start.startswith(b"[")
+
+
+def read_array(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (`file: item number`, text) for every item, holding little more than one in memory.
+
+    Raises:
+        BadLineError: an item is no object or too large, or the array does not end.
+        InputError: the file is not UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            yield from _items(stream, path)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 ({error.reason})", "Save it as UTF-8.") from None
+
+
+def _items(stream: TextIO, path: Path) -> Iterator[tuple[str, str]]:
+    decoder = json.JSONDecoder()
+    text, at, number = stream.read(max(CHUNK, START)).lstrip()[1:], 0, 1
+    is_next = True  # an item may begin here; False: a comma comes first
+    while True:
+        place = f"{path}: item {number}"
+        at = _after_space(text, at)
+        if text.startswith("]", at):
+            _require_end(path, text[at + 1 :] + stream.read(CHUNK))
+            return
+        if at < len(text) and not is_next:
+            if text[at] != ",":
+                raise BadLineError(f"{place}: a comma is missing before it", EXPORT_AGAIN)
+            at, is_next = at + 1, True
+            continue
+        end = _end_of_item(decoder, text, at, place) if at < len(text) else None
+        if end is None:
+            more = stream.read(CHUNK)
+            if not more:
+                raise BadLineError(f"{place} is cut off or not valid JSON", EXPORT_AGAIN)
+            text, at = text[at:] + more, 0
+            continue
+        yield place, text[at:end]
+        at, number, is_next = end, number + 1, False
+
+
+def _after_space(text: str, at: int) -> int:
+    found = SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _end_of_item(decoder: json.JSONDecoder, text: str, at: int, place: str) -> int | None:
+    """Where the item ends that begins here; None if more of the file is needed to tell."""
+    if at < len(text) and text[at] != "{":
+        raise BadLineError(f"{place} is not an object: {text[at : at + 40]!r}", EXPORT_AGAIN)
+    try:
+        return decoder.raw_decode(text, at)[1]
+    except RecursionError:
+        raise BadLineError(f"{place} is nested too deeply", EXPORT_AGAIN) from None
+    except json.JSONDecodeError:
+        if len(text) - at > MAX_LINE:
+            raise BadLineError(
+                f"{place}: more than {MAX_LINE:,} characters, or not valid JSON",
+                "Remove the item, or the fields that it does not need.",
+            ) from None
+        return None
+
+
+def _require_end(path: Path, rest: str) -> None:
+    if rest.strip():
+        raise BadLineError(
+            f"{path}: text after the end of the array: {rest.strip()[:40]!r}", EXPORT_AGAIN
+        )

@@ -1,0 +1,289 @@
+"""Records that Argilla and Label Studio exported, with annotators and times.
+
+Argilla 2: what `dataset.records.to_json` writes, nested, and what `to_datasets` and the hub hold,
+with columns such as `preference.responses`. Label Studio: the JSON export, a task an object.
+
+Neither says which of its fields is the prompt and which are responses; that is told by their names.
+Where names leave it open, the record is refused: a guess would turn people's judgments around.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from labeling_app.rankings.tiers import Tiers
+from rlhf.errors import InputError, UnusableContentError
+from rlhf.records.schema import JsonObject, is_finite_number
+
+PROMPTS = ("prompt", "instruction", "question", "input", "query", "context", "messages", "chat")
+SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
+# response_1, answer-B, answerA, left
+NUMBERED = re.compile(r"^(.*?)[\s_-]*(\d+|(?<=[\s_-])[A-Za-z]|(?<=[a-z])[A-Z]|[Ll]eft|[Rr]ight)$")
+OWN_COLUMNS = ("id", "_server_id", "status")  # of Argilla
+ANSWERS = ".responses"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgment:
+    """One person's judgment, over positions of the responses."""
+
+    annotator: str
+    tiers: Tiers
+    created_at: float | None = None
+    """Seconds since 1970, where the record says it."""
+    duration_ms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A prompt, as text or as messages, its responses, and who said what of them."""
+
+    prompt: Any
+    texts: tuple[str, ...]
+    judgments: tuple[Judgment, ...]
+
+
+def read_exported(value: JsonObject) -> Judged | None:
+    """Read a record of Argilla or Label Studio; None if it is neither.
+
+    Raises:
+        InputError: its fields do not say what is prompt and what is response.
+        UnusableContentError: it has no two responses.
+    """
+    if isinstance(value.get("data"), dict) and isinstance(value.get("annotations"), list):
+        return _read_task(value)
+    if isinstance(value.get("fields"), dict) and isinstance(value.get("responses"), dict):
+        answers = {name: _listed(said) for name, said in value["responses"].items()}
+        return _read_record(value["fields"], answers)
+    questions = [name.removesuffix(ANSWERS) for name in value if name.endswith(ANSWERS)]
+    if questions:
+        fields = {name: one for name, one in value.items() if _is_field(name)}
+        return _read_record(fields, {name: _columns(value, name) for name in questions})
+    return None
+
+
+# ----------------------------------------------------------------------------------------- Argilla
+
+
+def _is_field(column: str) -> bool:
+    """Whether a column of a flat record of Argilla may be a field rather than one of its own."""
+    return "." not in column and column not in OWN_COLUMNS
+
+
+def _listed(said: Any) -> list[JsonObject]:
+    if not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
+        raise InputError(
+            f"The answers to a question of Argilla must be a list of objects, found {said!r:.80}",
+            "Export with `dataset.records.to_json` of Argilla 2.",
+        )
+    return said
+
+
+def _columns(value: JsonObject, question: str) -> list[JsonObject]:
+    """The answers to a question, whose values, users and statuses are columns."""
+    columns = [value.get(f"{question}{ANSWERS}{part}") or [] for part in ("", ".users", ".status")]
+    if len(columns[0]) != len(columns[1]):
+        raise InputError(
+            f"{question}{ANSWERS} has {len(columns[0])} answers and {len(columns[1])} users",
+            f"Keep the column {question}{ANSWERS}.users of the export.",
+        )
+    status = columns[2] or [None] * len(columns[0])
+    rows = zip(columns[0], columns[1], status, strict=False)
+    return [{"value": one, "user_id": user, "status": state} for one, user, state in rows]
+
+
+def _read_record(fields: JsonObject, answers: Mapping[str, Sequence[JsonObject]]) -> Judged:
+    names = _response_names(fields)
+    prompt = _prompt_of(fields, names)
+    judgments = []
+    for said in answers.values():
+        for one in said:
+            tiers = _ranked(one.get("value"), names)
+            if tiers and one.get("status") in (None, "submitted"):
+                judgments.append(Judgment(annotator=f"argilla-{one.get('user_id')}", tiers=tiers))
+    if not judgments and any(answers.values()):
+        raise InputError(
+            f"No answer names the responses {list(names)}",
+            "Read are answers to a ranking question over the names of the fields, and to a label "
+            "question whose labels are these names.",
+        )
+    return Judged(
+        prompt=prompt,
+        texts=tuple(str(fields[name]) for name in names),
+        judgments=tuple(judgments),
+    )
+
+
+def _ranked(value: Any, names: Sequence[str]) -> Tiers | None:
+    """Tiers of an answer: an order of names, best first, or the name of the best alone."""
+    place = {name: number for number, name in enumerate(names)}
+    if isinstance(value, str) and value in place:
+        others = [number for number in place.values() if number != place[value]]
+        return [[place[value]], others]
+    if not isinstance(value, list) or not value:
+        return None
+    named: list[Any] = [one.get("value") if isinstance(one, dict) else one for one in value]
+    if not all(isinstance(name, str) and name in place for name in named):
+        return None
+    ranks: list[Any] = [one.get("rank") if isinstance(one, dict) else None for one in value]
+    if all(isinstance(rank, int) for rank in ranks):  # equal ranks tie
+        return [
+            [place[name] for name, one in zip(named, ranks, strict=True) if one == rank]
+            for rank in sorted(set(ranks))
+        ]
+    return [[place[name]] for name in named]
+
+
+# ------------------------------------------------------------------------------------ Label Studio
+
+
+def _read_task(value: JsonObject) -> Judged:
+    data, annotations = value["data"], value["annotations"]
+    items = next((one for one in data.values() if _is_items(one)), None)
+    if items is not None:
+        names = tuple(str(item["id"]) for item in items)
+        texts = tuple(_item_text(item) for item in items)
+        prompt = _prompt_of(data, ())
+    else:
+        names = _response_names(data)
+        texts = tuple(str(data[name]) for name in names)
+        prompt = _prompt_of(data, names)
+    judgments = []
+    for annotation in annotations:
+        if isinstance(annotation, dict) and not annotation.get("was_cancelled"):
+            judgments += list(_results(annotation, names))
+    return Judged(prompt=prompt, texts=texts, judgments=tuple(judgments))
+
+
+def _is_items(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 1
+        and all(isinstance(one, dict) and "id" in one for one in value)
+    )
+
+
+def _item_text(item: JsonObject) -> str:
+    text = item.get("body") or item.get("html") or item.get("title")
+    if not isinstance(text, str):
+        raise InputError(
+            f"The item {item.get('id')!r} of Label Studio has no body, html or title",
+            "Leave it out of the task.",
+        )
+    return text
+
+
+def _results(annotation: JsonObject, names: Sequence[str]) -> Iterator[Judgment]:
+    seconds: Any = annotation.get("lead_time")
+    for result in annotation.get("result") or []:
+        tiers = _result_tiers(result, names) if isinstance(result, dict) else None
+        if tiers:
+            yield Judgment(
+                annotator=_annotator(annotation.get("completed_by")),
+                tiers=tiers,
+                created_at=_seconds(annotation.get("created_at")),
+                duration_ms=round(1000 * seconds) if is_finite_number(seconds) else None,
+            )
+
+
+def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
+    value = result.get("value") or {}
+    if result.get("type") == "pairwise":
+        selected = value.get("selected")
+        if selected not in ("left", "right"):
+            raise InputError(
+                f"A pairwise result of Label Studio selects {selected!r}", "Use left or right."
+            )
+        _require_sides(names)
+        return [[0], [1]] if selected == "left" else [[1], [0]]
+    if result.get("type") != "ranker":
+        return None
+    order = value.get("ranker")
+    if isinstance(order, dict):
+        buckets = [name for name in order if name != "_"]
+        if len(buckets) != 1:
+            raise InputError(
+                f"A ranker result of Label Studio has the buckets {buckets}, whose order the "
+                "export does not say",
+                'Write tiers for these tasks: {"prompt": …, "responses": […], "tiers": …}.',
+            )
+        order = order[buckets[0]]
+    return _ranked([str(one) for one in order or []], names)
+
+
+def _require_sides(names: Sequence[str]) -> None:
+    ends = tuple(_ending(name) for name in names)
+    if ends not in SIDES:
+        raise InputError(
+            f"A pairwise result says left or right, and the fields are called {list(names)}",
+            "Rename the field that was shown left to answer1, and the other to answer2.",
+        )
+
+
+def _annotator(who: Any) -> str:
+    if isinstance(who, dict):
+        return str(who.get("email") or f"label-studio-{who.get('id')}")
+    return f"label-studio-{who}"
+
+
+def _seconds(text: Any) -> float | None:
+    """A time as Label Studio writes it, such as 2024-03-09T22:16:08.728353Z."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+# ------------------------------------------------------------------------------------ both of them
+
+
+def _ending(name: str) -> str:
+    found = NUMBERED.match(name)
+    return found[2].lower() if found else ""
+
+
+def _response_names(fields: JsonObject) -> tuple[str, ...]:
+    """The fields that hold responses: those that differ only in a number, letter or side."""
+    groups: dict[str, list[str]] = {}
+    for name, text in fields.items():
+        found = NUMBERED.match(name)
+        if found and isinstance(text, str) and text.strip():
+            groups.setdefault(found[1].lower(), []).append(name)
+    many = [sorted(names, key=_order) for names in groups.values() if len(names) > 1]
+    if len(many) == 1:
+        return tuple(many[0])
+    if many:
+        raise InputError(
+            f"Several groups of fields could be the responses: {many}",
+            "Keep one group of names that end in 1, 2, … or a, b, …, and rename the others.",
+        )
+    raise UnusableContentError(
+        f"None of the fields {sorted(fields)} are two responses to compare",
+        "Call the responses response_1, response_2 and so on, and the prompt prompt.",
+    )
+
+
+def _order(name: str) -> tuple[int, str]:
+    end = _ending(name)
+    return (int(end), "") if end.isdigit() else (0, end)
+
+
+def _prompt_of(fields: JsonObject, names: Sequence[str]) -> Any:
+    rest = {
+        name: value
+        for name, value in fields.items()
+        if name not in names and isinstance(value, str | list) and value and not _is_items(value)
+    }
+    known = [name for name in PROMPTS if name in rest]
+    if not known and len(rest) == 1:
+        known = list(rest)
+    if len(known) != 1:
+        raise InputError(
+            f"Which of the fields {sorted(rest)} is the prompt?",
+            f"Call it prompt, and leave no other called {', '.join(PROMPTS[1:])}.",
+        )
+    return rest[known[0]]

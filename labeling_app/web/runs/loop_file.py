@@ -1,0 +1,125 @@
+"""What the Runs page knows of a loop's settings file, and what a lead may change in it.
+
+A lead's values are numbers, yes or no, or one of a few words: nothing that is text reaches a
+command. They are written to OUT/lead.yaml, which `rlhf loop` reads after the file itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf.errors import InputError
+from rlhf.run.rundir import RunDir
+
+Kind = Literal["whole number", "number", "yes or no", "choice"]
+MAX_NUMBER = 1e15
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSetting:
+    """A setting that the file opens to leads.
+
+    Args:
+        name: its path, such as `stages.ppo.steps`.
+        kind: of its values.
+        value: what the file says, or the default.
+        help: what it does.
+        choices: the words of a choice.
+        may_be_none: it can also be switched off.
+    """
+
+    name: str
+    kind: Kind
+    value: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    may_be_none: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopFile:
+    """A loop's settings file.
+
+    Args:
+        path: of the file.
+        out: folder of the loop.
+        open: the settings that leads may change.
+        first: the commands of the first round.
+        later: the commands of each later one.
+    """
+
+    path: Path
+    out: Path
+    open: tuple[OpenSetting, ...]
+    first: tuple[str, ...]
+    later: tuple[str, ...]
+
+    @property
+    def run(self) -> RunDir:
+        """The files of the loop."""
+        return RunDir(self.out)
+
+
+def read_values(settings: Sequence[OpenSetting], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a lead has sent, by the path of the setting.
+
+    Raises:
+        InputError: a setting is not open, or its value is of another kind.
+    """
+    known = {one.name: one for one in settings}
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(
+                f"{name[:100]} is not open to leads", "Reload the page to see which settings are."
+            )
+        if not _fits(known[name], value):
+            expected = {
+                "choice": f"one of {', '.join(known[name].choices)}",
+                "yes or no": "yes or no",
+            }
+            raise InputError(
+                f"{name} is {str(value)[:40]!r}",
+                f"Give {expected.get(known[name].kind, f'a {known[name].kind}')}"
+                + (", or leave it empty." if known[name].may_be_none else "."),
+            )
+    return dict(given)
+
+
+def _fits(setting: OpenSetting, value: Any) -> bool:
+    if value is None:
+        return setting.may_be_none
+    if setting.kind == "yes or no":
+        return isinstance(value, bool)
+    if setting.kind == "choice":
+        return isinstance(value, str) and value in setting.choices
+    kinds = int if setting.kind == "whole number" else int | float
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    return is_number and abs(value) < MAX_NUMBER
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by path as a settings file has them: `{"stages.ppo.steps": 3}` in three levels."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        group = found
+        for parent in parents:
+            group = group.setdefault(parent, {})
+        group[last] = value
+    return found
+
+
+def flat(values: Mapping[str, Any], settings: Sequence[OpenSetting]) -> dict[str, Any]:
+    """The values of the open settings in nested groups, by path; others are left out."""
+    found = {}
+    for setting in settings:
+        group: Any = values
+        for part in setting.name.split("."):
+            group = group.get(part, LEFT_OUT) if isinstance(group, Mapping) else LEFT_OUT
+        if group is not LEFT_OUT and _fits(setting, group):
+            found[setting.name] = group
+    return found
+
+
+LEFT_OUT = object()

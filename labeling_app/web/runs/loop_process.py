@@ -1,0 +1,178 @@
+"""Starts and steers the loop: a process of its own, which outlives the server.
+
+The command is fixed: `rlhf loop --config FILE --config OUT/lead.yaml`. Nothing that a browser sends
+becomes a word of it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from labeling_app.web.runs.loop_file import LoopFile, flat, nested, read_values
+from rlhf.config import merge, read_settings_file, to_yaml
+from rlhf.errors import InputError
+from rlhf.records.jsonl import new_file, write_text_atomically
+from rlhf.run.locks import holder, is_locked
+from rlhf.run.loops.pausing import end_pause, request_pause
+from rlhf.run.loops.promotion import promote, roll_back
+from rlhf.run.watchdog import read_heartbeats
+
+CHECK_SECONDS = 120
+END_SECONDS = 30.0
+LOG_BYTES = 6000
+LOG_LINES = 24
+
+
+class LoopProcess:
+    """The loop of one settings file.
+
+    Args:
+        file: the settings file.
+    """
+
+    def __init__(self, file: LoopFile) -> None:
+        self.file = file
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a loop works in the folder, whoever has started it."""
+        return is_locked(self.file.out)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process that was started here runs, but not yet (or no longer) the loop."""
+        return self._is_alive() and not self.is_running
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process that was started here has ended; None if it has not."""
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        """Start the loop, or let it go on; a loop that runs already is not started again.
+
+        A paused loop is ended and started again, so that it reads its settings again.
+        """
+        with self._lock:
+            self._end_paused()
+            end_pause(self.file.out)
+            if self._is_alive() or self.is_running:
+                return
+            log = self.file.run.log_file
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as stream:
+                self._process = subprocess.Popen(
+                    [*_command(self.file.path), *self._lead_words()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                    start_new_session=True,  # signals to the server do not reach it
+                )
+
+    def _end_paused(self) -> None:
+        """End a loop on this machine that waits because it is paused, and nothing else."""
+        number = holder(self.file.out)
+        beats = read_heartbeats(self.file.run.heartbeat)
+        if not any(one.pid == number and one.phase.startswith("paused") for one in beats):
+            return
+        assert number is not None
+        os.kill(number, signal.SIGTERM)
+        limit = time.monotonic() + END_SECONDS
+        while (self.is_running or self._is_alive()) and time.monotonic() < limit:
+            time.sleep(0.05)
+
+    def _lead_words(self) -> list[str]:
+        """The flags of the lead's values; those that the file no longer opens are left out."""
+        values = self.values()
+        if not values:
+            return []
+        self._write(self.file.run.lead_file, values)
+        return ["--config", str(self.file.run.lead_file)]
+
+    def pause(self, by: str, *, stops_stage: bool) -> None:
+        """Ask the loop to pause: after the running stage, or at once."""
+        request_pause(self.file.out, by, stops_stage=stops_stage)
+
+    def promote(self, number: int, by: str) -> None:
+        """Promote the policy of a round.
+
+        Raises:
+            InputError: it cannot be promoted.
+        """
+        promote(self.file.out, number, by)
+
+    def roll_back(self, by: str) -> None:
+        """Return to the policy that was promoted before.
+
+        Raises:
+            InputError: nothing is promoted.
+        """
+        roll_back(self.file.out, by)
+
+    def values(self) -> dict[str, Any]:
+        """What leads have set, by the path of the setting."""
+        file = self.file.run.lead_file
+        return flat(read_settings_file(file), self.file.open) if file.is_file() else {}
+
+    def change(self, given: Mapping[str, Any]) -> None:
+        """Keep a lead's values for the next start, if `rlhf loop` accepts them.
+
+        Raises:
+            InputError: one of them is not open, of another kind, or out of its range.
+        """
+        wanted = read_values(self.file.open, given)
+        with self._lock:
+            values = {**self.values(), **wanted}
+            with new_file(self.file.run.lead_file) as candidate:
+                self._write(candidate, values)
+                _require_accepted([*_command(self.file.path), "--config", str(candidate)])
+
+    def _write(self, path: Path, values: Mapping[str, Any]) -> None:
+        text = to_yaml(merge({}, nested(values)))
+        write_text_atomically(path, lambda stream: stream.write(text))
+
+    def log(self) -> list[str]:
+        """The last lines that the loop has said; empty if it was never started here."""
+        file = self.file.run.log_file
+        if not file.is_file():
+            return []
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - LOG_BYTES))
+            text = stream.read().decode("utf-8", errors="replace")
+        lines = text.splitlines()
+        return [line for line in lines[1 if size > LOG_BYTES else 0 :] if line.strip()][-LOG_LINES:]
+
+
+def _command(path: Path) -> list[str]:
+    return [sys.executable, "-m", "rlhf.cli", "loop", "--config", str(path)]
+
+
+def _require_accepted(command: list[str]) -> None:
+    """Let the command check its settings, without running anything.
+
+    Raises:
+        InputError: it refuses them; the message is its own.
+    """
+    done = subprocess.run(
+        [*command, "--dry-run"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=CHECK_SECONDS,
+    )
+    if done.returncode:
+        said = done.stderr.strip().removeprefix("error ").splitlines() or ["rlhf loop failed"]
+        raise InputError(said[0], " ".join(line.strip() for line in said[1:]))

@@ -1,0 +1,177 @@
+"""How far the rounds of a loop are, read from its folder.
+
+The time that is left is an estimate only where there is a measure: steps of known length, or the
+same stage of an earlier round. Else there is none.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import fmean
+from typing import Any
+
+from labeling_app.web.runs.loop_file import LoopFile
+from rlhf.config import read_settings_file
+from rlhf.records.documents import read_document
+from rlhf.run.metrics import read_metrics
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import read_heartbeats
+
+FOLDERS = {"train-reward": "reward", "reference": "reference", "ppo": "ppo", "evaluate": "evaluate"}
+RECENT_STEPS = 20
+STEP_SECONDS = ("seconds", "seconds/sample", "seconds/score", "seconds/update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageView:
+    """A stage of a round.
+
+    Args:
+        name: of its command.
+        status: done, running, stopped or ahead.
+        seconds: how long it took, or has run.
+        doing: what the running one does now.
+        share: of its steps that are done, if it counts them.
+        left_seconds: estimate of the time that is left.
+    """
+
+    name: str
+    status: str
+    seconds: float | None = None
+    doing: str = ""
+    share: float | None = None
+    left_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundView:
+    """A round: its stages, and what its evaluation found.
+
+    Args:
+        number: of the round.
+        stages: in the order in which they run.
+        result: the round's entry in report.json of the loop, once it is evaluated.
+        reports: the pages that can be read: evaluate, reward.
+    """
+
+    number: int
+    stages: Sequence[StageView]
+    result: Mapping[str, Any] = field(default_factory=dict)
+    reports: Sequence[str] = ()
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Estimate of the time until the round is done, if there is one for each stage."""
+        left = [one.left_seconds for one in self.stages if one.status != "done"]
+        known = [one for one in left if one is not None]
+        return sum(known) if known and len(known) == len(left) else None
+
+
+def read_rounds(file: LoopFile, *, is_running: bool) -> list[RoundView]:
+    """The rounds that were begun, the first one first.
+
+    Args:
+        file: the loop.
+        is_running: whether the loop runs.
+
+    Raises:
+        InputError: a file of the loop is broken.
+    """
+    run = file.run
+    entries: list[dict[str, Any]] = []
+    if run.commands_file.is_file():
+        entries = read_document(run.commands_file, {"commands": list})["commands"]
+    report = run.read_report() if run.report_json.is_file() else {}
+    results = {one["round"]: one for one in report.get("rounds", [])}
+    numbers = range(max((one["round"] for one in entries), default=-1) + 1)
+    rounds = []
+    for number in numbers:
+        stages = [_stage(file, entries, number, name, is_running) for name in _names(file, number)]
+        rounds.append(
+            RoundView(
+                number=number,
+                stages=stages,
+                result=results.get(number, {}),
+                reports=[n for n in ("evaluate", "reward") if report_path(file, number, n)],
+            )
+        )
+    return rounds
+
+
+def report_path(file: LoopFile, number: int, stage: str) -> RunDir | None:
+    """The run folder of a finished stage whose page can be read."""
+    run = RunDir(file.out / f"round-{number}" / stage)
+    return run if run.is_done and run.report_html.is_file() else None
+
+
+def _names(file: LoopFile, number: int) -> Sequence[str]:
+    return file.later if number else file.first
+
+
+def _stage(
+    file: LoopFile, entries: Sequence[Mapping[str, Any]], number: int, name: str, is_running: bool
+) -> StageView:
+    own = [one for one in entries if (one["round"], one["stage"]) == (number, name)]
+    earlier = [one["seconds"] for one in entries if one["stage"] == name and one["exit_code"] == 0]
+    usual = earlier[-1] if earlier else None
+    folder = file.out / f"round-{number}" / FOLDERS.get(name, "")
+    if _is_done(entries, own, folder if name in FOLDERS else None):
+        return StageView(name=name, status="done", seconds=_seconds(own))
+    if not own:
+        return StageView(name=name, status="ahead", left_seconds=usual)
+    if not (is_running and own[-1]["exit_code"] is None and own[-1] is entries[-1]):
+        return StageView(name=name, status="stopped", seconds=_seconds(own), left_seconds=usual)
+    seconds = time.time() - datetime.fromisoformat(own[-1]["started_at"]).timestamp()
+    left = None if usual is None or seconds > usual else usual - seconds
+    running = StageView(name=name, status="running", seconds=max(0.0, seconds), left_seconds=left)
+    return _in_steps(running, RunDir(folder)) if name in FOLDERS else running
+
+
+def _is_done(
+    entries: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]], folder: Any
+) -> bool:
+    """Whether a stage is done: by its folder, its exit code, or because others came after it."""
+    if folder is not None:
+        return RunDir(folder).is_done
+    return bool(own) and (own[-1]["exit_code"] == 0 or own[-1] is not entries[-1])
+
+
+def _seconds(own: Sequence[Mapping[str, Any]]) -> float | None:
+    """How long a stage took in all its attempts; None where the end of one is not known."""
+    known = [one["seconds"] for one in own if "seconds" in one]
+    return sum(known) if known and len(known) == len(own) else None
+
+
+def _in_steps(stage: StageView, run: RunDir) -> StageView:
+    """A running stage with its phase, its steps, and the time that they leave."""
+    doing = next((one.phase for one in read_heartbeats(run.heartbeat)), "")
+    rows = read_metrics(run.metrics_file)
+    settings = read_settings_file(run.config_file) if run.config_file.is_file() else {}
+    steps = settings.get("steps")
+    if not rows or not isinstance(steps, int) or not 0 < rows[-1].get("step", 0) <= steps:
+        return _replace(stage, doing=doing)
+    done = rows[-1]["step"]
+    each = [sum(row.get(name, 0.0) for name in STEP_SECONDS) for row in rows[-RECENT_STEPS:]]
+    left = (steps - done) * fmean(each)
+    doing = f"step {done} of {steps}" + (f", {doing}" if doing else "")
+    return _replace(stage, doing=doing, share=done / steps, left_seconds=left)
+
+
+def _replace(stage: StageView, **changes: Any) -> StageView:
+    return StageView(**{**vars(stage), **changes})
+
+
+def in_words(seconds: float | None) -> str:
+    """A duration: 40 s, 12 min, 3 h 20 min."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+
+
+def clock(text: str) -> str:
+    """A time in ISO format as people on this machine read it."""
+    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M}"

@@ -1,0 +1,46 @@
+"""The settings of `rlhf distill`; torch-free, so that `--help` is quick."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from policies.trl_training.settings import TrainerSettings
+from rlhf.config import require_range
+
+OF_POLICIES = ("on_policy", "divergence", "temperature", "max_new_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings(TrainerSettings):
+    """Settings of `rlhf distill`."""
+
+    teacher: str
+    """The policy or reward model to learn from: the --out of its training, or a model folder."""
+    student: str
+    """The model to train: a model folder or hub name. A policy's student has its tokenizer."""
+    outputs: Path
+    """The --out of `rlhf reference`: prompts with outputs, best the teacher's. A policy's student
+    reads the outputs in part of the batches; a reward model's learns their scores."""
+    half: bool = False
+    """Start from every second layer of --student."""
+    on_policy: float = 0.5
+    """Share of the batches in which the student answers the prompts itself; in the others it reads
+    stored outputs."""
+    divergence: float = 0.5
+    """What is minimized over the tokens: 0 the forward KL, which covers all that the teacher says,
+    1 the reverse KL, which avoids what it does not say, between them a Jensen-Shannon
+    divergence."""
+    temperature: float = 1.0
+    """Sampling temperature of the student's answers."""
+    max_new_tokens: int = 128
+    """Length limit of the student's answers, in tokens."""
+    micro_batch_size: int = 4
+    """Prompts answered and read at once by a process."""
+    learning_rate: float = 2e-5
+    """Peak learning rate; it falls linearly to 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("on_policy", self.on_policy, 0, 1)
+        require_range("divergence", self.divergence, 0, 1)
+        require_range("temperature", self.temperature, 0, above_low=True)
+        require_range("max_new_tokens", self.max_new_tokens, 1)

@@ -1,0 +1,248 @@
+"""Clocks and memory of one model at work: answering for policies, scoring for reward models.
+
+The work is random tokens of fixed lengths: prompts that share no beginning, and answers that no end
+token closes, so that every model does the same.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedTokenizerBase
+
+from policies.deployment.settings import BenchmarkSettings
+from policies.sampling.engines import FrozenModel, frozen_model
+from reward.scoring.scorer import load_scorer
+from rlhf.errors import InputError
+from rlhf.modeling.chat_template import end_token_ids, set_end_tokens
+from rlhf.modeling.models import context_length, load_config
+from rlhf.modeling.pairs import is_for_pairs
+from rlhf.modeling.tokens import TokenBatch, load_tokenizer, pad_right
+from rlhf.parallel.distributed import seed_all
+from rlhf.records.schema import Sampling
+
+CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+RESET_PEAK = "5"  # written to clear_refs: the peak becomes what is in memory now
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is measured at once: how many sequences, and how long their two parts are."""
+
+    batch_size: int
+    prompt_tokens: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One measured batch, in seconds on a monotonic clock."""
+
+    work: Work
+    seconds: float
+
+
+def all_work(settings: BenchmarkSettings) -> list[Work]:
+    """Every combination of the sizes, the smallest batch first."""
+    sizes = product(settings.prompt_tokens, settings.answer_tokens, sorted(settings.batch_sizes))
+    return [
+        Work(batch_size=batch, prompt_tokens=prompt, answer_tokens=answer)
+        for prompt, answer, batch in sizes
+    ]
+
+
+def require_context(folder: str, settings: BenchmarkSettings) -> None:
+    """Refuse lengths that a model cannot read.
+
+    Raises:
+        InputError: the longest prompt and answer together exceed its context.
+    """
+    context = context_length(load_config(folder))
+    longest = max(all_work(settings), key=lambda work: work.prompt_tokens + work.answer_tokens)
+    total = longest.prompt_tokens + longest.answer_tokens
+    if context is not None and total > context:
+        raise InputError(
+            f"--prompt-tokens {longest.prompt_tokens} and --answer-tokens {longest.answer_tokens} "
+            f"exceed the context of {folder}, {context} tokens",
+            "Lower one of them.",
+        )
+
+
+def measure_policy(
+    folder: str,
+    accelerator: Accelerator,
+    settings: BenchmarkSettings,
+    on_batch: Callable[[Batch], None],
+) -> list[Row]:
+    """A row for each work: first token, latency, tokens a second, memory.
+
+    Raises:
+        InputError: the model cannot be loaded.
+    """
+    works = all_work(settings)
+    tokenizer = load_tokenizer(folder)
+    usable = _usable_ids(tokenizer)
+    rows = load_config(folder).get_text_config().vocab_size
+    set_end_tokens(tokenizer, [rows])  # an id that no model draws
+    longest = max(work.prompt_tokens + work.answer_tokens for work in works)
+    # as `rlhf generate` loads it
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    most = max(settings.batch_sizes)
+    loaded = frozen_model(
+        settings.engine, folder, accelerator, tokenizer, longest, most, dtype=dtype
+    )
+    found = []
+    with loaded as model:
+        seed_all(settings.seed)
+        for work in works:
+            sampler = replace(model, batch_size=work.batch_size)
+            prompts = _random_rows(usable, work.batch_size, work.prompt_tokens, settings.seed)
+            found.append(_time_answers(sampler, prompts, work, settings, on_batch))
+    return found
+
+
+def _time_answers(
+    model: FrozenModel,
+    prompts: Sequence[list[int]],
+    work: Work,
+    settings: BenchmarkSettings,
+    on_batch: Callable[[Batch], None],
+) -> Row:
+    def answer(tokens: int) -> None:
+        sampling = Sampling(
+            temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=tokens, seed=settings.seed
+        )
+        samples = model.sample(prompts, sampling)
+        assert all(len(sample.token_ids) == tokens for sample in samples)
+
+    answer(1)
+    firsts = [_seconds(lambda: answer(1)) for _ in range(settings.repeats)]
+    with peak_memory() as memory:
+        seconds = _repeat(lambda: answer(work.answer_tokens), work, settings.repeats, on_batch)
+    return {
+        **vars(work),
+        "first_token_seconds": float(np.median(firsts)),
+        "latency": latencies(seconds),
+        "tokens_per_second": work.batch_size * work.answer_tokens * len(seconds) / sum(seconds),
+        "peak_memory_bytes": memory.bytes,
+    }
+
+
+def measure_scorer(
+    name: str,
+    folder: str,
+    accelerator: Accelerator,
+    settings: BenchmarkSettings,
+    on_batch: Callable[[Batch], None],
+) -> list[Row]:
+    """A row for each work: latency, scores a second, memory. All members of an ensemble score.
+
+    Raises:
+        InputError: the model cannot be loaded.
+    """
+    works = all_work(settings)
+    tokenizer = load_tokenizer(folder)
+    scorer = load_scorer(name, accelerator)
+    found = []
+    for work in works:
+        batch = _sequences(tokenizer, work, settings.seed).to(accelerator.device)
+
+        def score(batch: TokenBatch = batch) -> None:
+            scorer(batch).cpu()  # waits for the device
+
+        score()
+        with peak_memory() as memory:
+            seconds = _repeat(score, work, settings.repeats, on_batch)
+        found.append(
+            {
+                **vars(work),
+                "latency": latencies(seconds),
+                "scores_per_second": work.batch_size * len(seconds) / sum(seconds),
+                "peak_memory_bytes": memory.bytes,
+            }
+        )
+    return found
+
+
+def latencies(seconds: Sequence[float]) -> dict[str, float]:
+    """The median and the 99th percentile; all sequences of a batch end together."""
+    return {"p50": float(np.percentile(seconds, 50)), "p99": float(np.percentile(seconds, 99))}
+
+
+@dataclass
+class Memory:
+    """The peak of a block in bytes: of the device, on CPUs of the process; None if unknown."""
+
+    bytes: int | None = None
+
+
+@contextmanager
+def peak_memory() -> Iterator[Memory]:
+    """Measure the peak of memory in use within the block, the weights included."""
+    found = Memory()
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    is_reset = not on_gpu and _reset_peak()
+    yield found
+    if on_gpu:
+        found.bytes = torch.cuda.max_memory_allocated()
+    elif is_reset:
+        [line] = [one for one in STATUS.read_text().splitlines() if one.startswith("VmHWM:")]
+        found.bytes = 1024 * int(line.split()[1])
+
+
+def _reset_peak() -> bool:
+    """Whether the system could be told to forget this process's peak so far."""
+    try:
+        CLEAR.write_text(RESET_PEAK)
+    except OSError:  # not Linux, or not allowed
+        return False
+    return True
+
+
+def _repeat(
+    do: Callable[[], None], work: Work, repeats: int, on_batch: Callable[[Batch], None]
+) -> list[float]:
+    found = []
+    for _ in range(repeats):
+        found.append(_seconds(do))
+        on_batch(Batch(work=work, seconds=found[-1]))
+    return found
+
+
+def _seconds(do: Callable[[], None]) -> float:
+    began = time.monotonic()
+    do()
+    return time.monotonic() - began
+
+
+def _usable_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    special = {*tokenizer.all_special_ids, *end_token_ids(tokenizer)}
+    return [one for one in range(tokenizer.vocab_size) if one not in special]
+
+
+def _random_rows(usable: Sequence[int], rows: int, tokens: int, seed: int) -> list[list[int]]:
+    drawn = np.random.default_rng(seed).choice(usable, (rows, tokens))
+    found: list[list[int]] = drawn.tolist()
+    return found
+
+
+def _sequences(tokenizer: PreTrainedTokenizerBase, work: Work, seed: int) -> TokenBatch:
+    """Random prompts with answers that end as a reward model expects it."""
+    end = end_token_ids(tokenizer)[0]
+    length = work.prompt_tokens + work.answer_tokens
+    rows = _random_rows(_usable_ids(tokenizer), work.batch_size, length, seed)
+    for row in rows:
+        row[-1] = end
+        if is_for_pairs(tokenizer):
+            row[work.prompt_tokens - 1] = end
+    return pad_right(rows, int(tokenizer.pad_token_id))

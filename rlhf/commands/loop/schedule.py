@@ -1,0 +1,33 @@
+"""When a round starts at a time: every day at a time of day, or every so many hours."""
+
+import re
+from datetime import datetime, time, timedelta
+
+from rlhf.errors import ConfigError
+
+EVERY = re.compile(r"every (\d{1,4}(?:\.\d{1,3})?) hours?")
+TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d{2})")
+
+
+def next_start(start_at: str, after: datetime) -> datetime:
+    """The first time after `after` at which a round starts.
+
+    Args:
+        start_at: a time of day on this machine, `02:00`, or `every 6 hours`.
+        after: a time with its time zone.
+
+    Raises:
+        ConfigError: `start_at` is neither.
+    """
+    if (found := EVERY.fullmatch(start_at)) and float(found[1]) > 0:
+        return after + timedelta(hours=float(found[1]))
+    if (found := TIME_OF_DAY.fullmatch(start_at)) and int(found[1]) < 24 and int(found[2]) < 60:
+        day, daily = after.astimezone().date(), time(int(found[1]), int(found[2]))
+        days = (day + timedelta(days=one) for one in range(3))
+        # Local time without a zone: each day has the offset of its own, in summer and in winter.
+        starts = (datetime.combine(one, daily).astimezone() for one in days)
+        return next(one for one in starts if one > after)
+    raise ConfigError(
+        f"--start-at is {start_at!r}",
+        'Give a time of day in quotation marks, such as "02:00", or "every 6 hours".',
+    )

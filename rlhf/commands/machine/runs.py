@@ -1,0 +1,100 @@
+"""`rlhf runs`: pause and resume a loop, and say which of its policies live mode and serving use."""
+
+import getpass
+import shlex
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from rlhf.commands.modes import refuse_idle
+from rlhf.config import require_range
+
+EXAMPLE = "rlhf runs promote runs/first --round 1"
+
+Action = Literal["pause", "resume", "promote", "rollback", "history"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to do with which loop."""
+
+    # Not keyword-only: `rlhf runs pause runs/first`.
+    action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
+    """pause: the loop waits after the running stage, until resume. promote: live mode and serving
+    use the policy of a round; rollback: the one that was promoted before; history: list both."""
+    out: Path = field(kw_only=False)
+    """The --out of rlhf loop."""
+    round: int | None = None
+    """promote: whose policy; default: the newest round that is evaluated."""
+    now: bool = False
+    """pause: the running stage saves its state and stops; resume repeats only what is missing."""
+
+    def __post_init__(self) -> None:
+        require_range("round", self.round, 0)
+        if self.action != "promote":
+            refuse_idle(self, ["round"], f"with {self.action}")
+        if self.action != "pause":
+            refuse_idle(self, ["now"], f"with {self.action}")
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Pause or resume a loop, or choose which of its policies live mode and serving use."""
+    from rlhf.run.locks import is_locked
+    from rlhf.run.loops.pausing import end_pause, request_pause
+    from rlhf.run.loops.promotion import (
+        promote,
+        promoted_policy,
+        promoted_round,
+        read_promotions,
+        require_loop,
+        roll_back,
+    )
+
+    out, name = settings.out, getpass.getuser()
+    require_loop(out)
+    if settings.action == "pause":
+        request_pause(out, name, stops_stage=settings.now)
+        return {"paused": True, "running": is_locked(out)}
+    if settings.action == "resume":
+        return {"resumed": end_pause(out), "running": is_locked(out)}
+    if settings.action == "promote":
+        promote(out, settings.round, name)
+    elif settings.action == "rollback":
+        roll_back(out, name)
+    history = read_promotions(out)
+    return {
+        "round": promoted_round(history),
+        "policy": promoted_policy(out),
+        "history": [asdict(one) for one in history],
+    }
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """What the loop does now, or which policy is promoted."""
+    command = f"rlhf loop --config {shlex.quote(str(settings.out / 'config.yaml'))}"
+    if settings.action == "pause":
+        when = "has saved its state" if settings.now else "has ended"
+        return (
+            f"The loop pauses when the running command {when}."
+            if result["running"]
+            else f"No loop runs in {settings.out}; the next one waits until it is resumed."
+        )
+    if settings.action == "resume":
+        first = "" if result["resumed"] else "It was not paused. "
+        if result["running"]:
+            return f"{first}The loop goes on."
+        return f"{first}No loop runs in {settings.out}. Next: {command}"
+    lines = [_line(one) for one in result["history"]] if settings.action == "history" else []
+    number = result["round"]
+    whose = "No policy is promoted: the model" if number is None else f"Promoted: round {number}"
+    return "\n".join([*lines, f"{whose}, {result['policy']}"])
+
+
+def _line(one: dict[str, Any]) -> str:
+    number = (
+        "the model that the loop began with" if one["round"] is None else f"round {one['round']}"
+    )
+    verb = "rolled back to" if one["rolled_back"] else "promoted"
+    return f"{one['at']}  {one['by']} {verb} {number}"

@@ -1,0 +1,69 @@
+"""`rlhf distill`."""
+
+from typing import Any
+
+from policies.deployment.distill.settings import OF_POLICIES
+from policies.deployment.distill.settings import DistillSettings as Settings
+from rlhf.commands.modes import refuse_idle
+from rlhf.commands.wording import counted, next_command
+
+EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
+    --student models/SmolLM2-135M-Instruct --half \\
+    --outputs runs/first/taught --out runs/first/distill"""
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train a smaller policy, or reward model, on what a larger one says (distillation)."""
+    from rlhf.parallel.distributed import launch
+
+    launch(settings.processes)
+    from policies.deployment.found import is_scorer
+
+    if is_scorer(settings.teacher):
+        from policies.deployment.distill.reward import distill_reward
+
+        refuse_idle(settings, OF_POLICIES, f"with the reward model {settings.teacher}")
+        return distill_reward(settings)
+    from policies.deployment.distill.train import distill
+
+    return distill(settings)
+
+
+def describe(settings: Settings, result: dict[str, Any]) -> str:
+    """The size of the student, how near it came to the teacher, and how to compare them."""
+    parameters = result["parameters"]
+    share = 100 * parameters["student"] / parameters["teacher"]
+    trained = (
+        f"Trained {counted(result['steps'], 'step')} a student of {parameters['student']:,} "
+        f"parameters, {share:.0f} % of its teacher's."
+    )
+    if result["kind"] == "reward model":
+        return trained + _scores(result["held_out"])
+    found = result["divergence"]
+    nearer = (
+        ""
+        if found["before"] is None
+        else f" On held-out outputs its divergence from the teacher went from "
+        f"{found['before']:.3f} to {found['after']:.3f} nats per token."
+    )
+    following = next_command(
+        "evaluate",
+        policy=settings.out,
+        against=settings.teacher,
+        reference="REF",
+        reward="RM",
+        out=settings.out.parent / "evaluate-distill",
+    )
+    return f"{trained}{nearer}\n{following}"
+
+
+def _scores(found: dict[str, Any] | None) -> str:
+    """How near a reward model's student came to it, if there were test prompts."""
+    if found is None:
+        return ""
+    pairs = found["pairs"]
+    return (
+        f" On held-out responses its rewards are off by {found['error']:.2f} (the teacher's have a "
+        f"standard deviation of {found['spread']:.2f}), and it orders "
+        f"{100 * pairs['agreement']:.0f} % of {counted(pairs['pairs'], 'pair')} as its teacher."
+    )

@@ -1,0 +1,325 @@
+"""The Runs page in a real browser: a lead starts, pauses, reads, promotes, without a shell."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from labeling_app.annotators.users import Users
+from labeling_app.db.rankings import newest_ranking
+from labeling_app.db.store import Store
+from rlhf.cli import main
+from rlhf.records.jsonl import write_json
+from rlhf.run.loops.promotion import promoted_round, read_promotions
+from rlhf.run.rundir import RunDir
+from rlhf.run.watchdog import process_has_ended, read_heartbeats
+from tests.browser.conftest import App, ProcessApp, submit_as_shown
+from tests.browser.test_whole_session import RUNS, require_accessible
+from tests.pipeline.loop import write_prompts
+from tests.rlhf.run.loops.folders import make_loop, make_round
+
+pytestmark = pytest.mark.browser
+
+PASSWORD = "long enough"
+PEOPLE = {"lea": "lead", "ann": "annotator", "bob": "annotator"}
+SECONDS = 300.0  # for a stage on a busy machine
+RATE = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 60, "p_value": 0.004}
+STAGES = """
+stages:
+  generate: {k: 2, max_new_tokens: 12, precision: fp32}
+  round: {precision: fp32}
+  train-reward: {precision: fp32}
+  reference: {sampling: {samples: 2, max_new_tokens: 12}, precision: fp32}
+  ppo: {steps: 2, batch: {episodes_per_step: 4}, precision: fp32}
+  evaluate: {precision: fp32, samples: 2}
+"""
+
+SignIn = Callable[..., Page]
+
+
+def write_loop(folder: Path, model: Path | str, *lines: str) -> Path:
+    """The settings file of a loop whose database holds twelve prompts and three people."""
+    prompts = write_prompts(folder / "prompts.jsonl")
+    db = folder / "out" / "labels.db"
+    db.parent.mkdir(exist_ok=True)
+    assert main(["import", str(prompts), "--db", str(db)]) == 0
+    with Store(db) as store:
+        for name, role in PEOPLE.items():
+            Users(store).add(name, role, PASSWORD)
+    top = [f"out: {folder}/out", f"model: {model}", *lines]
+    file = folder / "loop.yaml"
+    file.write_text("\n".join(top) + STAGES, encoding="utf-8")
+    return file
+
+
+def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
+    return kind(file.parent / "out" / "labels.db", "--loop", str(file), *arguments)
+
+
+@pytest.fixture
+def sign_in(open_page: Callable[..., Page]) -> SignIn:
+    """Open a page of an app as somebody, in a browser of their own."""
+
+    def signing_in(app: App, name: str, path: str = "", **context: object) -> Page:
+        page = open_page(app.url, **context)
+        page.fill("#name", name)
+        page.fill("#password", PASSWORD)
+        page.keyboard.press("Enter")
+        page.wait_for_url(app.url)
+        if path:
+            page.goto(app.url + path)
+        return page
+
+    return signing_in
+
+
+@pytest.fixture
+def end_loop() -> Iterator[list[Path]]:
+    """Folders whose processes are killed at the end."""
+    folders: list[Path] = []
+    yield folders
+    for out in folders:
+        for folder in (out, *out.glob("round-*/*")):
+            for beat in read_heartbeats(folder / "heartbeat"):
+                if not process_has_ended(beat):
+                    os.kill(beat.pid, signal.SIGKILL)
+
+
+def wait_for_status(page: Page, words: str) -> None:
+    expect(page.locator(".status")).to_contain_text(words, timeout=1000 * SECONDS)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[App]:
+    """A loop with two evaluated rounds whose texts try to run, and its server."""
+    file = write_loop(tmp_path, "m", "lead_may: [rounds, stages.ppo.steps]")
+    out = make_loop(tmp_path / "out", "m", status="failed", error=f"InputError: {RUNS}")
+    entries, results = [], []
+    for number in range(2):
+        folder = make_round(out, number)
+        page = RunDir(folder / "evaluate").report_html
+        page.write_text(f"{page.read_text('utf-8')}<p>{number}</p>", encoding="utf-8")
+        started = {"started_at": "2026-01-01T00:00:00+00:00", "seconds": 61.0, "exit_code": 0}
+        stages = ("export", "ppo", "evaluate")
+        entries += [{"round": number, "stage": name, **started} for name in stages]
+        rates = {"original": RATE, "before": RATE}
+        found = {"round": number, "judge": RUNS, "win_rate": rates, "outcome": "better"}
+        results.append({**found, "rankings": 1200, "new_rankings": 60, "accuracy": RATE})
+    write_json(out / "commands.json", {"commands": entries})
+    write_json(out / "report.json", {"rounds": results, "stopped": None})
+    (out / "loop.log").write_text(f"Round 1: {RUNS}\n", encoding="utf-8")
+    app = serve(file)
+    yield app
+    app.stop()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1000), ("dark", 390)])
+def test_a_lead_reads_promotes_and_rolls_back(
+    made: App, sign_in: SignIn, scheme: str, width: int
+) -> None:
+    out = made.db.parent
+    size = {"width": width, "height": 900}
+    page = sign_in(made, "lea", "dashboard", color_scheme=scheme, viewport=size)
+    page.get_by_role("link", name="Runs").click()
+    wait_for_status(page, "Failed: InputError: <script>")
+    require_accessible(page, "runs")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert (
+        page.locator("svg")
+        .get_attribute("aria-label")
+        .startswith("round 0 wins 62 % against the original, interval 55–69 %; round 1 wins 62 %")
+    )
+    newest = page.locator(".round").first
+    expect(newest).to_contain_text("1,200 (60 new)")
+    expect(newest).to_contain_text("62 % (95 % interval 55–69 %)")
+    expect(page.locator("pre")).to_contain_text("<script>")
+
+    page.get_by_role("button", name="Promote the policy of round 0").press("Enter")
+    expect(page.locator("#promoted + p")).to_contain_text("the policy of round 0")
+    page.get_by_role("button", name="Promote the policy of round 1").click()
+    expect(newest.locator(".mark")).to_have_text("promoted")
+    page.get_by_role("button", name="Roll back to round 0").click()
+    page.get_by_role("button", name="Roll back to the first model").click()
+    expect(page.locator("#promoted + p")).to_contain_text("the model that the loop began with")
+    history = read_promotions(out)
+    assert [one.round for one in history] == [0, 1, 0, None]
+    assert {one.by for one in history} == {"lea"}
+    assert page.evaluate("window.hacked") is None
+
+    newest.get_by_role("link", name="Report of the evaluation").click()
+    page.wait_for_url("**/runs/reports/1/evaluate")
+    expect(page.locator("h1")).to_have_text("Round 1")
+
+
+def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> None:
+    page = sign_in(made, "lea", "runs")
+    fields = page.locator("#values [name]")
+    assert [fields.nth(n).get_attribute("name") for n in range(fields.count())] == [
+        "rounds",
+        "stages.ppo.steps",
+    ]
+    page.fill("[name='stages.ppo.steps']", "0")
+    page.get_by_role("button", name="Keep these settings").click()
+    expect(page.locator("#problem")).to_have_text(
+        "stages.ppo: --steps is 0. Give a value of at least 1.", timeout=60_000
+    )
+    page.fill("[name='stages.ppo.steps']", "5")
+    page.press("[name='stages.ppo.steps']", "Enter")
+    expect(page.locator("#kept")).to_have_text("Kept.", timeout=60_000)
+    assert page.locator("#problem").is_hidden()
+    page.reload()
+    expect(page.locator("[name='stages.ppo.steps']")).to_have_value("5")
+    expect(page.locator("#values")).to_contain_text("The file says 2.")
+
+
+def test_an_annotator_has_no_runs(made: App, sign_in: SignIn) -> None:
+    page = sign_in(made, "ann")
+    answer = page.request.post(made.url + "runs", data={"op": "start"})
+    assert answer.status == 403
+    assert page.goto(made.url + "runs").status == 403
+
+
+def loop_process(out: Path) -> int:
+    [beat] = read_heartbeats(out / "heartbeat")
+    return beat.pid
+
+
+def test_a_loop_is_started_paused_killed_and_resumed_in_the_browser(
+    tmp_path: Path, tiny_model: Path, sign_in: SignIn, end_loop: list[Path]
+) -> None:
+    file = write_loop(tmp_path, tiny_model, "new_rankings: 3", "lead_may: [new_rankings]")
+    out = tmp_path / "out"
+    end_loop.append(out)
+    app = serve(file)
+    page = sign_in(app, "lea", "runs")
+    wait_for_status(page, "Not started yet.")
+    page.get_by_role("button", name="Start").click()
+    expect(page.locator(".stages")).to_contain_text("generate", timeout=1000 * SECONDS)
+    wait_for_status(page, "Waiting for rankings: 0 of 3.")
+    expect(page.locator(".stage-done")).to_contain_text("generate")
+    require_accessible(page, "a running loop")
+
+    page.get_by_role("button", name="Pause after this stage").click()
+    wait_for_status(page, "Paused by lea since ")
+    page.fill("[name=new_rankings]", "2")
+    page.get_by_role("button", name="Keep these settings").click()
+    expect(page.locator("#kept")).to_have_text("Kept.", timeout=1000 * SECONDS)
+    page.get_by_role("button", name="Resume").click()  # reads the settings again
+    wait_for_status(page, "Waiting for rankings: 0 of 2.")
+
+    first = loop_process(out)
+    os.kill(first, signal.SIGKILL)
+    wait_for_status(page, "The loop's process has ended without saying why")
+    page.get_by_role("button", name="Resume").click()
+    wait_for_status(page, "Waiting for rankings: 0 of 2.")
+    app.stop()  # the loop goes on
+    second = loop_process(out)
+    assert second != first
+    assert not process_has_ended(read_heartbeats(out / "heartbeat")[0])
+    log = (out / "loop.log").read_text(encoding="utf-8")
+    assert log.count("rlhf generate --config") == 1
+
+
+def rank(page: Page, db: Path, count: int) -> None:
+    """Rank tasks as they are shown until the database has `count` rankings."""
+    while (before := num_rankings(db)) < count:
+        page.wait_for_selector(".rb-list .rb-card")
+        submit_as_shown(page)
+        limit = time.monotonic() + 30
+        while num_rankings(db) == before:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+
+
+def num_rankings(db: Path) -> int:
+    with Store(db, read_only=True) as store:
+        return newest_ranking(store.connections)
+
+
+@pytest.mark.slow
+def test_whole_rounds_without_a_shell(
+    tmp_path: Path, tiny_model: Path, sign_in: SignIn, end_loop: list[Path]
+) -> None:
+    lines = ("new_rankings: 10", "rounds: 1", "stop_without_gain: false")
+    file = write_loop(tmp_path, tiny_model, *lines, "lead_may: [rounds, new_rankings]")
+    out = tmp_path / "out"
+    end_loop.append(out)
+    live = ("--model", str(out), "--max-new-tokens", "8")
+    app = serve(file, *live, kind=ProcessApp)
+    try:
+        lead = sign_in(app, "lea", "runs")
+        lead.get_by_role("button", name="Start").click()
+        wait_for_status(lead, "Waiting for rankings: 0 of 10.")
+        people = [sign_in(app, name) for name in ("ann", "bob")]
+        rank(people[0], app.db, 5)  # each has a task before them that the other is not given
+        wait_for_status(lead, "Waiting for rankings: 5 of 10.")
+        rank(people[1], app.db, 10)
+        wait_for_status(lead, "Round 0: ppo.")
+        wait_for_status(lead, "Stopped: 1 of 1 rounds are done.")
+        lead.get_by_role("link", name="Report of the evaluation").click()
+        lead.wait_for_url("**/runs/reports/0/evaluate")
+        expect(lead.locator("h1")).to_be_visible()
+        lead.go_back()
+
+        # the next round
+        lead.fill("[name=rounds]", "2")
+        lead.fill("[name=new_rankings]", "4")
+        lead.get_by_role("button", name="Keep these settings").click()
+        expect(lead.locator("#kept")).to_have_text("Kept.", timeout=1000 * SECONDS)
+        lead.get_by_role("button", name="Start").click()
+        wait_for_status(lead, "Waiting for rankings: 0 of 4.")
+        for person in people:
+            person.reload()
+        rank(people[0], app.db, 12)
+        rank(people[1], app.db, 14)
+        wait_for_status(lead, "Stopped: 2 of 2 rounds are done.")
+        expect(lead.locator(".round")).to_have_count(2)
+        require_accessible(lead, "two rounds")
+
+        chat_promote_and_roll_back(lead, app, tiny_model)
+    finally:
+        app.stop()
+
+
+def chat_promote_and_roll_back(lead: Page, app: App, original: Path) -> None:
+    """Whatever is promoted answers in live mode."""
+    out = app.db.parent
+    assert ask(lead, app) == original
+    for number in (0, 1):
+        lead.goto(app.url + "runs")
+        lead.get_by_role("button", name=f"Promote the policy of round {number}").click()
+        expect(lead.locator(".mark")).to_be_visible()
+        assert ask(lead, app) == out / f"round-{number}" / "ppo" / "policy"
+    lead.goto(app.url + "runs")
+    lead.get_by_role("button", name="Roll back to round 0").click()
+    expect(lead.locator("#promoted + p")).to_contain_text("the policy of round 0")
+    assert promoted_round(read_promotions(out)) == 0
+    assert ask(lead, app) == out / "round-0" / "ppo" / "policy"
+
+
+def ask(page: Page, app: App) -> Path:
+    """Ask live mode a question; the model that has answered it."""
+    with Store(app.db, read_only=True) as store:
+        before = {
+            response.id for prompt in store.prompts() for response in store.responses(prompt.id)
+        }
+    page.goto(app.url + "live")
+    page.wait_for_selector(".who:has-text('lea')", state="attached")
+    page.click("[data-act=new]")
+    page.wait_for_selector(".empty:visible")
+    page.fill("#prompt", f"How was the trip? {len(before)}")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".saved:has-text('The answers are complete')", timeout=1000 * SECONDS)
+    with Store(app.db, read_only=True) as store:
+        new = [
+            response
+            for prompt in store.prompts()
+            for response in store.responses(prompt.id)
+            if response.id not in before
+        ]
+    [model] = {response.model for response in new}
+    return Path(model)

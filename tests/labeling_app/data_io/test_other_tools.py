@@ -1,0 +1,199 @@
+"""What Argilla and Label Studio exported is imported with its annotators and times."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from labeling_app.data_io import json_arrays
+from labeling_app.data_io.formats import Defaults, read_entry
+from labeling_app.db.store import Store
+from rlhf.cli import main
+from rlhf.errors import InputError, UnusableContentError
+from rlhf.records.jsonl import BadLineError
+
+TEXTS = {"response_1": "no", "response_2": "yes", "response_3": "maybe"}
+ARGILLA = {
+    "id": "7",
+    "fields": {"prompt": "Hi?", **TEXTS},
+    "metadata": {},
+    "suggestions": {"preference": {"value": ["response_1"], "score": None, "agent": "m"}},
+    "responses": {
+        "preference": [
+            {"value": ["response_2", "response_3", "response_1"], "user_id": "u1"},
+            {"value": ["response_1", "response_2", "response_3"], "user_id": "u2"},
+        ],
+        "comment": [{"value": "hard", "user_id": "u1"}],
+    },
+    "vectors": {},
+    "_server_id": "s",
+}
+FLAT = {
+    "id": "7",
+    "status": "completed",
+    "_server_id": "s",
+    "prompt": "Hi?",
+    "answer-a": "no",
+    "answer-b": "yes",
+    "best.responses": ["answer-b", "answer-a"],
+    "best.responses.users": ["u1", "u2"],
+    "best.responses.status": ["submitted", "draft"],
+    "best.suggestion": "answer-a",
+}
+ANNOTATION = {
+    "completed_by": {"id": 3, "email": "ann@example.org"},
+    "was_cancelled": False,
+    "created_at": "2024-03-09T22:16:08.500000Z",
+    "lead_time": 12.5,
+}
+PAIRWISE = {
+    "id": 1,
+    "data": {"prompt": "Hi?", "answer1": "no", "answer2": "yes"},
+    "annotations": [
+        {
+            **ANNOTATION,
+            "result": [{"type": "pairwise", "value": {"selected": "right"}, "from_name": "pw"}],
+        },
+        {**ANNOTATION, "completed_by": 4, "was_cancelled": True, "result": []},
+    ],
+    "predictions": [],
+}
+ITEMS = [{"id": "m1", "body": "no"}, {"id": "m2", "body": "yes"}, {"id": "m3", "title": "maybe"}]
+
+
+def ranker(value: object, completed_by: object = 4) -> dict:
+    result = [{"type": "ranker", "value": {"ranker": value}}]
+    annotation = {**ANNOTATION, "completed_by": completed_by, "result": result}
+    return {"id": 2, "data": {"question": "Hi?", "items": ITEMS}, "annotations": [annotation]}
+
+
+def judged(value: dict) -> list[tuple[str, list[list[str]]]]:
+    """Who ranks which texts how."""
+    entry = read_entry(value, Defaults())
+    assert [turn.content for turn in entry.prompt.messages] == ["Hi?"]
+    texts = {response.id: response.text for response in entry.responses}
+    return [(one.annotator, [[texts[i] for i in t] for t in one.tiers]) for one in entry.rankings]
+
+
+def test_a_ranking_of_argilla_is_read_for_each_user() -> None:
+    assert judged(ARGILLA) == [
+        ("argilla-u1", [["yes"], ["maybe"], ["no"]]),
+        ("argilla-u2", [["no"], ["yes"], ["maybe"]]),
+    ]
+
+
+def test_columns_of_argilla_are_read_and_drafts_are_left_out() -> None:
+    assert judged(FLAT) == [("argilla-u1", [["yes"], ["no"]])]
+
+
+def test_equal_ranks_of_argilla_tie() -> None:
+    ranks = [{"value": "response_1", "rank": 2}, {"value": "response_2", "rank": 1}]
+    ranks.append({"value": "response_3", "rank": 2})
+    said = {"preference": [{"value": ranks, "user_id": "u1"}]}
+    assert judged({**ARGILLA, "responses": said}) == [("argilla-u1", [["yes"], ["no", "maybe"]])]
+
+
+def test_a_record_that_nobody_judged_is_a_task() -> None:
+    assert judged({**ARGILLA, "responses": {}}) == []
+    assert judged({**PAIRWISE, "annotations": []}) == []
+
+
+def test_pairs_of_label_studio_are_read_without_skipped_tasks() -> None:
+    assert judged(PAIRWISE) == [("ann@example.org", [["yes"], ["no"]])]
+
+
+@pytest.mark.parametrize("order", [["m2", "m3", "m1"], {"rank": ["m2", "m3", "m1"], "_": []}])
+def test_orders_of_label_studio_are_read(order: object) -> None:
+    assert judged(ranker(order)) == [("label-studio-4", [["yes"], ["maybe"], ["no"]])]
+
+
+SIDES = {**PAIRWISE, "data": {"prompt": "Hi?", "text_3": "no", "text_4": "yes"}}
+TWO_GROUPS = {"prompt": "Hi?", "a_1": "x", "a_2": "y", "b_1": "x", "b_2": "y"}
+REFUSED = {
+    "buckets": (ranker({"best": ["m1"], "ads": ["m2"]}), r"the buckets \['best', 'ads'\]"),
+    "no sides": (SIDES, "says left or right, and the fields are called"),
+    "two groups": ({**ARGILLA, "fields": TWO_GROUPS}, "Several groups of fields"),
+    "no prompt": ({**ARGILLA, "fields": {"x": "Hi?", "y": "Ho", **TEXTS}}, "is the prompt"),
+    "two prompts": ({**ARGILLA, "fields": {"prompt": "a", "query": "b", **TEXTS}}, "is the prompt"),
+    "ratings": ({**ARGILLA, "responses": {"q": [{"value": 3, "user_id": "u"}]}}, "names the resp"),
+    "no users": ({**FLAT, "best.responses.users": []}, "2 answers and 0 users"),
+    "neither side": (
+        {
+            **PAIRWISE,
+            "annotations": [{**ANNOTATION, "result": [{"type": "pairwise", "value": {}}]}],
+        },
+        "selects None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_clear_is_refused(name: str) -> None:
+    value, said = REFUSED[name]
+    with pytest.raises(InputError, match=said):
+        read_entry(value, Defaults())
+
+
+def test_a_record_without_two_responses_holds_nothing_to_judge() -> None:
+    with pytest.raises(UnusableContentError, match="are two responses"):
+        read_entry({**ARGILLA, "fields": {"prompt": "Hi?", "response_1": "yes"}}, Defaults())
+
+
+def test_an_array_is_imported_with_annotators_and_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, db = tmp_path / "project.json", tmp_path / "labels.db"
+    file.write_text(json.dumps([PAIRWISE, ranker(["m2", "m3", "m1"])], indent=1))
+    assert main(["import", str(file), "--db", str(db)]) == 0
+    assert "Imported 2 rankings of 1 prompt" in capsys.readouterr().out
+    with Store(db) as store:
+        query = "SELECT annotator, created_at, duration_ms FROM rankings ORDER BY seq"
+        rows = list(store.connections.db.query(query))
+    assert [row["annotator"] for row in rows] == ["ann@example.org", "label-studio-4"]
+    # 2024-03-09 22:16:08.5 UTC
+    assert [(row["created_at"], row["duration_ms"]) for row in rows] == [(1710022568.5, 12500)] * 2
+    assert main(["import", str(file), "--db", str(db)]) == 0
+    assert "Nothing new" in capsys.readouterr().out
+
+
+def read(file: Path) -> list[str]:
+    return [text for _, text in json_arrays.read_array(file)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 2**20])
+def test_items_are_found_whatever_is_read_at_once(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_arrays, "CHUNK", chunk)
+    items = [{"a": "]},{"}, {"b": [1, {"c": "é"}]}, {}]
+    file = tmp_path / "items.json"
+    for indent in (None, 2):
+        file.write_text("\ufeff" * (indent is None) + json.dumps(items, indent=indent) + "\n")
+        assert json_arrays.is_array(file)
+        assert [json.loads(text) for text in read(file)] == items
+    file.write_text(" [ ]")
+    assert read(file) == []
+
+
+BROKEN = {
+    '[{"a": 1}': "item 2 is cut off",
+    '[{"a": 1': "item 1 is cut off",
+    '[{"a": 1} {"b": 2}]': "item 2: a comma is missing",
+    '[{"a": 1}, 3]': "item 2 is not an object: '3]'",
+    '[{"a": 1}] {"b": 2}': "text after the end",
+    '[{"a": tru}]': "item 1 is cut off or not valid JSON",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_array_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "items.json"
+    file.write_text(text)
+    with pytest.raises(BadLineError, match=BROKEN[text]):
+        read(file)
+
+
+def test_json_lines_in_a_json_file_are_still_lines(tmp_path: Path) -> None:
+    file = tmp_path / "lines.json"
+    file.write_text('{"prompt": "Hi?"}\n')
+    assert not json_arrays.is_array(file)

@@ -1,0 +1,186 @@
+"""Starting and steering a loop from the server: once, by a fixed command, with open settings."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from labeling_app.web.runs.loop_process import LoopProcess
+from labeling_app.web.runs.page import status_of
+from labeling_app.web.runs.routes import answer
+from rlhf.commands.loop.opened import read_loop_file
+from rlhf.errors import ConfigError
+from rlhf.run.watchdog import process_has_ended, read_heartbeats
+from tests.pipeline.loop import write_prompts
+from tests.rlhf.run.loops.folders import make_loop, make_round
+
+SECONDS = 120.0
+OPEN = (
+    "new_rankings",
+    "rounds",
+    "stop_without_gain",
+    "stages.ppo.steps",
+    "stages.ppo.kl.coefficient",
+    "stages.ppo.advantages",
+)
+FILE = """\
+out: {out}
+model: m
+prompts: {prompts}
+lead_may: [{open}]
+stages:
+  ppo: {{steps: 7}}
+"""
+
+
+def loop_file(folder: Path, open: tuple[str, ...] = OPEN) -> Path:
+    path, prompts = folder / "loop.yaml", write_prompts(folder / "prompts.jsonl")
+    text = FILE.format(out=folder / "out", prompts=prompts, open=", ".join(open))
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[LoopProcess]:
+    process = LoopProcess(read_loop_file(loop_file(tmp_path))[1])
+    yield process
+    for beat in read_heartbeats(process.file.run.heartbeat):
+        if not process_has_ended(beat):
+            os.kill(beat.pid, signal.SIGKILL)
+
+
+def wait_until(there: Callable[[], object]) -> None:
+    limit = time.monotonic() + SECONDS
+    while not there():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def send(process: LoopProcess, op: str, **payload: Any) -> str:
+    """What the page shows: nothing where all is well."""
+    return answer(process, "lea", {"op": op, **payload}).get("error", "")
+
+
+def change(process: LoopProcess, **values: Any) -> str:
+    return send(process, "change", values={k.replace("__", "."): v for k, v in values.items()})
+
+
+def test_what_a_lead_may_change(process: LoopProcess) -> None:
+    found = {one.name: (one.kind, one.value) for one in process.file.open}
+    assert found == {
+        "new_rankings": ("whole number", 100),
+        "rounds": ("whole number", 3),
+        "stop_without_gain": ("yes or no", True),
+        "stages.ppo.steps": ("whole number", 7),
+        "stages.ppo.kl.coefficient": ("number", 0.1),
+        "stages.ppo.advantages": ("choice", "gae"),
+    }
+    assert process.file.open[1].help == "Maximum number of rounds."
+    assert change(process, stages__ppo__steps=9, rounds=2, new_rankings=5) == ""
+    written = yaml.safe_load(process.file.run.lead_file.read_text("utf-8"))
+    assert written == {"rounds": 2, "new_rankings": 5, "stages": {"ppo": {"steps": 9}}}
+    assert change(process, stages__ppo__kl__coefficient=0.2) == ""  # beside the earlier ones
+    assert process.values() == {
+        "new_rankings": 5,
+        "rounds": 2,
+        "stages.ppo.steps": 9,
+        "stages.ppo.kl.coefficient": 0.2,
+    }
+    assert change(process, stages__ppo__advantages="rloo") == (
+        "stages.ppo: --advantages rloo compares the responses to one prompt, and "
+        "--batch.samples-per-prompt is 1. Set --batch.samples-per-prompt to 2 or more."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stages.ppo.steps": 0}, "stages.ppo: --steps is 0. Give a value of at least 1."),
+        ({"rounds": 2.5}, "rounds is '2.5'. Give a whole number."),
+        ({"rounds": True}, "rounds is 'True'. Give a whole number."),
+        ({"rounds": 10**20}, "rounds is '100000000000000000000'. Give a whole number."),
+        ({"rounds": "2; rm -r /"}, "rounds is '2; rm -r /'. Give a whole number."),
+        ({"rounds": None}, "rounds is 'None'. Give a whole number."),
+        ({"new_rankings": "x"}, "new_rankings is 'x'. Give a whole number, or leave it empty."),
+        ({"stop_without_gain": "no"}, "stop_without_gain is 'no'. Give yes or no."),
+        (
+            {"stages.ppo.advantages": "--out"},
+            "stages.ppo.advantages is '--out'. Give one of gae, rloo, grpo.",
+        ),
+        (
+            {"launch": "rm -r /"},
+            "launch is not open to leads. Reload the page to see which settings are.",
+        ),
+        ({"stages.ppo.kl.coefficient": [1]}, "stages.ppo.kl.coefficient is '[1]'. Give a number."),
+    ],
+)
+def test_other_values_are_refused_and_leave_nothing(
+    process: LoopProcess, values: dict[str, Any], message: str
+) -> None:
+    assert send(process, "change", values=values) == message
+    assert not list(process.file.out.glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model", "lead_may opens model, whose values are text or lists\n  Open numbers, yes or"),
+        ("stages.evaluate.gold", "lead_may opens stages.evaluate.gold, whose values are text"),
+        ("stages.ppo.resume", "lead_may opens stages.ppo.resume, and rlhf loop sets it itself"),
+        ("stages.ppo.step", "lead_may opens stages.ppo.step, and there is no such setting\n  Did"),
+        ("stages.annotate.k", "lead_may opens stages.annotate, and there is no such setting"),
+        ("round", "lead_may opens round, and there is no such setting\n  Did you mean rounds?"),
+    ],
+)
+def test_what_cannot_be_opened(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_loop_file(loop_file(tmp_path, (name,)))
+    assert str(caught.value).startswith(message)
+
+
+def test_presses_at_once_start_one_loop_which_outlives_the_server(process: LoopProcess) -> None:
+    assert status_of(process).words == "Not started yet."
+    process.file.path.with_name("prompts.jsonl").unlink()  # the first stage will fail
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: send(process, "start"), range(8))) == {""}
+    assert status_of(process).name in ("starting", "running")
+    wait_until(lambda: process.is_running)
+    # A server that was restarted knows the loop by its lock.
+    other = LoopProcess(process.file)
+    assert other.is_running
+    assert send(other, "start") == ""
+    assert other.exit_code is None
+    assert status_of(other).may_pause
+    assert os.getpgid(process._process.pid) == process._process.pid  # a session of its own
+    wait_until(lambda: process.exit_code is not None)
+    assert process.exit_code == 2
+    status = status_of(process)
+    assert (status.name, status.may_start) == ("failed", "Resume")
+    assert status.words == "Failed: StageFailedError: rlhf import of round 0 ended with exit code 2"
+    log = process.log()
+    assert sum("Round 0: rlhf import" in line for line in log) == 1
+    assert any(line.startswith("error No such file") for line in log)
+
+
+def test_a_killed_loop_is_said_to_be_dead(process: LoopProcess) -> None:
+    make_loop(process.file.out, "m", status="running")
+    status = status_of(process)
+    assert (status.name, status.may_start, status.may_pause) == ("killed", "Resume", False)
+
+
+def test_promotions_name_the_lead(process: LoopProcess) -> None:
+    make_round(make_loop(process.file.out, "m"), 0)
+    assert send(process, "promote", round=0) == ""
+    assert send(process, "promote", round=0).startswith("The policy of round 0 is promoted alre")
+    assert send(process, "promote", round="0/../..") == "There is no such round. Reload the page."
+    assert send(process, "promote", round=True) == "There is no such round. Reload the page."
+    assert send(process, "rollback") == ""
+    assert send(process, "rollback").startswith("No policy of ")
+    assert '"by": "lea"' in process.file.run.promoted_file.read_text("utf-8")
+    assert send(process, "steal") == "Unknown operation. Reload the page."

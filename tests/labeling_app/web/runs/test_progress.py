@@ -1,0 +1,143 @@
+"""What the Runs page says of rounds and stages, on folders made by hand."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labeling_app.web.runs import picture
+from labeling_app.web.runs.loop_file import LoopFile
+from labeling_app.web.runs.progress import StageView, in_words, read_rounds
+from rlhf.records.jsonl import write_json
+from rlhf.run.metrics import append_metrics
+from tests.rlhf.run.loops.folders import make_loop, make_round
+
+FIRST = ("generate", "export", "ppo", "evaluate")
+LATER = ("round", *FIRST[1:])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> LoopFile:
+    out = make_loop(tmp_path / "loop", model="m", status="running")
+    return LoopFile(path=tmp_path / "l.yaml", out=out, open=(), first=FIRST, later=LATER)
+
+
+def entry(number: int, stage: str, seconds: float | None = 60.0, code: int | None = 0) -> dict:
+    """A line of commands.json; without seconds it has not ended, and began 30 seconds ago."""
+    ended = {} if seconds is None else {"seconds": seconds}
+    started = datetime.now(UTC) - timedelta(seconds=30)
+    both = {"round": number, "stage": stage, "started_at": started.isoformat()}
+    return {**both, "exit_code": None if seconds is None else code, **ended}
+
+
+def write_commands(file: LoopFile, *entries: dict[str, Any]) -> None:
+    write_json(file.run.commands_file, {"commands": list(entries)})
+
+
+def stages(file: LoopFile, number: int, *, is_running: bool = True) -> dict[str, StageView]:
+    rounds = read_rounds(file, is_running=is_running)
+    return {stage.name: stage for stage in rounds[number].stages}
+
+
+def test_nothing_has_begun(file: LoopFile) -> None:
+    assert read_rounds(file, is_running=False) == []
+
+
+def test_a_stage_is_done_by_its_folder_or_its_exit_code(file: LoopFile) -> None:
+    make_round(file.out, 0, evaluate="running")
+    write_commands(
+        file,
+        entry(0, "generate", None),  # the loop was killed, and the next one went on with export
+        entry(0, "export", 5.0, code=75),
+        entry(0, "export", 7.0),
+        entry(0, "ppo", None),  # the same; its folder says done
+        entry(0, "evaluate", None),
+    )
+    found = stages(file, 0)
+    assert [one.status for one in found.values()] == ["done", "done", "done", "running"]
+    assert found["export"].seconds == 12.0
+    assert found["ppo"].seconds is None  # nobody saw its end
+    assert found["evaluate"].seconds == pytest.approx(30, abs=5)
+    assert found["evaluate"].left_seconds is None  # nothing to estimate it by
+    stopped = stages(file, 0, is_running=False)
+    assert stopped["evaluate"].status == "stopped"
+
+
+def test_the_time_left_is_that_of_the_same_stage_in_the_round_before(file: LoopFile) -> None:
+    make_round(file.out, 0)
+    make_round(file.out, 1, evaluate="")
+    earlier = [entry(0, "generate"), entry(0, "export", 2.0), entry(0, "ppo", 300.0)]
+    first = [*earlier, entry(0, "evaluate", 100.0)]
+    later = [entry(1, "round"), entry(1, "export", 3.0), entry(1, "ppo", 310.0)]
+    write_commands(file, *first, *later)
+    ahead = stages(file, 1)["evaluate"]
+    assert (ahead.status, ahead.left_seconds) == ("ahead", 100.0)
+    assert read_rounds(file, is_running=True)[1].left_seconds == 100.0
+    write_commands(file, *first, *later, entry(1, "evaluate", None))
+    assert stages(file, 1)["evaluate"].left_seconds == pytest.approx(70, abs=5)
+    assert read_rounds(file, is_running=True)[0].left_seconds is None  # done
+
+
+def test_a_stage_that_takes_longer_than_before_has_no_estimate(file: LoopFile) -> None:
+    make_round(file.out, 0)
+    make_round(file.out, 1, evaluate="")
+    write_commands(
+        file,
+        *(entry(0, name, 10.0) for name in FIRST),
+        *(entry(1, name, 10.0) for name in LATER[:-1]),
+        entry(1, "evaluate", None),
+    )
+    assert stages(file, 1)["evaluate"].left_seconds is None
+    assert read_rounds(file, is_running=True)[1].left_seconds is None
+
+
+def test_steps_of_ppo_say_how_much_is_left(file: LoopFile) -> None:
+    folder = make_round(file.out, 0, ppo="running", evaluate="") / "ppo"
+    (folder / "config.yaml").write_text("steps: 20\n", encoding="utf-8")
+    beat = {"rank": 0, "host": "h", "pid": 1, "phase": "sampling", "step": 6}
+    write_json(folder / "heartbeat" / "rank-00000.json", beat)
+    for step in range(1, 6):
+        parts = {"seconds/sample": 4.0, "seconds/score": 1.0, "seconds/update": 1.0 * step}
+        append_metrics(folder / "metrics.jsonl", {"step": step, **parts})
+    write_commands(file, entry(0, "generate"), entry(0, "export"), entry(0, "ppo", None))
+    found = stages(file, 0)["ppo"]
+    assert found.doing == "step 5 of 20, sampling"
+    assert found.share == 0.25
+    assert found.left_seconds == 15 * 8.0  # 4 + 1 + the mean of 1 to 5
+
+
+def test_the_reports_that_can_be_read(file: LoopFile) -> None:
+    make_round(file.out, 0)
+    make_round(file.out, 1, evaluate="running")
+    write_commands(file, entry(0, "generate"), entry(1, "round"))
+    assert [one.reports for one in read_rounds(file, is_running=True)] == [["evaluate"], []]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, ""), (40.4, "40 s"), (89, "89 s"), (90, "2 min"), (3590, "1 h 00 min"),
+     (12_000, "3 h 20 min")],
+)  # fmt: skip
+def test_durations(seconds: float | None, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_the_points_of_the_picture() -> None:
+    rate = {"value": 0.75, "low": 0.5, "high": 1.0}
+    few = {"value": 0.25, "low": None, "high": None}
+    first, second, third = picture.points(
+        [
+            {"round": 0, "win_rate": {"original": rate, "before": rate}},
+            {"round": 1, "win_rate": {"original": few, "before": rate}},
+        ]
+    )
+    height = picture.HEIGHT - picture.TOP - picture.BOTTOM
+    assert (first.series, first.y) == ("original", picture.TOP + height / 4)
+    assert (first.low, first.high) == (picture.TOP + height / 2, picture.TOP)
+    assert first.words == "round 0 wins 75 % against the original, interval 50–100 %"
+    assert (second.low, second.words) == (None, "round 1 wins 25 % against the original")
+    assert third.words.startswith("round 1 wins 75 % against the policy before")
+    width = picture.WIDTH - picture.LEFT - picture.RIGHT
+    assert first.x == picture.LEFT + width / 4 - picture.APART
+    assert third.x == picture.LEFT + 3 * width / 4 + picture.APART
