@@ -23,10 +23,10 @@ from labeling_app.web.access.middleware import USER
 from labeling_app.web.board.route import add_board_route
 from labeling_app.web.board.session import Board
 from labeling_app.web.dashboard import dashboard_page
-from labeling_app.web.feedback_route import add_feedback_route
 from labeling_app.web.health import add_health
 from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
+from labeling_app.web.programs.feedback_route import add_feedback_route
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.routes import add_runs_routes
 

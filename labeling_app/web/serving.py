@@ -88,7 +88,7 @@ def serve(
         queue = TaskQueue(store, checks=options.checks)
         if local:
             queue.add_annotator(local)
-        _require_free_port(options.host, options.port)
+        require_free_port(options.host, options.port)
         if options.overlap is not None:
             set_overlap(store.connections, options.overlap)
         if options.another_below is not None:
@@ -187,7 +187,12 @@ def _require_tasks(store: Store, db: Path) -> None:
     )
 
 
-def _require_free_port(host: str, port: int) -> None:
+def require_free_port(host: str, port: int) -> None:
+    """Check that nobody listens there, before anything is loaded.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

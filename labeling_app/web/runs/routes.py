@@ -10,10 +10,10 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 
 from labeling_app.annotators.users import User
 from labeling_app.web.access.content_policy import HEADER, html_page, policy_of_report
-from labeling_app.web.request_bodies import BodyError, read_json
 from labeling_app.web.runs.loop_process import LoopProcess
 from labeling_app.web.runs.page import runs_page, runs_state
 from labeling_app.web.runs.progress import report_path
+from rlhf.endpoints.request_bodies import BodyError, read_json
 from rlhf.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "pages" / "runs"
