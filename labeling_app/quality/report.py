@@ -14,6 +14,7 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
+from labeling_app.db.board.overlap import num_open
 from labeling_app.db.reports import latest_decisions, latest_rankings, next_tasks
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
@@ -93,7 +94,9 @@ class Disagreement:
 class Quality:
     """Everything the dashboard shows."""
 
-    counts: dict[str, int]
+    num_open: int
+    """Tasks that are not done yet; those on somebody's screen are among them."""
+    num_tasks: int
     considered: int
     last_hour: int
     people: list[Person] = field(default_factory=list)
@@ -121,7 +124,8 @@ def measure_quality(store: Store) -> Quality:
     names = sorted({judgment.annotator for judgment in judgments})
     checks = check_scores(store.connections)
     return Quality(
-        counts=store.counts(),
+        num_open=num_open(store.connections),
+        num_tasks=store.counts()["tasks"],
         considered=len(judgments),
         last_hour=sum(j.at > time.time() - 3600 for j in judgments),
         people=[_person(name, judgments, by_pair, checks) for name in names],

@@ -347,6 +347,27 @@ SERVED = (
 )
 
 
+INVITATIONS = (
+    # Links with which a person sets a password; a token is random, so its plain hash tells nothing.
+    """CREATE TABLE invitations (
+        hash TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        role TEXT NOT NULL CHECK (role IN ('annotator', 'lead', 'admin')),
+        is_reset INTEGER NOT NULL,
+        expires_at REAL NOT NULL) WITHOUT ROWID""",
+)
+
+
+BOARD_RUBRICS = (
+    # What the board has shown, in order; `rubrics` also holds those of judges.
+    """CREATE TABLE board_rubrics (
+        seq INTEGER PRIMARY KEY,
+        version TEXT NOT NULL REFERENCES rubrics (version),
+        saved_at REAL NOT NULL,
+        saved_by TEXT NOT NULL)""",
+)
+
+
 STEPS: dict[str, tuple[str, ...]] = {
     "001_first_schema": (*FIRST_SCHEMA, BOARD_ID),
     "002_users": USERS,
@@ -363,4 +384,6 @@ STEPS: dict[str, tuple[str, ...]] = {
     "013_tickets": TICKETS,
     "014_rounds": ROUNDS,
     "015_served": SERVED,
+    "016_invitations": INVITATIONS,
+    "017_board_rubrics": BOARD_RUBRICS,
 }
