@@ -29,6 +29,7 @@ from labeling_app.rankings.agreement import (
     tau_b,
     top_share_by_position,
 )
+from rlhf.records.reliability import Reliability, reliability_of_shared, votes_of
 
 LATEST = 5_000
 # Twice the speed of a very fast reader, about 1,200 words a minute.
@@ -75,6 +76,7 @@ class Person:
     too_fast: float
     unchanged: float
     agreement: Interval | None
+    reliability: Interval | None
     gold: Interval | None
     self_agreement: Interval | None
 
@@ -121,6 +123,12 @@ def measure_quality(store: Store) -> Quality:
     task_means = [fmean(v) for group in shared if (v := _values(group, pair_agreement))]
     taus = [fmean(v) for group in shared if (v := _values(group, tau_b))]
     longer = [fmean(wins) for j in judgments if (wins := longer_wins(j.tiers, j.lengths))]
+    votes = [
+        vote
+        for judgment in judgments
+        for vote in votes_of(str(judgment.task_id), judgment.annotator, judgment.tiers)
+    ]
+    reliability = reliability_of_shared(votes)
     names = sorted({judgment.annotator for judgment in judgments})
     checks = check_scores(store.connections)
     return Quality(
@@ -128,7 +136,7 @@ def measure_quality(store: Store) -> Quality:
         num_tasks=store.counts()["tasks"],
         considered=len(judgments),
         last_hour=sum(j.at > time.time() - 3600 for j in judgments),
-        people=[_person(name, judgments, by_pair, checks) for name in names],
+        people=[_person(name, judgments, by_pair, reliability.get(name), checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
         alpha=ordinal_alpha(_units(shared)),
@@ -190,6 +198,7 @@ def _person(
     name: str,
     judgments: list[Judgment],
     by_pair: dict[tuple[str, str], list[float]],
+    reliability: Reliability | None,
     checks: dict[str, dict[str, Interval | None]],
 ) -> Person:
     own = [judgment for judgment in judgments if judgment.annotator == name]
@@ -204,6 +213,7 @@ def _person(
         too_fast=fmean(judgment.is_too_fast for judgment in own),
         unchanged=fmean(judgment.is_unchanged for judgment in own),
         agreement=mean_interval(with_others),
+        reliability=reliability and (reliability.value, reliability.low, reliability.high),
         gold=checks.get("gold", {}).get(name),
         self_agreement=checks.get("repeat", {}).get(name),
     )

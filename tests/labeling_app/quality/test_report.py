@@ -71,6 +71,29 @@ def test_an_empty_database_has_a_page_too(store):
     assert "No disagreements yet." in page
 
 
+def test_reliability_is_estimated_from_shared_tasks(store, queue, fill):
+    set_overlap(queue.connections, 3)
+    fill(6, 2)
+    for name, best in {"ann": "answer 0", "bob": "answer 0", "eve": "answer 1"}.items():
+        queue.add_annotator(name)
+        for number in range(6):
+            task = queue.next_task(name)
+            place = next(n for n, text in enumerate(task.texts) if text.endswith(best))
+            tiers = ((place,), (1 - place,))
+            queue.submit(name, Submission(id=f"{name}{number}", task_id=task.id, tiers=tiers))
+    share = 2 / 3  # the share of votes, then the probability, that answer 0 is the better one
+    for _ in range(100):
+        right, wrong = (1 + 6 * share) / 8, (1 + 6 * (1 - share)) / 8
+        odds = (right / (1 - right)) ** 2 * (1 - wrong) / wrong
+        share = odds / (1 + odds)
+    quality = measure_quality(store)
+    found = {person.name: person.reliability for person in quality.people}
+    assert found["ann"][0] == found["bob"][0] == pytest.approx(right, abs=1e-6)
+    assert found["eve"][0] == pytest.approx(wrong, abs=1e-6)
+    assert found["ann"][1] < right < found["ann"][2]
+    assert "<td>87\u00a0% (" in dashboard_page(store)
+
+
 @pytest.fixture
 def tokyo(monkeypatch) -> Iterator[None]:
     """A server whose clock is nine hours ahead of UTC."""
