@@ -59,15 +59,18 @@ class Matrices:
 
 _done = Work()
 _counted: WeakSet[nn.Module] = WeakSet()
+_adapted: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 _matrices: WeakKeyDictionary[nn.Module, dict[Any, Matrices]] = WeakKeyDictionary()
 
 
 def count_work(model: Any) -> None:
     """Count what a language model or classifier of transformers does from now on.
 
-    Models that share a trunk are counted once.
+    Models that share a trunk are counted once. Call it after adapters were added.
     """
     trunk = model.base_model
+    # looking for it in every pass would take milliseconds
+    _adapted[trunk] = next((part for part in trunk.modules() if isinstance(part, LoraLayer)), None)
     if trunk not in _counted:
         _counted.add(trunk)
         trunk.register_forward_pre_hook(_count_trunk, with_kwargs=True)
@@ -142,7 +145,7 @@ def _count_output(output: nn.Module, arguments: tuple[Any, ...]) -> None:
 def _sizes(trunk: nn.Module) -> Matrices:
     """The sizes of a trunk, which depend on the adapters in use and on what is trained."""
     known = _matrices.setdefault(trunk, {})
-    layer: Any = next((part for part in trunk.modules() if isinstance(part, LoraLayer)), None)
+    layer = _adapted[trunk]
     adapters = () if layer is None or layer.disable_adapters else tuple(layer.active_adapters)
     if adapters not in known:
         known[adapters] = measure_matrices(trunk, adapters)

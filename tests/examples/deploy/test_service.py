@@ -57,7 +57,7 @@ esac
 BROKEN = """
 import sqlite3
 
-def serve(db, options, live_options=None):
+def serve(db, *options):
     with sqlite3.connect(db) as connection:
         connection.execute("CREATE TABLE of_the_new_version (name TEXT)")
     raise SystemExit("this version does not start")

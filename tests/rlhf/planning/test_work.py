@@ -142,6 +142,7 @@ def test_recomputed_activations_are_counted(model_folder: Path) -> None:
     model.activation_checkpointing_enable({"use_reentrant": False})
     require_close(lambda: states(model, inputs).sum().backward())
     add_adapters(model, 16, 32, 0)
+    count_work(model)
     require_close(lambda: states(model, inputs).sum().backward())
 
 
