@@ -6,7 +6,7 @@ VLLM := .venv-vllm
 MODEL := models/SmolLM2-135M-Instruct
 DB ?= runs/demo/labels.db
 
-.PHONY: install model browser nodes vllm demo few-demo label test check test-vllm test-all clean
+.PHONY: install model browser nodes proxy vllm demo few-demo label test check test-vllm test-all clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,9 @@ browser:
 
 nodes: # network namespaces stand for machines; without `ip` their test is skipped
 	@command -v ip >/dev/null || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 iproute2)
+
+proxy: # TLS in front of the labeling app; without nginx its tests are skipped
+	@test -x /usr/sbin/nginx || (apt-get update --quiet=2 && apt-get install --yes --quiet=2 nginx-light)
 
 vllm: $(VLLM)/.installed
 
@@ -64,7 +67,7 @@ test: install # vLLM's packages come while the checks begin; what follows takes 
 	$(MAKE) --jobs 2 check vllm
 	$(MAKE) --jobs 2 test-vllm few-demo
 
-test-all: model browser nodes test-vllm
+test-all: model browser nodes proxy test-vllm
 	$(VLLM)/bin/python -m pytest -m slow tests/policies/sampling/test_vllm.py
 	$(BIN)/pytest
 

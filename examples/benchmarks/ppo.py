@@ -138,7 +138,7 @@ def run_job(arguments: argparse.Namespace, inputs: Line, kind: str, **changes: A
     }
     ours = kind == "ours"
     python = sys.executable if ours else str(peer_python(arguments.work))
-    script = Path(__file__).with_name("ppo_ours.py" if ours else "ppo_trl.py")
+    script = Path(__file__).parent / "peers" / ("ppo_ours.py" if ours else "ppo_trl.py")
     done = subprocess.run(
         [python, str(script), json.dumps(job)],
         stdout=subprocess.PIPE,

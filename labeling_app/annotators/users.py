@@ -11,8 +11,7 @@ from labeling_app.annotators.passwords import (
     hash_password,
     is_outdated,
 )
-from labeling_app.db.store import Store, ensure_annotator
-from labeling_app.db.users import (
+from labeling_app.db.people.users import (
     UserRow,
     all_users,
     change_user,
@@ -22,6 +21,7 @@ from labeling_app.db.users import (
     password_of,
     renew_password,
 )
+from labeling_app.db.store import Store, ensure_annotator, require_kind
 from rlhf.errors import InputError
 
 Role = Literal["annotator", "lead", "admin"]
@@ -63,23 +63,59 @@ class Users:
         Raises:
             InputError: the name is taken, too long, or not a person's; a short password.
         """
-        if not name.strip() or name != name.strip() or len(name) > 100:
-            raise InputError(f"{name!r} cannot be a user's name", "Use 1 to 100 characters.")
-        hashed = _hashed(password)
+        self.require_name(name)
+        self.add_hashed(name, role, self.hash(password))
+
+    def add_hashed(self, name: str, role: Role, hashed: str) -> None:
+        """Add a user by the hash of a password.
+
+        Raises:
+            InputError: as `require_free`.
+        """
         with self.connections.write() as db:
-            known = self.get(name)
-            if known is not None:
-                raise InputError(
-                    f"There is a user {name!r} already, with the role {known.role}",
-                    "For a new password: rlhf users reset. Roles stay as they are: for another "
-                    "role, add a second account under another name.",
-                )
-            if has_token(db, name):
-                raise InputError(
-                    f"{name!r} is a program that gives feedback", "Give the person another name."
-                )
+            self.require_free(name)
             ensure_annotator(db, name, "human")
             insert_user(db, name, role, hashed)
+
+    def require_name(self, name: str) -> None:
+        """Check that somebody can have this name.
+
+        Raises:
+            InputError: it is empty or too long.
+        """
+        if not name.strip() or name != name.strip() or len(name) > 100:
+            raise InputError(f"{name!r} cannot be a user's name", "Use 1 to 100 characters.")
+
+    def require_free(self, name: str) -> None:
+        """Check that somebody new can have this name; call it in the transaction that adds them.
+
+        Raises:
+            InputError: the name is taken, too long, or not a person's.
+        """
+        self.require_name(name)
+        known = self.get(name)
+        if known is not None:
+            raise InputError(
+                f"There is a user {name!r} already, with the role {known.role}",
+                "For a new password: rlhf users reset. Roles stay as they are: for another "
+                "role, add a second account under another name.",
+            )
+        if has_token(self.connections.db, name):
+            raise InputError(
+                f"{name!r} is a program that gives feedback", "Give the person another name."
+            )
+        require_kind(self.connections.db, name, "human")
+
+    def require(self, name: str) -> User:
+        """The user of that name.
+
+        Raises:
+            InputError: there is none.
+        """
+        user = self.get(name)
+        if user is None:
+            raise no_user(name)
+        return user
 
     def get(self, name: str) -> User | None:
         """The user of that name, disabled or not."""
@@ -104,7 +140,23 @@ class Users:
         Raises:
             InputError: no such user, or the password is too short.
         """
-        self._change(name, password=_hashed(password))
+        self.set_hash(name, self.hash(password))
+
+    def set_hash(self, name: str, hashed: str) -> None:
+        """Give somebody a new password by its hash, and sign them out everywhere.
+
+        Raises:
+            InputError: no such user.
+        """
+        self._change(name, password=hashed)
+
+    def hash(self, password: str) -> str:
+        """The hash of a password, which takes half a second.
+
+        Raises:
+            InputError: the password is too short.
+        """
+        return _hashed(password)
 
     def end_sessions(self, name: str) -> None:
         """Sign somebody out everywhere: all cookies given so far become invalid.
@@ -116,7 +168,7 @@ class Users:
 
     def _change(self, name: str, **columns: Any) -> None:
         if not change_user(self.connections, name, **columns):
-            raise InputError(f"There is no user {name!r}", "See all users: rlhf users list --db DB")
+            raise no_user(name)
 
     def sign_in(self, name: str, password: str) -> SignIn:
         """Check a password, as slowly for a name that nobody has. `sign_in.py` counts attempts."""
@@ -139,6 +191,11 @@ class Users:
         user = self.get(name)
         is_open = user is not None and not user.disabled and user.epoch == epoch
         return user if is_open else None
+
+
+def no_user(name: str) -> InputError:
+    """The error where nobody has that name."""
+    return InputError(f"There is no user {name!r}", "See all users: rlhf users list --db DB")
 
 
 def _hashed(password: str) -> str:

@@ -35,13 +35,13 @@ def store_feedback(store: Store, program: str, payload: dict[str, Any]) -> bool:
     judged = _pick(payload, prompt) if "responses" in payload else _thumb(payload, prompt)
     responses, tiers, flags = judged
     ranking = Ranking(
-        id=content_id(SOURCE, program, _text(payload.get("id"), "id", MAX_ID)),
+        id=content_id(SOURCE, program, require_text(payload.get("id"), "id", MAX_ID)),
         prompt_id=prompt.id,
         annotator=program,
         kind="human",
         tiers=tiers,
         flags=flags,
-        note=_text(payload["note"], "note", MAX_CHARACTERS) if payload.get("note") else "",
+        note=require_text(payload["note"], "note", MAX_CHARACTERS) if payload.get("note") else "",
     )
     with store.connections.write() as db:
         if is_stored(db, ranking):
@@ -81,9 +81,9 @@ def _pick(payload: dict[str, Any], prompt: Prompt) -> Judged:
 def _prompt(value: Any) -> Prompt:
     if isinstance(value, list) and 0 < len(value) <= MAX_MESSAGES:
         messages = tuple(Message.from_json(message) for message in value)
-        _text("".join(message.content for message in messages), "prompt", MAX_CHARACTERS)
+        require_text("".join(message.content for message in messages), "prompt", MAX_CHARACTERS)
     else:
-        messages = (Message(role="user", content=_text(value, "prompt", MAX_CHARACTERS)),)
+        messages = (Message(role="user", content=require_text(value, "prompt", MAX_CHARACTERS)),)
     return Prompt.create(messages, "train", SOURCE)
 
 
@@ -92,16 +92,21 @@ def _response(value: Any, name: str, prompt: Prompt) -> Response:
     given = value if isinstance(value, dict) else {"text": value}
     if set(given) - {"text", "model"}:
         raise InputError(f"{name} has unknown fields", 'Send text, or {"text": …, "model": …}.')
-    text = _text(given.get("text"), name, MAX_CHARACTERS)
-    model = _text(given.get("model", "unknown"), f"{name}.model", MAX_MODEL)
+    text = require_text(given.get("text"), name, MAX_CHARACTERS)
+    model = require_text(given.get("model", "unknown"), f"{name}.model", MAX_MODEL)
     return Response(
         id=content_id(prompt.id, model, text), prompt_id=prompt.id, text=text, model=model
     )
 
 
-def _text(value: Any, name: str, limit: int) -> str:
+def require_text(value: Any, name: str, limit: int, example: str = EXAMPLE) -> str:
+    """A field that must be text.
+
+    Raises:
+        InputError: it is not, is empty, or is longer than `limit`; the message has the example.
+    """
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{name} must be text that is not empty", f"Send it, {EXAMPLE}.")
+        raise InputError(f"{name} must be text that is not empty", f"Send it, {example}.")
     if len(value) > limit:
         raise InputError(f"{name} has {len(value)} characters", f"Send at most {limit}.")
     return value

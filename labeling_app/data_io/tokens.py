@@ -3,8 +3,8 @@
 import hashlib
 import secrets
 
+from labeling_app.db.people.users import delete_token, find_user, owner_of_token, put_token
 from labeling_app.db.store import Store, ensure_annotator
-from labeling_app.db.users import delete_token, find_user, owner_of_token, put_token
 from rlhf.errors import InputError
 
 

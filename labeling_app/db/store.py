@@ -265,18 +265,27 @@ def ensure_annotator(db: Database, name: str, kind: AnnotatorKind, import_id: in
     Raises:
         InputError: there is one of another kind: a signal or a judge must never pass for a person.
     """
-    row = db.execute("SELECT kind FROM annotators WHERE name = ?", [name]).fetchone()
-    if row is None:
+    if not require_kind(db, name, kind):
         db.execute("INSERT INTO annotators VALUES (?, ?, ?)", [name, kind, time.time()])
         if import_id:
             db.execute("INSERT OR IGNORE INTO import_annotators VALUES (?)", [name])
-    elif row[0] != kind:
+    elif not import_id:  # no longer of an unfinished import alone
+        db.execute("DELETE FROM import_annotators WHERE name = ?", [name])
+
+
+def require_kind(db: Database, name: str, kind: AnnotatorKind) -> bool:
+    """Whether there is an annotator of that name, who then must be of that kind.
+
+    Raises:
+        InputError: there is one of another kind.
+    """
+    row = db.execute("SELECT kind FROM annotators WHERE name = ?", [name]).fetchone()
+    if row is not None and row[0] != kind:
         raise InputError(
             f"{name!r} is an annotator of kind {row[0]} in this database, not {kind}",
             "Give --annotator another name; people, judges and signals are kept apart.",
         )
-    elif not import_id:  # no longer of an unfinished import alone
-        db.execute("DELETE FROM import_annotators WHERE name = ?", [name])
+    return row is not None
 
 
 def _response_values(response: Response) -> list[Any]:

@@ -14,6 +14,7 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
+from labeling_app.db.board.overlap import num_open
 from labeling_app.db.reports import latest_decisions, latest_rankings, next_tasks
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
@@ -28,6 +29,7 @@ from labeling_app.rankings.agreement import (
     tau_b,
     top_share_by_position,
 )
+from rlhf.records.reliability import Reliability, reliability_of_shared, votes_of
 
 LATEST = 5_000
 # Twice the speed of a very fast reader, about 1,200 words a minute.
@@ -74,6 +76,7 @@ class Person:
     too_fast: float
     unchanged: float
     agreement: Interval | None
+    reliability: Interval | None
     gold: Interval | None
     self_agreement: Interval | None
 
@@ -93,7 +96,9 @@ class Disagreement:
 class Quality:
     """Everything the dashboard shows."""
 
-    counts: dict[str, int]
+    num_open: int
+    """Tasks that are not done yet; those on somebody's screen are among them."""
+    num_tasks: int
     considered: int
     last_hour: int
     people: list[Person] = field(default_factory=list)
@@ -118,13 +123,20 @@ def measure_quality(store: Store) -> Quality:
     task_means = [fmean(v) for group in shared if (v := _values(group, pair_agreement))]
     taus = [fmean(v) for group in shared if (v := _values(group, tau_b))]
     longer = [fmean(wins) for j in judgments if (wins := longer_wins(j.tiers, j.lengths))]
+    votes = [
+        vote
+        for judgment in judgments
+        for vote in votes_of(str(judgment.task_id), judgment.annotator, judgment.tiers)
+    ]
+    reliability = reliability_of_shared(votes)
     names = sorted({judgment.annotator for judgment in judgments})
     checks = check_scores(store.connections)
     return Quality(
-        counts=store.counts(),
+        num_open=num_open(store.connections),
+        num_tasks=store.counts()["tasks"],
         considered=len(judgments),
         last_hour=sum(j.at > time.time() - 3600 for j in judgments),
-        people=[_person(name, judgments, by_pair, checks) for name in names],
+        people=[_person(name, judgments, by_pair, reliability.get(name), checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
         alpha=ordinal_alpha(_units(shared)),
@@ -186,6 +198,7 @@ def _person(
     name: str,
     judgments: list[Judgment],
     by_pair: dict[tuple[str, str], list[float]],
+    reliability: Reliability | None,
     checks: dict[str, dict[str, Interval | None]],
 ) -> Person:
     own = [judgment for judgment in judgments if judgment.annotator == name]
@@ -200,6 +213,7 @@ def _person(
         too_fast=fmean(judgment.is_too_fast for judgment in own),
         unchanged=fmean(judgment.is_unchanged for judgment in own),
         agreement=mean_interval(with_others),
+        reliability=reliability and (reliability.value, reliability.low, reliability.high),
         gold=checks.get("gold", {}).get(name),
         self_agreement=checks.get("repeat", {}).get(name),
     )

@@ -6,29 +6,29 @@ component requests its task after it has loaded, as JSON from `board/route.py`.
 
 import os
 from pathlib import Path
-from typing import Any
 
 # Before gradio is imported: it reads these at import time.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gradio as gr
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse
+from fastapi import FastAPI
 from starlette.routing import Mount
 
-from labeling_app.annotators.users import User
-from labeling_app.web.access.content_policy import GradioPolicy, html_page
-from labeling_app.web.access.middleware import USER
+from labeling_app.web.access.content_policy import GradioPolicy
 from labeling_app.web.board.route import add_board_route
 from labeling_app.web.board.session import Board
-from labeling_app.web.dashboard import dashboard_page
-from labeling_app.web.feedback_route import add_feedback_route
 from labeling_app.web.health import add_health
+from labeling_app.web.lead.data import add_data_page
+from labeling_app.web.lead.frame import LeadFrame, add_frame, sender_of
+from labeling_app.web.lead.people import add_people_page
+from labeling_app.web.lead.quality import add_quality_page
+from labeling_app.web.lead.rubric import add_rubric_page
 from labeling_app.web.live.live import Live
 from labeling_app.web.live.routes import add_live_routes
+from labeling_app.web.programs.feedback_route import add_feedback_route
 from labeling_app.web.runs.loop_process import LoopProcess
-from labeling_app.web.runs.routes import add_runs_routes
+from labeling_app.web.runs.routes import add_runs_page
 
 BOARD_FILES = Path(__file__).parent / "pages" / "board"
 SCRIPTS = ("ranking.js", "cards.js", "drag.js", "outbox.js", "drafts.js", "board.js")
@@ -68,31 +68,33 @@ def _read(name: str) -> str:
     return (BOARD_FILES / name).read_text(encoding="utf-8")
 
 
-def build_app(board: Board, live: Live | None = None, loop: LoopProcess | None = None) -> FastAPI:
+def build_app(
+    board: Board,
+    live: Live | None = None,
+    loop: LoopProcess | None = None,
+    *,
+    max_upload_bytes: int = 10**9,
+) -> FastAPI:
     """The web application; `AuthMiddleware` around it sets the user of each request.
 
     Args:
         board: the ranking operations.
         live: live mode, if there are models to ask.
         loop: the loop of the Runs page, if there is one.
+        max_upload_bytes: the largest file that a lead may upload.
     """
     with gr.Blocks(title="Rank responses", analytics_enabled=False) as page:
         rank_board()
     app = FastAPI(title="rlhf label", docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.get("/dashboard")
-    def dashboard(request: Request) -> HTMLResponse:
-        if _sender(request).role == "annotator":
-            return html_page("Only leads and admins can open the dashboard.", 403)
-        return html_page(dashboard_page(board.store, has_runs=loop is not None))
-
     add_health(app, board.store.connections)
     add_board_route(app, board, has_live=live is not None)
     add_feedback_route(app, board.store)
     if live is not None:
-        add_live_routes(app, live, lambda request: _sender(request).name)
+        add_live_routes(app, live, lambda request: sender_of(request).name)
+    frame = add_lead_pages(app, board, max_upload_bytes)
     if loop is not None:
-        add_runs_routes(app, loop, _sender)
+        add_runs_page(app, frame, loop)
     gr.mount_gradio_app(
         app,
         page,
@@ -110,6 +112,17 @@ def build_app(board: Board, live: Live | None = None, loop: LoopProcess | None =
     return app
 
 
+def add_lead_pages(app: FastAPI, board: Board, max_upload_bytes: int) -> LeadFrame:
+    """The pages for leads and admins, in the order of the navigation."""
+    frame = LeadFrame(has_sign_in=board.has_sign_in)
+    add_frame(app, frame)
+    add_data_page(app, frame, board.store, max_upload_bytes)
+    add_people_page(app, frame, board.store, has_sign_in=board.has_sign_in)
+    add_rubric_page(app, frame, board.store)
+    add_quality_page(app, frame, board.store)
+    return frame
+
+
 def _confine_gradio(app: FastAPI) -> None:
     """Give Gradio's page its policy and remove its other routes: uploads, queues, files, more."""
     [gradio] = [route.app for route in app.routes if isinstance(route, Mount)]
@@ -117,8 +130,3 @@ def _confine_gradio(app: FastAPI) -> None:
     kept = [route for route in gradio.routes if getattr(route, "path", "") in GRADIO_ROUTES]
     gradio.router.routes[:] = kept
     gradio.add_middleware(GradioPolicy)
-
-
-def _sender(request: Any) -> User:
-    user: User = request.scope[USER]
-    return user

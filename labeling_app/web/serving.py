@@ -49,6 +49,7 @@ class BoardOptions:
     rubric: Path | None = None
     flags: tuple[str, ...] = FLAGS
     checks: CheckRates = field(default_factory=CheckRates)
+    max_upload_bytes: int = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +81,15 @@ def serve(
     with Store(db, must_exist=not may_be_new) as store:
         require_undamaged(store.connections)
         recover(store.connections)
-        if not may_be_new:
-            _require_tasks(store, db)
         users = Users(store)
+        if not may_be_new and not users.all():  # a lead who signs in can import
+            _require_tasks(store, db)
         local = None if users.all() else (options.annotator or getpass.getuser())
         _require_fitting_access(options, local, db)
         queue = TaskQueue(store, checks=options.checks)
         if local:
             queue.add_annotator(local)
-        _require_free_port(options.host, options.port)
+        require_free_port(options.host, options.port)
         if options.overlap is not None:
             set_overlap(store.connections, options.overlap)
         if options.another_below is not None:
@@ -111,7 +112,7 @@ def serve(
                 note=live_options.note,
             )
         process = None if loop is None else LoopProcess(loop)
-        app = _protected_app(board, live, process, users, local)
+        app = _protected_app(board, live, process, users, local, options.max_upload_bytes)
         _print_address(options, local, has_live=live is not None, has_runs=loop is not None)
         # Imported modules stay; a full garbage collection over them would delay every request.
         gc.freeze()
@@ -123,13 +124,19 @@ def serve(
 
 
 def _protected_app(
-    board: Board, live: Live | None, loop: LoopProcess | None, users: Users, local: str | None
+    board: Board,
+    live: Live | None,
+    loop: LoopProcess | None,
+    users: Users,
+    local: str | None,
+    max_upload_bytes: int,
 ) -> "AuthMiddleware":
     """The app, and in front of it sign-in, or the one local person."""
     from labeling_app.web.access.middleware import AuthMiddleware, user_of_cookie
     from labeling_app.web.app import build_app
 
-    app, secret = build_app(board, live, loop), board.store.secret
+    app = build_app(board, live, loop, max_upload_bytes=max_upload_bytes)
+    secret = board.store.secret
     if local is None:
         return AuthMiddleware(
             app, find_user=user_of_cookie(users, secret), users=users, secret=secret
@@ -154,7 +161,7 @@ def _print_address(
     if has_live:
         console.print(f"Ask the models at [bold]{address}/live[/]")
     if has_runs:
-        console.print(f"Leads train and promote at [bold]{address}/runs[/]")
+        console.print(f"Leads train and promote at [bold]{address}/lead/runs[/]")
     console.print(f"Label {who}at [bold]{address}[/]  (Ctrl+C stops)")
     if options.host not in LOOPBACK:
         console.print(
@@ -187,7 +194,12 @@ def _require_tasks(store: Store, db: Path) -> None:
     )
 
 
-def _require_free_port(host: str, port: int) -> None:
+def require_free_port(host: str, port: int) -> None:
+    """Check that nobody listens there, before anything is loaded.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from policies.deployment.benchmark_page import write_page
 from policies.deployment.found import find_folders, is_scorer
 from policies.deployment.quantize import weight_bytes
@@ -89,7 +91,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def _measure(
-    run: RunDir, models: Models, settings: BenchmarkSettings, accelerator: Any
+    run: RunDir, models: Models, settings: BenchmarkSettings, accelerator: Accelerator
 ) -> list[Row]:
     """The rows of all models; every measured batch also becomes a line of metrics.jsonl."""
     total = len(models) * len(all_work(settings)) * settings.repeats

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -29,6 +29,7 @@ from rlhf.parallel.distributed import seed_all
 from rlhf.records.jsonl import JsonObject
 from rlhf.records.schema import Prompt, RankedPrompt, Sampling
 from rlhf.run.metrics import progress
+from rlhf.run.rundir import RunDir
 
 Description = dict[str, str]
 
@@ -81,7 +82,9 @@ def compare_policies(
     )
     theirs, before = _answer(accelerator, original, asked)
     ours, after = _answer(accelerator, quantized, asked, theirs)
-    answers = (record.to_json() for record in as_records(prompts, [theirs, ours]))
+    lasting = {**quantized, "path": str(RunDir(settings.out).policy)}  # it moves there when done
+    both = [theirs, replace(ours, model=lasting)]
+    answers = (record.to_json() for record in as_records(prompts, both))
     report: dict[str, Any] = {"log_prob": describe_changes(before, after)}
     if settings.reward is None:
         return report, answers

@@ -122,7 +122,8 @@ class VLLM:
             if not self.is_frozen:
                 self._reload_weights(model, accelerator.device)
             inputs = [{"prompt_token_ids": ids} for ids, _ in given]
-            how = [_sampling(config, seed) for _, seed in given]
+            vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
+            how = [_sampling(config, seed, vocabulary) for _, seed in given]
             found = self.llm.generate(inputs, how, use_tqdm=False)
             self._sleep()
         return [_tokens_and_log_probs(one.outputs[0]) for one in found[mine]]
@@ -176,7 +177,7 @@ def shut_down() -> None:
         gc.collect()
 
 
-def _sampling(config: GenerationConfig, seed: int) -> Any:
+def _sampling(config: GenerationConfig, seed: int, vocabulary: int) -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -184,7 +185,7 @@ def _sampling(config: GenerationConfig, seed: int) -> Any:
         top_p=config.top_p,
         top_k=config.top_k,
         max_tokens=config.max_new_tokens,
-        stop_token_ids=config.eos_token_id,
+        stop_token_ids=[one for one in config.eos_token_id if one < vocabulary],
         ignore_eos=True,  # those that vLLM reads from the model; the line above has all
         seed=seed,
         logprobs=0,  # of the chosen token alone

@@ -7,8 +7,9 @@ from typing import Any
 
 from reward.data.batches import total_weight
 from reward.data.groups import Group
-from reward.data.reliability import Reliability, collect_votes, estimate_reliability, weights_of
+from reward.data.reliability import collect_votes, estimate_reliability, weights_of
 from reward.settings import Loss
+from rlhf.records.reliability import Reliability
 from rlhf.records.schema import RankedPrompt
 
 

@@ -4,19 +4,18 @@ POST takes {"items": [{"messages": [...], "response": "..."}, ...]} and answers
 {"rewards": [number, ...]}, which is what `--reward http://...` asks and expects.
 """
 
-import json
 import time
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from reward.scoring.texts import Answers
 from reward.serving.batches import Counts, QueueFullError, SharedBatches
+from rlhf.endpoints.request_bodies import BodyError, read_json
 from rlhf.errors import InputError
-from rlhf.records.jsonl import MAX_DEPTH, is_deep
 from rlhf.records.schema import Message, Prompt
 from rlhf.records.schema import Response as ResponseRecord
 
@@ -32,14 +31,6 @@ METRICS = (
 )
 
 
-class _RefusedError(Exception):
-    """A request is answered with this status and sentence."""
-
-    def __init__(self, status: int, problem: str) -> None:
-        super().__init__(problem)
-        self.status = status
-
-
 def build_app(batches: SharedBatches, description: dict[str, str]) -> Starlette:
     """The web application.
 
@@ -51,10 +42,10 @@ def build_app(batches: SharedBatches, description: dict[str, str]) -> Starlette:
 
     async def score(request: Request) -> Response:
         try:
-            answers = _read_items(await _read_body(request))
+            answers = _read_items(await read_json(request, MAX_BODY_BYTES))
             rewards = await batches.rewards(answers)
-        except _RefusedError as error:
-            return _refusal(error.status, str(error))
+        except BodyError as error:
+            return _refusal(error.status, error.problem)
         except InputError as error:
             return _refusal(400, f"{error.problem}. {error.remedy}")
         except QueueFullError:
@@ -95,31 +86,11 @@ def _refusal(status: int, problem: str, headers: dict[str, str] | None = None) -
     return JSONResponse({"error": problem}, status, headers)
 
 
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise _RefusedError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
-    except ClientDisconnect:
-        raise _RefusedError(400, "The body ended early.") from None
-    return bytes(body)
-
-
-def _read_items(body: bytes) -> list[Answers]:
-    try:
-        value = json.loads(body)
-        # Python reads NaN and half a surrogate pair, which no tokenizer takes.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise _RefusedError(400, f"The body is not valid JSON ({error}).") from None
-    items = value.get("items") if isinstance(value, dict) else None
-    if not isinstance(items, list) or is_deep(value):
-        raise _RefusedError(
-            400,
-            'The body must be {"items": [{"messages": [...], "response": "..."}, ...]}, '
-            f"nested at most {MAX_DEPTH} deep.",
+def _read_items(value: dict[str, Any]) -> list[Answers]:
+    items = value.get("items")
+    if not isinstance(items, list):
+        raise BodyError(
+            400, 'The body must be {"items": [{"messages": [...], "response": "..."}, ...]}.'
         )
     return [_read_item(number, item) for number, item in enumerate(items)]
 
@@ -128,13 +99,11 @@ def _read_item(number: int, item: Any) -> Answers:
     messages = item.get("messages") if isinstance(item, dict) else None
     text = item.get("response") if isinstance(item, dict) else None
     if not isinstance(messages, list) or not isinstance(text, str):
-        raise _RefusedError(
-            400, f"Item {number} must have 'messages', a list, and 'response', a text."
-        )
+        raise BodyError(400, f"Item {number} must have 'messages', a list, and 'response', a text.")
     if not all(isinstance(turn, dict) for turn in messages):
-        raise _RefusedError(400, f"Item {number} has a message that is not an object.")
+        raise BodyError(400, f"Item {number} has a message that is not an object.")
     try:
         prompt = Prompt.create(tuple(map(Message.from_json, messages)), "test", "")
     except InputError as error:
-        raise _RefusedError(400, f"Item {number}: {error.problem}. {error.remedy}") from None
+        raise BodyError(400, f"Item {number}: {error.problem}. {error.remedy}") from None
     return prompt, (ResponseRecord(id="", prompt_id=prompt.id, text=text, model=""),)

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -10,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from reward.scoring.scorer import member_folders
-from reward.scoring.texts import Answers, load_text_reward
+from reward.scoring.texts import Answers, TextReward, load_text_reward
 from reward.serving.app import build_app
 from reward.serving.batches import Counts, Score, SharedBatches
-from reward.serving.settings import ServeSettings
+from reward.serving.settings import ScoringSettings
 from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model
 from rlhf.modeling.readers import load_reader
@@ -25,17 +26,30 @@ MAX_CONNECTIONS = 256
 SHUTDOWN_SECONDS = 60  # as long as a client waits for its answer
 
 
-def serve_reward(settings: ServeSettings) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class ServedReward:
+    """Which reward model is served, and where."""
+
+    reward: str
+    host: str
+    port: int
+    scoring: ScoringSettings
+    template_kwargs: dict[str, Any]
+
+
+def serve_reward(served: ServedReward) -> dict[str, Any]:
     """Serve a reward model until SIGTERM or SIGINT; accepted requests are answered before the end.
 
     Raises:
         InputError: there is no such model, or the address cannot be used.
     """
-    with _bind(settings.host, settings.port) as listening:
-        [folder, *_] = member_folders(settings.reward)
-        description = describe_model(folder, settings.chat_template_kwargs)
+    with _bind(served.host, served.port) as listening:
+        [folder, *_] = member_folders(served.reward)
+        description = describe_model(folder, served.template_kwargs)
         counts = Counts()
-        batches = SharedBatches(_load(settings, description, counts), counts, settings.max_queue)
+        batches = SharedBatches(
+            _load(served, description, counts), counts, served.scoring.max_queue
+        )
         config = uvicorn.Config(
             build_app(batches, description),
             ws="none",
@@ -44,21 +58,46 @@ def serve_reward(settings: ServeSettings) -> dict[str, Any]:
             limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
-        _print_address(settings)
+        _print_address(served)
         with suppress(KeyboardInterrupt):  # which uvicorn raises again after its shutdown
             uvicorn.Server(config).run(sockets=[listening])
     return {"requests": counts.requests, "responses": counts.items, "batches": counts.batches}
 
 
-def _load(settings: ServeSettings, description: dict[str, str], counts: Counts) -> Score:
-    """The rewards of `rlhf score`, with their tokens counted."""
-    rewards = load_text_reward(
-        settings.reward,
-        start_alone(settings.precision, seed=0),
-        settings.micro_tokens,
-        settings.combine,
-        given=settings.chat_template_kwargs,
+def load_batches(
+    reward: str, scoring: ScoringSettings, template_kwargs: dict[str, Any]
+) -> SharedBatches:
+    """Shared batches of a reward model, a function or an address.
+
+    Args:
+        reward: what scores.
+        scoring: how.
+        template_kwargs: --chat-template-kwargs of a reward model.
+
+    Raises:
+        InputError: there is no such model or function.
+    """
+    score = _load_rewards(reward, scoring, template_kwargs)
+    return SharedBatches(
+        lambda answers: [row[0] for row in score(answers)], Counts(), scoring.max_queue
     )
+
+
+def _load_rewards(
+    reward: str, scoring: ScoringSettings, template_kwargs: dict[str, Any]
+) -> TextReward:
+    return load_text_reward(
+        reward,
+        start_alone(scoring.precision, seed=0),
+        scoring.micro_tokens,
+        scoring.combine,
+        given=template_kwargs,
+    )
+
+
+def _load(served: ServedReward, description: dict[str, str], counts: Counts) -> Score:
+    """The rewards of `rlhf score`, with their tokens counted."""
+    rewards = _load_rewards(served.reward, served.scoring, served.template_kwargs)
     reader = load_reader(description)
 
     def score(answers: Sequence[Answers]) -> list[float]:
@@ -85,14 +124,14 @@ def _bind(host: str, port: int) -> socket.socket:
     return opened
 
 
-def _print_address(settings: ServeSettings) -> None:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+def _print_address(served: ServedReward) -> None:
+    host = f"[{served.host}]" if ":" in served.host else served.host
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(
-        f"Serving {escape(settings.reward)} at [bold]http://{escape(host)}:{settings.port}[/]  "
+        f"Serving {escape(served.reward)} at [bold]http://{escape(host)}:{served.port}[/]  "
         "(Ctrl+C stops)"
     )
-    if settings.host not in LOOPBACK:
+    if served.host not in LOOPBACK:
         console.print(
             "Everybody who can reach this address can use it: there is no authentication."
         )

@@ -2,6 +2,7 @@
 
 A signal is named `package.module:function`, takes (prompt text, response text) and returns a
 number; higher is better. Modules in the current folder can be imported, as with `python -m`.
+Redactions, which take a text and return what is stored of it, are named alike.
 """
 
 import math
@@ -12,12 +13,15 @@ from importlib import import_module
 from numbers import Real
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any
 
 from rlhf.diagnose import diagnose
 from rlhf.errors import InputError, RlhfError
 
 Signal = Callable[[str, str], float]
+Redaction = Callable[[str], str]
 PREFIX = "signal:"
+TEXT_ONLY = "It must return a text for every text; fix the function and start again."
 NUMBERS_ONLY = "It must return a finite number for every text; fix the function and run again."
 
 
@@ -31,6 +35,51 @@ def load_signal(name: str) -> Signal:
     """Import `package.module:function`, and check that it returns finite numbers.
 
     The prefix `signal:`, which distinguishes functions from models, is optional.
+
+    Raises:
+        InputError: no colon in the name, no such module, an error in it, or no such function.
+    """
+    function = _load_function(name)
+
+    def signal(prompt: str, response: str) -> float:
+        at = f"for the response {response[:60]!r} to {prompt[:60]!r}"
+        with _users_code(f"{name} failed {at}", NUMBERS_ONLY):
+            value = function(prompt, response)
+        if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+            raise InputError(f"{name} returned {value!r} {at}", NUMBERS_ONLY)
+        return float(value)
+
+    return signal
+
+
+def load_redaction(name: str) -> Redaction:
+    """Import `package.module:function`, and check that it returns text.
+
+    Errors don't show the text that was to be redacted.
+
+    Raises:
+        InputError: no colon in the name, no such module, an error in it, or no such function.
+    """
+    function = _load_function(name)
+
+    def redact(text: str) -> str:
+        try:
+            value = function(text)
+        except Exception as error:  # of any kind, and its message may quote the text
+            place = extract_tb(error.__traceback__)[-1]
+            raise InputError(
+                f"{name} failed: {type(error).__name__} ({place.filename}, line {place.lineno})",
+                TEXT_ONLY,
+            ) from None
+        if not isinstance(value, str):
+            raise InputError(f"{name} returned a {type(value).__name__}", TEXT_ONLY)
+        return value
+
+    return redact
+
+
+def _load_function(name: str) -> Callable[..., Any]:
+    """Import `package.module:function`.
 
     Raises:
         InputError: no colon in the name, no such module, an error in it, or no such function.
@@ -52,22 +101,13 @@ def load_signal(name: str) -> Signal:
                 f"Cannot import {module_name} ({error})",
                 "Run from the folder that holds it, or install the package it needs.",
             ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None or not callable(function):
         raise InputError(
             f"{module_name} has no function {function_name}",
             f"Check the name after the colon in {name!r}.",
         )
-
-    def signal(prompt: str, response: str) -> float:
-        at = f"for the response {response[:60]!r} to {prompt[:60]!r}"
-        with _users_code(f"{name} failed {at}", NUMBERS_ONLY):
-            value = function(prompt, response)
-        if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-            raise InputError(f"{name} returned {value!r} {at}", NUMBERS_ONLY)
-        return float(value)
-
-    return signal
+    return function
 
 
 @contextmanager

@@ -5,6 +5,9 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from rlhf.config import read_settings_file
+from rlhf.run.rundir import RunDir, device_seconds
+
 PIPELINES = {
     "reward": "text-classification",
     "ppo": "text-generation",
@@ -12,6 +15,17 @@ PIPELINES = {
     "dpo": "text-generation",
     "distill": "text-generation",
 }
+
+
+def card_of(run: RunDir) -> str:
+    """The card of a model that a stage saves, with what it has cost until now; "" outside one."""
+    stage = run.read_stage()
+    if not stage:
+        return ""
+    given = read_settings_file(run.config_file) if run.config_file.is_file() else {}
+    price = given.get("price_per_hour")
+    price = float(price) if isinstance(price, int | float) else None
+    return model_card(stage, device_seconds(run), price)
 
 
 def model_card(

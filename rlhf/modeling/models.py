@@ -23,7 +23,6 @@ from transformers import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from rlhf.config import read_settings_file
 from rlhf.diagnose import as_input_error
 from rlhf.endpoints.hub import require_hub
 from rlhf.errors import InputError
@@ -41,20 +40,20 @@ from rlhf.modeling.heads import (
     start_head,
     unused_positions,
 )
-from rlhf.modeling.model_card import model_card
+from rlhf.modeling.model_card import card_of
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
-from rlhf.modeling.weights import load_weights, quantization_of, require_unquantized
+from rlhf.modeling.weights import load_weights, require_unquantized
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
 from rlhf.run.loops.promotion import promoted_policy
-from rlhf.run.rundir import RunDir, device_seconds, require_done
+from rlhf.run.rundir import RunDir, require_done
 
 WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble holds members
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
-STAND_INS = ("quantize", "distill")  # stages that make a policy, or a reward model
+STAND_INS = ("quantize", "distill")  # their result takes the place of a training's
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 
 
@@ -89,8 +88,6 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def model_folder(name: str, stage: str, result: str) -> str:
     """The model folder: the result of the finished stage in folder `name`, else `name` itself.
-
-    A run of `rlhf quantize` or `distill` stands in for the one whose result it made smaller.
 
     Raises:
         InputError: `name` is a stage that did not finish, or another stage.
@@ -320,8 +317,6 @@ def _load(
 ) -> PreTrainedModel:
     parts = tensor_parallel_options(name, config) if tensor_parallel else {}
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
-    if stored := quantization_of(config):
-        config.quantization_config = {**stored, "dequantize": True}
     model = load_weights(kind, name, new_head=new_head, **parts)
     if reads_pairs(config):
         require_padding_ignored(name, model)
@@ -390,15 +385,5 @@ def save_model(
         add_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
-        run = RunDir(folder.parent)
-        if stage := run.read_stage():
-            card = model_card(stage, device_seconds(run), _price_per_hour(run))
+        if card := card_of(RunDir(folder.parent)):
             (partial / "README.md").write_text(card, encoding="utf-8")
-
-
-def _price_per_hour(run: RunDir) -> float | None:
-    """What the stage was told that a device costs; None where it was not."""
-    if not run.config_file.is_file():
-        return None
-    price = read_settings_file(run.config_file).get("price_per_hour")
-    return float(price) if isinstance(price, int | float) else None

@@ -31,7 +31,8 @@ def load_weights(
     """Load a model with all its weights.
 
     With `new_head` a language model gets the head of a reward model in place of its output matrix,
-    and stderr says so. `settings` are those of `from_pretrained`.
+    and stderr says so. `settings` are those of `from_pretrained`, with a config. Weights that
+    `rlhf quantize` wrote are expanded.
 
     Raises:
         InputError: the weights cannot be read, or are not those that the config describes.
@@ -41,6 +42,8 @@ def load_weights(
             f"{name} holds an adapter ({ADAPTER}), which needs the weights of another folder",
             "Merge it first (peft: merge_and_unload, then save_pretrained), and give the result.",
         )
+    if stored := quantization_of(settings["config"]):
+        settings["config"].quantization_config = {**stored, "dequantize": True}
     with as_input_error(f"Cannot load the weights of {name}", COPY_AGAIN):
         model, found = kind.from_pretrained(
             name,

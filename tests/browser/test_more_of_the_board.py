@@ -146,15 +146,15 @@ def test_the_dashboard_renews_itself_where_nobody_is_reading(serve, open_page):
     page.evaluate("window.isAway = true")
     assert stays()
     page.evaluate("window.isAway = false")
-    page.focus("main a")
+    page.focus("#content .scroll")
     assert stays()
     page.evaluate("document.activeElement.blur(); getSelection().selectAllChildren(document.body)")
     assert stays()
     page.evaluate("getSelection().empty()")
     page.evaluate("document.querySelector('.scroll').scrollLeft = 50")
-    page.evaluate("document.querySelector('main').className = 'stale'")
+    page.evaluate("document.querySelector('#content').className = 'stale'")
     page.clock.run_for(30_000)
-    page.wait_for_selector("main:not(.stale)")
+    page.wait_for_selector("#content:not(.stale)")
     assert page.evaluate("document.querySelector('.scroll').scrollLeft") == 50
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from labeling_app.annotators.users import Users
-from labeling_app.db.rankings import newest_ranking
 from labeling_app.db.store import Store
 from rlhf.cli import main
 from rlhf.records.jsonl import write_json
@@ -25,7 +23,7 @@ from tests.rlhf.run.loops.folders import make_loop, make_round
 pytestmark = pytest.mark.browser
 
 PASSWORD = "long enough"
-PEOPLE = {"lea": "lead", "ann": "annotator", "bob": "annotator"}
+PEOPLE = {"lea": "lead", "ann": "annotator"}
 SECONDS = 300.0  # for a stage on a busy machine
 RATE = {"value": 0.62, "low": 0.55, "high": 0.69, "level": 0.95, "n": 60, "p_value": 0.004}
 STAGES = """
@@ -42,18 +40,26 @@ SignIn = Callable[..., Page]
 
 
 def write_loop(folder: Path, model: Path | str, *lines: str) -> Path:
-    """The settings file of a loop whose database holds twelve prompts and three people."""
-    prompts = write_prompts(folder / "prompts.jsonl")
-    db = folder / "out" / "labels.db"
-    db.parent.mkdir(exist_ok=True)
-    assert main(["import", str(prompts), "--db", str(db)]) == 0
-    with Store(db) as store:
-        for name, role in PEOPLE.items():
-            Users(store).add(name, role, PASSWORD)
+    """The settings file of a loop, and twelve prompts to import."""
+    write_prompts(folder / "prompts.jsonl")
     top = [f"out: {folder}/out", f"model: {model}", *lines]
     file = folder / "loop.yaml"
     file.write_text("\n".join(top) + STAGES, encoding="utf-8")
     return file
+
+
+def fill(folder: Path) -> None:
+    """Make the database of the loop in a folder, with people and the prompts."""
+    db = folder / "out" / "labels.db"
+    db.parent.mkdir(exist_ok=True)
+    assert main(["import", str(folder / "prompts.jsonl"), "--db", str(db)]) == 0
+    add_people(db, "lea", "ann")
+
+
+def add_people(db: Path, *names: str) -> None:
+    with Store(db) as store:
+        for name in names:
+            Users(store).add(name, PEOPLE[name], PASSWORD)
 
 
 def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
@@ -97,6 +103,7 @@ def wait_for_status(page: Page, words: str) -> None:
 def made(tmp_path: Path) -> Iterator[App]:
     """A loop with two evaluated rounds whose texts try to run, and its server."""
     file = write_loop(tmp_path, "m", "lead_may: [rounds, stages.ppo.steps]")
+    fill(tmp_path)
     out = make_loop(tmp_path / "out", "m", status="failed", error=f"InputError: {RUNS}")
     entries, results = [], []
     for number in range(2):
@@ -123,7 +130,7 @@ def test_a_lead_reads_promotes_and_rolls_back(
 ) -> None:
     out = made.db.parent
     size = {"width": width, "height": 900}
-    page = sign_in(made, "lea", "dashboard", color_scheme=scheme, viewport=size)
+    page = sign_in(made, "lea", "lead", color_scheme=scheme, viewport=size)
     page.get_by_role("link", name="Runs").click()
     wait_for_status(page, "Failed: InputError: <script>")
     require_accessible(page, "runs")
@@ -151,12 +158,12 @@ def test_a_lead_reads_promotes_and_rolls_back(
     assert page.evaluate("window.hacked") is None
 
     newest.get_by_role("link", name="Report of the evaluation").click()
-    page.wait_for_url("**/runs/reports/1/evaluate")
+    page.wait_for_url("**/lead/runs/1/evaluate")
     expect(page.locator("h1")).to_have_text("Round 1")
 
 
 def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> None:
-    page = sign_in(made, "lea", "runs")
+    page = sign_in(made, "lea", "lead/runs")
     fields = page.locator("#values [name]")
     assert [fields.nth(n).get_attribute("name") for n in range(fields.count())] == [
         "rounds",
@@ -164,13 +171,13 @@ def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> 
     ]
     page.fill("[name='stages.ppo.steps']", "0")
     page.get_by_role("button", name="Keep these settings").click()
-    expect(page.locator("#problem")).to_have_text(
+    expect(page.locator("main > .problem")).to_have_text(
         "stages.ppo: --steps is 0. Give a value of at least 1.", timeout=60_000
     )
     page.fill("[name='stages.ppo.steps']", "5")
     page.press("[name='stages.ppo.steps']", "Enter")
     expect(page.locator("#kept")).to_have_text("Kept.", timeout=60_000)
-    assert page.locator("#problem").is_hidden()
+    assert page.locator("main > .problem").is_hidden()
     page.reload()
     expect(page.locator("[name='stages.ppo.steps']")).to_have_value("5")
     expect(page.locator("#values")).to_contain_text("The file says 2.")
@@ -178,9 +185,9 @@ def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> 
 
 def test_an_annotator_has_no_runs(made: App, sign_in: SignIn) -> None:
     page = sign_in(made, "ann")
-    answer = page.request.post(made.url + "runs", data={"op": "start"})
+    answer = page.request.post(made.url + "lead/runs", data={"op": "start"})
     assert answer.status == 403
-    assert page.goto(made.url + "runs").status == 403
+    assert page.goto(made.url + "lead/runs").status == 403
 
 
 def loop_process(out: Path) -> int:
@@ -192,10 +199,11 @@ def test_a_loop_is_started_paused_killed_and_resumed_in_the_browser(
     tmp_path: Path, tiny_model: Path, sign_in: SignIn, end_loop: list[Path]
 ) -> None:
     file = write_loop(tmp_path, tiny_model, "new_rankings: 3", "lead_may: [new_rankings]")
+    fill(tmp_path)
     out = tmp_path / "out"
     end_loop.append(out)
     app = serve(file)
-    page = sign_in(app, "lea", "runs")
+    page = sign_in(app, "lea", "lead/runs")
     wait_for_status(page, "Not started yet.")
     page.get_by_role("button", name="Start").click()
     expect(page.locator(".stages")).to_contain_text("generate", timeout=1000 * SECONDS)
@@ -224,44 +232,73 @@ def test_a_loop_is_started_paused_killed_and_resumed_in_the_browser(
     assert log.count("rlhf generate --config") == 1
 
 
-def rank(page: Page, db: Path, count: int) -> None:
-    """Rank tasks as they are shown until the database has `count` rankings."""
-    while (before := num_rankings(db)) < count:
+def rank(page: Page, first: int, last: int) -> None:
+    """Rank tasks as they are shown: the first, …, the last one of a person."""
+    for number in range(first, last + 1):
         page.wait_for_selector(".rb-list .rb-card")
         submit_as_shown(page)
-        limit = time.monotonic() + 30
-        while num_rankings(db) == before:
-            assert time.monotonic() < limit
-            time.sleep(0.05)
+        page.wait_for_selector(f".rb-progress:has-text('{number} done')")
 
 
-def num_rankings(db: Path) -> int:
-    with Store(db, read_only=True) as store:
-        return newest_ranking(store.connections)
+def upload(lead: Page, file: Path) -> None:
+    lead.set_input_files("#file", file)
+    lead.click("text=Preview")
+    lead.wait_for_selector(".preview:visible")
+    lead.click("[data-act=import]")
+    lead.wait_for_selector(".said:has-text('12 prompts')")
+
+
+def invite(lead: Page, app: App, open_page: Callable[..., Page], name: str) -> Page:
+    """A browser in which somebody has used the link that a lead has made for them."""
+    lead.goto(app.url + "lead/people")
+    lead.fill("#invite-name", name)
+    lead.keyboard.press("Enter")
+    lead.wait_for_selector(".secret:visible")
+    page = open_page(app.url)
+    page.goto(lead.input_value(".secret input"))
+    page.fill("#password", PASSWORD)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".said:has-text('Your password is set.')")
+    page.goto(app.url)
+    page.fill("#name", name)
+    page.fill("#password", PASSWORD)
+    page.keyboard.press("Enter")
+    page.wait_for_url(app.url)
+    return page
 
 
 @pytest.mark.slow
 def test_whole_rounds_without_a_shell(
-    tmp_path: Path, tiny_model: Path, sign_in: SignIn, end_loop: list[Path]
+    tmp_path: Path,
+    tiny_model: Path,
+    sign_in: SignIn,
+    open_page: Callable[..., Page],
+    end_loop: list[Path],
 ) -> None:
     lines = ("new_rankings: 10", "rounds: 1", "stop_without_gain: false")
     file = write_loop(tmp_path, tiny_model, *lines, "lead_may: [rounds, new_rankings]")
     out = tmp_path / "out"
+    out.mkdir()
+    add_people(out / "labels.db", "lea")
     end_loop.append(out)
     live = ("--model", str(out), "--max-new-tokens", "8")
     app = serve(file, *live, kind=ProcessApp)
     try:
-        lead = sign_in(app, "lea", "runs")
+        lead = sign_in(app, "lea", "lead/data")
+        upload(lead, tmp_path / "prompts.jsonl")
+        people = [invite(lead, app, open_page, name) for name in ("ann", "bob")]
+        lead.goto(app.url + "lead/runs")
         lead.get_by_role("button", name="Start").click()
         wait_for_status(lead, "Waiting for rankings: 0 of 10.")
-        people = [sign_in(app, name) for name in ("ann", "bob")]
-        rank(people[0], app.db, 5)  # each has a task before them that the other is not given
+        for person in people:
+            person.reload()
+        rank(people[0], 1, 5)  # each has a task before them that the other is not given
         wait_for_status(lead, "Waiting for rankings: 5 of 10.")
-        rank(people[1], app.db, 10)
+        rank(people[1], 1, 5)
         wait_for_status(lead, "Round 0: ppo.")
         wait_for_status(lead, "Stopped: 1 of 1 rounds are done.")
         lead.get_by_role("link", name="Report of the evaluation").click()
-        lead.wait_for_url("**/runs/reports/0/evaluate")
+        lead.wait_for_url("**/lead/runs/0/evaluate")
         expect(lead.locator("h1")).to_be_visible()
         lead.go_back()
 
@@ -274,8 +311,8 @@ def test_whole_rounds_without_a_shell(
         wait_for_status(lead, "Waiting for rankings: 0 of 4.")
         for person in people:
             person.reload()
-        rank(people[0], app.db, 12)
-        rank(people[1], app.db, 14)
+        rank(people[0], 6, 7)
+        rank(people[1], 6, 7)
         wait_for_status(lead, "Stopped: 2 of 2 rounds are done.")
         expect(lead.locator(".round")).to_have_count(2)
         require_accessible(lead, "two rounds")
@@ -290,11 +327,11 @@ def chat_promote_and_roll_back(lead: Page, app: App, original: Path) -> None:
     out = app.db.parent
     assert ask(lead, app) == original
     for number in (0, 1):
-        lead.goto(app.url + "runs")
+        lead.goto(app.url + "lead/runs")
         lead.get_by_role("button", name=f"Promote the policy of round {number}").click()
         expect(lead.locator(".mark")).to_be_visible()
         assert ask(lead, app) == out / f"round-{number}" / "ppo" / "policy"
-    lead.goto(app.url + "runs")
+    lead.goto(app.url + "lead/runs")
     lead.get_by_role("button", name="Roll back to round 0").click()
     expect(lead.locator("#promoted + p")).to_contain_text("the policy of round 0")
     assert promoted_round(read_promotions(out)) == 0

@@ -210,12 +210,13 @@ def test_the_dashboard_is_for_leads_and_what_is_injected_does_not_run(
     page.wait_for_selector(".rb-list .rb-card")
     submit_as_shown(page)
     page.wait_for_selector(".rb-progress:has-text('1 done')")
-    assert page.locator(".rb-dashboard").is_hidden()
-    assert page.goto(served.url + "dashboard").status == 403
+    assert page.locator(".rb-lead").is_hidden()
+    assert page.goto(served.url + "lead").status == 403
     lead = open_page(served.url)
     sign_in(lead, "lea")
-    lead.click(".rb-dashboard")
-    lead.wait_for_selector("h1:has-text('Labeling dashboard')")
+    lead.click(".rb-lead")
+    lead.click("nav a:has-text('Quality')")
+    lead.wait_for_selector("h1:has-text('Quality')")
     assert "<b>ann" in lead.inner_text("tbody")
     with browser.new_page() as page:  # not `open_page`, which fails on what is blocked
         page.goto(served.url)
@@ -223,5 +224,5 @@ def test_the_dashboard_is_for_leads_and_what_is_injected_does_not_run(
         sign_in(page, "lea")
         page.wait_for_selector(".rb-list .rb-card")
         assert page.evaluate(INJECTED) == [0, 0, 0]
-        page.goto(served.url + "dashboard")
+        page.goto(served.url + "lead/quality")
         assert page.evaluate(INJECTED) == [0, 0, 0]

@@ -34,7 +34,8 @@ from examples.evidence.human_labels.heads import (
 from examples.evidence.human_labels.people import as_records, draw_test, is_bare, read_pairs
 from policies.evaluate.measures.statistics import bootstrap_interval
 from reward.data.annotators import estimate_weights
-from reward.data.reliability import Reliability, collect_votes, weights_of
+from reward.data.reliability import collect_votes, weights_of
+from rlhf.records.reliability import Reliability
 from rlhf.records.schema import RankedPrompt, Ranking
 
 WEIGHTS = ("equal", "true", "auto")

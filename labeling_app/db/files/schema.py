@@ -7,6 +7,7 @@
                  ├─< tickets        what the task is called in that person's browser
                  └─< drafts, skips
     annotators ─< rankings      append-only; `live` says whether a later one took its place
+    comparisons ─< served       answers to apps, and the thumbs by which two policies are compared
 
 Two columns make the next task cheap whatever the size of the database: `tasks.open` (how many
 people are still wanted) with its partial index is the queue, and `totals` is kept by triggers so
@@ -317,6 +318,56 @@ ROUNDS = (
 )
 
 
+# Answers to apps; `content` (prompt and response) is deleted after some days.
+SERVED = (
+    """CREATE TABLE comparisons (
+        id INTEGER PRIMARY KEY,
+        policy TEXT NOT NULL,
+        against TEXT NOT NULL,
+        share REAL NOT NULL,
+        started_at REAL NOT NULL)""",
+    """CREATE TABLE served (
+        id TEXT PRIMARY KEY,
+        conversation TEXT NOT NULL,
+        comparison_id INTEGER REFERENCES comparisons (id),
+        variant TEXT NOT NULL CHECK (variant IN ('policy', 'against')),
+        content TEXT,
+        thumb INTEGER,
+        created_at REAL NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX served_by_age ON served (created_at) WHERE content IS NOT NULL",
+    """CREATE INDEX served_thumbs ON served (comparison_id, variant, thumb)
+        WHERE thumb IS NOT NULL""",
+    "CREATE INDEX served_conversations ON served (conversation) WHERE thumb IS NOT NULL",
+    # What a program said last of a subject, such as the thumb of one answer.
+    """CREATE TABLE served_verdicts (
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        subject TEXT NOT NULL,
+        ranking_id TEXT NOT NULL REFERENCES rankings (id),
+        PRIMARY KEY (annotator, subject)) WITHOUT ROWID""",
+)
+
+
+INVITATIONS = (
+    # Links with which a person sets a password; a token is random, so its plain hash tells nothing.
+    """CREATE TABLE invitations (
+        hash TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        role TEXT NOT NULL CHECK (role IN ('annotator', 'lead', 'admin')),
+        is_reset INTEGER NOT NULL,
+        expires_at REAL NOT NULL) WITHOUT ROWID""",
+)
+
+
+BOARD_RUBRICS = (
+    # What the board has shown, in order; `rubrics` also holds those of judges.
+    """CREATE TABLE board_rubrics (
+        seq INTEGER PRIMARY KEY,
+        version TEXT NOT NULL REFERENCES rubrics (version),
+        saved_at REAL NOT NULL,
+        saved_by TEXT NOT NULL)""",
+)
+
+
 STEPS: dict[str, tuple[str, ...]] = {
     "001_first_schema": (*FIRST_SCHEMA, BOARD_ID),
     "002_users": USERS,
@@ -332,4 +383,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "012_imports": IMPORTS,
     "013_tickets": TICKETS,
     "014_rounds": ROUNDS,
+    "015_served": SERVED,
+    "016_invitations": INVITATIONS,
+    "017_board_rubrics": BOARD_RUBRICS,
 }

@@ -98,6 +98,16 @@ def _naming_full_disk(purpose: str, outcome: str) -> Iterator[None]:
         ) from None
 
 
+def num_hidden(connections: Connections) -> int:
+    """How many rows imports that are under way have stored so far."""
+    unfinished = "(SELECT id FROM imports WHERE finished_at IS NULL)"
+    counts = (
+        f"(SELECT COUNT(*) FROM {table} WHERE import_id > 0 AND import_id IN {unfinished})"
+        for table in TABLES
+    )
+    return int(connections.db.execute(f"SELECT {' + '.join(counts)}").fetchone()[0])
+
+
 def recover(connections: Connections) -> None:
     """Clean up after a killed import, unless an import is running."""
     with suppress(InterruptedRunError), _lock(connections.path, 0):

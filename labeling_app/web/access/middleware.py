@@ -20,7 +20,10 @@ from labeling_app.web.health import unusable_database
 
 USER = "rlhf.user"
 CACHED_PATHS = ("/assets/", "/static/", "/theme.css")  # Gradio's files, the same for everybody
-OPEN_PATHS = ("/healthz", "/feedback")  # /feedback checks a token instead
+# /feedback and /invitation check a token instead.
+OPEN_PATHS = ("/healthz", "/feedback", "/invitation")
+LEAD_PATHS = ("/lead", "/dashboard")  # and whatever is below them
+LEADS_ONLY = "Only leads and admins can open this page."
 SECURITY_HEADERS = {
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
@@ -98,7 +101,7 @@ class AuthMiddleware:
                 return RedirectResponse("/sign-in", status_code=303)
             return JSONResponse({"error": "Sign in first."}, status_code=401)
         request.scope[USER] = user
-        return None
+        return _refuse_annotator(request) if user.role == "annotator" else None
 
     def _refusal(self, method: str, headers: Headers) -> str:
         host = headers.get("host", "")
@@ -116,6 +119,15 @@ class AuthMiddleware:
             "Behind a proxy, make it pass on the Host header "
             "(nginx: proxy_set_header Host $http_host)."
         )
+
+
+def _refuse_annotator(request: Request) -> Response | None:
+    path = request.scope["path"]
+    if not any(path == one or path.startswith(f"{one}/") for one in LEAD_PATHS):
+        return None
+    if request.method == "GET":
+        return content_policy.html_page(LEADS_ONLY, 403)
+    return JSONResponse({"error": LEADS_ONLY}, status_code=403)
 
 
 def user_of_cookie(users: Users, secret: str) -> FindUser:

@@ -25,7 +25,7 @@ from labeling_app.web.access.attempts import Attempts, network_of
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.access.cookies import SESSION_SECONDS, make_cookie
 from labeling_app.web.health import unusable_database
-from labeling_app.web.request_bodies import BodyError, read_body
+from rlhf.endpoints.request_bodies import BodyError, read_body
 
 SIGN_IN_PATHS = ("/sign-in", "/sign-out")
 COOKIE = "rlhf_session"

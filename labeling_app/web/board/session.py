@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
+from labeling_app.db.board.rubrics import current_version, rubric_text, save_rubric_file
 from labeling_app.db.board.tickets import task_of, ticket_of
 from labeling_app.db.queue import Task, TaskQueue
 from labeling_app.db.rankings import num_done
@@ -58,7 +59,8 @@ class Board:
         store: the database.
         queue: its tasks.
         has_sign_in: whether people sign in, and so can sign out.
-        rubric: the instructions for judging, as markdown; shown beside the task.
+        rubric: the instructions for judging, as markdown; shown beside the task. "" keeps those
+            that the database has.
         flags: the flags a response can get.
     """
 
@@ -73,10 +75,9 @@ class Board:
     ) -> None:
         self.has_sign_in = has_sign_in
         self.flags = flags
-        self.rubric = {
-            "version": store.add_rubric(rubric) if rubric else "",
-            "html": to_html(rubric) if rubric else "",
-        }
+        if rubric:
+            save_rubric_file(store.connections, rubric)
+        self._rubric = {"version": "", "html": ""}
         self.board_id = store.board_id
         self.store = store
         self.queue = queue
@@ -88,6 +89,15 @@ class Board:
             "open": self._open,
             "decide": self._decide,
         }
+
+    @property
+    def rubric(self) -> Payload:
+        """The version that the board shows now, and its HTML."""
+        db = self.store.connections.db
+        version = current_version(db)
+        if version != self._rubric["version"]:
+            self._rubric = {"version": version, "html": to_html(rubric_text(db, version))}
+        return self._rubric
 
     def answer(self, annotator: str, payload: Payload, *, may_lead: bool = False) -> Payload:
         """Do what the browser asks. Returns the next screen."""

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Protocol
 
-from labeling_app.db.live import (
+from labeling_app.db.answers.live import (
     Turn,
     add_verdict,
     find_turn,

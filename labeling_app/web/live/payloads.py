@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from labeling_app.db.live import Turn
+from labeling_app.db.answers.live import Turn
 from labeling_app.rankings.verdicts import EDITED, TIE
 from labeling_app.web.board.rendering import conversation_to_html, response_to_html
 from rlhf.modeling.thinking import split_thinking

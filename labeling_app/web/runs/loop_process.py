@@ -101,7 +101,13 @@ class LoopProcess:
         return ["--config", str(self.file.run.lead_file)]
 
     def pause(self, by: str, *, stops_stage: bool) -> None:
-        """Ask the loop to pause: after the running stage, or at once."""
+        """Ask the loop to pause: after the running stage, or at once.
+
+        Raises:
+            InputError: no loop runs.
+        """
+        if not self.is_running:
+            raise InputError("No loop runs", "There is nothing to pause.")
         request_pause(self.file.out, by, stops_stage=stops_stage)
 
     def promote(self, number: int, by: str) -> None:
@@ -165,14 +171,19 @@ def _require_accepted(command: list[str]) -> None:
     Raises:
         InputError: it refuses them; the message is its own.
     """
-    done = subprocess.run(
-        [*command, "--dry-run"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=CHECK_SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            [*command, "--dry-run"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CHECK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"The settings could not be checked within {CHECK_SECONDS} seconds", "Try again later."
+        ) from None
     if done.returncode:
         said = done.stderr.strip().removeprefix("error ").splitlines() or ["rlhf loop failed"]
         raise InputError(said[0], " ".join(line.strip() for line in said[1:]))

@@ -1,11 +1,7 @@
-"""The Runs page as of now: plain HTML made on the server, every text escaped."""
+"""What the Runs page shows as of now."""
 
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader
 
 from labeling_app.web.runs import picture
 from labeling_app.web.runs.loop_process import LoopProcess
@@ -30,7 +26,6 @@ ENDS = {
         "restarted. Resume goes on where it was.",
     ),
 }
-FOLDER = Path(__file__).parents[1] / "pages" / "runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,36 +46,19 @@ class Status:
     may_pause: bool = False
 
 
-def runs_page(process: LoopProcess) -> str:
-    """The whole page.
-
-    Raises:
-        InputError: a file of the loop is broken.
-    """
-    return _environment().get_template("runs.html").render(**_content(process))
-
-
-def runs_state(process: LoopProcess) -> str:
-    """The parts of the page that change.
-
-    Raises:
-        InputError: a file of the loop is broken.
-    """
-    return _environment().get_template("state.html").render(**_content(process))
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
-    environment.filters |= {"duration": in_words, "clock": clock, "rate": _rate}
-    return environment
-
-
 def _rate(rate: dict[str, Any] | None) -> str:
     return "–" if rate is None else rate_in_words(rate)
 
 
-def _content(process: LoopProcess) -> dict[str, Any]:
+FILTERS = {"duration": in_words, "clock": clock, "rate": _rate}
+
+
+def content(process: LoopProcess) -> dict[str, Any]:
+    """The values of the page's template.
+
+    Raises:
+        InputError: a file of the loop is broken.
+    """
     out = process.file.out
     rounds = read_rounds(process.file, is_running=process.is_running)
     history = read_promotions(out)

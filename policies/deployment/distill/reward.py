@@ -19,6 +19,7 @@ from trl.trainer.sft_config import SFTConfig
 
 from policies.deployment.distill.settings import DistillSettings
 from policies.deployment.distill.student import half_of
+from policies.deployment.distill.train import require_training_outputs
 from policies.deployment.losses import count_agreement
 from policies.reference.store import ReferenceStore, open_store
 from policies.trl_training.train import (
@@ -67,6 +68,7 @@ def distill_reward(settings: DistillSettings) -> dict[str, Any]:
             "Give a language model, or a reward model that was made from one.",
         )
     store = open_store(require_done(settings.outputs, "reference", "outputs").outputs)
+    require_training_outputs(store)
     given = settings.chat_template_kwargs or store.template_kwargs
     folders = member_folders(settings.teacher)
     teacher, model = describe_model(folders[0], given), describe_model(settings.student, given)

@@ -57,6 +57,7 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
     began = time.monotonic()
     require_trainable(settings.student)
     store = open_store(require_done(settings.outputs, "reference", "outputs").outputs)
+    require_training_outputs(store)
     given = settings.chat_template_kwargs or store.template_kwargs
     teacher = describe_model(policy_folder(settings.teacher), given)
     model = describe_model(settings.student, given)
@@ -119,9 +120,21 @@ def require_one_vocabulary(
         )
 
 
+def require_training_outputs(store: ReferenceStore) -> None:
+    """Refuse a store without training prompts.
+
+    Raises:
+        InputError: it has none.
+    """
+    if not store.by_prompt("train"):
+        raise InputError(
+            f"{store.folder} has no training prompts", "Store some: rlhf reference --prompts DIR …"
+        )
+
+
 def _read_rows(store: ReferenceStore) -> Rows:
     """Every stored output with its prompt, as the token ids that were sampled."""
-    rows: Rows = {
+    return {
         split: [
             {
                 "prompt": "",  # trl's collator wants the column, and takes the ids
@@ -133,11 +146,6 @@ def _read_rows(store: ReferenceStore) -> Rows:
         ]
         for split in SPLITS
     }
-    if not rows["train"]:
-        raise InputError(
-            f"{store.folder} has no training prompts", "Store some: rlhf reference --prompts DIR …"
-        )
-    return rows
 
 
 def _arguments(settings: DistillSettings) -> GKDConfig:

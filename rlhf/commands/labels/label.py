@@ -45,15 +45,18 @@ class Settings:
     this share of its pairs (0 to 1). Stored in the database."""
     rubric: Path | None = None
     """A Markdown file with the criteria; shown beside the task, its version stored with each
-    ranking."""
+    ranking. Stored in the database; leads can change it on the page Rubric, and then only another
+    file replaces it."""
     flags: tuple[str, ...] = ("unsafe", "untrue", "off-topic", "broken")
     """Flags that people can put on a response."""
     gold_every: int | None = 20
     """Mix in a gold item about once in this many tasks, if there are gold items. none: never."""
     repeat_every: int | None = None
     """Repeat an earlier task about once in this many tasks, to measure consistency. none: never."""
+    max_upload_mb: int = 1000
+    """Largest file that leads may upload on the page Data, in MB."""
     loop: Path | None = None
-    """The settings file of `rlhf loop`: at /runs, leads see its rounds, start and pause it and
+    """The settings file of `rlhf loop`: at /lead/runs, leads see its rounds, start and pause it and
     promote policies. Its database must be --db."""
     model: tuple[str, ...] = ()
     """Live mode: the models that answer, by folder or hub name; the --out of `rlhf loop` is always
@@ -80,6 +83,7 @@ class Settings:
         require_range("another_below", self.another_below, 0, 1)
         require_range("gold_every", self.gold_every, 1)
         require_range("repeat_every", self.repeat_every, 1)
+        require_range("max_upload_mb", self.max_upload_mb, 1)
         require_range("live_responses", self.live_responses, 2, 4)
         require_sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
         if len(self.model) > self.live_responses:
@@ -132,6 +136,7 @@ def run(settings: Settings) -> dict[str, Any]:
         checks=CheckRates(
             gold_every=settings.gold_every or 0, repeat_every=settings.repeat_every or 0
         ),
+        max_upload_bytes=settings.max_upload_mb * 1_000_000,
     )
     live = LiveOptions(models=models, num_responses=settings.live_responses) if models else None
     return serve(settings.db, options, live, loop)

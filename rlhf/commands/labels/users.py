@@ -29,8 +29,8 @@ class Settings:
     db: Path
     """The label database."""
     role: Literal["annotator", "lead", "admin"] = "annotator"
-    """add: an `annotator` ranks; a `lead` also sees the dashboard and decides disputed tasks; an
-    `admin` can do the same as a lead."""
+    """add: an `annotator` ranks; a `lead` also opens the pages for leads and decides disputed
+    tasks; an `admin` also adds and changes leads and admins there."""
     password_stdin: bool = False
     """add, reset: read the password from standard input; default: generate one and show it once."""
 
@@ -51,8 +51,8 @@ def run(settings: Settings) -> dict[str, Any]:
     from labeling_app.annotators.passwords import new_password
     from labeling_app.annotators.users import Users
     from labeling_app.data_io.tokens import make_token, revoke_token
+    from labeling_app.db.people.users import programs_with_tokens
     from labeling_app.db.store import Store
-    from labeling_app.db.users import programs_with_tokens
 
     with Store(settings.db, must_exist=True, read_only=settings.action == "list") as store:
         users = Users(store)

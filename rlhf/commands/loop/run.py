@@ -14,16 +14,13 @@ from typing import Any
 from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_earlier_child
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
 from rlhf.commands.loop.settings import LoopSettings, launch_words
-from rlhf.commands.loop.stages import Stage, stages_of_round
+from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
 from rlhf.commands.loop.waiting import count_new, has_round, wait_for_rankings, wait_while_paused
 from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
 from rlhf.records.jsonl import write_json
 from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
 from rlhf.run.telemetry.notify import notify
-
-# Commands that have a folder of their own and leave the database alone.
-LAUNCHED = ("train-reward", "reference", "ppo", "evaluate")
 
 
 def run_rounds(settings: LoopSettings) -> dict[str, Any]:
@@ -83,8 +80,7 @@ def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
         while not _is_done(run, stage):
             wait_while_paused(run, number)
             facts = _before_export(run, settings, stage) if stage.name == "export" else {}
-            launch = launch_words(settings.launch) if stage.name in LAUNCHED else []
-            if run_stage(run, stage, launch, **facts):
+            if run_stage(run, stage, launch_of(settings, stage), **facts):
                 break
 
 

@@ -13,13 +13,15 @@ from typing import Any
 from cyclopts import CycloptsError
 
 from rlhf.commands.files import settings_from_values
-from rlhf.commands.loop.settings import SECTIONS, LoopSettings
+from rlhf.commands.loop.settings import SECTIONS, LoopSettings, launch_words
 from rlhf.commands.usage import explain
 from rlhf.config import to_plain, to_yaml
 from rlhf.config.paths import flag_of
 from rlhf.errors import ConfigError
 from rlhf.records.jsonl import write_text_atomically
 
+# Commands that have a folder of their own and leave the database alone.
+LAUNCHED = ("train-reward", "reference", "ppo", "evaluate")
 # Settings with which a command would do something else than its part of a round.
 NOT_IN_A_LOOP = {
     "export": ("format",),
@@ -96,6 +98,11 @@ class Stage:
             problem = error
         problems = problem.problem if place in problem.problem else f"{place}: {problem.problem}"
         raise ConfigError(problems, problem.remedy) from None
+
+
+def launch_of(settings: LoopSettings, stage: Stage) -> list[str]:
+    """The words of --launch that stand before a command."""
+    return launch_words(settings.launch) if stage.name in LAUNCHED else []
 
 
 def stages_of_round(settings: LoopSettings, number: int) -> list[Stage]:

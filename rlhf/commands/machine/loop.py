@@ -1,5 +1,6 @@
 """`rlhf loop`: all commands of a round, again and again, until a round does not gain."""
 
+import shlex
 from typing import Any
 
 from rlhf.commands.loop.settings import LoopSettings as Settings
@@ -41,7 +42,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 def commands(settings: Settings) -> str:
     """The commands of the first round and of the next one, for --dry-run."""
     from rlhf.commands.loop.opened import open_settings
-    from rlhf.commands.loop.stages import require_valid, stages_of_round
+    from rlhf.commands.loop.stages import launch_of, require_valid, stages_of_round
 
     require_valid(settings)
     open_settings(settings)
@@ -51,7 +52,8 @@ def commands(settings: Settings) -> str:
         for stage in stages_of_round(settings, number):
             if stage.name == "export" and settings.waits_for_people:
                 lines.append(f"  (people rank, until {_until(settings)})")
-            lines.append(f"  {stage.command}")
+            before = [f"{shlex.quote(word)} " for word in launch_of(settings, stage)]
+            lines.append(f"  {''.join(before)}{stage.command}")
     return "\n".join(lines)
 
 

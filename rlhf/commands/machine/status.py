@@ -1,4 +1,4 @@
-"""`rlhf status`: what each stage of a run did, side by side for several runs."""
+"""`rlhf status`: what each stage of a run did; which of two served policies people like better."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rlhf.commands.deployment import benchmark, quantize
 from rlhf.commands.machine import loop
 from rlhf.commands.models import distill, dpo, evaluate, ppo, reference, sft, train_reward
+from rlhf.commands.modes import refuse_idle
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf status runs/first runs/second"
@@ -28,26 +29,34 @@ STAGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Which runs to show."""
+    """Which runs or served policies to show."""
 
     # Not keyword-only: runs are given without a flag.
-    runs: Annotated[tuple[Path, ...], Parameter(name="--runs", negative="")] = field(kw_only=False)
+    runs: Annotated[tuple[Path, ...], Parameter(name="--runs", negative="")] = field(
+        default=(), kw_only=False
+    )
     """Folders of runs or of single stages."""
+    db: Path | None = None
+    """A label database with feedback on served policies: shows the thumbs of every comparison
+    (`rlhf serve --against`). May be looked at as often as you like."""
     full: bool = False
     """Also show settings, last steps, reports and curves, side by side."""
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
+            refuse_idle(self, ["full"], "without a run")
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Show what each stage of a run did, and in which settings several runs differ."""
+    if not (settings.runs or settings.db):
+        raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
     from rlhf.run.status import differing_settings, read_run
 
     kinds = {stage: command.Settings for stage, command in STAGES.items()}
     runs = {str(path): read_run(path, kinds) for path in settings.runs}
-    return {"runs": runs, "differing_settings": differing_settings(runs)}
+    found = {"runs": runs, "differing_settings": differing_settings(runs)}
+    return found | ({"comparisons": _comparisons(settings.db)} if settings.db else {})
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
@@ -55,4 +64,28 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     from rlhf.run.status import overview, tables
 
     show = tables if settings.full else overview
-    return show(result["runs"], result["differing_settings"])
+    parts = [show(result["runs"], result["differing_settings"])] if settings.runs else []
+    if settings.db:
+        from policies.serving.thumbs.comparison import in_words
+
+        parts += map(in_words, result["comparisons"])
+        if not result["comparisons"]:
+            parts.append(f"{settings.db} holds no comparison: rlhf serve --policy RUN --against M")
+    return "\n\n".join(parts)
+
+
+def _comparisons(db: Path) -> list[dict[str, Any]]:
+    """Every comparison of two served policies, the newest last."""
+    from labeling_app.db.answers.served import comparisons
+    from labeling_app.db.store import Store
+    from policies.serving.thumbs.comparison import compare_thumbs
+
+    with Store(db, read_only=True) as store:
+        rows = comparisons(store.connections)
+    found = []
+    for row in rows:
+        compared = compare_thumbs(row["thumbs"])
+        for side in ("policy", "against"):
+            compared[side]["name"] = row[side]
+        found.append({"share": row["share"], "started_at": row["started_at"], **compared})
+    return found

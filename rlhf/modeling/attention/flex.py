@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -87,15 +87,23 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     """
     tokens, seen = count_tokens(layout), torch.from_numpy(count_visible(layout))
     is_full = seen == BLOCK * BLOCK
-    blocks = []
-    for chosen in ((seen > 0) & ~is_full, is_full):
-        order = chosen.byte().argsort(dim=1, descending=True, stable=True)
-        blocks += [chosen.sum(dim=1).int()[None, None], order.int()[None, None]]
     return BlockMask.from_kv_blocks(
-        *(send(one, device) for one in blocks),
+        *_list_blocks((seen > 0) & ~is_full, device),
+        *_list_blocks(is_full, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=visible(layout, device),
         seq_lengths=(tokens, tokens),
+    )
+
+
+def _list_blocks(
+    chosen: Bool[Tensor, "Q K"], device: torch.device
+) -> tuple[Int[Tensor, "1 1 Q"], Int[Tensor, "1 1 Q K"]]:
+    """How many blocks of keys are chosen for each block of queries, and which; these come first."""
+    order = chosen.byte().argsort(dim=1, descending=True, stable=True)
+    return (
+        send(chosen.sum(dim=1).int()[None, None], device),
+        send(order.int()[None, None], device),
     )
 
 

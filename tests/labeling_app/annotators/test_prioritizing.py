@@ -9,7 +9,7 @@ from labeling_app.annotators.comparisons import queue_pairs
 from labeling_app.annotators.prioritizing import prioritize
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.queue import Submission, TaskQueue
-from labeling_app.web.dashboard import dashboard_page
+from labeling_app.web.lead.quality import dashboard_page
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.modeling.models import new_reward_model, save_model

@@ -11,7 +11,7 @@ from labeling_app.data_io.exporting import export
 from labeling_app.data_io.tokens import make_token
 from labeling_app.db.imports.unfinished import importing
 from labeling_app.web.access.middleware import AuthMiddleware
-from labeling_app.web.feedback_route import add_feedback_route
+from labeling_app.web.programs.feedback_route import add_feedback_route
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl

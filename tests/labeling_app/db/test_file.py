@@ -21,8 +21,8 @@ from labeling_app.db.files.schema import APPLICATION_ID
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
-from labeling_app.web.feedback_route import add_feedback_route
 from labeling_app.web.health import add_health
+from labeling_app.web.programs.feedback_route import add_feedback_route
 from labeling_app.web.serving import BoardOptions, LiveOptions, serve
 from rlhf.cli import main
 from rlhf.diagnose import diagnose

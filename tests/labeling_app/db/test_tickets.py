@@ -12,7 +12,7 @@ from labeling_app.db.files.migrations import migrations
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
-from labeling_app.web.dashboard import dashboard_page
+from labeling_app.web.lead.quality import dashboard_page
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 

@@ -10,7 +10,7 @@ from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.rounds import ensure_round
 from labeling_app.quality.checks import check_scores
 from labeling_app.web.board.session import Board
-from labeling_app.web.dashboard import dashboard_page
+from labeling_app.web.lead.quality import dashboard_page
 
 
 def rank(queue: TaskQueue, name: str, task, first: str) -> None:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from labeling_app.db.board.overlap import set_overlap
+from labeling_app.db.board.overlap import num_open, set_overlap
 from labeling_app.db.queue import Submission
 from labeling_app.quality.report import measure_quality
-from labeling_app.web.dashboard import dashboard_page
+from labeling_app.web.lead.quality import dashboard_page
 
 EVIL = "<script>alert(1)</script>${x}"
 
@@ -59,7 +59,7 @@ def test_numbers(labelled):
 
 def test_the_page_escapes_everything(labelled):
     page = dashboard_page(labelled)
-    assert page.count("<script") == 1  # the page's own, which renews the numbers
+    assert page.count("<script") == 2  # the frame's, and the page's own, which renews the numbers
     assert "&lt;script&gt;alert(1)&lt;/script&gt;${x}" in page
     assert "72.6" in page
     assert "secret-model" not in page
@@ -69,6 +69,29 @@ def test_an_empty_database_has_a_page_too(store):
     page = dashboard_page(store)
     assert "Nobody has ranked anything yet." in page
     assert "No disagreements yet." in page
+
+
+def test_reliability_is_estimated_from_shared_tasks(store, queue, fill):
+    set_overlap(queue.connections, 3)
+    fill(6, 2)
+    for name, best in {"ann": "answer 0", "bob": "answer 0", "eve": "answer 1"}.items():
+        queue.add_annotator(name)
+        for number in range(6):
+            task = queue.next_task(name)
+            place = next(n for n, text in enumerate(task.texts) if text.endswith(best))
+            tiers = ((place,), (1 - place,))
+            queue.submit(name, Submission(id=f"{name}{number}", task_id=task.id, tiers=tiers))
+    share = 2 / 3  # the share of votes, then the probability, that answer 0 is the better one
+    for _ in range(100):
+        right, wrong = (1 + 6 * share) / 8, (1 + 6 * (1 - share)) / 8
+        odds = (right / (1 - right)) ** 2 * (1 - wrong) / wrong
+        share = odds / (1 + odds)
+    quality = measure_quality(store)
+    found = {person.name: person.reliability for person in quality.people}
+    assert found["ann"][0] == found["bob"][0] == pytest.approx(right, abs=1e-6)
+    assert found["eve"][0] == pytest.approx(wrong, abs=1e-6)
+    assert found["ann"][1] < right < found["ann"][2]
+    assert "<td>87\u00a0% (" in dashboard_page(store)
 
 
 @pytest.fixture
@@ -92,3 +115,13 @@ def test_today_began_at_the_server_s_midnight(store, queue, fill, monkeypatch, t
         queue.submit("ann", Submission(id=str(at), task_id=task.id, tiers=((0,), (1,))))
     [ann] = measure_quality(store).people
     assert (ann.done, ann.today) == (2, 1)
+
+
+def test_a_task_on_somebodys_screen_is_open_here_as_on_the_board(store, queue, fill):
+    fill(2, 2)
+    queue.add_annotator("ann")
+    task = queue.next_task("ann")
+    queue.submit("ann", Submission(id="1", task_id=task.id, tiers=((0,), (1,))))
+    queue.next_task("ann")
+    assert "<dd>1 of 2</dd>" in dashboard_page(store)
+    assert num_open(store.connections) == 1  # as `rlhf label` says at its end

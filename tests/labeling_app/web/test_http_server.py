@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from labeling_app.web import http_server
 from labeling_app.web.http_server import LimitedConfig, LimitedServer, OncePerSecond
-from labeling_app.web.request_bodies import BodyError, read_body
+from rlhf.endpoints.request_bodies import BodyError, read_body
 
 MAX_CONNECTIONS = 20
 HEAD = b"POST /echo HTTP/1.1\r\nHost: label\r\nContent-Length: 9\r\n"

@@ -61,6 +61,7 @@ def test_the_report_has_what_the_log_probs_changed(
     for record in read_ranked_file(done.answers):
         text = f"<|im_start|>user\n{record.prompt.text}<|im_end|>\n<|im_start|>assistant\n"
         prompt_ids = tokenizer(text, add_special_tokens=False).input_ids
+        assert record.responses[SAMPLES].model == str(done.policy)
         for response in record.responses[:SAMPLES]:  # of the original
             answer = list(response.token_ids)
             ids = torch.tensor([prompt_ids + answer])

@@ -132,6 +132,13 @@ def test_every_command_that_samples_does_it(training: TrainingInputs, tmp_path: 
     assert all(found[name] for name in ("generate", "reference", "policy", "rival", "round"))
 
 
+def test_it_is_measured_on_answers_that_no_end_token_closes(wide: Path, tmp_path: Path) -> None:
+    sizes = ("--batch-sizes", "2", "--prompt-tokens", "5", "--answer-tokens", "24")
+    out = ("--repeats", "1", "--precision", "fp32", "--out", str(tmp_path / "out"))
+    done = run_process("benchmark", str(wide), "--engine", "vllm", *sizes, *out)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_a_second_engine_takes_the_place_of_the_first(wide: Path) -> None:
     model = load_causal_lm(str(wide)).eval()
     for longest in (20, 40):

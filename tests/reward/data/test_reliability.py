@@ -9,19 +9,13 @@ import pytest
 from scipy.optimize import minimize
 
 from reward.data.annotators import estimate_weights
-from reward.data.reliability import (
-    Reliability,
-    Vote,
-    collect_votes,
-    estimate_reliability,
-    run_em,
-    weights_of,
-)
+from reward.data.reliability import collect_votes, estimate_reliability, weights_of
 from reward.report.summaries import describe_training
 from reward.train import train_reward
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.records.fingerprints import file_hash
+from rlhf.records.reliability import Reliability, Vote, run_em
 from tests.reward.conftest import build_record, export
 from tests.settings import reward_settings
 

@@ -88,7 +88,8 @@ def test_health_names_the_model(server: ServedReward, folder: Path) -> None:
     [
         (b"{", 400, "The body is not valid JSON"),
         (b"[" * 5000, 400, "The body"),
-        (b"[]", 400, 'The body must be {"items": ['),
+        (b"[]", 400, "The body is a JSON list, not an object."),
+        (b"{}", 400, 'The body must be {"items": ['),
         (b'{"items": [{"response": "x"}]}', 400, "Item 0 must have 'messages', a list"),
         (b'{"items": [{"messages": [], "response": "x"}]}', 400, "Item 0: A prompt must end with"),
         (b'{"items": [{"messages": [1], "response": "x"}]}', 400, "Item 0 has a message that is"),
@@ -97,7 +98,19 @@ def test_health_names_the_model(server: ServedReward, folder: Path) -> None:
         (body_of("Fine.", LONG), 400, "1 prompts with their responses are longer than the 512 tok"),
         (body_of(*["x"] * 4097), 400, "The request has 4097 items, and at most 4096 may wait"),
     ],
-    ids=["cut", "deep", "list", "fields", "empty", "turn", "surrogate", "large", "long", "many"],
+    ids=[
+        "cut",
+        "deep",
+        "list",
+        "none",
+        "fields",
+        "empty",
+        "turn",
+        "surrogate",
+        "large",
+        "long",
+        "many",
+    ],
 )
 def test_what_cannot_be_scored_is_refused_with_a_sentence(
     server: ServedReward, body: bytes, status: int, words: str

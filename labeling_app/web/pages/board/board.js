@@ -21,7 +21,7 @@ function show(screen) {
   task = screen.task;
   find('.rb-who').textContent = annotator;
   find('.rb-sign-out').hidden = !screen.has_sign_in;
-  find('.rb-dashboard').hidden = !screen.may_lead;
+  find('.rb-lead').hidden = !screen.may_lead;
   find('.rb-ask').hidden = !screen.has_live;
   find('.rb-progress').textContent = screen.done === undefined ? '' : `${screen.done} done${pace()}`;
   showRubric(screen.rubric || { version: '' });
@@ -209,7 +209,7 @@ async function send(payload) {
   if (!answer.ok) return complain(answer.error);
   complain('');
   writeStorage(`draft:${id}`, null);
-  if (isDecision) return location.assign('/dashboard#differ');
+  if (isDecision) return location.assign('/lead/quality#differ');
   durations.push(spentMs());
   show(answer);
   say(payload.op === 'submit' ? 'Saved' : 'Skipped');

@@ -1,116 +1,83 @@
-// Keeps the page up to date and sends what its buttons ask for. All state is the server's.
-"use strict";
-
+// Keeps the Runs page up to date and sends what its buttons ask for. All state is the server's.
 const REFRESH_MS = 2000;
-const state = document.getElementById("state");
-const problem = document.getElementById("problem");
+const ADDRESS = '/lead/runs';
+const state = one('#state');
 const shown = new Map(); // the server's text of each part, as it was last shown
-let edited = false;
-
-const show = (text) => {
-  problem.textContent = text;
-  problem.hidden = !text;
-};
+let isEdited = false;
 
 // Where the focus is, in words that survive a new text of the same part.
-const focused = () => {
-  const { op, now, round } = document.activeElement?.dataset ?? {};
+function focusedButton() {
+  const { op, now, round } = document.activeElement.dataset;
   return op && { op, now, round };
-};
+}
 
-const focusAgain = (place) => {
-  const same = [...state.querySelectorAll("[data-op]")].find(
-    ({ dataset }) => dataset.op === place.op && dataset.now === place.now && dataset.round === place.round,
-  );
-  same?.focus();
-};
+function focusAgain({ op, now, round }) {
+  const same = all('#state [data-op]').find(
+    ({ dataset }) => dataset.op === op && dataset.now === now && dataset.round === round);
+  if (same) same.focus();
+}
 
-const replaceParts = (text) => {
-  const fresh = new DOMParser().parseFromString(text, "text/html");
-  const parts = [...fresh.querySelectorAll("[data-part]")];
-  const names = parts.map((part) => part.dataset.part);
-  for (const old of [...state.querySelectorAll("[data-part]")]) {
-    if (!names.includes(old.dataset.part)) old.remove();
-  }
+// Replaces the parts whose text has changed, but not the settings while somebody edits them.
+function replaceParts(text) {
+  const fresh = new DOMParser().parseFromString(text, 'text/html');
+  const parts = [...fresh.querySelectorAll('[data-part]')];
+  const names = parts.map(part => part.dataset.part);
+  for (const old of all('#state > [data-part]')) if (!names.includes(old.dataset.part)) old.remove();
   parts.forEach((part, place) => {
     const name = part.dataset.part;
-    const old = state.querySelector(`[data-part="${name}"]`);
+    const old = one(`#state > [data-part="${name}"]`);
+    const hasFocus = old && old.contains(document.activeElement);
     if (old && shown.get(name) === part.outerHTML) return;
-    if (old && name === "settings" && (edited || old.contains(document.activeElement))) return;
+    if (old && name === 'settings' && (isEdited || hasFocus)) return;
     shown.set(name, part.outerHTML);
-    const had = old && old.contains(document.activeElement) ? focused() : null;
-    const opened = old?.querySelector("details")?.open;
-    const scrolled = old?.querySelector("pre")?.scrollTop;
-    if (old) old.replaceWith(part);
-    else state.insertBefore(part, state.querySelectorAll("[data-part]")[place] ?? null);
-    if (opened && part.querySelector("details")) part.querySelector("details").open = true;
-    if (scrolled) part.querySelector("pre").scrollTop = scrolled;
-    if (had) focusAgain(had);
+    const button = hasFocus ? focusedButton() : null;
+    const details = old && old.querySelector('details');
+    const log = old && old.querySelector('pre');
+    const scrolled = log ? log.scrollTop : 0;
+    if (old) old.replaceWith(document.adoptNode(part));
+    else state.insertBefore(document.adoptNode(part), all('#state > [data-part]')[place] || null);
+    if (details && part.querySelector('details')) part.querySelector('details').open = details.open;
+    if (log) part.querySelector('pre').scrollTop = scrolled;
+    if (button) focusAgain(button);
   });
-};
+}
 
-const refresh = async () => {
-  try {
-    const answer = await fetch("/runs/state");
-    if (answer.ok) replaceParts(await answer.text());
-    else if (answer.status === 401) location.assign("/sign-in");
-  } catch {
-    // The server is away: what is shown stays, and the next try comes.
-  }
-};
+async function refresh() {
+  const answer = await fetch(`${ADDRESS}/state`).catch(() => null); // away: what is shown stays
+  if (answer && answer.ok) replaceParts(await answer.text());
+  else if (answer && answer.status === 401) location.assign('/sign-in');
+}
 
-const send = async (payload) => {
-  try {
-    const answer = await fetch("/runs", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(payload),
-    });
-    const found = await answer.json();
-    show(found.ok ? "" : found.error ?? found.detail ?? "The server refused that.");
-    return Boolean(found.ok);
-  } catch {
-    show("The server cannot be reached. Try again.");
-    return false;
-  }
-};
-
-const valueOf = (field) => {
+function valueOf(field) {
   const text = field.value.trim();
-  if (text === "") return null;
-  if (field.dataset.kind === "yes or no") return text === "yes";
-  if (field.dataset.kind === "choice") return text;
+  if (text === '') return null;
+  if (field.dataset.kind === 'yes or no') return text === 'yes';
+  if (field.dataset.kind === 'choice') return text;
   return Number.isNaN(Number(text)) ? text : Number(text);
-};
+}
 
-state.addEventListener("click", async (event) => {
-  const button = event.target.closest("button[data-op]");
-  if (!button || button.getAttribute("aria-disabled")) return;
-  button.setAttribute("aria-disabled", "true"); // until the answer is there: one press, one request
+state.addEventListener('click', async event => {
+  const button = event.target.closest('button[data-op]');
+  if (!button || button.ariaDisabled) return;
+  button.ariaDisabled = 'true'; // until the answer is there: one press, one request
   const { op, now, round } = button.dataset;
-  const payload = { op };
-  if (now) payload.now = true;
-  if (round) payload.round = Number(round);
-  await send(payload);
-  button.removeAttribute("aria-disabled");
+  say(await post(ADDRESS, { op, now: now === 'yes', round: round && Number(round) }));
+  button.ariaDisabled = null;
   await refresh();
 });
 
-state.addEventListener("input", () => {
-  edited = true;
-});
+state.addEventListener('input', () => { isEdited = true; });
 
-state.addEventListener("submit", async (event) => {
+state.addEventListener('submit', async event => {
   event.preventDefault();
-  const kept = document.getElementById("kept");
-  kept.textContent = "Checking …";
-  const fields = [...event.target.querySelectorAll("[name]")];
-  const values = Object.fromEntries(fields.map((field) => [field.name, valueOf(field)]));
-  const done = await send({ op: "change", values });
-  kept.textContent = done ? "Kept." : "";
-  if (done) edited = false;
+  const kept = one('#kept');
+  kept.textContent = 'Checking …';
+  const fields = [...event.target.querySelectorAll('[name]')];
+  const values = Object.fromEntries(fields.map(field => [field.name, valueOf(field)]));
+  const said = await post(ADDRESS, { op: 'change', values });
+  say(said);
+  kept.textContent = said.error ? '' : 'Kept.';
+  if (!said.error) isEdited = false;
 });
 
-setInterval(() => {
-  if (!document.hidden) refresh();
-}, REFRESH_MS);
+setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);

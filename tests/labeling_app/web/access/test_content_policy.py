@@ -55,7 +55,7 @@ def pages(store, queue, fill):
         async with httpx.AsyncClient(transport=transport, base_url="http://label") as client:
             return await client.get(path)
 
-    asked = [("/sign-in", "lead"), ("/dashboard", "lead"), ("/dashboard", "annotator")]
+    asked = [("/sign-in", "lead"), ("/lead/quality", "lead"), ("/lead/quality", "annotator")]
     asked += [("/live", "annotator"), ("/", "annotator")]
     found = {(path, role): run_async(get(path, role)) for path, role in asked}
     live.close()

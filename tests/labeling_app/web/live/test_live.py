@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from labeling_app.data_io.exporting import export
-from labeling_app.db.live import find_turn
+from labeling_app.db.answers.live import find_turn
 from labeling_app.web.live import live as live_module
 from labeling_app.web.live.endpoint_model import EndpointModel
 from labeling_app.web.live.live import Live

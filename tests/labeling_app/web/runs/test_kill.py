@@ -114,13 +114,13 @@ class Team:
         time.sleep(random.uniform(0, 1))
 
     def lead(self) -> None:
-        if 'data-op="start"' in self.ask("lea", "runs/state"):
-            self.ask("lea", "runs", {"op": "start"})
-            self.ask("lea", "runs", {"op": "start"})
+        if 'data-op="start"' in self.ask("lea", "lead/runs/state"):
+            self.ask("lea", "lead/runs", {"op": "start"})
+            self.ask("lea", "lead/runs", {"op": "start"})
         done = evaluated_rounds(self.out)
         if done and done[-1] not in self.promotions:
-            answer = self.ask("lea", "runs", {"op": "promote", "round": done[-1]})
-            self.promotions += [done[-1]] if answer["ok"] else []
+            answer = self.ask("lea", "lead/runs", {"op": "promote", "round": done[-1]})
+            self.promotions += [] if "error" in answer else [done[-1]]
         time.sleep(0.5)
 
     def watch(self) -> None:
@@ -186,7 +186,7 @@ def test_rounds_go_on_whatever_is_killed(tmp_path: Path, tiny_model: Path) -> No
         wanted = len(evaluated_rounds(team.out)) + 1
         limit = time.monotonic() + SECONDS
         while len(evaluated_rounds(team.out)) < wanted:
-            assert time.monotonic() < limit, team.ask("lea", "runs/state")
+            assert time.monotonic() < limit, team.ask("lea", "lead/runs/state")
             time.sleep(0.5)
         wait = time.monotonic() + 60
         while wanted - 1 not in team.promotions and time.monotonic() < wait:

@@ -174,6 +174,11 @@ def test_a_killed_loop_is_said_to_be_dead(process: LoopProcess) -> None:
     assert (status.name, status.may_start, status.may_pause) == ("killed", "Resume", False)
 
 
+def test_a_loop_that_does_not_run_is_not_paused(process: LoopProcess) -> None:
+    assert send(process, "pause") == "No loop runs. There is nothing to pause."
+    assert not process.file.out.exists()
+
+
 def test_promotions_name_the_lead(process: LoopProcess) -> None:
     make_round(make_loop(process.file.out, "m"), 0)
     assert send(process, "promote", round=0) == ""

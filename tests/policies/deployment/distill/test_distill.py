@@ -19,6 +19,7 @@ from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, save_model
 from rlhf.modeling.tokens import load_tokenizer
+from rlhf.records.jsonl import write_jsonl
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from tests.conftest import build_tiny_model
@@ -198,6 +199,12 @@ def test_refusals(tiny_model: Path, teacher: Path, outputs: Path, tmp_path: Path
     assert "--on-policy is 1.5" in refused(
         *command(teacher, tiny_model, outputs, out, "--on-policy", "1.5")
     )
+    only_test = tmp_path / "prompts.jsonl"
+    write_jsonl(only_test, [{"prompt": "Hello?", "split": "test"}])
+    stored = ("--prompts", str(only_test), "--model", str(teacher), *SHORT)
+    assert main(["reference", *stored, "--out", str(tmp_path / "reference")]) == 0
+    said = refused(*command(teacher, tiny_model, tmp_path / "reference", out))
+    assert "has no training prompts" in said
     deep = build_tiny_model(tmp_path / "deep", seed=1)
     said = refused(*command(teacher, deep, tmp_path, out))
     assert "does not hold a finished reference stage" in said

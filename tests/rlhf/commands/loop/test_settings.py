@@ -98,6 +98,18 @@ def test_a_round_may_start_at_a_time(
     assert pick is ("100" in until)
 
 
+def test_words_of_launch_stand_before_commands_that_leave_the_database_alone(
+    loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = "launch: srun --comment 'a b'\n"
+    _, lines = dry_run(loop_file(f"{TOP}annotator: {SIGNAL}\n{launch}"), capsys)
+    first = [line.partition(" --")[0] for line in lines[1:9]]
+    here = ["rlhf import p.jsonl", "rlhf generate", "rlhf annotate", "rlhf export"]
+    assert first == [*here, *["srun"] * 4]
+    names = [line.partition(" --comment 'a b' ")[2].split(" ")[:2] for line in lines[5:9]]
+    assert names == [["rlhf", one] for one in ("train-reward", "reference", "ppo", "evaluate")]
+
+
 def test_a_section_decides_what_the_loop_only_suggests(
     loop_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from labeling_app.data_io.feedback import store_feedback
 from labeling_app.data_io.tokens import owner
 from labeling_app.db.store import Store
 from labeling_app.web.access.attempts import Attempts, network_of
-from labeling_app.web.request_bodies import BodyError, read_json
+from rlhf.endpoints.request_bodies import BodyError, read_json
 from rlhf.errors import InputError
 
 MAX_BODY_BYTES = 1_000_000

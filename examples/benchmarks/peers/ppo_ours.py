@@ -62,5 +62,5 @@ def train(job: Job) -> list[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[2])  # beside this file are names of packages
+    sys.path[0] = str(Path(__file__).parents[3])  # beside this file are names of packages
     print(json.dumps(train(json.loads(sys.argv[1]))))

@@ -1,0 +1,143 @@
+"""Previews, imports, exports and backups for the server, each in a process of its own.
+
+Reading a file takes processor time that the board needs, and what a broken file does to a library
+that reads it stays outside the server. A job is one JSON object on standard input, and its outcome
+one on standard output: what came of it, or `error`.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from labeling_app.data_io.exporting import export
+from labeling_app.data_io.formats import Defaults, Entry
+from labeling_app.data_io.importing import OnError, Report, import_file, read_entries
+from labeling_app.data_io.reading import Part
+from labeling_app.db.files.backup import back_up
+from labeling_app.db.store import Store
+from rlhf.errors import InputError, RlhfError
+
+Job = dict[str, Any]
+SHOWN_ROWS = 5
+SHOWN_CHARACTERS = 300
+PREVIEW_SECONDS = 3.0
+
+
+def main() -> None:
+    """Do the job on standard input."""
+    job = json.load(sys.stdin)
+    try:
+        outcome = JOBS[job.pop("do")](job)
+    except RlhfError as error:
+        outcome = {"error": _sentence(error, job)}
+    sys.stdout.write(json.dumps(outcome))
+
+
+def _sentence(error: RlhfError, job: Job) -> str:
+    """An error as the person who uploaded the file should read it: without the server's paths."""
+    remedy = error.remedy
+    if "--on-error" in remedy:
+        remedy = "Nothing of the file was stored. To leave out bad lines, choose that, and import."
+    text = f"{error.problem.rstrip('.')}. {remedy}"
+    if "db" in job:
+        text = text.replace(job["db"], Path(job["db"]).name)
+    return text.replace(job["path"], job["name"]) if "path" in job else text
+
+
+def preview(job: Job) -> Job:
+    """The first rows of a file, and its bad lines as far as `PREVIEW_SECONDS` reach.
+
+    Raises:
+        InputError: the file cannot be read, or has no good line.
+    """
+    report, is_whole = Report(), True
+    rows: list[Job] = []
+    stop_at = monotonic() + PREVIEW_SECONDS
+    entries = read_entries(Path(job["path"]), _defaults(job), "skip", report, Part())
+    for place, entry in entries:
+        if len(rows) < SHOWN_ROWS:
+            rows.append(_row(place.rpartition(":")[2], entry))
+        if monotonic() > stop_at:
+            is_whole = False
+            break
+    bad = [text.replace(job["path"], job["name"]) for text in report.first_bad]
+    if not rows:
+        first = f", the first: {bad[0]}" if bad else ""
+        raise InputError(
+            f"{job['name']} holds no line that can be imported{first}", "Choose another file."
+        )
+    counts = {"lines": report.lines, "bad_lines": report.bad_lines, "first_bad": bad}
+    return {**counts, "rows": rows, "is_whole": is_whole}
+
+
+def _row(place: str, entry: Entry) -> Job:
+    """What one line holds, shortened."""
+    letters = {response.id: chr(ord("A") + n) for n, response in enumerate(entry.responses)}
+    ranked = [
+        " > ".join(" = ".join(letters.get(one, "?") for one in tier) for tier in ranking.tiers)
+        for ranking in entry.rankings
+    ]
+    return {
+        "line": place,
+        "prompt": entry.prompt.text[:SHOWN_CHARACTERS],
+        "responses": [response.text[:SHOWN_CHARACTERS] for response in entry.responses],
+        "rankings": ranked,
+        "split": entry.prompt.split,
+        "source": entry.prompt.source,
+    }
+
+
+def store(job: Job) -> Job:
+    """Import a file. Returns the report.
+
+    Raises:
+        InputError: the file cannot be imported; nothing of it is stored.
+        InterruptedRunError: another import is running, or the disk is full.
+    """
+    on_error: OnError = "skip" if job["leave_out"] else "few"
+    report = import_file(Path(job["path"]), Path(job["db"]), _defaults(job), on_error, Part())
+    report.first_bad = [text.replace(job["path"], job["name"]) for text in report.first_bad]
+    return asdict(report)
+
+
+def _defaults(job: Job) -> Defaults:
+    return Defaults(split=job["split"], source=job["source"], annotator=job["annotator"])
+
+
+def archive(job: Job) -> Job:
+    """Export the rankings into `folder` and pack that into `folder`.zip.
+
+    Raises:
+        InputError: there is nothing to export.
+    """
+    folder = Path(job["folder"])
+    with Store(Path(job["db"]), read_only=True) as opened:
+        export(opened, folder, job["format"])
+    packed = shutil.make_archive(str(folder), "zip", folder)
+    shutil.rmtree(folder)
+    return {"archive": packed}
+
+
+def backup(job: Job) -> Job:
+    """Copy the database into one new file. Returns its counts.
+
+    Raises:
+        InputError: the copy cannot be written.
+    """
+    return dict(back_up(Path(job["db"]), Path(job["out"])))
+
+
+JOBS: dict[str, Callable[[Job], Job]] = {
+    "preview": preview,
+    "store": store,
+    "archive": archive,
+    "backup": backup,
+}
+
+if __name__ == "__main__":
+    main()

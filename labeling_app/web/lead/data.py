@@ -1,0 +1,207 @@
+"""`/lead/data`: upload and preview before anything is stored, import, export, backup."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, get_args
+
+from anyio import CapacityLimiter
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.background import BackgroundTask
+
+from labeling_app.annotators.users import User
+from labeling_app.data_io.exporting import Format
+from labeling_app.db.imports.unfinished import num_hidden
+from labeling_app.db.store import Store
+from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json, read_form, sender_of
+from labeling_app.web.lead.uploads import MAX_PIECE_BYTES, SUFFIXES, Upload, Uploads, run_job
+from rlhf.endpoints.request_bodies import BodyError, read_body
+from rlhf.errors import InputError
+
+PATH = "/lead/data"
+TEMPLATE = "lead/data.html"
+FORMATS = get_args(Format)
+MAX_TEXT = 200
+Payload = dict[str, Any]
+Operation = Callable[[User, Payload], Awaitable[Payload]]
+
+
+class DataPage:
+    """What the page does.
+
+    Args:
+        store: the database.
+        max_upload_bytes: the largest file.
+    """
+
+    def __init__(self, store: Store, max_upload_bytes: int) -> None:
+        self.store = store
+        self.uploads = Uploads(max_upload_bytes)
+        # Reading files and packing exports take a processor: one at a time leaves the board the
+        # other.
+        self._turn = CapacityLimiter(1)
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def upload(self, sender: User, payload: Payload) -> Payload:
+        """Begin an upload: `name` and `size`."""
+        name, size = payload.get("name"), payload.get("size")
+        if not isinstance(name, str) or not isinstance(size, int):
+            raise InputError("The request is malformed", "Reload the page.")
+        begun = self.uploads.begin(sender.name, name, size)
+        return {"id": begun.id, "piece": MAX_PIECE_BYTES}
+
+    async def preview(self, sender: User, payload: Payload) -> Payload:
+        """The first rows and the bad lines of an upload."""
+        upload = self.uploads.require_complete(sender.name, payload.get("id"))
+        async with self._turn:
+            return await run_job({"do": "preview", **_job_of(upload, payload)})
+
+    async def store_upload(self, sender: User, payload: Payload) -> Payload:
+        """Begin to import an upload; `state` says when it has ended."""
+        upload = self.uploads.require_complete(sender.name, payload.get("id"))
+        if upload.is_importing:
+            raise InputError(f"{upload.name} is being imported", "Wait until that has ended.")
+        job = {"do": "store", "db": str(self.store.connections.path), **_job_of(upload, payload)}
+        job["leave_out"] = payload.get("leave_out") == "yes"
+        upload.is_importing, upload.outcome = True, {}
+        running = asyncio.create_task(self._import(upload, job))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return {"say": f"Importing {upload.name} …"}
+
+    async def _import(self, upload: Upload, job: Payload) -> None:
+        try:
+            upload.outcome = await run_job(job)
+        finally:
+            upload.is_importing = False
+        if "error" not in upload.outcome:
+            upload.path.unlink(missing_ok=True)
+
+    def state(self, owner: str) -> Payload:
+        """How far the owner's import is: rows that are stored and still hidden, or the outcome."""
+        upload = self.uploads.last(owner)
+        if upload is None or not (upload.is_importing or upload.outcome):
+            return {"over": True, "error": "Nothing is being imported. Choose a file."}
+        if upload.is_importing:
+            return {"over": False, "rows": num_hidden(self.store.connections)}
+        if "error" in upload.outcome:
+            return {"over": True, "error": upload.outcome["error"]}
+        return {"over": True, "say": _imported(upload.name, upload.outcome)}
+
+    async def archive(self, format: str) -> Payload:
+        """Pack an export. Returns its `archive`, or `error` if there is nothing to export.
+
+        Raises:
+            InputError: an unknown format.
+        """
+        if format not in FORMATS:
+            raise InputError(f"There is no format {format!r:.40}", f"Use {', '.join(FORMATS)}.")
+        db, folder = str(self.store.connections.path), str(self.uploads.new_folder())
+        async with self._turn:
+            return await run_job({"do": "archive", "db": db, "folder": folder, "format": format})
+
+    async def backup(self, sender: User, payload: Payload) -> Payload:
+        """Copy the database into `backups/` beside it.
+
+        The copy stays on the server: it holds password hashes and the key that signs cookies.
+        """
+        path = self.store.connections.path
+        name = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}{path.suffix}"
+        out = path.parent / "backups" / name
+        async with self._turn:
+            made = await run_job({"do": "backup", "db": str(path), "out": str(out)})
+        if "error" in made:
+            return made
+        held = f"{made['prompts']:,} prompts, {made['rankings']:,} rankings"
+        return {"say": f"Saved backups/{name} beside the database: {held}."}
+
+
+def _job_of(upload: Upload, payload: Payload) -> Payload:
+    split = payload.get("split", "train")
+    source, annotator = (str(payload.get(name) or "").strip() for name in ("source", "annotator"))
+    if split not in ("train", "test") or max(len(source), len(annotator)) > MAX_TEXT:
+        raise InputError("The request is malformed", "Reload the page.")
+    suffix = next(end for end in SUFFIXES if upload.name.lower().endswith(end))
+    return {
+        "path": str(upload.path),
+        "name": upload.name,
+        "split": split,
+        "source": source or upload.name[: -len(suffix)],
+        "annotator": annotator,
+    }
+
+
+def _imported(name: str, report: Payload) -> str:
+    new = [
+        f"{report[f'new_{what}']:,} {what}"
+        for what in ("prompts", "responses", "rankings", "checks")
+        if report[f"new_{what}"]
+    ]
+    said = f"Imported {name}: {', '.join(new)}." if new else f"{name}: nothing in it is new."
+    if report["bad_lines"]:
+        said += f" {report['bad_lines']:,} lines left out, the first: {report['first_bad'][0]}"
+    if report["checks_not_made"]:
+        said += f" {report['checks_not_made']:,} checks not made: {report['first_not_made'][0]}"
+    return said
+
+
+def add_data_page(app: FastAPI, frame: LeadFrame, store: Store, max_upload_bytes: int) -> None:
+    """Serve the page and its operations."""
+    page = DataPage(store, max_upload_bytes)
+    frame.add_to_navigation("Data", PATH)
+    frame.add_files(PAGES / "lead" / "data.js")
+
+    def shown(request: Request, problem: str = "", status: int = 200) -> HTMLResponse:
+        values: Payload = {"counts": store.counts(), "formats": FORMATS, "problem": problem}
+        values |= {"max_bytes": page.uploads.max_bytes, "suffixes": SUFFIXES}
+        answer = frame.page(request, TEMPLATE, **values)
+        answer.status_code = status
+        return answer
+
+    @app.get(PATH)
+    def data(request: Request) -> HTMLResponse:
+        return shown(request)
+
+    @app.get(f"{PATH}/import")
+    def state(request: Request) -> JSONResponse:
+        return JSONResponse(page.state(sender_of(request).name))
+
+    @app.post(f"{PATH}/upload/{{upload_id}}/{{offset}}")
+    async def piece(request: Request, upload_id: str, offset: int) -> JSONResponse:
+        try:
+            body = await read_body(request, MAX_PIECE_BYTES)
+            upload = page.uploads.append(sender_of(request).name, upload_id, offset, body)
+        except BodyError as error:
+            return JSONResponse({"error": error.problem}, status_code=error.status)
+        except InputError as error:
+            return JSONResponse({"error": f"{error.problem}. {error.remedy}"}, status_code=400)
+        return JSONResponse({"received": upload.received})
+
+    _add_export(app, page, shown)
+    operations: dict[str, Operation] = {
+        "upload": page.upload,
+        "preview": page.preview,
+        "import": page.store_upload,
+        "backup": page.backup,
+    }
+    for name, operation in operations.items():
+        answer_json(app, f"{PATH}/{name}", operation)
+
+
+def _add_export(app: FastAPI, page: DataPage, shown: Callable[..., HTMLResponse]) -> None:
+    @app.post(f"{PATH}/export")
+    async def export(request: Request) -> Response:
+        try:
+            form = await read_form(request)
+            made = await page.archive(form.get("format", ""))
+        except BodyError as error:
+            return shown(request, error.problem, error.status)
+        except InputError as error:
+            return shown(request, f"{error.problem}. {error.remedy}", 400)
+        if "error" in made:
+            return shown(request, made["error"], 400)
+        packed = Path(made["archive"])
+        name = f"rankings-{form['format']}.zip"
+        return FileResponse(packed, filename=name, background=BackgroundTask(packed.unlink))

@@ -1,0 +1,186 @@
+"""`/lead/people`: who may sign in. Leads manage annotators, admins everybody.
+
+`/invitation` is open: whoever has a link sets a password there. The token follows a `#`, which
+browsers send to no server, so no log holds it.
+"""
+
+from typing import Any
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from labeling_app.annotators.invitations import Invitations
+from labeling_app.annotators.passwords import new_password
+from labeling_app.annotators.users import ROLES, Role, User, Users
+from labeling_app.db.store import Store
+from labeling_app.web.access.content_policy import html_page
+from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json, sender_of
+from rlhf.endpoints.request_bodies import BodyError, read_json
+from rlhf.errors import InputError
+
+PATH = "/lead/people"
+TEMPLATE = "lead/people.html"
+INVITATION_PATH = "/invitation"
+INVITATION_PAGE = PAGES / "lead" / "invitation.html"
+MAX_PASSWORD = 500
+MAX_BODY_BYTES = 10_000
+Payload = dict[str, Any]
+
+
+class PeoplePage:
+    """What the page does.
+
+    Args:
+        store: the database.
+        hashing: how many passwords are hashed at once; a hash takes half a second and 128 MB.
+    """
+
+    def __init__(self, store: Store, hashing: CapacityLimiter) -> None:
+        self.users = Users(store)
+        self.invitations = Invitations(self.users)
+        self._hashing = hashing
+
+    async def add(self, sender: User, payload: Payload) -> Payload:
+        """Add a person with a password, a random one if none is given."""
+        name, role = _text(payload, "name"), _role(payload)
+        _require_may_manage(sender, role)
+        given = _text(payload, "password", MAX_PASSWORD)
+        password = given or new_password()
+        await run_sync(self.users.add, name, role, password, limiter=self._hashing)
+        said = f"{name} may sign in as {role}."
+        return {"say": said} if given else _with_secret(said, "password", password)
+
+    async def invite(self, sender: User, payload: Payload) -> Payload:
+        """Make a link with which somebody new sets a password."""
+        name, role = _text(payload, "name"), _role(payload)
+        _require_may_manage(sender, role)
+        token = await run_sync(self.invitations.invite, name, role)
+        return _with_link(f"{name} can set a password with this link, once, within a week:", token)
+
+    async def reset(self, sender: User, payload: Payload) -> Payload:
+        """Make a link with which a user sets a new password."""
+        name = self._managed(sender, payload).name
+        token = await run_sync(self.invitations.invite_to_reset, name)
+        return _with_link(
+            f"{name} can set a new password with this link, once, within a week. "
+            "The old one works until then:",
+            token,
+        )
+
+    async def withdraw(self, sender: User, payload: Payload) -> Payload:
+        """Let a link no longer work."""
+        name = _text(payload, "name")
+        for invitation in self.invitations.all():
+            if invitation.name == name:
+                _require_may_manage(sender, invitation.role)
+        await run_sync(self.invitations.withdraw, name)
+        return {"say": f"The link for {name} no longer works."}
+
+    async def disable(self, sender: User, payload: Payload) -> Payload:
+        """Keep a user out, signed in or not."""
+        name = self._managed(sender, payload).name
+        if name == sender.name:
+            raise InputError("You cannot disable yourself", "Ask another admin.")
+        await run_sync(lambda: self.users.set_disabled(name, disabled=True))
+        return {"say": f"{name} can no longer sign in. Their rankings stay."}
+
+    async def enable(self, sender: User, payload: Payload) -> Payload:
+        """Let a disabled user sign in again."""
+        name = self._managed(sender, payload).name
+        await run_sync(lambda: self.users.set_disabled(name, disabled=False))
+        return {"say": f"{name} may sign in again."}
+
+    def _managed(self, sender: User, payload: Payload) -> User:
+        user = self.users.require(_text(payload, "name"))
+        _require_may_manage(sender, user.role)
+        return user
+
+    async def accept(self, payload: Payload) -> Payload:
+        """Set a password with a link."""
+        token, password = _text(payload, "token"), _text(payload, "password", MAX_PASSWORD)
+        set_password = self.invitations.accept
+        accepted = await run_sync(set_password, token, password, limiter=self._hashing)
+        return {"say": f"Your password is set. Sign in as {accepted.name}."}
+
+
+def may_manage(sender: User, role: Role) -> bool:
+    """Whether somebody may add and change people of a role."""
+    return sender.role == "admin" or role == "annotator"
+
+
+def _require_may_manage(sender: User, role: Role) -> None:
+    if not may_manage(sender, role):
+        raise InputError(
+            f"Only admins can add or change accounts with the role {role}", "Ask an admin."
+        )
+
+
+def _text(payload: Payload, name: str, limit: int = 100) -> str:
+    value = payload.get(name, "")
+    if not isinstance(value, str) or len(value) > limit:
+        raise InputError(f"The {name} is too long", f"Use at most {limit} characters.")
+    return value if name == "password" else value.strip()
+
+
+def _role(payload: Payload) -> Role:
+    for role in ROLES:
+        if payload.get("role", "annotator") == role:
+            return role
+    raise InputError("There is no such role", f"Use {', '.join(ROLES)}.")
+
+
+def _with_secret(said: str, what: str, secret: str) -> Payload:
+    return {"say": f"{said} The {what}, shown only now:", "copy": secret}
+
+
+def _with_link(said: str, token: str) -> Payload:
+    return {"say": said, "link": f"{INVITATION_PATH}#{token}"}
+
+
+def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in: bool) -> None:
+    """Serve the page, its operations, and the page that a link opens."""
+    people = PeoplePage(store, CapacityLimiter(1))
+    frame.add_to_navigation("People", PATH)
+    frame.templates.globals["may_manage"] = may_manage
+
+    @app.get(PATH)
+    def page(request: Request) -> HTMLResponse:
+        sender = sender_of(request)
+        return frame.page(
+            request,
+            TEMPLATE,
+            people=people.users.all(),
+            invitations=people.invitations.all(),
+            roles=[role for role in ROLES if may_manage(sender, role)],
+            everybody_signs_in=has_sign_in,
+        )
+
+    operations = {
+        "add": people.add,
+        "invite": people.invite,
+        "reset": people.reset,
+        "withdraw": people.withdraw,
+        "disable": people.disable,
+        "enable": people.enable,
+    }
+    for name, operation in operations.items():
+        answer_json(app, f"{PATH}/{name}", operation)
+    _add_invitation_page(app, people)
+
+
+def _add_invitation_page(app: FastAPI, people: PeoplePage) -> None:
+    @app.get(INVITATION_PATH)
+    def form() -> HTMLResponse:
+        return html_page(INVITATION_PAGE.read_text(encoding="utf-8"))
+
+    @app.post(INVITATION_PATH)
+    async def accept(request: Request) -> JSONResponse:
+        try:
+            payload = await read_json(request, MAX_BODY_BYTES)
+            return JSONResponse(await people.accept(payload))
+        except BodyError as error:
+            return JSONResponse({"error": error.problem}, status_code=error.status)
+        except InputError as error:
+            return JSONResponse({"error": f"{error.problem}. {error.remedy}"}, status_code=400)

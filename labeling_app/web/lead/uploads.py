@@ -1,0 +1,154 @@
+"""Files that leads upload: in pieces, into a private temporary folder, one for each person.
+
+The server gives a body 30 s and the board 1 MB, so a file comes in pieces that are smaller. It is
+removed when its person uploads another one or has imported it, and when the server ends.
+"""
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import anyio
+
+from labeling_app.data_io import jobs
+from rlhf.errors import InputError
+
+MAX_PIECE_BYTES = 1_000_000
+MAX_NAME = 200
+SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".parquet")
+Payload = dict[str, Any]
+
+
+@dataclass
+class Upload:
+    """A file that somebody uploads, and what has become of it."""
+
+    id: str
+    name: str
+    path: Path
+    size: int
+    received: int = 0
+    is_importing: bool = False
+    outcome: Payload = field(default_factory=dict)
+
+
+class Uploads:
+    """The uploaded files of one server.
+
+    Args:
+        max_bytes: the largest file.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.folder = Path(tempfile.mkdtemp(prefix="rlhf-uploads-"))  # 0700
+        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._of: dict[str, Upload] = {}
+
+    def begin(self, owner: str, name: str, size: int) -> Upload:
+        """Begin an upload in place of the owner's last one.
+
+        Raises:
+            InputError: a file of another kind, an empty or too large one, or the last one is being
+            imported.
+        """
+        suffix = next((end for end in SUFFIXES if name.lower().endswith(end)), None)
+        if suffix is None or len(name) > MAX_NAME:
+            raise InputError(
+                f"{name[:MAX_NAME]!r} is not a file that can be imported",
+                f"Its name must end in {', '.join(SUFFIXES)}.",
+            )
+        if not 0 < size <= self.max_bytes:
+            raise InputError(
+                f"{name} has {size:,} bytes",
+                f"Upload 1 to {self.max_bytes:,} bytes. Import larger files on the server: "
+                "rlhf import FILE --db DB",
+            )
+        self.forget(owner)
+        one = secrets.token_hex(16)
+        upload = Upload(id=one, name=name, path=self.folder / f"{one}{suffix}", size=size)
+        upload.path.touch(mode=0o600)
+        self._of[owner] = upload
+        return upload
+
+    def find(self, owner: str, upload_id: object) -> Upload:
+        """The owner's upload of this id.
+
+        Raises:
+            InputError: there is none.
+        """
+        upload = self._of.get(owner)
+        if upload is None or upload.id != upload_id:
+            raise InputError("That upload is not here any longer", "Choose the file again.")
+        return upload
+
+    def append(self, owner: str, upload_id: str, offset: int, piece: bytes) -> Upload:
+        """Add the piece of a file that begins at `offset`; one that is there already is skipped.
+
+        Raises:
+            InputError: no such upload, or a piece that does not follow.
+        """
+        upload = self.find(owner, upload_id)
+        if offset + len(piece) == upload.received and piece:
+            return upload
+        if offset != upload.received or offset + len(piece) > upload.size or upload.is_importing:
+            raise InputError("The pieces of the file do not fit together", "Choose it again.")
+        with upload.path.open("ab") as file:
+            file.write(piece)
+        upload.received += len(piece)
+        return upload
+
+    def require_complete(self, owner: str, upload_id: object) -> Upload:
+        """The owner's upload, once all of it is there.
+
+        Raises:
+            InputError: it is not.
+        """
+        upload = self.find(owner, upload_id)
+        if upload.received != upload.size or not upload.path.exists():
+            raise InputError(f"{upload.name} has not arrived completely", "Choose it again.")
+        return upload
+
+    def last(self, owner: str) -> Upload | None:
+        """The owner's last upload."""
+        return self._of.get(owner)
+
+    def forget(self, owner: str) -> None:
+        """Remove the owner's last upload.
+
+        Raises:
+            InputError: it is being imported.
+        """
+        upload = self._of.get(owner)
+        if upload is None:
+            return
+        if upload.is_importing:
+            raise InputError(f"{upload.name} is being imported", "Wait until that has ended.")
+        upload.path.unlink(missing_ok=True)
+        del self._of[owner]
+
+    def new_folder(self) -> Path:
+        """A path that nobody uses, for an export."""
+        return self.folder / f"export-{secrets.token_hex(8)}"
+
+
+async def run_job(job: Payload) -> Payload:
+    """Do a job of `data_io/jobs.py` in a process of its own. Returns its outcome, or `error`."""
+    done = await anyio.run_process(
+        [sys.executable, "-m", jobs.__name__],
+        input=json.dumps(job).encode(),
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    try:
+        outcome: Payload = json.loads(done.stdout)
+    except ValueError:
+        return {"error": "The file could not be read: reading it ended the program that reads it."}
+    return outcome

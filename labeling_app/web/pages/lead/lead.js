@@ -1,0 +1,72 @@
+// What the lead's pages share: forms that send JSON, what the server says, pages renewed in place.
+const all = selector => [...document.querySelectorAll(selector)];
+const one = selector => document.querySelector(selector);
+
+function say({ say = '', error = '', link = '', copy = link && location.origin + link }) {
+  one('.said').textContent = say;
+  one('.problem').textContent = error;
+  const box = one('.secret');
+  box.hidden = !copy;
+  box.querySelector('button').textContent = 'Copy';
+  box.querySelector('input').value = copy;
+  if (copy) box.querySelector('input').select();
+  else if (say || error) one(error ? '.problem' : '.said').scrollIntoView({ block: 'nearest' });
+}
+
+async function answerOf(response) {
+  const said = response && await response.json().catch(() => null);
+  if (!said) return { error: 'The server does not answer. Try again.' };
+  return response.ok ? said : { error: said.error || 'The request is malformed. Reload the page.' };
+}
+
+async function post(address, payload) {
+  const response = await fetch(address, {
+    method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(payload),
+  }).catch(() => null);
+  return answerOf(response);
+}
+
+// Puts the page's newest content in place of what is shown, unless `isHeld` says to leave it.
+async function renew(isHeld = () => false) {
+  const answer = await fetch(location.href).catch(() => null);
+  if (!answer || !answer.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), 'text/html').querySelector('#content');
+  if (!fresh || isHeld()) return;
+  const scrolled = new Map(all('.scroll').map(box => [box.ariaLabel, box.scrollLeft]));
+  const focused = document.activeElement && document.activeElement.id;
+  one('#content').replaceWith(document.adoptNode(fresh));
+  for (const box of all('.scroll')) box.scrollLeft = scrolled.get(box.ariaLabel) || 0;
+  if (focused && document.getElementById(focused)) document.getElementById(focused).focus();
+}
+
+// The fields of a form; those named in its `data-lists` are lists, one entry for each that is chosen.
+function fieldsOf(form, button) {
+  const data = new FormData(form, button);
+  const lists = (form.dataset.lists || '').split(' ');
+  const fields = Object.fromEntries([...data].filter(([name]) => !lists.includes(name)));
+  for (const name of lists) if (name) fields[name] = data.getAll(name);
+  return fields;
+}
+
+document.addEventListener('submit', async event => {
+  const form = event.target;
+  if (!form.dataset.post) return;
+  event.preventDefault();
+  if (form.ariaBusy) return;
+  form.ariaBusy = 'true';
+  const said = await post(form.dataset.post, fieldsOf(form, event.submitter));
+  form.ariaBusy = null;
+  if (!said.error) {
+    if (!('keep' in form.dataset)) form.reset();
+    await renew();
+  }
+  say(said);
+});
+
+document.addEventListener('click', async event => {
+  if (!event.target.matches('[data-act=copy]')) return;
+  const field = one('.secret input');
+  field.select();
+  await navigator.clipboard.writeText(field.value).catch(() => document.execCommand('copy'));
+  event.target.textContent = 'Copied';
+});

@@ -1,0 +1,179 @@
+"""The routes of `rlhf serve --policy`: OpenAI's, feedback, comparison, health and metrics."""
+
+import asyncio
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from policies.serving.access import Access
+from policies.serving.errors import UNAVAILABLE, ApiError
+from policies.serving.metrics import write_metrics
+from policies.serving.proxy import MODEL, Proxy
+from policies.serving.servers.upstream import new_client
+from policies.serving.thumbs.comparison import compare_thumbs
+from rlhf.endpoints.request_bodies import BodyError, read_json
+from rlhf.errors import InputError
+from rlhf.records.served import NotKeptError
+
+MAX_CHAT_BYTES = 2**23
+MAX_FEEDBACK_BYTES = 1_000_000
+DAY_SECONDS = 86_400.0
+FORGET_EVERY_SECONDS = 3_600.0
+WATCH_SECONDS = 1.0
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Watched(Protocol):
+    """A server that this process has started."""
+
+    def restart_if_dead(self) -> None:
+        """Start it again if it has ended."""
+
+
+def build_app(proxy: Proxy, access: Access, engines: Sequence[Watched] = ()) -> Starlette:
+    """The web application.
+
+    Args:
+        proxy: answers chat completions.
+        access: who may use it.
+        engines: servers that are started again if they end.
+    """
+    began = time.time()
+
+    async def chat(request: Request, program: str) -> Response:
+        return await proxy.complete(await read_json(request, MAX_CHAT_BYTES))
+
+    async def models(request: Request, program: str) -> Response:
+        model = {"id": MODEL, "object": "model", "created": int(began), "owned_by": "rlhf"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def feedback(request: Request, program: str) -> Response:
+        payload = await read_json(request, MAX_FEEDBACK_BYTES)
+        if proxy.keeping is None:
+            raise ApiError(404, "Nothing is kept: start rlhf serve with --db.")
+        keeping = proxy.keeping
+        is_new = await keeping.records.add_feedback(program, keeping.clean_feedback(payload))
+        proxy.counts.feedback += is_new
+        return JSONResponse({"stored": is_new}, 201 if is_new else 200)
+
+    async def comparison(request: Request, program: str) -> Response:
+        found = await compare(proxy)
+        if found is None:
+            raise ApiError(404, "Nothing is compared: start rlhf serve with --against and --db.")
+        return JSONResponse(found)
+
+    async def metrics(request: Request, program: str) -> Response:
+        found = await compare(proxy)
+        return PlainTextResponse(write_metrics(proxy.counts, found))
+
+    async def health(request: Request) -> Response:
+        found = await _problems(proxy)
+        is_failed = any(found.values())
+        shown = {name: problem or "ready" for name, problem in found.items()}
+        answer = {"status": "failed" if is_failed else "ready", "models": shown}
+        uptime = {"uptime_seconds": round(time.time() - began, 3)}
+        return JSONResponse(answer | uptime, 503 if is_failed else 200)
+
+    def guarded(handle: Callable[[Request, str], Awaitable[Response]]) -> Handler:
+        return _answering(access, handle)
+
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
+            Route("/v1/models", guarded(models)),
+            Route("/feedback", guarded(feedback), methods=["POST"]),
+            Route("/comparison", guarded(comparison)),
+            Route("/metrics", guarded(metrics)),
+            Route("/health", health),
+        ],
+        lifespan=_lifespan(proxy, engines),
+        exception_handlers={404: _unknown_route, 405: _unknown_route},
+    )
+
+
+async def _problems(proxy: Proxy) -> dict[str, str]:
+    """Why each policy cannot answer; empty if it can."""
+    asked = (side.upstream.problem(proxy.client) for side in proxy.sides.values())
+    return dict(zip(proxy.sides, await asyncio.gather(*asked), strict=True))
+
+
+async def compare(proxy: Proxy) -> dict[str, Any] | None:
+    """What the thumbs say so far; None without a comparison."""
+    if proxy.keeping is None or proxy.keeping.comparison is None:
+        return None
+    counts = await proxy.keeping.records.count_thumbs(proxy.keeping.comparison)
+    found = compare_thumbs(counts)
+    for name, side in proxy.sides.items():
+        found[name]["name"] = side.description["path"]
+    return found
+
+
+def _answering(access: Access, handle: Callable[[Request, str], Awaitable[Response]]) -> Handler:
+    """Check who asks, and turn failures into OpenAI's errors."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handle(request, await access.program(request))
+        except ApiError as error:
+            return error.answer()
+        except BodyError as error:
+            return ApiError(error.status, error.problem).answer()
+        except InputError as error:
+            status = 404 if isinstance(error, NotKeptError) else 400
+            return ApiError(status, f"{error.problem}. {error.remedy}").answer()
+        except sqlite3.Error as error:
+            problem = f"The database cannot be used ({error}). Send it again later."
+            return ApiError(503, problem, UNAVAILABLE).answer()
+
+    return answer
+
+
+def _unknown_route(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    problem = f"There is no {request.method} {request.url.path} here."
+    return ApiError(status, problem, code="unknown_url").answer()
+
+
+def _lifespan(
+    proxy: Proxy, engines: Sequence[Watched]
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def live(app: Starlette) -> AsyncIterator[None]:
+        async with new_client(proxy.silence_seconds) as proxy.client:
+            tasks = [asyncio.create_task(_watch(engines))]
+            if proxy.keeping is not None and proxy.keeping.days is not None:
+                tasks.append(asyncio.create_task(_forget(proxy)))
+            yield
+            for task in tasks:
+                task.cancel()
+
+    return live
+
+
+async def _watch(engines: Sequence[Watched]) -> None:
+    """Start servers again that have ended."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        for engine in engines:
+            engine.restart_if_dead()
+
+
+async def _forget(proxy: Proxy) -> None:
+    """Delete old responses, every hour."""
+    assert proxy.keeping is not None
+    assert proxy.keeping.days is not None
+    while True:
+        try:
+            await proxy.keeping.records.forget(time.time() - proxy.keeping.days * DAY_SECONDS)
+        except sqlite3.Error as error:
+            sys.stderr.write(f"Old responses could not be deleted ({error}).\n")
+        await asyncio.sleep(FORGET_EVERY_SECONDS)

@@ -1,0 +1,164 @@
+"""What is kept of a response and its prompt: which, in whose words, and under which id."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from policies.serving.servers.events import MAX_TEXT, Answer
+from policies.serving.split import Conversation
+from rlhf.errors import InputError
+from rlhf.records.schema import Message, Prompt, Response, Sampling, content_id
+from rlhf.records.served import ServedResponse
+
+SOURCE = "served"
+REDACTED = ("note", "text")  # of feedback
+Redact = Callable[[str], str]
+
+
+class Records(Protocol):
+    """Where responses and feedback are kept; each is on the disk when a method returns."""
+
+    async def keep(self, served: ServedResponse) -> None:
+        """Keep a response."""
+
+    async def add_feedback(self, program: str, payload: dict[str, Any]) -> bool:
+        """Store feedback; False if the program said the same before."""
+
+    async def owner(self, token: str) -> str | None:
+        """The program that a token belongs to."""
+
+    async def count_thumbs(self, comparison: int) -> Mapping[str, tuple[int, int]]:
+        """Thumbs up and down of both policies."""
+
+    async def forget(self, before: float) -> int:
+        """Delete what was kept before a time; returns how many responses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """Which responses are kept, and what of them.
+
+    `share` is that of conversations; after `days` responses are deleted.
+    """
+
+    records: Records
+    share: float = 1.0
+    days: int | None = None
+    redact: Redact | None = None
+    comparison: int | None = None
+
+    def keeps(self, conversation: Conversation) -> bool:
+        """Whether responses of this conversation are kept: the same for all of them."""
+        drawn = hashlib.sha256(f"keep {conversation.id}".encode()).digest()
+        return int.from_bytes(drawn[:6], "big") < self.share * 2**48
+
+    def clean(self, text: str) -> str:
+        """What is kept of a text.
+
+        Raises:
+            InputError: the redaction fails.
+        """
+        return text if self.redact is None else self.redact(text)
+
+    def clean_feedback(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Feedback with what is kept of its texts.
+
+        Raises:
+            InputError: the redaction fails.
+        """
+        texts = {n: payload[n] for n in REDACTED if isinstance(payload.get(n), str)}
+        return {**payload, **{name: self.clean(text) for name, text in texts.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request for a completion: its id, its body and whom it concerns."""
+
+    id: str
+    body: dict[str, Any]
+    conversation: Conversation
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far."""
+        found: list[dict[str, Any]] = self.body["messages"]
+        return found
+
+
+def served_response(
+    keeping: Keeping, asked: Asked, answer: Answer, model: Mapping[str, str]
+) -> ServedResponse | None:
+    """What is kept of an answer; None where there is nothing that a person could judge.
+
+    Args:
+        keeping: what is kept.
+        asked: the request.
+        answer: the whole answer.
+        model: path and, where it is known, hash of the model.
+
+    Raises:
+        InputError: the redaction fails.
+    """
+    if answer.has_other_content or not answer.text.strip() or answer.num_characters > MAX_TEXT:
+        return None
+    prompt = _prompt(asked.messages, keeping)
+    if prompt is None:
+        return None
+    response = Response(
+        id=content_id(SOURCE, asked.id),
+        prompt_id=prompt.id,
+        text=keeping.clean(answer.text),
+        model=model["path"],
+        model_fingerprint=model.get("hash"),
+        sampling=_sampling(asked.body),
+        finished={"stop": True, "length": False}.get(answer.finish or ""),
+    )
+    return ServedResponse(
+        id=asked.id,
+        conversation=asked.conversation.id,
+        variant=asked.conversation.variant,
+        prompt=prompt,
+        response=response,
+        comparison=keeping.comparison,
+    )
+
+
+def _prompt(messages: list[dict[str, Any]], keeping: Keeping) -> Prompt | None:
+    """The conversation as a prompt; None with pictures, tools or an answer to continue."""
+    try:
+        read = [Message.from_json({**one, "content": _text_of(one)}) for one in messages]
+    except InputError:
+        return None
+    cleaned = tuple(replace(one, content=keeping.clean(one.content)) for one in read)
+    try:
+        return Prompt.create(cleaned, "train", SOURCE)
+    except InputError:
+        return None
+
+
+def _text_of(message: dict[str, Any]) -> Any:
+    """The content of a message as one text, if it is text alone."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content
+    texts = [one.get("text") for one in content if isinstance(one, dict)]
+    is_text = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "\n".join(map(str, texts)) if is_text else None
+
+
+def _sampling(body: Mapping[str, Any]) -> Sampling | None:
+    """How the app asked to sample; None if it left the temperature to the server."""
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    values = {
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p", 1.0),
+        "max_new_tokens": limit or Sampling.max_new_tokens,
+        "seed": body.get("seed") or 0,
+    }
+    if values["temperature"] is None or limit is None:
+        return None
+    try:
+        return Sampling.from_json(values)
+    except InputError:
+        return None

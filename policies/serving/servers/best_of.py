@@ -1,0 +1,69 @@
+"""Best of N: sample several responses and return the one with the highest reward."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from policies.serving.errors import UNAVAILABLE, ApiError
+from policies.serving.servers.events import BrokenStreamError, answer_of
+from policies.serving.servers.upstream import Upstream, unusable
+from reward.serving.batches import QueueFullError, SharedBatches
+from rlhf.errors import RlhfError
+from rlhf.records.schema import Message, Prompt, Response
+
+USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
+TEMPERATURE = 1.0  # servers may decode greedily by default, N times the same response
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """How many responses are sampled, and what scores them."""
+
+    number: int
+    batches: SharedBatches
+
+    async def complete(
+        self, upstream: Upstream, client: httpx.AsyncClient, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The completion with the highest reward; its usage is that of all of them.
+
+        Raises:
+            ApiError: the server fails, or the responses cannot be scored.
+        """
+        wanted = {"temperature": TEMPERATURE, **body}
+        wanted.pop("stream_options", None)
+        seeds = [
+            {"seed": wanted["seed"] + place} if isinstance(wanted.get("seed"), int) else {}
+            for place in range(self.number)
+        ]
+        asked = (upstream.complete(client, {**wanted, **seed}) for seed in seeds)
+        completions = await asyncio.gather(*asked)
+        try:
+            texts = [answer_of(one).text for one in completions]
+        except BrokenStreamError as error:
+            raise unusable(str(error)) from None
+        rewards = await self._score(body["messages"], texts)
+        best = max(range(self.number), key=rewards.__getitem__)
+        return {**completions[best], "usage": _sum_of([one.get("usage") for one in completions])}
+
+    async def _score(self, messages: Sequence[dict[str, Any]], texts: list[str]) -> list[float]:
+        try:
+            prompt = Prompt.create(tuple(map(Message.from_json, messages)), "test", "")
+            responses = [Response(id="", prompt_id=prompt.id, text=t, model="") for t in texts]
+            return await self.batches.rewards([(prompt, (one,)) for one in responses])
+        except QueueFullError:
+            headers = {"retry-after": "1"}
+            problem = "Too many responses wait for their reward. Ask again."
+            raise ApiError(503, problem, UNAVAILABLE, headers=headers) from None
+        except RlhfError as error:
+            problem = f"The responses cannot be scored: {error.problem}. {error.remedy}"
+            raise ApiError(400, problem) from None
+
+
+def _sum_of(usages: Sequence[Any]) -> dict[str, int]:
+    """The tokens of several completions."""
+    reported = [one for one in usages if isinstance(one, dict)]
+    return {name: sum(int(one.get(name) or 0) for one in reported) for name in USAGE}

@@ -1,0 +1,151 @@
+"""The model server behind the proxy as a child process: transformers' own, or vLLM's."""
+
+import ctypes
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, final
+
+from policies.serving.settings import Engine
+from rlhf.errors import InputError
+
+POLL_SECONDS = 0.2
+STOP_SECONDS = 20.0
+MAX_PAUSE_SECONDS = 60.0
+HEALTHY_SECONDS = 60.0  # a server that ran for so long is started again at once
+PR_SET_PDEATHSIG = 1
+STDERR = 2  # stdout is for the result of the command
+
+
+def engine_command(
+    engine: Engine, folder: str, port: int, template_kwargs: dict[str, Any], flags: Sequence[str]
+) -> list[str]:
+    """The command line of a model server.
+
+    Args:
+        engine: whose server.
+        folder: the model.
+        port: on this machine.
+        template_kwargs: values for the chat template that the model was trained with.
+        flags: further flags, as they are.
+
+    Raises:
+        InputError: the engine is not installed.
+    """
+    words = [_program(engine), "serve", folder, "--host", "127.0.0.1", "--port", str(port)]
+    is_vllm = engine == "vllm"
+    words += ["--uvicorn-log-level", "warning"] if is_vllm else ["--log-level", "error"]
+    if template_kwargs:
+        name = "--default-chat-template-kwargs" if is_vllm else "--chat-template-kwargs"
+        words += [name, json.dumps(template_kwargs)]
+    return [*words, *flags]
+
+
+def _program(engine: Engine) -> str:
+    beside = Path(sys.executable).with_name(engine)
+    found = str(beside) if beside.is_file() else shutil.which(engine)
+    if found is None:
+        raise InputError(
+            f"--engine is {engine}, and there is no program {engine}",
+            f"Install it: pip install {engine}, or give the address of a server: --endpoint URL",
+        )
+    if engine == "transformers" and find_spec("openai") is None:
+        raise InputError(
+            "`transformers serve` needs packages that are not installed",
+            "Install them: pip install 'transformers[serving]'",
+        )
+    return found
+
+
+@final
+class EngineProcess:
+    """A model server that is started again if it ends.
+
+    Args:
+        command: the command line for a port.
+    """
+
+    def __init__(self, command: Callable[[int], list[str]]) -> None:
+        self.port = _free_port()
+        self._command = command(self.port)
+        self._pause_seconds = 0.0
+        self._start()
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def wait_until_ready(self) -> None:
+        """Wait until it has loaded its model, however long that takes.
+
+        Raises:
+            InputError: it has ended.
+        """
+        while not self._answers():
+            code = self._process.poll()
+            if code is not None:
+                raise InputError(
+                    f"The model server ended with status {code} before it was ready",
+                    f"Its messages are above. Try it alone: {' '.join(self._command)}",
+                )
+            time.sleep(POLL_SECONDS)
+
+    def restart_if_dead(self) -> None:
+        """Start it again if it has ended, with growing pauses if it ends soon."""
+        code = self._process.poll()
+        if code is None:
+            return
+        now = time.monotonic()
+        if now - self._began > HEALTHY_SECONDS:
+            self._pause_seconds = 0.0
+        if now - self._began < self._pause_seconds:
+            return
+        sys.stderr.write(f"The model server ended with status {code}: starting it again.\n")
+        self._pause_seconds = min(2 * self._pause_seconds + 1, MAX_PAUSE_SECONDS)
+        self._start()
+
+    def stop(self) -> None:
+        """End it; kill it if it takes too long."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> None:
+        self._began = time.monotonic()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=STDERR if "vllm" in self._command[0] else subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C in a terminal reaches only the proxy, which ends it
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                return True
+        except OSError:
+            return False
+
+
+def _end_with_parent() -> None:
+    """Let the system end a child when the proxy is killed: nobody could reach it any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

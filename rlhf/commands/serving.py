@@ -1,0 +1,198 @@
+"""What `rlhf serve --policy` is made of: model servers, the proxy before them, the database."""
+
+import json
+import shlex
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+
+from labeling_app.db.users import programs_with_tokens
+from rich.console import Console
+from rich.markup import escape
+
+from labeling_app.db.store import Store
+from labeling_app.web.health import require_undamaged
+from labeling_app.web.http_server import serve_app
+from labeling_app.web.programs.served import ServedRecords
+from labeling_app.web.serving import require_free_port
+from policies.serving.access import LOOPBACK, Access
+from policies.serving.app import build_app
+from policies.serving.keeping import Keeping
+from policies.serving.proxy import MODEL, Proxy, Side
+from policies.serving.servers.engine import EngineProcess, engine_command
+from policies.serving.servers.upstream import Upstream
+from policies.serving.settings import read_share
+from policies.serving.split import Split
+from rlhf.commands.models.serve import Settings
+from rlhf.endpoints.chat_completions import key_header
+from rlhf.endpoints.signals import load_redaction
+from rlhf.endpoints.urls import open_url, read_answer
+from rlhf.errors import InputError
+from rlhf.records.served import Variant
+
+if TYPE_CHECKING:
+    from policies.serving.servers.best_of import BestOf
+
+ENDPOINT_KEY = "RLHF_SERVE_API_KEY"
+LISTED = 5
+
+
+def serve_policies(settings: Settings) -> dict[str, Any]:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        InputError: a model, function or address cannot be used, or nobody has a token.
+    """
+    with ExitStack() as stack:
+        require_free_port(settings.host, settings.port)
+        redact = load_redaction(settings.keep.redact) if settings.keep.redact else None
+        records = None
+        if settings.db is not None:
+            store = stack.enter_context(Store(settings.db))
+            _require_usable(store, settings)
+            records = ServedRecords(store)
+        best_of = _best_of(settings)
+        sides, engines = stack.enter_context(_sides(settings))
+        share = read_share(settings.share, "--share") if settings.compares else 0.0
+        keeping = None
+        if records is not None:
+            names: dict[Variant, str] = {n: side.description["path"] for n, side in sides.items()}
+            keeping = Keeping(
+                records=records,
+                share=read_share(settings.keep.share, "--keep.share"),
+                days=settings.keep.days,
+                redact=redact,
+                comparison=records.start_comparison(names, share) if settings.compares else None,
+            )
+        proxy = Proxy(sides, Split(share), keeping, best_of, settings.silence_seconds)
+        app = build_app(proxy, Access(settings.host, records), engines)
+        _print_address(settings)
+        serve_app(app, settings.host, settings.port)
+    counts = vars(proxy.counts)
+    return {**counts, "requests": sum(proxy.counts.requests.values())}
+
+
+def engine_commands(settings: Settings) -> list[str]:
+    """The command lines of the model servers that are started, with PORT for a free one."""
+    lines = []
+    for folder, endpoint in _wanted(settings).values():
+        if endpoint is None:
+            words = engine_command(settings.engine, str(folder), 0, {}, settings.engine_flags)
+            lines.append(shlex.join(words).replace("--port 0", "--port PORT"))
+    return lines
+
+
+def _wanted(settings: Settings) -> dict[Variant, tuple[str | None, str | None]]:
+    """The name and the address of every policy."""
+    wanted: dict[Variant, tuple[str | None, str | None]] = {
+        "policy": (settings.policy, settings.endpoint)
+    }
+    if settings.compares:
+        wanted["against"] = (settings.against, settings.against_endpoint)
+    return wanted
+
+
+@contextmanager
+def _sides(settings: Settings) -> Iterator[tuple[dict[Variant, Side], list[EngineProcess]]]:
+    """The policies, ready to answer; servers that were started are ended with the block."""
+    sides: dict[Variant, Side] = {}
+    engines: list[EngineProcess] = []
+    try:
+        for variant, (name, endpoint) in _wanted(settings).items():
+            if endpoint is not None:
+                sides[variant] = _side_at(endpoint.rstrip("/"), name)
+                continue
+            assert name is not None  # checked by the settings
+            sides[variant], engine = _start(settings, name)
+            engines.append(engine)
+        for engine in engines:
+            engine.wait_until_ready()
+        yield sides, engines
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def _start(settings: Settings, name: str) -> tuple[Side, EngineProcess]:
+    """A policy whose server was started."""
+    from rlhf.modeling.models import describe_model, policy_folder
+    from rlhf.modeling.readers import described_kwargs, kwargs_for
+
+    folder = policy_folder(name)
+    description = describe_model(folder, kwargs_for(folder, settings.chat_template_kwargs))
+    kwargs = described_kwargs(description)
+    sys.stderr.write(f"Starting {settings.engine} serve {folder} …\n")
+    engine = EngineProcess(
+        lambda port: engine_command(settings.engine, folder, port, kwargs, settings.engine_flags)
+    )
+    upstream = Upstream(url=engine.url, model=folder, headers={})
+    named = {"path": f"{folder} ({description['hash'][:12]})", "hash": description["hash"]}
+    return Side(description=named, upstream=upstream), engine
+
+
+def _side_at(url: str, name: str | None) -> Side:
+    """A policy on a server that runs already."""
+    headers = key_header(ENDPOINT_KEY)
+    model = name or _only_model(url, headers)
+    upstream = Upstream(url=url, model=model, headers=headers)
+    return Side(description={"path": f"{model} at {url}"}, upstream=upstream)
+
+
+def _only_model(url: str, headers: Mapping[str, str]) -> str:
+    """The one model that a server serves.
+
+    Raises:
+        InputError: it cannot be asked, or serves none or several.
+    """
+    request = urllib.request.Request(f"{url}/models", headers=dict(headers))
+    try:
+        with open_url(request, timeout_seconds=10) as answer:
+            names = [str(one["id"]) for one in json.loads(read_answer(answer))["data"]]
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{url}/models does not list its models ({error})",
+            "Start the server, check --endpoint (it ends in /v1), or name the model: --policy NAME",
+        ) from None
+    if len(names) != 1:
+        raise InputError(
+            f"{url} serves {len(names)} models: {', '.join(names[:LISTED])}",
+            f"Choose: --policy {names[0] if names else 'NAME'} (or --against, of the second one).",
+        )
+    return names[0]
+
+
+def _best_of(settings: Settings) -> "BestOf | None":
+    if settings.best_of is None or settings.reward is None:
+        return None
+    from policies.serving.servers.best_of import BestOf
+    from reward.serving.serve import load_batches
+
+    kwargs = settings.chat_template_kwargs
+    return BestOf(settings.best_of, load_batches(settings.reward, settings.scoring, kwargs))
+
+
+def _require_usable(store: Store, settings: Settings) -> None:
+    require_undamaged(store.connections)
+    if settings.host not in LOOPBACK and not programs_with_tokens(store.connections):
+        raise InputError(
+            f"--host is {settings.host}, which other machines can reach, and nobody has a token",
+            f"Make one: rlhf users token NAME --db {settings.db}",
+        )
+
+
+def _print_address(settings: Settings) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"http://{host}:{settings.port}"
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(
+        f"OpenAI clients: base_url=[bold]{escape(address)}/v1[/], model={MODEL!r}  (Ctrl+C stops)"
+    )
+    if settings.db is not None:
+        console.print(f"Feedback: POST {escape(address)}/feedback")
+    if settings.host not in LOOPBACK:
+        console.print(
+            "Tokens and texts are sent unencrypted: on an open network put an https proxy in front."
+        )

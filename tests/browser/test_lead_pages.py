@@ -1,0 +1,127 @@
+"""A lead imports a hostile file, invites a person and exports, in a browser without network."""
+
+import json
+import zipfile
+
+import pytest
+from playwright.sync_api import Page
+
+from labeling_app.annotators.users import Users
+from labeling_app.db.store import Store
+from tests.browser.test_whole_session import require_accessible, sign_in
+
+pytestmark = pytest.mark.browser
+
+RUNS = "<img src=x onerror='window.hacked = 1'>${window.hacked = 1}"
+LINES = [
+    {"prompt": "Which one?", "responses": ["good", "bad"], "tiers": [[0], [1]]},
+    {"prompt": "And here?", "responses": ["yes", "no"]},
+]
+
+
+@pytest.fixture(params=["light", "dark"])
+def lead(request, serve, open_page, tmp_path):
+    """A lead's browser: a phone in the dark, a desk in the light."""
+    with Store(tmp_path / "labels.db") as store:
+        Users(store).add("lea", "lead", "long enough")
+    app = serve(LINES)
+    size = (
+        {"width": 390, "height": 844} if request.param == "dark" else {"width": 1100, "height": 900}
+    )
+    page = open_page(app.url, color_scheme=request.param, viewport=size)
+    page.wait_for_url("**/sign-in")
+    sign_in(page, "lea")
+    page.click(".rb-lead")
+    page.wait_for_selector("nav a[aria-current]:has-text('Data')")
+    return app, page
+
+
+def no_sideways_scrolling(page: Page) -> bool:
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_lead_imports_previews_and_exports(lead, tmp_path):
+    app, page = lead
+    require_accessible(page, "data")
+    file = tmp_path / f"{RUNS.replace('/', '')[:60]}.jsonl"
+    rows = [{"prompt": f"{RUNS} {n}", "responses": [RUNS, "two"]} for n in range(60)]
+    file.write_text("\n".join(map(json.dumps, [*rows, {"prompt": 3}])), encoding="utf-8")
+    page.set_input_files("#file", file)
+    page.click("text=Preview")
+    page.wait_for_selector(".preview:visible")
+    assert "61 lines, 1 bad" in page.inner_text(".preview h3")
+    assert RUNS in page.inner_text(".preview tbody")
+    require_accessible(page, "preview")
+    assert no_sideways_scrolling(page)
+    page.screenshot(path=tmp_path / "preview.png", full_page=True)
+    page.check("#leave-out")
+    page.click("[data-act=import]")
+    page.wait_for_selector(".said:has-text('60 prompts, 120 responses')")
+    assert page.inner_text(".numbers dd >> nth=0") == "62"
+    assert page.evaluate("window.hacked") is None
+    page.fill("#pasted", "Why is the sky blue?\nWhat is rain?")
+    page.click("text=Preview")
+    page.wait_for_selector(".preview:visible")
+    page.click("[data-act=import]")
+    page.wait_for_selector(".said:has-text('Imported pasted.jsonl: 2 prompts.')")
+    with page.expect_download() as download:
+        page.click("text=Download")
+    with zipfile.ZipFile(download.value.path()) as files:
+        assert json.loads(files.read("manifest.json"))["rankings"] == 1
+    page.click("text=Back up now")
+    page.wait_for_selector(".said:has-text('Saved backups/labels-')")
+    with Store(app.db) as store:
+        assert store.counts()["prompts"] == 64
+
+
+def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):
+    app, page = lead
+    page.click("nav a:has-text('People')")
+    page.wait_for_selector("h1:has-text('People')")
+    page.fill("#invite-name", f"ann {RUNS[:30]}")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".secret:visible")
+    require_accessible(page, "people")
+    assert no_sideways_scrolling(page)
+    link = page.input_value(".secret input")
+    assert link.startswith(app.url + "invitation#")
+    assert page.locator("#invite-role option").all_inner_texts() == ["annotator"]
+    ann = open_page(app.url)
+    ann.goto(link)
+    require_accessible(ann, "invitation")
+    ann.fill("#password", "my own password")
+    ann.keyboard.press("Enter")
+    ann.wait_for_selector(".said:has-text('Your password is set.')")
+    ann.keyboard.press("Enter")  # the link to the sign-in has the focus
+    ann.wait_for_url("**/sign-in")
+    ann.fill("#name", f"ann {RUNS[:30]}")
+    ann.fill("#password", "my own password")
+    ann.keyboard.press("Enter")
+    ann.wait_for_selector(".rb-list .rb-card")
+    assert ann.locator(".rb-lead").is_hidden()
+    assert ann.goto(app.url + "lead/people").status == 403
+    page.reload()
+    page.click("[aria-label^='Disable ann']")
+    page.wait_for_selector(".said:has-text('can no longer sign in')")
+    ann.goto(app.url)
+    ann.wait_for_url("**/sign-in")
+
+
+def test_a_lead_edits_the_rubric_and_the_board_shows_it(lead):
+    app, page = lead
+    page.click("nav a:has-text('Rubric')")
+    page.wait_for_selector("h1:has-text('Rubric')")
+    page.fill("#text", f"Prefer **true** answers. {RUNS}")
+    page.wait_for_selector(".shown strong:has-text('true')")
+    page.click("text=Save")
+    page.wait_for_selector(".said:has-text('Saved')")
+    page.wait_for_selector(".version summary:has-text('shown now')")
+    require_accessible(page, "rubric")
+    assert no_sideways_scrolling(page)
+    page.fill("#text", "Something else")
+    page.click(".version summary")
+    page.click("text=Edit this one")
+    assert page.input_value("#text").startswith("Prefer **true**")
+    page.goto(app.url)
+    page.wait_for_selector(".rb-rubric strong:has-text('true')")
+    assert page.evaluate("window.hacked") is None

@@ -1,0 +1,177 @@
+"""The page Data: pieces of an upload, the preview, import, export and backup."""
+
+import asyncio
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from labeling_app.db.store import Store
+
+HOSTILE = "<script>window.hacked = 1</script>${window.hacked = 1}"
+GOOD = {"prompt": HOSTILE, "responses": ["good", "bad"], "tiers": [[0], [1]]}
+
+
+def jsonl(*lines: dict) -> bytes:
+    return "\n".join(json.dumps(line) for line in lines).encode()
+
+
+async def upload(client: httpx.AsyncClient, name: str, content: bytes) -> str:
+    """Send a file in two pieces. Returns its id."""
+    begun = await client.post("/lead/data/upload", json={"name": name, "size": len(content)})
+    assert begun.status_code == 200, begun.text
+    one, half = begun.json()["id"], len(content) // 2
+    for at, piece in ((0, content[:half]), (half, content[half:])):
+        sent = await client.post(f"/lead/data/upload/{one}/{at}", content=piece)
+        assert sent.json() == {"received": at + len(piece)}
+    return one
+
+
+def importing(name: str, content: bytes, **fields: str):
+    """Upload, preview, import, and wait for the end: the preview and the last state."""
+
+    async def run(client: httpx.AsyncClient) -> list[dict]:
+        chosen = {"id": await upload(client, name, content), **fields}
+        shown = (await client.post("/lead/data/preview", json=chosen)).json()
+        begun = await client.post("/lead/data/import", json=chosen)
+        assert begun.json() == {"say": f"Importing {name} …"}
+        for _ in range(600):
+            state = (await client.get("/lead/data/import")).json()
+            if state["over"]:
+                return [shown, state]
+            await asyncio.sleep(0.1)
+        pytest.fail("the import did not end")
+
+    return run
+
+
+def test_a_file_is_previewed_and_then_imported(ask, store):
+    shown, state = ask(importing("mine.jsonl", jsonl(GOOD), split="test", annotator="ann"))
+    assert shown["rows"] == [
+        {
+            "line": "1",
+            "prompt": HOSTILE,
+            "responses": ["good", "bad"],
+            "rankings": ["A > B"],
+            "split": "test",
+            "source": "mine",
+        }
+    ]
+    assert (shown["lines"], shown["bad_lines"], shown["is_whole"]) == (1, 0, True)
+    assert state["say"] == "Imported mine.jsonl: 1 prompts, 2 responses, 1 rankings."
+    [record] = store.ranked_prompts()
+    assert (record.prompt.source, record.rankings[0].annotator) == ("mine", "ann")
+
+
+def test_a_preview_stores_nothing(ask, store):
+    async def run(client: httpx.AsyncClient) -> list[httpx.Response]:
+        chosen = {"id": await upload(client, "mine.jsonl", jsonl(GOOD))}
+        return [await client.post("/lead/data/preview", json=chosen)]
+
+    [answer] = ask(run)
+    assert answer.status_code == 200
+    assert store.counts()["prompts"] == 0
+
+
+def test_bad_lines_are_listed_and_left_out_only_if_asked(ask, store):
+    content = jsonl(GOOD, {"prompt": 3}, {"prompt": "Hi?"})
+    shown, state = ask(importing("mine.jsonl", content))
+    assert shown["bad_lines"] == 1
+    assert shown["first_bad"][0].startswith("mine.jsonl:2: ")
+    assert state["error"].startswith("mine.jsonl:2: ")
+    assert state["error"].endswith("To leave out bad lines, choose that, and import.")
+    assert store.counts()["prompts"] == 0
+
+
+def test_bad_lines_are_left_out_if_asked(ask, store):
+    content = jsonl(GOOD, {"prompt": 3}, {"prompt": "Hi?"})
+    _, state = ask(importing("mine.jsonl", content, leave_out="yes"))
+    assert "1 lines left out, the first: mine.jsonl:2: " in state["say"]
+    assert store.counts()["prompts"] == 2
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_tables_are_imported(suffix, ask, store):
+    table = pa.table({"prompt": ["Hi?"], "chosen": ["Hello"], "rejected": ["No"]})
+    packed = io.BytesIO()
+    pq.write_table(table, packed)
+    content = b"prompt,chosen,rejected\nHi?,Hello,No\n" if suffix == "csv" else packed.getvalue()
+    shown, state = ask(importing(f"t.{suffix}", content))
+    assert shown["rows"][0]["rankings"] == ["A > B"]
+    assert state["say"] == f"Imported t.{suffix}: 1 prompts, 2 responses, 1 rankings."
+    assert store.counts()["rankings"] == 1
+
+
+def test_a_broken_file_is_refused_by_its_name(ask, store):
+    shown, state = ask(importing("t.parquet", b"PAR1 and nothing that belongs there PAR1"))
+    assert shown["error"].startswith("t.parquet:1: cannot be read as parquet")
+    assert "/tmp" not in shown["error"] + state["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "problem"),
+    [
+        ("mine.exe", 5, "'mine.exe' is not a file that can be imported"),
+        ("mine.jsonl", 3_000_001, "mine.jsonl has 3,000,001 bytes. Upload 1 to 3,000,000 bytes."),
+        ("mine.jsonl", 0, "mine.jsonl has 0 bytes"),
+    ],
+)
+def test_other_files_are_refused(name, size, problem, ask):
+    [answer] = ask([("POST", "/lead/data/upload", {"name": name, "size": size})])
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(problem)
+
+
+def test_an_upload_is_bounded_private_and_its_owners_alone(ask):
+    async def run(client: httpx.AsyncClient) -> list[int]:
+        begun = await client.post("/lead/data/upload", json={"name": "../../x.jsonl", "size": 10})
+        address = f"/lead/data/upload/{begun.json()['id']}"
+        [path] = Path("/tmp").glob(f"rlhf-uploads-*/{begun.json()['id']}.jsonl")
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        sent = [
+            await client.post(f"{address}/0", content=b"x" * 11),  # more than was announced
+            await client.post(f"{address}/5", content=b"x"),  # a gap
+            await client.post(f"{address}/0", content=b"x" * 1_000_001),
+            await client.post(f"{address}/0", content=b"x" * 4),
+            await client.post(f"{address}/0", content=b"x" * 4),  # again: a retry
+            await client.post("/lead/data/preview", json={"id": begun.json()["id"]}),
+        ]
+        assert path.read_bytes() == b"xxxx"
+        return [answer.status_code for answer in sent]
+
+    assert ask(run) == [400, 400, 413, 200, 200, 400]
+
+
+def test_an_export_is_a_zip_with_pseudonyms(ask, store, import_lines):
+    import_lines({**GOOD, "annotator": "ann"})
+
+    async def run(client: httpx.AsyncClient) -> list[httpx.Response]:
+        header = {"content-type": "application/x-www-form-urlencoded"}
+        asked = ("format=trl", "format=nothing", "format=kto", "")
+        return [
+            await client.post("/lead/data/export", content=form, headers=header) for form in asked
+        ]
+
+    packed, unknown, *_ = ask(run)
+    assert packed.headers["content-disposition"] == 'attachment; filename="rankings-trl.zip"'
+    with zipfile.ZipFile(io.BytesIO(packed.content)) as files:
+        [row] = map(json.loads, files.read("train.jsonl").splitlines())
+        assert json.loads(files.read("manifest.json"))["rankings"] == 1
+    assert (row["chosen"], row["rejected"]) == ("good", "bad")
+    assert unknown.status_code == 400
+    assert "There is no format &#39;nothing&#39;" in unknown.text
+
+
+def test_a_backup_is_a_whole_private_database_beside_the_first(ask, store, import_lines):
+    import_lines(GOOD)
+    [answer] = ask([("POST", "/lead/data/backup", {"now": "yes"})])
+    assert answer.json()["say"].endswith("beside the database: 1 prompts, 1 rankings.")
+    [copy] = (store.connections.path.parent / "backups").iterdir()
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with Store(copy) as opened:
+        assert opened.counts()["rankings"] == 1

@@ -1,0 +1,150 @@
+"""The page People: who may add whom, and links that work once."""
+
+import time
+
+import httpx
+import pytest
+
+from labeling_app.annotators.invitations import Invitations
+from labeling_app.annotators.users import Users
+
+NEW = "a new password"
+NOT_VALID = {
+    "error": "This link is not valid: it works once, for seven days. Ask your lead for a new one."
+}
+
+
+def said(answer: httpx.Response) -> dict:
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()
+
+
+def accept(ask, link: str, password: str) -> dict:
+    body = {"token": link.partition("#")[2], "password": password}
+    [answer] = ask([("POST", "/invitation", body)], "")
+    return said(answer)
+
+
+def test_a_link_sets_a_password_once(ask, store):
+    [answer] = ask([("POST", "/lead/people/invite", {"name": "ann", "role": "annotator"})])
+    link = said(answer)["link"]
+    assert link.startswith("/invitation#")
+    assert Users(store).get("ann") is None
+    short = accept(ask, link, "short")
+    assert short["error"].startswith("The password has 5 characters")
+    assert accept(ask, link, NEW) == {"say": "Your password is set. Sign in as ann."}
+    assert accept(ask, link, "another one of them") == NOT_VALID
+    user = Users(store).sign_in("ann", NEW).user
+    assert (user.name, user.role) == ("ann", "annotator")
+
+
+def test_only_the_hash_of_a_token_is_stored(ask, store):
+    [answer] = ask([("POST", "/lead/people/invite", {"name": "ann"})])
+    token = said(answer)["link"].partition("#")[2]
+    assert len(token) == 27  # 160 bits
+    store.connections.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert token.encode() not in store.connections.path.read_bytes()
+
+
+def test_a_new_link_replaces_the_old_and_a_withdrawn_one_is_void(ask):
+    invite = ("POST", "/lead/people/invite", {"name": "ann"})
+    first, second, withdrawn = ask(
+        [invite, invite, ("POST", "/lead/people/withdraw", {"name": "ann"})]
+    )
+    assert said(withdrawn) == {"say": "The link for ann no longer works."}
+    assert accept(ask, said(first)["link"], NEW) == NOT_VALID
+    assert accept(ask, said(second)["link"], NEW) == NOT_VALID
+
+
+def test_a_link_expires_after_a_week(ask, store, monkeypatch):
+    token = Invitations(Users(store)).invite("ann", "annotator")
+    later = time.time() + 7 * 24 * 3600 + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: later)
+        assert accept(ask, f"#{token}", NEW) == NOT_VALID
+        assert Invitations(Users(store)).all() == []
+
+
+def test_a_reset_link_changes_the_password_and_ends_sessions(ask, store):
+    users = Users(store)
+    epoch = users.get("annotator").epoch
+    [answer] = ask([("POST", "/lead/people/reset", {"name": "annotator"})])
+    assert users.sign_in("annotator", "long enough").user  # until the link is used
+    accept(ask, said(answer)["link"], NEW)
+    assert users.sign_in("annotator", "long enough").user is None
+    assert users.sign_in("annotator", NEW).user
+    assert users.of_session("annotator", epoch) is None
+
+
+def test_a_reset_link_does_not_let_a_disabled_person_in(ask, store):
+    reset = ("POST", "/lead/people/reset", {"name": "annotator"})
+    answer, _ = ask([reset, ("POST", "/lead/people/disable", {"name": "annotator"})])
+    accept(ask, said(answer)["link"], NEW)
+    problem = Users(store).sign_in("annotator", NEW).problem
+    assert problem == "This account is disabled. Ask your lead."
+    [enabled] = ask([("POST", "/lead/people/enable", {"name": "annotator"})])
+    assert said(enabled) == {"say": "annotator may sign in again."}
+    assert Users(store).sign_in("annotator", NEW).user
+
+
+@pytest.mark.parametrize("operation", ["add", "invite"])
+@pytest.mark.parametrize("role", ["lead", "admin"])
+def test_a_lead_adds_annotators_alone(operation, role, ask, store):
+    body = {"name": "new", "role": role}
+    [refused] = ask([("POST", f"/lead/people/{operation}", body)])
+    assert (
+        said(refused)["error"]
+        == f"Only admins can add or change accounts with the role {role}. Ask an admin."
+    )
+    assert Users(store).get("new") is None
+    [done] = ask([("POST", f"/lead/people/{operation}", body)], "admin")
+    assert done.status_code == 200
+
+
+@pytest.mark.parametrize("operation", ["reset", "disable", "enable"])
+def test_a_lead_cannot_change_an_admin(operation, ask, store):
+    before = Users(store).get("admin")
+    [refused] = ask([("POST", f"/lead/people/{operation}", {"name": "admin"})])
+    problem = "Only admins can add or change accounts with the role admin. Ask an admin."
+    assert said(refused)["error"] == problem
+    assert Users(store).get("admin") == before
+    assert Invitations(Users(store)).all() == []
+
+
+def test_a_lead_cannot_withdraw_an_admins_link(ask, store):
+    Invitations(Users(store)).invite("boss", "admin")
+    [refused] = ask([("POST", "/lead/people/withdraw", {"name": "boss"})])
+    assert refused.status_code == 400
+    assert [one.name for one in Invitations(Users(store)).all()] == ["boss"]
+
+
+def test_nobody_disables_themselves(ask, store):
+    [refused] = ask([("POST", "/lead/people/disable", {"name": "admin"})], "admin")
+    assert said(refused)["error"] == "You cannot disable yourself. Ask another admin."
+    assert not Users(store).get("admin").disabled
+
+
+def test_people_are_added_with_a_password_given_or_random(ask, store):
+    given, random, taken = ask(
+        [
+            ("POST", "/lead/people/add", {"name": "ann", "password": NEW}),
+            ("POST", "/lead/people/add", {"name": "bob", "password": ""}),
+            ("POST", "/lead/people/add", {"name": "bob", "password": NEW}),
+        ]
+    )
+    assert said(given) == {"say": "ann may sign in as annotator."}
+    assert Users(store).sign_in("ann", NEW).user
+    assert Users(store).sign_in("bob", said(random)["copy"]).user
+    assert said(taken)["error"].startswith("There is a user 'bob' already")
+
+
+def test_requests_from_other_sites_are_refused(ask, store):
+    async def run(client: httpx.AsyncClient) -> list[int]:
+        sent = [
+            await client.post(path, json={"name": "ann"}, headers={"origin": "http://evil.test"})
+            for path in ("/lead/people/invite", "/lead/data/upload", "/lead/data/backup")
+        ]
+        return [answer.status_code for answer in sent]
+
+    assert ask(run, "admin") == [403, 403, 403]
+    assert Invitations(Users(store)).all() == []

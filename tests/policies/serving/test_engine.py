@@ -1,0 +1,141 @@
+"""The model server as a child process: waited for, started again, ended with the proxy."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from policies.serving.servers.engine import EngineProcess
+from rlhf.errors import InputError
+from rlhf.modeling.tokens import load_tokenizer
+from tests.conftest import build_tiny_model
+from tests.servers.served_policy import served_policy
+
+HI = [{"role": "user", "content": "How was the trip?"}]
+HEALTHY = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+STARTING = """
+import sys, time
+from policies.serving.servers.engine import EngineProcess
+engine = EngineProcess(lambda port: [sys.executable, "-c", sys.argv[1], str(port)])
+engine.wait_until_ready()
+print(engine._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def until(is_so: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_server_that_dies_is_started_again_and_at_last_ended(capsys):
+    engine = EngineProcess(lambda port: [sys.executable, "-c", HEALTHY, str(port)])
+    try:
+        engine.wait_until_ready()
+        engine.restart_if_dead()
+        first = engine._process
+        first.kill()
+        first.wait()
+        engine.restart_if_dead()
+        assert engine._process is not first
+        engine.wait_until_ready()
+        said = "The model server ended with status -9: starting it again.\n"
+        assert capsys.readouterr().err == said
+        engine._process.kill()
+        engine._process.wait()
+        second = engine._process
+        engine.restart_if_dead()
+        assert engine._process is second  # not at once: it has ended soon after its start
+        assert until(lambda: engine.restart_if_dead() or engine._process is not second, 10)
+    finally:
+        engine.stop()
+    assert engine._process.returncode == -signal.SIGTERM
+
+
+def test_a_server_that_cannot_start_is_an_error():
+    engine = EngineProcess(lambda port: [sys.executable, "-c", "raise SystemExit(4)"])
+    with pytest.raises(InputError, match="ended with status 4 before it was ready") as caught:
+        engine.wait_until_ready()
+    assert "Try it alone: " in caught.value.remedy
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells children only there")
+def test_a_server_ends_with_the_proxy_that_was_killed():
+    command = [sys.executable, "-c", STARTING, HEALTHY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert is_alive(child)
+        parent.kill()
+    assert until(lambda: not is_alive(child), 10)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(one) for task in tasks for one in (task / "children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_two_policies_behind_transformers_own_server(tiny_model: Path, tmp_path: Path) -> None:
+    other = build_tiny_model(tmp_path / "other", seed=5)
+    db = tmp_path / "labels.db"
+    with served_policy("--policy", tiny_model, "--against", other, "--db", db) as proxy:
+        ids, letter = set(), load_tokenizer(str(tiny_model)).encode("a")[0]
+        only_letters = {str(letter): 100.0}  # or this model says nothing but newlines
+        for _ in range(12):
+            asked = {"model": "policy", "messages": HI, "max_tokens": 8, "logit_bias": only_letters}
+            events = list(proxy.openai.chat.completions.create(**asked, stream=True))
+            said = "".join(e.choices[0].delta.content or "" for e in events if e.choices)
+            assert said == "a" * 8
+            ids |= {event.id for event in events}
+        assert len(ids) == 12
+        metrics = proxy.metrics()
+        for name, total in (("requests_total", 12), ("tokens_total", 12 * 8)):
+            counts = [metrics[f'{name}{{policy="{side}"}}'] for side in ("policy", "against")]
+            assert min(counts) > 0
+            assert sum(counts) == total
+        assert proxy.post("/feedback", {"id": ids.pop(), "thumbs": "up"}).status_code == 201
+        found = proxy.get("/comparison").json()
+        assert found["policy"]["name"].startswith(f"{tiny_model} (")
+        assert found["policy"]["up"] + found["against"]["up"] == 1
+        first, second = children_of(proxy.process.pid)
+        os.kill(first, signal.SIGKILL)
+        assert until(lambda: proxy.get("/health").status_code == 503)
+        assert until(lambda: proxy.get("/health").status_code == 200, 240)
+        assert proxy.openai.chat.completions.create(**asked).choices[0].message.content == "a" * 8
+        proxy.process.kill()
+        assert until(lambda: not is_alive(second))
+        with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
+            proxy.openai.models.list()
