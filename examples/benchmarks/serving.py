@@ -2,16 +2,13 @@
 
 32 clients stream chat completions, each one after the other, once through the proxy, which keeps
 every response in a database, and once from the server itself: a pair. Pairs alternate which comes
-first; the median of their ratios counts. Behind are
+first; the median of their ratios counts. The server is a stub that sends so many tokens per second
+in each stream, exactly: the processors that a model would need are free, so the proxy's own cost
+shows.
 
-    stub   a server that sends so many tokens per second in each stream, exactly: the share of the
-           processors that a model would need is free, so the proxy's own limits show
-    real   `transformers serve` with continuous batching, which shares the processors with proxy and
-           clients
+    python examples/benchmarks/serving.py [--quick] [--json]
 
-    python examples/benchmarks/serving.py [--quick] [--json] [--model FOLDER]
-
-Without `--model` only the stub is measured. `cpu_ms` is the proxy's processor time per token.
+`cpu_ms` is the proxy's processor time per token.
 """
 
 import argparse
@@ -178,9 +175,8 @@ def measure_pairs(words: list[str], port: int, model: str, load: Load, pairs: in
         load: what the clients ask.
         pairs: how many.
     """
-    path = "/health" if "transformers" in words[0] else "/v1/models"
     proxy_port = free_port()
-    with tempfile.TemporaryDirectory() as folder, running(words, port, path):
+    with tempfile.TemporaryDirectory() as folder, running(words, port, "/v1/models"):
         db = Path(folder) / "labels.db"
         proxied = [sys.executable, "-m", "rlhf.cli", "serve", "--db", str(db), "--policy", model]
         proxied += ["--endpoint", f"http://127.0.0.1:{port}/v1", "--port", str(proxy_port)]
@@ -230,7 +226,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer pairs and tokens")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument("--model", help="also measure `transformers serve` with this model")
     parser.add_argument("--stub", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stub:
@@ -241,18 +236,11 @@ def main() -> None:
     port = free_port()
     stub = [sys.executable, __file__, "--stub", str(port)]
     runs = {"stub": measure_pairs(stub, port, "stub", load, pairs)}
-    if arguments.model:
-        port = free_port()
-        program = str(Path(sys.executable).with_name("transformers"))
-        real = [program, "serve", arguments.model, "--port", str(port), "--log-level", "error"]
-        load = Load(rounds=1, tokens=16 if arguments.quick else 32)
-        real += ["--host", "127.0.0.1", "--continuous-batching"]
-        runs["real"] = measure_pairs(real, port, arguments.model, load, 3 if arguments.quick else 7)
     found = {case: summary(of_case) for case, of_case in runs.items()}
     for case, values in found.items():
         print(case, *(f"{name}={value:.4g}" for name, value in values.items()))
     if arguments.json:
-        names = ("transformers", "starlette", "uvicorn", "httpx")
+        names = ("starlette", "uvicorn", "httpx")
         versions = {name: version(name) for name in names}
         print(json.dumps({"ratio": found["stub"]["ratio"], "runs": found, "versions": versions}))
 
