@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, move_on_after
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.background import BackgroundTask
@@ -24,6 +24,7 @@ PATH = "/lead/data"
 TEMPLATE = "lead/data.html"
 FORMATS = get_args(Format)
 MAX_TEXT = 200
+MAX_PREVIEW_SECONDS = 60
 Payload = dict[str, Any]
 Operation = Callable[[User, Payload], Awaitable[Payload]]
 
@@ -55,8 +56,12 @@ class DataPage:
     async def preview(self, sender: User, payload: Payload) -> Payload:
         """The first rows and the bad lines of an upload."""
         upload = self.uploads.require_complete(sender.name, payload.get("id"))
+        job = {"do": "preview", **_job_of(upload, payload)}
         async with self._turn:
-            return await run_job({"do": "preview", **_job_of(upload, payload)})
+            with move_on_after(MAX_PREVIEW_SECONDS):  # ends the process, too
+                return await run_job(job)
+        problem = f"Reading {upload.name} takes more than {MAX_PREVIEW_SECONDS} s."
+        return {"error": f"{problem} Import it on the server: rlhf import FILE --db DB"}
 
     async def store_upload(self, sender: User, payload: Payload) -> Payload:
         """Begin to import an upload; `state` says when it has ended."""
