@@ -213,7 +213,9 @@ def _person(
         too_fast=fmean(judgment.is_too_fast for judgment in own),
         unchanged=fmean(judgment.is_unchanged for judgment in own),
         agreement=mean_interval(with_others),
-        reliability=reliability and (reliability.value, reliability.low, reliability.high),
+        reliability=None
+        if reliability is None
+        else (reliability.value, reliability.low, reliability.high),
         gold=checks.get("gold", {}).get(name),
         self_agreement=checks.get("repeat", {}).get(name),
     )

@@ -38,7 +38,6 @@ from reward.data.groups import (
     refuse_repeated,
     refuse_too_long,
 )
-from reward.data.reliability import Reliability
 from reward.data.stored_groups import GroupFile, StoredGroups, write_groups
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InputError
@@ -54,6 +53,7 @@ from rlhf.records.documents import read_document
 from rlhf.records.fingerprints import file_hash, text_hash
 from rlhf.records.jsonl import new_file, write_json
 from rlhf.records.ranked import SPLITS, iterate_ranked, read_manifest, require_ranked
+from rlhf.records.reliability import Reliability
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.metrics import progress
 from rlhf.run.provenance import package_version

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
-from labeling_app.db.users import programs_with_tokens
 from rich.console import Console
 from rich.markup import escape
 
+from labeling_app.db.people.users import programs_with_tokens
 from labeling_app.db.store import Store
 from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app

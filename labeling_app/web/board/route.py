@@ -12,7 +12,8 @@ from labeling_app.web.access.middleware import USER
 from labeling_app.web.batching import RequestBatcher
 from labeling_app.web.board.screens import ScreenRenderer
 from labeling_app.web.board.session import Board, BoardRequest, refusal
-from rlhf.endpoints.request_bodies import BodyError, read_json, require_sender
+from labeling_app.web.request_bodies import require_sender
+from rlhf.endpoints.request_bodies import BodyError, read_json
 
 MAX_BODY_BYTES = 1_000_000
 

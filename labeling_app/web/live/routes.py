@@ -13,7 +13,8 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Streamin
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.live.live import Live, RunningQuestion
 from labeling_app.web.live.payloads import split_texts
-from rlhf.endpoints.request_bodies import BodyError, read_json, require_sender
+from labeling_app.web.request_bodies import require_sender
+from rlhf.endpoints.request_bodies import BodyError, read_json
 
 PAGE = Path(__file__).parents[1] / "pages" / "live"
 FILES = {
