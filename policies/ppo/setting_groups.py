@@ -269,9 +269,9 @@ class GuardSettings:
     patience: int | None = 10
     """Stop the run (exit code 3) after a warning has lasted this many steps. none: only warn."""
     max_kl: float | None = None
-    """Warn when the KL is above this many nats per token. Checks the KL of the step and the last
-    audit's, which counts until the next audit: with --kl.audit-every, give a larger
-    --guards.patience, or one audit above the limit stops the run. Default: never."""
+    """Warn when the KL is above this many nats per token. Checks the step's KL and the last
+    audit's. An audit counts until the next one: give a --guards.patience above --kl.audit-every, or
+    one high audit stops the run. Default: never."""
     min_entropy: float = 0.1
     """Warn when the entropy falls below this fraction of the reference outputs'."""
     length_band: float = 3.0
