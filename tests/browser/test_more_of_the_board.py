@@ -130,10 +130,11 @@ def test_the_dashboard_renews_itself_where_nobody_is_reading(serve, open_page):
         task = queue.next_task("ann")
         queue.submit("ann", Submission(id="1", task_id=task.id, tiers=((0,), (1,))))
     page = open_page(
-        app.url + "dashboard",
+        app.url,
         before=lambda page: page.clock.install(),
         viewport={"width": 400, "height": 800},
     )
+    page.goto(app.url + "lead/quality")
     page.evaluate("Object.defineProperty(document, 'hidden', {get: () => Boolean(window.isAway)})")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))

@@ -347,7 +347,7 @@ def test_a_dash_is_as_good_as_an_underscore_in_a_file(probe, tmp_path: Path) -> 
         (["probe", "--steps", "2"], "  Type: rlhf probe --steps 2 --model MODEL\n"),
         (["probe", "--fast", "dir"], "  Type: rlhf probe --fast --model dir\n"),
         (["probe", "--model"], "--model needs a value\n  For example: --model MODEL. See: rlhf"),
-        (["status"], "RUNS is missing\n  Type: rlhf status RUNS\n"),
+        (["status"], "No run to show\n  Name one: rlhf status runs/NAME\n"),
         (["reference", "--inspect", "d"], "  Type: rlhf reference --inspect --out d\n"),
         (["ppo", "--keep-lst", "2"], "--keep-lst\n  Did you mean --checkpoint.keep? See: rlhf"),
         (

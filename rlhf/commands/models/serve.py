@@ -64,7 +64,9 @@ class Settings:
     """Values passed to the chat template of a model that records none, e.g.
     '{"enable_thinking": false}'."""
     keep: KeepSettings = field(default_factory=KeepSettings)
+    """What is kept, and for how long."""
     scoring: ScoringSettings = field(default_factory=ScoringSettings)
+    """How a reward model scores."""
 
     @property
     def serves_policy(self) -> bool:

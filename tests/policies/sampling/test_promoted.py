@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
 
 from policies.sampling.promoted import PromotedModel
 from rlhf.errors import InputError
@@ -12,6 +13,13 @@ from tests.conftest import build_tiny_model
 from tests.rlhf.run.loops.folders import make_loop, make_round
 
 PROMPT = Prompt.create((Message(role="user", content="How?"),), "train", "test")
+
+
+@pytest.fixture(autouse=True)
+def _own_precision():
+    AcceleratorState._reset_state(True)  # other tests choose another precision
+    yield
+    AcceleratorState._reset_state(True)
 
 
 def answered_by(model: PromotedModel) -> str:
