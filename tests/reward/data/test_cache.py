@@ -163,6 +163,7 @@ def test_an_export_that_cannot_be_written_to_is_read_beside_the_run(tmp_path, ti
     assert len(list((tmp_path / ".run.tokens").glob("*.arrow"))) == 1
 
 
+REPOSITORY = Path(__file__).parents[3]
 GROUP = """
 import os, sys
 from pathlib import Path
@@ -195,10 +196,12 @@ def test_of_two_processes_the_first_makes_the_file(tmp_path, tiny_model):
     export(tmp_path / "rankings", [build_record(n) for n in range(6)])
     program = tmp_path / "program.py"
     program.write_text(GROUP, encoding="utf-8")
-    launch = "from rlhf.parallel.distributed import run_processes as run; run(sys.argv[1:], 2)"
+    launch = "from rlhf.parallel.distributed import run_processes; "
+    launch += "sys.exit(run_processes(sys.argv[1:], 2))"
     given = [sys.executable, str(program), str(tmp_path / "rankings"), str(tiny_model)]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {launch}", *given],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},  # the program imports tests.settings
         capture_output=True,
         text=True,
         check=True,
