@@ -36,7 +36,7 @@ from rlhf.cli import main
 from rlhf.config import merge
 from rlhf.config.paths import with_new_names
 from rlhf.endpoints.signals import Signal, load_signal
-from rlhf.errors import InputError
+from rlhf.errors import InputError, RlhfError
 from rlhf.records.jsonl import new_folder, read_jsonl, write_json, write_jsonl
 from rlhf.records.ranked import write_ranked
 from rlhf.records.schema import Message, RankedPrompt, Ranking, Response
@@ -66,8 +66,12 @@ def run(
     parser.add_argument("--json", action="store_true", help="the result on the last line of stdout")
     arguments = parser.parse_args()
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    with timed(arguments.out, resolved(config)) as diary:
-        measured = measure(config, arguments.out)
+    try:
+        with timed(arguments.out, resolved(config)) as diary:
+            measured = measure(config, arguments.out)
+    except RlhfError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
     result = {"experiment": name, **measured, **diary, **provenance()}
     for folder in (arguments.out, here / "results") if arguments.keep else (arguments.out,):
         place = folder / ("result.json" if folder == arguments.out else f"{name}.json")

@@ -20,7 +20,7 @@ from policies.trl_training.train import (
     count_tokens,
     ending,
     finish,
-    held_out,
+    held_out_loss,
     require_fitting,
     train,
     trainer_arguments,
@@ -54,9 +54,9 @@ def fine_tune(settings: SFTSettings) -> dict[str, Any]:
         if run.is_done:
             return run.read_report() | {"already_done": True}
         trainer = _build_trainer(settings, arguments, rows, tokenizer)
-        before = _held_out_loss(trainer)
+        before = held_out_loss(trainer)
         train(trainer, run, settings, len(rows["train"]))
-        after = _held_out_loss(trainer)
+        after = held_out_loss(trainer)
         report = {
             "demonstrations": {split: len(of_split) for split, of_split in rows.items()},
             **({"best_of": choice.counts} if choice else {}),
@@ -103,8 +103,3 @@ def _build_trainer(
         eval_dataset=data.get("test"),
         processing_class=tokenizer,
     )
-
-
-def _held_out_loss(trainer: SFTTrainer) -> float | None:
-    found = held_out(trainer)
-    return None if found is None else float(found["eval_loss"])

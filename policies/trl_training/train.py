@@ -149,6 +149,12 @@ def held_out(trainer: Trainer) -> dict[str, float] | None:
     return dict(trainer.evaluate())
 
 
+def held_out_loss(trainer: Trainer) -> float | None:
+    """The mean loss of the test examples; None where there are none."""
+    found = held_out(trainer)
+    return None if found is None else float(found["eval_loss"])
+
+
 def train(
     trainer: Trainer,
     run: RunDir,

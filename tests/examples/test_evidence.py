@@ -208,7 +208,11 @@ WRITERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_an_experiment_runs_and_goes_on_where_it_was(
-    name: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     base = {
         "model": str(tiny_model),
@@ -226,8 +230,20 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
     again = run(monkeypatch, name, config, tmp_path)
     assert again.pop("wall_seconds") > first.pop("wall_seconds") > 0
     assert again == first
-    with pytest.raises(InputError, match="holds an experiment of another configuration"):
+    with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, name, config | {"seed": 1}, tmp_path)
+    assert "holds an experiment of another configuration" in capsys.readouterr().err
+
+
+def test_an_experiment_without_its_data_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing.jsonl.gz"
+    config = {"seeds": [0], "sets": {"chat": {"data": str(missing)}}}
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "real_chat", config, tmp_path)
+    remedy = "Give its path as `data` in a --config file."
+    assert capsys.readouterr().err == f"No such data: {missing}\n  {remedy}\n"
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from policies.reference.store import ReferenceStore, open_store
 from policies.trl_training.train import (
     ending,
     finish,
-    held_out,
+    held_out_loss,
     require_fitting,
     train,
     trainer_arguments,
@@ -73,13 +73,13 @@ def distill(settings: DistillSettings) -> dict[str, Any]:
             return run.read_report() | {"already_done": True}
         tokenizer = tokenizer_of(model)
         trainer = _build_trainer(settings, arguments, rows, tokenizer, teacher["path"])
-        before = _divergence(trainer)
+        before = held_out_loss(trainer)
         train(trainer, run, settings, len(rows["train"]))
         network = trainer.accelerator.unwrap_model(trainer.model)
         report = {
             "kind": "policy",
             "outputs": {split: len(of_split) for split, of_split in rows.items()},
-            "divergence": {"before": before, "after": _divergence(trainer)},
+            "divergence": {"before": before, "after": held_out_loss(trainer)},
             "parameters": {
                 "teacher": count_parameters(teacher["path"]),
                 "student": network.num_parameters(),
@@ -179,9 +179,3 @@ def _build_trainer(
         eval_dataset=data.get("test"),
         processing_class=tokenizer,
     )
-
-
-def _divergence(trainer: GKDTrainer) -> float | None:
-    """The mean divergence of a token of the test prompts' stored outputs, in nats."""
-    found = held_out(trainer)
-    return None if found is None else float(found["eval_loss"])
