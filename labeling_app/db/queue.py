@@ -108,7 +108,7 @@ class TaskQueue:
         query = """
             SELECT COUNT(*), MIN(expires_at) FROM assignments a JOIN tasks t ON t.id = a.task_id
             WHERE state = 'leased' AND expires_at > :now AND annotator <> :me
-            AND t.open = 0 AND t.only_for IS NULL AND NOT EXISTS (
+            AND t.open <= 0 AND t.only_for IS NULL AND NOT EXISTS (
                 SELECT 1 FROM assignments mine
                 WHERE mine.task_id = a.task_id AND mine.annotator = :me
                 AND mine.state <> 'expired')"""
@@ -206,7 +206,7 @@ class TaskQueue:
         query = """
             SELECT task_id FROM (
                 SELECT task_id, created_at FROM rankings
-                WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL
+                WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL AND shown IS NOT NULL
                 UNION ALL SELECT task_id, created_at FROM skips WHERE annotator = :me)
             WHERE task_id NOT IN (
                 SELECT task_id FROM assignments WHERE annotator = :me AND state = 'leased')

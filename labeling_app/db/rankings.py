@@ -1,4 +1,8 @@
-"""Rows of `rankings`: appended, and retired when a later one takes their place; never changed."""
+"""Rows of `rankings`: appended, and retired when a later one takes their place; never changed.
+
+`task_id` is that of the board's task, or of the one that an imported judgment belongs to, and
+`shown` the order on the screen, which imported judgments don't have.
+"""
 
 import json
 import time
@@ -38,7 +42,8 @@ def ranking_from_row(row: Row) -> Ranking:
     The board lets people leave some strengths open; a `Ranking` has them all or none.
     """
     strengths = json.loads(row["strengths"])
-    flags = read_flags(row["flags"], is_from_board=row["task_id"] is not None)
+    is_from_board = row["task_id"] is not None and row["shown"] is not None
+    flags = read_flags(row["flags"], is_from_board=is_from_board)
     return Ranking(
         id=row["id"],
         prompt_id=row["prompt_id"],
@@ -71,6 +76,11 @@ def rankings_of_prompt(db: Database, prompt_id: str, *, settled: bool) -> list[R
             WHERE d.decides = t.id OR (d.decides = t.decides AND last.seq > r.seq)))
         ORDER BY r.seq"""
     return [ranking_from_row(row) for row in db.query(query, [prompt_id, settled])]
+
+
+def put_in_task(db: Database, number: int, task_id: int) -> None:
+    """Say to which task the ranking of that number belongs; once, and for good."""
+    db.execute("UPDATE rankings SET task_id = ? WHERE seq = ?", [task_id, number])
 
 
 def live_rankings_outside_tasks(db: Database, prompt_id: str, annotator: str) -> list[Ranking]:
@@ -167,7 +177,7 @@ def annotation_hours(
 ) -> float:
     """Hours that people have spent on their live judgments, as the pages measured them.
 
-    Arguments as of `num_rankings_since`; judgments that were imported have no time.
+    Arguments as of `num_rankings_since`; imported judgments mostly have no time.
     """
     query = f"""
         SELECT COALESCE(SUM(r.duration_ms), 0) FROM rankings r

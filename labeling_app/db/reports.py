@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 def recent_rows(connections: Connections, annotator: str, limit: int) -> list[Row]:
-    """An annotator's latest rankings and skips, newest first.
+    """An annotator's latest rankings and skips on the board, newest first.
 
     Each has task_id, created_at, messages of the prompt, tiers and shown (None where skipped), and
     reason (of a skip).
@@ -19,7 +19,7 @@ def recent_rows(connections: Connections, annotator: str, limit: int) -> list[Ro
         SELECT work.task_id, work.created_at, p.messages, work.tiers, work.shown, work.reason
         FROM (
             SELECT task_id, created_at, tiers, shown, '' AS reason FROM rankings
-            WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL
+            WHERE annotator = :me AND live = 1 AND task_id IS NOT NULL AND shown IS NOT NULL
             UNION ALL
             SELECT s.task_id, s.created_at, NULL, NULL, s.reason FROM skips s
             JOIN assignments a ON a.task_id = s.task_id AND a.annotator = s.annotator
@@ -39,12 +39,14 @@ def num_made_since(connections: Connections, began: float) -> int:
 def latest_rankings(connections: Connections, limit: int) -> list[Row]:
     """The latest live rankings that people made of tasks, newest first, decisions aside.
 
-    Each has task_id, annotator, tiers, shown, duration_ms, created_at, messages of the prompt, and
-    lengths: the characters of every response shown, by id.
+    Each has task_id, annotator, tiers, shown and duration_ms (None where an imported judgment does
+    not say it), created_at, messages of the prompt, responses of the task, and lengths: the
+    characters of every response, by id.
     """
     query = """
         SELECT r.task_id, r.annotator, r.tiers, r.shown, r.duration_ms, r.created_at, p.messages,
-            (SELECT json_group_object(s.id, LENGTH(s.text)) FROM json_each(r.shown) j
+            t.responses,
+            (SELECT json_group_object(s.id, LENGTH(s.text)) FROM json_each(t.responses) j
              JOIN responses s ON s.id = j.value) AS lengths
         FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
         JOIN prompts p ON p.id = r.prompt_id

@@ -29,7 +29,7 @@ from labeling_app.db.imports.row_checks import (
     require_same_response,
     require_usable,
 )
-from labeling_app.db.imports.unfinished import defer_tasks
+from labeling_app.db.imports.unfinished import defer_link, defer_tasks
 from labeling_app.db.rankings import insert_ranking, rankings_of_prompt, retire_outside_tasks
 from labeling_app.db.tasks import queue_tasks
 from rlhf.errors import InputError
@@ -203,6 +203,8 @@ class Store:
                     retire_outside_tasks(db, ranking.prompt_id, ranking.annotator)
                 times = (made or {}).get(ranking.id, {})
                 insert_ranking(db, ranking, rubric=rubric, import_id=import_id, **times)
+                if import_id and ranking.kind == "human":
+                    defer_link(db, import_id, ranking.prompt_id)
                 new += 1
         return new
 

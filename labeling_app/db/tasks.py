@@ -79,6 +79,8 @@ def queue_tasks(db: Database, prompt_ids: Iterable[str]) -> None:
             " AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.task_id = t.id)",
             [prompt_id],
         ).fetchone()
+        if any(set(found) == set(responses) for _, responses in tasks_to_rank(db, prompt_id)):
+            continue  # asked for before, by a line of the same import
         if unseen:
             db.execute("UPDATE tasks SET responses = ? WHERE id = ?", [dump(found), unseen[0]])
         else:
@@ -155,7 +157,7 @@ def change_overlap(db: Database, overlap: int) -> None:
 
 def finished_without_extra(db: Database) -> list[int]:
     """Finished tasks of several people for which no extra person was asked."""
-    query = "SELECT id FROM tasks WHERE overlap > 1 AND open = 0 AND extra = 0"
+    query = "SELECT id FROM tasks WHERE overlap > 1 AND open <= 0 AND extra = 0"
     return [row[0] for row in db.execute(query).fetchall()]
 
 
@@ -195,6 +197,13 @@ def highest_priority(db: Database) -> float:
 
 
 # --------------------------------------------------------------------------------- what there is
+
+
+def tasks_to_rank(db: Database, prompt_id: str) -> list[tuple[int, list[str]]]:
+    """(task, response ids) of the prompt's tasks in which anybody may rank, done or not."""
+    query = """SELECT id, responses FROM tasks
+               WHERE prompt_id = ? AND purpose = 'rank' AND only_for IS NULL"""
+    return [(task_id, json.loads(ids)) for task_id, ids in db.execute(query, [prompt_id])]
 
 
 def is_comparison_queued(db: Database, prompt_id: str, responses: Sequence[str]) -> bool:

@@ -1,13 +1,13 @@
 """Quality measures for leads: work per annotator, agreement, and the tasks they disagree on.
 
-Numbers come from the latest 5,000 live rankings that people made in the app, so that the dashboard
-costs the same however large the database is.
+Numbers come from the latest 5,000 live rankings that people made of tasks, in the app or, for what
+was imported, elsewhere, so that the dashboard costs the same however large the database is.
 """
 
 import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import combinations
@@ -43,25 +43,33 @@ Tiers = list[list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Judgment:
-    """One ranking by one person, with what the screen held."""
+    """One ranking by one person, with what the screen held.
+
+    An imported one has no screen: `shown` is the order of the task, and `seconds` often unknown.
+    """
 
     task_id: int
     annotator: str
     tiers: Tiers
     shown: list[str]
-    seconds: float
+    is_imported: bool
+    seconds: float | None
     at: float
     prompt: str
     lengths: dict[str, int]
 
     @property
-    def is_too_fast(self) -> bool:
-        """Submitted faster than anybody can read the responses."""
+    def is_too_fast(self) -> bool | None:
+        """Submitted faster than anybody can read the responses; None where nobody knows."""
+        if self.seconds is None:
+            return None
         return sum(self.lengths.values()) > TOO_FAST_CHARACTERS_PER_SECOND * max(self.seconds, 0.1)
 
     @property
-    def is_unchanged(self) -> bool:
-        """Submitted in the order in which it was shown, without a tie."""
+    def is_unchanged(self) -> bool | None:
+        """Submitted in the order in which it was shown, without a tie; None where nobody knows."""
+        if self.is_imported:
+            return None
         return self.tiers == [[response] for response in self.shown]
 
 
@@ -72,9 +80,9 @@ class Person:
     name: str
     done: int
     today: int
-    median_seconds: float
-    too_fast: float
-    unchanged: float
+    median_seconds: float | None
+    too_fast: float | None
+    unchanged: float | None
     agreement: Interval | None
     reliability: Interval | None
     gold: Interval | None
@@ -135,13 +143,15 @@ def measure_quality(store: Store) -> Quality:
         num_open=num_open(store.connections),
         num_tasks=store.counts()["tasks"],
         considered=len(judgments),
-        last_hour=sum(j.at > time.time() - 3600 for j in judgments),
+        last_hour=sum(j.at > time.time() - 3600 for j in judgments if not j.is_imported),
         people=[_person(name, judgments, by_pair, reliability.get(name), checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
         alpha=ordinal_alpha(_units(shared)),
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
-        top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgments]),
+        top_by_position=top_share_by_position(
+            [(j.tiers, j.shown) for j in judgments if not j.is_imported]
+        ),
         longer_wins=mean_interval(longer),
         disagreements=_disagreements(store, shared),
         next_tasks=[
@@ -161,8 +171,9 @@ def _judgment(row: dict[str, Any]) -> Judgment:
         task_id=row["task_id"],
         annotator=row["annotator"],
         tiers=json.loads(row["tiers"]),
-        shown=json.loads(row["shown"]),
-        seconds=row["duration_ms"] / 1000,
+        shown=json.loads(row["shown"] or row["responses"]),
+        is_imported=row["shown"] is None,
+        seconds=None if row["duration_ms"] is None else row["duration_ms"] / 1000,
         at=row["created_at"],
         prompt=_shortened(row["messages"]),
         lengths=json.loads(row["lengths"]),
@@ -202,16 +213,17 @@ def _person(
     checks: dict[str, dict[str, Interval | None]],
 ) -> Person:
     own = [judgment for judgment in judgments if judgment.annotator == name]
+    seconds = [judgment.seconds for judgment in own if judgment.seconds is not None]
     now = datetime.fromtimestamp(time.time())
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
     with_others = [value for pair, values in by_pair.items() if name in pair for value in values]
     return Person(
         name=name,
         done=len(own),
-        today=sum(judgment.at >= midnight for judgment in own),
-        median_seconds=median(judgment.seconds for judgment in own),
-        too_fast=fmean(judgment.is_too_fast for judgment in own),
-        unchanged=fmean(judgment.is_unchanged for judgment in own),
+        today=sum(judgment.at >= midnight for judgment in own if not judgment.is_imported),
+        median_seconds=median(seconds) if seconds else None,
+        too_fast=_share(judgment.is_too_fast for judgment in own),
+        unchanged=_share(judgment.is_unchanged for judgment in own),
         agreement=mean_interval(with_others),
         reliability=None
         if reliability is None
@@ -219,6 +231,11 @@ def _person(
         gold=checks.get("gold", {}).get(name),
         self_agreement=checks.get("repeat", {}).get(name),
     )
+
+
+def _share(answers: Iterable[bool | None]) -> float | None:
+    known = [answer for answer in answers if answer is not None]
+    return fmean(known) if known else None
 
 
 def _disagreements(store: Store, shared: list[list[Judgment]]) -> list[Disagreement]:

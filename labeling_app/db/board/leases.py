@@ -1,8 +1,9 @@
 """Assignments: which annotator holds, has done or has skipped which task.
 
 `tasks.open` is how many more people a task wants: its overlap (and one where people differ, see
-`overlap.py`), less those who ranked it, less those who hold a live lease. Every change of an
-assignment keeps it right in the same transaction, so the next task is one step in an index.
+`overlap.py`), less those who ranked it, less those who hold a live lease; below 0 where more have
+ranked it than were asked, as after an import. Every change of an assignment keeps it right in the
+same transaction, so the next task is one step in an index.
 """
 
 import json
@@ -31,6 +32,12 @@ def lease_task(db: Database, task_id: int, annotator: str, expires_at: float) ->
     )
     add_ticket(db, task_id, annotator)
     change_open(db, task_id, -1)
+
+
+def finish_unseen(db: Database, task_id: int, annotator: str) -> None:
+    """Count a task as done by somebody who ranked its responses elsewhere."""
+    lease_task(db, task_id, annotator, 0.0)
+    set_state(db, task_id, annotator, "done")
 
 
 def own_lease(db: Database, annotator: str) -> int | None:

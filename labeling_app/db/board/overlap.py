@@ -64,6 +64,6 @@ def num_open(connections: Connections) -> int:
     db = connections.db
     [waiting] = db.execute("SELECT value FROM totals WHERE name = 'open'").fetchone()
     query = """SELECT a.task_id FROM assignments a JOIN tasks t ON t.id = a.task_id
-               WHERE a.state = 'leased' AND a.expires_at > 0 AND t.open = 0
+               WHERE a.state = 'leased' AND a.expires_at > 0 AND t.open <= 0
                AND t.purpose IN ('rank', 'compare') AND t.only_for IS NULL"""
     return int(waiting) + len({row[0] for row in db.execute(query)})

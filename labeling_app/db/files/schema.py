@@ -14,6 +14,8 @@ people are still wanted) with its partial index is the queue, and `totals` is ke
 that nobody counts rows.
 """
 
+from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
+
 APPLICATION_ID = (
     0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
 )
@@ -386,4 +388,5 @@ STEPS: dict[str, tuple[str, ...]] = {
     "015_served": SERVED,
     "016_invitations": INVITATIONS,
     "017_board_rubrics": BOARD_RUBRICS,
+    "018_imported_judgments": IMPORTED_JUDGMENTS,
 }

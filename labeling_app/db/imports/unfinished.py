@@ -2,9 +2,10 @@
 
 Every row of an import carries its number. Until the import is finished, queries leave its rows out
 (`SHOWN`), so nobody ranks, samples for or exports half of it; then one small transaction shows
-them all. Their tasks are made afterwards, again in small transactions, so the queue fills
-gradually. A failed import is rolled back at once. A killed one stays hidden, and the next import or
-start of the board rolls it back or, where only tasks were missing, makes them.
+them all. Their tasks are made afterwards and linked to imported judgments, again in small
+transactions, so the queue fills gradually. A failed import is rolled back at once. A killed one
+stays hidden, and the next import or start of the board rolls it back or, where only tasks were
+missing, makes them.
 
 One import runs at a time, by a file lock beside the database. A row of an unfinished import that
 somebody else adds too becomes theirs (`make_visible`), and rolling back leaves it.
@@ -27,6 +28,7 @@ from sqlite_utils import Database
 
 from labeling_app.db.board.checks import make_check
 from labeling_app.db.connection import SHOWN, Connections
+from labeling_app.db.imports.judgments import link_judgments
 from labeling_app.db.tasks import CheckPurpose, queue_tasks
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
@@ -37,6 +39,7 @@ WAIT_SECONDS = 60.0
 CHUNK_SECONDS = 0.04
 CHUNK_ROWS = 200
 READ_AHEAD = 50  # lines
+LINK = "link"
 
 
 @dataclass(kw_only=True)
@@ -227,6 +230,12 @@ def defer_tasks(db: Database, import_id: int, prompt_ids: Iterable[str]) -> None
     db.conn.executemany("INSERT INTO import_tasks (import_id, prompt_id) VALUES (?, ?)", rows)
 
 
+def defer_link(db: Database, import_id: int, prompt_id: str) -> None:
+    """Record that a prompt's judgments are linked to its task when their import is finished."""
+    query = "INSERT INTO import_tasks (import_id, prompt_id, content) VALUES (?, ?, ?)"
+    db.execute(query, [import_id, prompt_id, LINK])
+
+
 def defer_check(db: Database, import_id: int, check: Check) -> None:
     """Record a gold or training task to make when its import is finished."""
     content = json.dumps({**vars(check), "answer": check.answer.to_json()})
@@ -251,6 +260,8 @@ def make_deferred_tasks(connections: Connections) -> Checks:
         seq, prompt_id, content = row
         if content is None:
             queue_tasks(db, [prompt_id])
+        elif content == LINK:
+            link_judgments(db, prompt_id)
         else:
             try:
                 made += _make_check(connections, content)

@@ -39,8 +39,8 @@ def dashboard_page(store: Store, frame: LeadFrame | None = None, sender: User = 
     return frame.render(TEMPLATE, sender, PATH, quality=measure_quality(store))
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}\u00a0%"
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f}\u00a0%"
 
 
 def _interval(value: Interval | None) -> str:

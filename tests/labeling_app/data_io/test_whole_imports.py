@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from labeling_app.data_io.exporting import export
+from labeling_app.db.board.overlap import set_overlap
 from labeling_app.db.imports import unfinished
 from labeling_app.db.imports.unfinished import importing, recover, roll_back
 from labeling_app.db.queue import TaskQueue
@@ -38,15 +39,18 @@ def stored(store: Store) -> dict[str, int]:
     return {one: db.execute(f"SELECT COUNT(*) FROM {one}").fetchone()[0] for one in TABLES}
 
 
-def require_whole(store: Store, num_prompts: int) -> None:
-    """That so many preferences are there, counted and queued, and nothing else."""
+def require_whole(store: Store, num_prompts: int, *, num_open: int = 0) -> None:
+    """That so many preferences are there, counted, each in its task, and nothing else.
+
+    Those of an import leave nothing to rank.
+    """
     counts = store.counts()
     assert counts == {
         "prompts": num_prompts,
         "responses": 2 * num_prompts,
         "rankings": num_prompts,
         "tasks": num_prompts,
-        "open": num_prompts,
+        "open": num_open,
     }
     found = stored(store)
     assert {name: found[name] for name in ("prompts", "responses", "rankings", "tasks")} == {
@@ -73,6 +77,7 @@ def add(store: Store, text: str, import_id: int) -> str:
 
 def test_nobody_sees_an_import_before_it_is_whole(store, queue, tmp_path):
     queue.add_annotator("ann")
+    set_overlap(store.connections, 2)  # what eve has judged is for one more person
     with importing(store.connections, "in.jsonl") as current:
         prompt_id = add(store, "a", current.id)
         with Store(store.connections.path) as other:
@@ -113,7 +118,7 @@ def test_what_somebody_else_adds_meanwhile_stays_theirs(store):
 
     with pytest.raises(InputError, match="a bad line"):
         add_and_fail()
-    require_whole(store, 1)
+    require_whole(store, 1, num_open=1)
     assert [prompt.text for prompt in store.prompts()] == ["a"]
     assert store.annotators() == {"eve": "human"}
 

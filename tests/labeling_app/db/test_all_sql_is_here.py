@@ -50,6 +50,6 @@ def test_tasks_are_made_and_changed_by_one_module() -> None:
     found = {
         path.name: len(re.findall(r"INSERT\s+INTO\s+tasks\b", path.read_text()))
         for path in sources()
-        if changing.search(path.read_text()) and path.name != "schema.py"
+        if changing.search(path.read_text()) and path.parent.name != "files"  # steps of the schema
     }
     assert found == {"tasks.py": 1}
