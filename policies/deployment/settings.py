@@ -21,7 +21,7 @@ class QuantizeSettings:
 
     # Not keyword-only: the run is given without a flag.
     run: Annotated[str, Parameter(name="--run")] = field(kw_only=False)
-    """The --out of `rlhf ppo`, `dpo`, `sft` or `train-reward`, or a model folder."""
+    """The --out of rlhf ppo, dpo, sft, distill or train-reward, or a model folder."""
     to: FormName
     """`int8`: 8 bits a weight, one scale a row. `int4`: 4 bits, one scale for 128 inputs (64 or 32
     where 128 does not divide them). Both quantize the weights of the linear layers alone."""
@@ -74,7 +74,7 @@ class BenchmarkSettings:
 
     # Not keyword-only: runs are given without a flag.
     runs: Annotated[tuple[str, ...], Parameter(name="--runs", negative="")] = field(kw_only=False)
-    """Runs of `rlhf ppo`, `dpo`, `sft`, `quantize` or `train-reward`, or model folders. Policies
+    """Runs of rlhf ppo, dpo, sft, distill, quantize or train-reward, or model folders. Policies
     answer, reward models score."""
     out: Path
     """Folder for the report."""

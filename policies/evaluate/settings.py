@@ -15,7 +15,8 @@ class EvaluateSettings:
     """Which models are compared, and which judges compare them."""
 
     policy: str
-    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, or a model folder."""
+    """The --out of rlhf ppo, dpo, sft, distill, quantize or loop (its promoted policy), or a model
+    folder."""
     reference: Path
     """The --out of `rlhf reference`."""
     reward: str

@@ -150,8 +150,8 @@ def test_a_lead_reads_promotes_and_rolls_back(
     page.get_by_role("button", name="Promote the policy of round 1").click()
     expect(newest.locator(".mark")).to_have_text("promoted")
     page.get_by_role("button", name="Roll back to round 0").click()
-    page.get_by_role("button", name="Roll back to the first model").click()
-    expect(page.locator("#promoted + p")).to_contain_text("the model that the loop began with")
+    page.get_by_role("button", name="Roll back to the original model").click()
+    expect(page.locator("#promoted + p")).to_contain_text("the original model")
     history = read_promotions(out)
     assert [one.round for one in history] == [0, 1, 0, None]
     assert {one.by for one in history} == {"lea"}
@@ -170,13 +170,13 @@ def test_a_lead_changes_only_what_the_file_opens(made: App, sign_in: SignIn) -> 
         "stages.ppo.steps",
     ]
     page.fill("[name='stages.ppo.steps']", "0")
-    page.get_by_role("button", name="Keep these settings").click()
+    page.get_by_role("button", name="Save settings").click()
     expect(page.locator("main > .problem")).to_have_text(
         "stages.ppo: --steps is 0. Give a value of at least 1.", timeout=60_000
     )
     page.fill("[name='stages.ppo.steps']", "5")
     page.press("[name='stages.ppo.steps']", "Enter")
-    expect(page.locator("#kept")).to_have_text("Kept.", timeout=60_000)
+    expect(page.locator("#kept")).to_have_text("Saved.", timeout=60_000)
     assert page.locator("main > .problem").is_hidden()
     page.reload()
     expect(page.locator("[name='stages.ppo.steps']")).to_have_value("5")
@@ -214,8 +214,8 @@ def test_a_loop_is_started_paused_killed_and_resumed_in_the_browser(
     page.get_by_role("button", name="Pause after this stage").click()
     wait_for_status(page, "Paused by lea since ")
     page.fill("[name=new_rankings]", "2")
-    page.get_by_role("button", name="Keep these settings").click()
-    expect(page.locator("#kept")).to_have_text("Kept.", timeout=1000 * SECONDS)
+    page.get_by_role("button", name="Save settings").click()
+    expect(page.locator("#kept")).to_have_text("Saved.", timeout=1000 * SECONDS)
     page.get_by_role("button", name="Resume").click()  # reads the settings again
     wait_for_status(page, "Waiting for rankings: 0 of 2.")
 
@@ -305,8 +305,8 @@ def test_whole_rounds_without_a_shell(
         # the next round
         lead.fill("[name=rounds]", "2")
         lead.fill("[name=new_rankings]", "4")
-        lead.get_by_role("button", name="Keep these settings").click()
-        expect(lead.locator("#kept")).to_have_text("Kept.", timeout=1000 * SECONDS)
+        lead.get_by_role("button", name="Save settings").click()
+        expect(lead.locator("#kept")).to_have_text("Saved.", timeout=1000 * SECONDS)
         lead.get_by_role("button", name="Start").click()
         wait_for_status(lead, "Waiting for rankings: 0 of 4.")
         for person in people:

@@ -29,7 +29,7 @@ class StageView:
 
     Args:
         name: of its command.
-        status: done, running, stopped or ahead.
+        status: done, running, stopped or not started.
         seconds: how long it took, or has run.
         doing: what the running one does now.
         share: of its steps that are done, if it counts them.
@@ -119,7 +119,7 @@ def _stage(
     if _is_done(entries, own, folder if name in FOLDERS else None):
         return StageView(name=name, status="done", seconds=_seconds(own))
     if not own:
-        return StageView(name=name, status="ahead", left_seconds=usual)
+        return StageView(name=name, status="not started", left_seconds=usual)
     if not (is_running and own[-1]["exit_code"] is None and own[-1] is entries[-1]):
         return StageView(name=name, status="stopped", seconds=_seconds(own), left_seconds=usual)
     seconds = time.time() - datetime.fromisoformat(own[-1]["started_at"]).timestamp()

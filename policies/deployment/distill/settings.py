@@ -16,10 +16,12 @@ class DistillSettings(TrainerSettings):
     teacher: str
     """The policy or reward model to learn from: the --out of its training, or a model folder."""
     student: str
-    """The model to train: a model folder or hub name. A policy's student has its tokenizer."""
+    """The model to train: a model folder or hub name. The student of a policy must have the
+    teacher's tokenizer."""
     outputs: Path
-    """The --out of `rlhf reference`: prompts with outputs, best the teacher's. A policy's student
-    reads the outputs in part of the batches; a reward model's learns their scores."""
+    """The --out of `rlhf reference`: prompts with outputs, ideally sampled from the teacher. The
+    student of a policy reads the outputs in part of the batches; that of a reward model learns
+    their scores."""
     half: bool = False
     """Start from every second layer of --student."""
     on_policy: float = 0.5
@@ -33,7 +35,10 @@ class DistillSettings(TrainerSettings):
     """Sampling temperature of the student's answers."""
     max_new_tokens: int = 128
     """Length limit of the student's answers, in tokens."""
+    batch_size: int = 16
+    """Stored outputs per optimizer step, over all processes."""
     micro_batch_size: int = 4
+
     """Prompts answered and read at once by a process."""
     learning_rate: float = 2e-5
     """Peak learning rate; it falls linearly to 0."""

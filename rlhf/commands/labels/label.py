@@ -38,8 +38,8 @@ class Settings:
     annotator: str | None = None
     """Your name while the database has no users; default: your login name."""
     overlap: int | None = None
-    """How many people rank each task. With 2 or more, the dashboard shows their agreement and the
-    disputed tasks. Stored in the database; 1 in a new one."""
+    """How many people rank each task. With 2 or more, the page Quality shows their agreement and
+    the disputed tasks. Stored in the database; 1 in a new one."""
     another_below: float | None = None
     """With --overlap of 2 or more: ask one more person to rank a task if people agree on less than
     this share of its pairs (0 to 1). Stored in the database."""

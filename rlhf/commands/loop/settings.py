@@ -86,7 +86,8 @@ class LoopSettings:
     """Who ranks. `people`, with `rlhf label`; a function `signal:package.module:function`; or
     `judge`, a judge model, configured under stages: annotate."""
     new_rankings: int | None = 100
-    """People: how many new rankings start the training of a round. none: only --start-at does."""
+    """People: how many new rankings start the training of a round. Without a number, only
+    start_at does."""
     start_at: str | None = None
     """People: when the training of a round starts although fewer rankings are new, at least one:
     at a time of day, "02:00", or "every 6 hours" since the round began."""

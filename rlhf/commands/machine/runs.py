@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from rlhf.commands.modes import refuse_idle
 from rlhf.config import require_range
 
-EXAMPLE = "rlhf runs promote runs/first --round 1"
+EXAMPLE = "rlhf runs promote runs/loop --round 1"
 
 Action = Literal["pause", "resume", "promote", "rollback", "history"]
 
@@ -20,16 +20,18 @@ Action = Literal["pause", "resume", "promote", "rollback", "history"]
 class Settings:
     """What to do with which loop."""
 
-    # Not keyword-only: `rlhf runs pause runs/first`.
+    # Not keyword-only: `rlhf runs pause runs/loop`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
-    """pause: the loop waits after the running stage, until resume. promote: live mode and serving
-    use the policy of a round; rollback: the one that was promoted before; history: list both."""
+    """pause: the loop waits after the running stage. resume: end the pause. promote: live mode and
+    serving use the policy of a round; rollback: the one that was promoted before. history: list all
+    promotions and rollbacks."""
     out: Path = field(kw_only=False)
     """The --out of rlhf loop."""
     round: int | None = None
-    """promote: whose policy; default: the newest round that is evaluated."""
+    """With promote, the round whose policy is promoted. Default: the newest evaluated one."""
     now: bool = False
-    """pause: the running stage saves its state and stops; resume repeats only what is missing."""
+    """With pause, the running stage saves its state and stops; resume repeats only what is
+    missing."""
 
     def __post_init__(self) -> None:
         require_range("round", self.round, 0)
@@ -93,8 +95,6 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 
 def _line(one: dict[str, Any]) -> str:
-    number = (
-        "the model that the loop began with" if one["round"] is None else f"round {one['round']}"
-    )
+    number = "the original model" if one["round"] is None else f"round {one['round']}"
     verb = "rolled back to" if one["rolled_back"] else "promoted"
     return f"{one['at']}  {one['by']} {verb} {number}"

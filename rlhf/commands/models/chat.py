@@ -23,8 +23,8 @@ class Settings:
     """Which models answer, and where votes are stored."""
 
     policy: str
-    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, that of `rlhf loop` (its promoted policy),
-    or a model folder."""
+    """The --out of rlhf ppo, dpo, sft, distill, quantize or loop (its promoted policy), or a model
+    folder."""
     reference: str
     """The original model: folder or hub name."""
     db: Path = Path("chat.db")

@@ -31,8 +31,9 @@ class Settings:
     }
 
     policy: str | None = None
-    """The --out of `rlhf ppo`, `rlhf dpo` or `rlhf sft`, or a model folder, served to OpenAI
-    clients. With --endpoint: its name on that server; default: the only one there."""
+    """The model to serve to OpenAI clients: the --out of rlhf ppo, dpo, sft, distill, quantize or
+    loop (its promoted policy), or a model folder. With --endpoint: its name on that server;
+    default: the only one there."""
     against: str | None = None
     """A second policy or the original model. Thumbs say which of the two people like better."""
     share: str = "50%"
@@ -40,8 +41,8 @@ class Settings:
     best_of: int | None = None
     """Sample this many responses to each request, and return the one with the highest --reward."""
     reward: str | None = None
-    """Without --policy: the reward model or ensemble that is served, to --reward http://… of other
-    commands. With --best-of: a reward model, function or address."""
+    """Without --policy: the reward model or ensemble to serve; other commands then use it with
+    --reward http://HOST:PORT. With --best-of: a reward model, function or address."""
     db: Path | None = None
     """The label database that keeps responses and takes feedback; created if it is missing."""
     host: str = "127.0.0.1"
@@ -59,7 +60,7 @@ class Settings:
     against_endpoint: str | None = None
     """The same for --against."""
     silence_seconds: float = 300.0
-    """Give up on a model server that sends nothing for so long."""
+    """Seconds without output after which a request to the model server fails."""
     chat_template_kwargs: TemplateKwargs = field(default_factory=dict)
     """Values passed to the chat template of a model that records none, e.g.
     '{"enable_thinking": false}'."""

@@ -76,7 +76,7 @@ state.addEventListener('submit', async event => {
   const values = Object.fromEntries(fields.map(field => [field.name, valueOf(field)]));
   const said = await post(ADDRESS, { op: 'change', values });
   say(said);
-  kept.textContent = said.error ? '' : 'Kept.';
+  kept.textContent = said.error ? '' : 'Saved.';
   if (!said.error) isEdited = false;
 });
 

@@ -72,7 +72,7 @@ def test_the_time_left_is_that_of_the_same_stage_in_the_round_before(file: LoopF
     later = [entry(1, "round"), entry(1, "export", 3.0), entry(1, "ppo", 310.0)]
     write_commands(file, *first, *later)
     ahead = stages(file, 1)["evaluate"]
-    assert (ahead.status, ahead.left_seconds) == ("ahead", 100.0)
+    assert (ahead.status, ahead.left_seconds) == ("not started", 100.0)
     assert read_rounds(file, is_running=True)[1].left_seconds == 100.0
     write_commands(file, *first, *later, entry(1, "evaluate", None))
     assert stages(file, 1)["evaluate"].left_seconds == pytest.approx(70, abs=5)

@@ -126,7 +126,7 @@ def test_the_commands(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "promoted round 0",
         "promoted round 1",
         "rolled back to round 0",
-        "rolled back to the model that the loop began with",
+        "rolled back to the original model",
     ]
     assert "cannot be promoted" in said("promote", "--round", "2", code=2)
     idle = f"No loop runs in {out}; the next one waits until it is resumed.\n"
