@@ -111,11 +111,17 @@ def test_a_lead_cannot_change_an_admin(operation, ask, store):
     assert Invitations(Users(store)).all() == []
 
 
-def test_a_lead_cannot_withdraw_an_admins_link(ask, store):
-    Invitations(Users(store)).invite("boss", "admin")
-    [refused] = ask([("POST", "/lead/people/withdraw", {"name": "boss"})])
-    assert refused.status_code == 400
-    assert [one.name for one in Invitations(Users(store)).all()] == ["boss"]
+@pytest.mark.parametrize("operation", ["withdraw", "invite", "add"])
+def test_a_lead_cannot_void_an_admins_link(operation, ask, store):
+    token = Invitations(Users(store)).invite("boss", "admin")
+    body = {"name": "boss", "role": "annotator"}
+    [refused] = ask([("POST", f"/lead/people/{operation}", body)])
+    problem = "Only admins can add or change accounts with the role admin. Ask an admin."
+    assert said(refused)["error"] == problem
+    assert Invitations(Users(store)).find(token).role == "admin"
+    [done] = ask([("POST", f"/lead/people/{operation}", body)], "admin")
+    assert done.status_code == 200
+    assert accept(ask, f"#{token}", NEW) == NOT_VALID
 
 
 def test_nobody_disables_themselves(ask, store):
