@@ -130,6 +130,15 @@ def test_nobody_disables_themselves(ask, store):
     assert not Users(store).get("admin").disabled
 
 
+def test_passwords_and_names_are_bounded(ask, store):
+    link = said(ask([("POST", "/lead/people/invite", {"name": "ann"})])[0])["link"]
+    assert accept(ask, link, "x" * 501)["error"].startswith("The password is too long.")
+    bodies = [{"name": "bob", "password": "x" * 501}, {"name": "x" * 101}, {"name": " "}]
+    refused = ask([("POST", "/lead/people/add", body) for body in bodies])
+    assert [answer.status_code for answer in refused] == [400, 400, 400]
+    assert {user.name for user in Users(store).all()} == {"annotator", "lead", "admin"}
+
+
 def test_people_are_added_with_a_password_given_or_random(ask, store):
     given, random, taken = ask(
         [
