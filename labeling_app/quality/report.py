@@ -1,7 +1,8 @@
 """Quality measures for leads: work per annotator, agreement, and the tasks they disagree on.
 
 Numbers come from the latest 5,000 live rankings that people made of tasks, in the app or, for what
-was imported, elsewhere, so that the dashboard costs the same however large the database is.
+was imported, elsewhere, so that they cost the same however large the database is: a second or two
+of a processor.
 """
 
 import json
@@ -11,10 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from labeling_app.db.board.overlap import num_open
+from labeling_app.db.imports.unfinished import num_deferred
+from labeling_app.db.rankings import newest_ranking
 from labeling_app.db.reports import latest_decisions, latest_rankings, next_tasks
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
@@ -102,13 +106,11 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Everything the dashboard shows."""
+    """What the latest rankings say."""
 
-    num_open: int
-    """Tasks that are not done yet; those on somebody's screen are among them."""
-    num_tasks: int
-    considered: int
-    last_hour: int
+    num_considered: int
+    times: list[float] = field(default_factory=list)
+    """When those that were made in the app were, in seconds since 1970."""
     people: list[Person] = field(default_factory=list)
     agreement: Interval | None = None
     tau: Interval | None = None
@@ -117,7 +119,47 @@ class Quality:
     top_by_position: list[float] = field(default_factory=list)
     longer_wins: Interval | None = None
     disagreements: list[Disagreement] = field(default_factory=list)
-    next_tasks: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def last_hour(self) -> int:
+        """How many of these rankings were made within an hour."""
+        since = time.time() - 3600
+        return sum(at > since for at in self.times)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is left to do."""
+
+    num_open: int
+    """Tasks that are not done yet; those on somebody's screen are among them."""
+    num_tasks: int
+    next_tasks: list[tuple[str, str]]
+    """(prompt, reason) of what is given out next, where it has a reason."""
+
+
+def open_work(store: Store) -> Work:
+    """What is left to do now."""
+    following = next_tasks(store.connections, SHOWN_NEXT)
+    return Work(
+        num_open=num_open(store.connections),
+        num_tasks=store.counts()["tasks"],
+        next_tasks=[(_shortened(messages), reason) for messages, reason in following],
+    )
+
+
+def state_of_rankings(store: Store) -> tuple[int, int, int, str]:
+    """What changes whenever `measure_quality` would find other numbers, for a look-up or two."""
+    today = datetime.fromtimestamp(time.time()).strftime("%Y-%m-%d")
+    connections = store.connections
+    numbers = newest_ranking(connections), store.counts()["rankings"], num_deferred(connections)
+    return (*numbers, today)
+
+
+def measure_file(path: Path) -> Quality:
+    """`measure_quality` of a database that another process serves."""
+    with Store(path, read_only=True) as store:
+        return measure_quality(store)
 
 
 def measure_quality(store: Store) -> Quality:
@@ -140,10 +182,8 @@ def measure_quality(store: Store) -> Quality:
     names = sorted({judgment.annotator for judgment in judgments})
     checks = check_scores(store.connections)
     return Quality(
-        num_open=num_open(store.connections),
-        num_tasks=store.counts()["tasks"],
-        considered=len(judgments),
-        last_hour=sum(j.at > time.time() - 3600 for j in judgments if not j.is_imported),
+        num_considered=len(judgments),
+        times=[judgment.at for judgment in judgments if not judgment.is_imported],
         people=[_person(name, judgments, by_pair, reliability.get(name), checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
@@ -154,10 +194,6 @@ def measure_quality(store: Store) -> Quality:
         ),
         longer_wins=mean_interval(longer),
         disagreements=_disagreements(store, shared),
-        next_tasks=[
-            (_shortened(messages), reason)
-            for messages, reason in next_tasks(store.connections, SHOWN_NEXT)
-        ],
     )
 
 

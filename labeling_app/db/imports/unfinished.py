@@ -275,6 +275,11 @@ def make_deferred_tasks(connections: Connections) -> Checks:
     return Checks(made=made, refused=list(refused.values()))
 
 
+def num_deferred(connections: Connections) -> int:
+    """How many recorded tasks, checks and links are still to be made."""
+    return int(connections.db.execute("SELECT COUNT(*) FROM import_tasks").fetchone()[0])
+
+
 def _deferred(connections: Connections) -> Iterator[tuple[int, str, str | None]]:
     query = f"""SELECT seq, prompt_id, content FROM import_tasks WHERE seq > ? AND {SHOWN}
                 ORDER BY seq LIMIT {CHUNK_ROWS}"""

@@ -44,8 +44,7 @@ class PeoplePage:
 
     async def add(self, sender: User, payload: Payload) -> Payload:
         """Add a person with a password, a random one if none is given."""
-        name, role = _text(payload, "name"), _role(payload)
-        _require_may_manage(sender, role)
+        name, role = self._newcomer(sender, payload)
         given = _text(payload, "password", MAX_PASSWORD)
         password = given or new_password()
         await run_sync(self.users.add, name, role, password, limiter=self._hashing)
@@ -54,8 +53,7 @@ class PeoplePage:
 
     async def invite(self, sender: User, payload: Payload) -> Payload:
         """Make a link with which somebody new sets a password."""
-        name, role = _text(payload, "name"), _role(payload)
-        _require_may_manage(sender, role)
+        name, role = self._newcomer(sender, payload)
         token = await run_sync(self.invitations.invite, name, role)
         return _with_link(f"{name} can set a password with this link, once, within a week:", token)
 
@@ -72,9 +70,7 @@ class PeoplePage:
     async def withdraw(self, sender: User, payload: Payload) -> Payload:
         """Let a link no longer work."""
         name = _text(payload, "name")
-        for invitation in self.invitations.all():
-            if invitation.name == name:
-                _require_may_manage(sender, invitation.role)
+        self._require_may_void_link(sender, name)
         await run_sync(self.invitations.withdraw, name)
         return {"say": f"The link for {name} no longer works."}
 
@@ -91,6 +87,18 @@ class PeoplePage:
         name = self._managed(sender, payload).name
         await run_sync(lambda: self.users.set_disabled(name, disabled=False))
         return {"say": f"{name} may sign in again."}
+
+    def _newcomer(self, sender: User, payload: Payload) -> tuple[str, Role]:
+        """The name and role of somebody new, whom the sender may add."""
+        name, role = _text(payload, "name"), _role(payload)
+        _require_may_manage(sender, role)
+        self._require_may_void_link(sender, name)  # a link that the name has stops working
+        return name, role
+
+    def _require_may_void_link(self, sender: User, name: str) -> None:
+        for invitation in self.invitations.all():
+            if invitation.name == name:
+                _require_may_manage(sender, invitation.role)
 
     def _managed(self, sender: User, payload: Payload) -> User:
         user = self.users.require(_text(payload, "name"))

@@ -14,7 +14,7 @@ from labeling_app.db.store import Store
 from labeling_app.quality.adjudication import open_decision, opinions_on
 from labeling_app.quality.history import recent_work
 from labeling_app.quality.report import Quality, measure_quality
-from labeling_app.web.lead.quality import dashboard_page
+from tests.labeling_app.conftest import quality_page
 
 
 def pairwise(number: int, *sides: tuple[str, str]) -> dict:
@@ -68,7 +68,7 @@ def num_exported(store: Store) -> int:
 
 def check_numbers(quality: Quality) -> None:
     """Those of PROJECT."""
-    assert quality.considered == 4
+    assert quality.num_considered == 4
     assert quality.agreement is not None
     assert quality.agreement[0] == 0.5  # 1 and 0
     # Places 1,1 | 2,2 | 1,2 | 2,1 with n1 = n2 = 4: D_o = 4/8, D_e = 4/7, α = 1 - 7/8.
@@ -89,7 +89,7 @@ def test_imported_judgments_are_measured(store, add):
     assert (quality.last_hour, quality.top_by_position) == (0, [])
     ann, _ = quality.people
     assert (ann.done, ann.today, ann.median_seconds, ann.unchanged) == (2, 0, 12.5, None)
-    page = dashboard_page(store)
+    page = quality_page(store)
     assert "Measured on the latest 4 rankings." in page
     assert "<dd>1 of 3</dd>" in page
 
@@ -101,7 +101,7 @@ def test_what_a_file_without_times_holds_has_no_speed(store, import_lines):
     assert (person.done, person.today, person.median_seconds) == (1, 0, None)
     assert person.too_fast is None
     assert quality.last_hour == 0
-    assert "<td>1</td><td>0</td><td>–</td>" in dashboard_page(store)
+    assert "<td>1</td><td>0</td><td>–</td>" in quality_page(store)
 
 
 def test_what_was_judged_is_not_asked_again(store, queue, add):
@@ -133,7 +133,7 @@ def test_a_later_export_adds_only_what_is_new(store, queue, add):
     assert add(AGREED)["new_rankings"] == 1
     assert add(AGREED)["new_rankings"] == 0
     assert num_open(store.connections) == 0
-    assert num_exported(store) == measure_quality(store).considered == 2
+    assert num_exported(store) == measure_quality(store).num_considered == 2
     assert store.counts()["tasks"] == 1
 
 
