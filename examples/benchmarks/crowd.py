@@ -1,19 +1,25 @@
 """A hundred people who submit rankings, in one thread: sockets and bytes, not an HTTP library.
 
+A lead who looks at pages meanwhile has a process of its own, or the hundred would delay it.
+
 People's browsers do not compute on the server, so what plays them must leave it its processors.
 """
 
+import http.client
 import json
+import multiprocessing
 import re
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 RESPONSES = 4
+LEAD_PAUSE_SECONDS = 0.1
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
@@ -105,3 +111,42 @@ def drive(people: list[Annotator], think: Callable[[Annotator], float | None]) -
                 selector.unregister(key.fileobj)
                 let_think(key.data)
     return time.perf_counter() - start
+
+
+@contextmanager
+def visiting(port: int, cookie: str, paths: list[str]) -> Iterator[list[tuple[str, float]]]:
+    """Let a lead open these pages in turn; gives, at the end, (path, seconds) of each visit."""
+    visits: list[tuple[str, float]] = []
+    receiver, sender = multiprocessing.Pipe()
+    lead = multiprocessing.get_context("spawn").Process(
+        target=_visit, args=(sender, port, cookie, paths)
+    )
+    lead.start()
+    receiver.recv()  # each page was opened once
+    try:
+        yield visits
+    finally:
+        receiver.send("stop")
+        visits += receiver.recv()
+        lead.join()
+
+
+def _visit(pipe: Any, port: int, cookie: str, paths: list[str]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def visit(path: str) -> tuple[str, float]:
+        began = time.perf_counter()
+        connection.request("GET", path, headers={"Cookie": f"rlhf_session={cookie}"})
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != http.client.OK:
+            raise RuntimeError(f"{path}: {answer.status} {body[:200]!r}")
+        return path, time.perf_counter() - began
+
+    for path in paths:
+        visit(path)
+    pipe.send("ready")
+    visits = []
+    while not pipe.poll(LEAD_PAUSE_SECONDS):
+        visits.append(visit(paths[len(visits) % len(paths)]))
+    pipe.send(visits)

@@ -1,6 +1,7 @@
 """`/lead/quality`: how people work and how far they agree; every text is escaped."""
 
 import asyncio
+import time
 
 from anyio import to_process, to_thread
 from fastapi import FastAPI, Request
@@ -14,6 +15,7 @@ from labeling_app.web.lead.frame import LeadFrame
 PATH = "/lead/quality"
 # A page that comes later than this feels broken; one with the numbers before doesn't.
 PATIENCE_SECONDS = 0.15
+REST = 3.0
 TEMPLATE = "lead/quality.html"
 
 
@@ -25,13 +27,17 @@ class Measurements:
 
     Args:
         store: the database.
+        rest: how long `soon` waits before it measures again, in lengths of a measurement: the board
+            needs the processors, too.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, rest: float = REST) -> None:
         self._store = store
+        self._rest = rest
         self._turn = asyncio.Lock()  # several leads wait for one measurement
         self._measured: tuple[object, Quality] | None = None
         self._measuring: asyncio.Task[Quality] | None = None
+        self._rests_until = 0.0
 
     async def newest(self) -> Quality:
         """As of now.
@@ -43,7 +49,10 @@ class Measurements:
             state = await to_thread.run_sync(state_of_rankings, self._store)
             if self._measured is None or self._measured[0] != state:
                 path = self._store.connections.path
+                began = time.monotonic()
                 self._measured = state, await to_process.run_sync(measure_file, path)
+                now = time.monotonic()
+                self._rests_until = now + self._rest * (now - began)
             return self._measured[1]
 
     async def soon(self, patience_seconds: float = PATIENCE_SECONDS) -> tuple[Quality, bool]:
@@ -61,9 +70,12 @@ class Measurements:
         Raises:
             sqlite3.DatabaseError: the database cannot be read.
         """
+        before = self._measured
+        if before is not None and time.monotonic() < self._rests_until:
+            state = await to_thread.run_sync(state_of_rankings, self._store)
+            return before[1], before[0] != state
         if self._measuring is None or self._measuring.done():
             self._measuring = asyncio.create_task(self.newest())
-        before = self._measured
         if before is not None:
             await asyncio.wait([self._measuring], timeout=patience_seconds)
             if not self._measuring.done():

@@ -55,7 +55,7 @@ def test_it_is_measured_in_another_process_once_for_each_state_of_the_rankings(s
 
 def test_whoever_would_wait_long_sees_the_numbers_before(store, rank):
     rank(1)
-    measurements = Measurements(store)
+    measurements = Measurements(store, rest=0.0)
 
     async def run() -> None:
         first, is_old = await measurements.soon(0.0)  # there are no numbers before
@@ -66,6 +66,19 @@ def test_whoever_would_wait_long_sees_the_numbers_before(store, rank):
         newest = await measurements.newest()
         assert [person.done for person in newest.people] == [2]
         assert await measurements.soon(60.0) == (newest, False)
+
+    run_async(run())
+
+
+def test_it_rests_after_a_measurement(store, rank):
+    rank(1)
+    measurements = Measurements(store, rest=1000.0)
+
+    async def run() -> None:
+        first, _ = await measurements.soon()
+        assert await measurements.soon(60.0) == (first, False)
+        rank(2)
+        assert await measurements.soon(60.0) == (first, True)
 
     run_async(run())
 
