@@ -118,16 +118,15 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 500})
         page.set_default_timeout(300_000)
-        with serving(db, "--rubric", str(rubric)) as url:
+        loop = ["--loop", str(arguments.loop)] if arguments.loop else []
+        with serving(db, "--rubric", str(rubric), *loop) as url:
             page.goto(url)
             page.wait_for_selector(".rb-list .rb-card")
             take(page, arguments.out / "board.png", 1000)
             page.goto(url + "lead/quality")
             page.wait_for_selector(".numbers")
             take(page, arguments.out / "quality.png", 1400)
-        if arguments.loop:
-            out = Path(str(arguments.loop.parent)) / "out"
-            with serving(out / "labels.db", "--loop", str(arguments.loop)) as url:
+            if arguments.loop:
                 page.goto(url + "lead/runs")
                 page.wait_for_selector(".round")
                 take(page, arguments.out / "runs.png", 1400)

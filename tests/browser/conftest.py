@@ -51,7 +51,7 @@ class App:
 
     def start(self) -> None:
         self.run()
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 600  # on a busy machine
         while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(self.url + "healthz", timeout=1):

@@ -1,6 +1,7 @@
 """The Runs page in a real browser: a lead starts, pauses, reads, promotes, without a shell."""
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from playwright.sync_api import Page, expect
 from labeling_app.annotators.users import Users
 from labeling_app.db.store import Store
 from rlhf.cli import main
-from rlhf.records.jsonl import write_json
+from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.loops.promotion import promoted_round, read_promotions
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
@@ -66,12 +67,16 @@ def serve(file: Path, *arguments: str, kind: type[App] = App) -> App:
     return kind(file.parent / "out" / "labels.db", "--loop", str(file), *arguments)
 
 
+def wait_longer(page: Page) -> None:
+    page.set_default_timeout(1000 * SECONDS)
+
+
 @pytest.fixture
 def sign_in(open_page: Callable[..., Page]) -> SignIn:
     """Open a page of an app as somebody, in a browser of their own."""
 
     def signing_in(app: App, name: str, path: str = "", **context: object) -> Page:
-        page = open_page(app.url, **context)
+        page = open_page(app.url, wait_longer, **context)
         page.fill("#name", name)
         page.fill("#password", PASSWORD)
         page.keyboard.press("Enter")
@@ -233,7 +238,7 @@ def test_a_loop_is_started_paused_killed_and_resumed_in_the_browser(
 
 
 def rank(page: Page, first: int, last: int) -> None:
-    """Rank tasks as they are shown: the first, …, the last one of a person."""
+    """Rank tasks by keyboard, as they are shown: the first, …, the last one of a person."""
     for number in range(first, last + 1):
         page.wait_for_selector(".rb-list .rb-card")
         submit_as_shown(page)
@@ -244,8 +249,9 @@ def upload(lead: Page, file: Path) -> None:
     lead.set_input_files("#file", file)
     lead.click("text=Preview")
     lead.wait_for_selector(".preview:visible")
+    require_accessible(lead, "data")
     lead.click("[data-act=import]")
-    lead.wait_for_selector(".said:has-text('12 prompts')")
+    lead.wait_for_selector(".said:has-text('60 prompts')")
 
 
 def invite(lead: Page, app: App, open_page: Callable[..., Page], name: str) -> Page:
@@ -254,7 +260,8 @@ def invite(lead: Page, app: App, open_page: Callable[..., Page], name: str) -> P
     lead.fill("#invite-name", name)
     lead.keyboard.press("Enter")
     lead.wait_for_selector(".secret:visible")
-    page = open_page(app.url)
+    require_accessible(lead, "people")
+    page = open_page(app.url, wait_longer)
     page.goto(lead.input_value(".secret input"))
     page.fill("#password", PASSWORD)
     page.keyboard.press("Enter")
@@ -267,6 +274,19 @@ def invite(lead: Page, app: App, open_page: Callable[..., Page], name: str) -> P
     return page
 
 
+def agreement(lead: Page, app: App, num_rankings: int) -> str:
+    """What the page Quality says of pairs, once it has measured that many rankings."""
+    wanted = lead.get_by_text(f"Measured on the latest {num_rankings} rankings.")
+    for _ in range(100):
+        lead.goto(app.url + "lead/quality")
+        if wanted.count():
+            break
+        lead.wait_for_timeout(200)
+    expect(wanted).to_be_visible()
+    require_accessible(lead, "quality")
+    return lead.locator("dt:has-text('agreement on pairs') + dd").inner_text()
+
+
 @pytest.mark.slow
 def test_whole_rounds_without_a_shell(
     tmp_path: Path,
@@ -275,51 +295,66 @@ def test_whole_rounds_without_a_shell(
     open_page: Callable[..., Page],
     end_loop: list[Path],
 ) -> None:
-    lines = ("new_rankings: 10", "rounds: 1", "stop_without_gain: false")
+    lines = ("new_rankings: 30", "rounds: 1", "stop_without_gain: false")
     file = write_loop(tmp_path, tiny_model, *lines, "lead_may: [rounds, new_rankings]")
+    prompts = [{"prompt": f"What is {n} + {n}?", "split": "test"} for n in range(12)]
+    prompts += [{"prompt": f"Tell me about house {n}."} for n in range(48)]
+    write_jsonl(tmp_path / "prompts.jsonl", prompts)
     out = tmp_path / "out"
     out.mkdir()
     add_people(out / "labels.db", "lea")
     end_loop.append(out)
-    live = ("--model", str(out), "--max-new-tokens", "8")
+    live = ("--model", str(out), "--max-new-tokens", "8", "--overlap", "2")
     app = serve(file, *live, kind=ProcessApp)
     try:
         lead = sign_in(app, "lea", "lead/data")
         upload(lead, tmp_path / "prompts.jsonl")
         people = [invite(lead, app, open_page, name) for name in ("ann", "bob")]
-        lead.goto(app.url + "lead/runs")
-        lead.get_by_role("button", name="Start").click()
-        wait_for_status(lead, "Waiting for rankings: 0 of 10.")
-        for person in people:
-            person.reload()
-        rank(people[0], 1, 5)  # each has a task before them that the other is not given
-        wait_for_status(lead, "Waiting for rankings: 5 of 10.")
-        rank(people[1], 1, 5)
-        wait_for_status(lead, "Round 0: ppo.")
-        wait_for_status(lead, "Stopped: 1 of 1 rounds are done.")
-        lead.get_by_role("link", name="Report of the evaluation").click()
-        lead.wait_for_url("**/lead/runs/0/evaluate")
-        expect(lead.locator("h1")).to_be_visible()
-        lead.go_back()
-
-        # the next round
-        lead.fill("[name=rounds]", "2")
-        lead.fill("[name=new_rankings]", "4")
-        lead.get_by_role("button", name="Save settings").click()
-        expect(lead.locator("#kept")).to_have_text("Saved.", timeout=1000 * SECONDS)
-        lead.get_by_role("button", name="Start").click()
-        wait_for_status(lead, "Waiting for rankings: 0 of 4.")
-        for person in people:
-            person.reload()
-        rank(people[0], 6, 7)
-        rank(people[1], 6, 7)
-        wait_for_status(lead, "Stopped: 2 of 2 rounds are done.")
-        expect(lead.locator(".round")).to_have_count(2)
-        require_accessible(lead, "two rounds")
-
+        first_round(lead, app, people)
+        next_round(lead, app, people)
         chat_promote_and_roll_back(lead, app, tiny_model)
     finally:
         app.stop()
+
+
+def first_round(lead: Page, app: App, people: list[Page]) -> None:
+    """Both rank the same tasks, and agreement moves from nothing to a share with an interval."""
+    lead.goto(app.url + "lead/runs")
+    lead.get_by_role("button", name="Start").click()
+    wait_for_status(lead, "Waiting for rankings: 0 of 30.")
+    for person in people:
+        person.reload()
+    rank(people[0], 1, 15)
+    assert agreement(lead, app, 15) == "–"
+    rank(people[1], 1, 4)
+    assert re.fullmatch(r"\d+\s%", agreement(lead, app, 19))
+    rank(people[1], 5, 15)
+    lead.goto(app.url + "lead/runs")
+    wait_for_status(lead, "Stopped: 1 of 1 rounds are done.")
+    assert re.fullmatch(r"\d+\s% \(\d+–\d+\)", agreement(lead, app, 30))
+    lead.goto(app.url + "lead/runs")
+    require_accessible(lead, "runs")
+    lead.get_by_role("link", name="Report of the evaluation").click()
+    lead.wait_for_url("**/lead/runs/0/evaluate")
+    expect(lead.locator("h1")).to_be_visible()
+    require_accessible(lead, "report")
+    lead.go_back()
+
+
+def next_round(lead: Page, app: App, people: list[Page]) -> None:
+    """The lead asks for a second round and for fewer rankings, and both rank again."""
+    lead.fill("[name=rounds]", "2")
+    lead.fill("[name=new_rankings]", "4")
+    lead.get_by_role("button", name="Save settings").click()
+    expect(lead.locator("#kept")).to_have_text("Saved.", timeout=1000 * SECONDS)
+    lead.get_by_role("button", name="Start").click()
+    wait_for_status(lead, "Waiting for rankings: 0 of 4.")
+    for person in people:
+        person.reload()
+        rank(person, 16, 17)
+    wait_for_status(lead, "Stopped: 2 of 2 rounds are done.")
+    expect(lead.locator(".round")).to_have_count(2)
+    require_accessible(lead, "two rounds")
 
 
 def chat_promote_and_roll_back(lead: Page, app: App, original: Path) -> None:
@@ -331,6 +366,7 @@ def chat_promote_and_roll_back(lead: Page, app: App, original: Path) -> None:
         lead.get_by_role("button", name=f"Promote the policy of round {number}").click()
         expect(lead.locator(".mark")).to_be_visible()
         assert ask(lead, app) == out / f"round-{number}" / "ppo" / "policy"
+    require_accessible(lead, "live mode")
     lead.goto(app.url + "lead/runs")
     lead.get_by_role("button", name="Roll back to round 0").click()
     expect(lead.locator("#promoted + p")).to_contain_text("the policy of round 0")
