@@ -361,6 +361,7 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
     }
     write_json(run.stage_file, described)
     write_text_atomically(run.packages_file, lambda stream: stream.write(all_packages()))
+    run.diff_file.unlink(missing_ok=True)
     if diff := code_diff():
         write_text_atomically(run.diff_file, lambda stream: stream.write(diff + "\n"))
 
@@ -369,9 +370,8 @@ def device_seconds(run: RunDir) -> float:
     """Seconds of all processes of a stage in all attempts; while it runs, until now."""
     content = run.read_stage()
     earlier = float(content.get("device_seconds") or 0.0)
-    if run.path not in _began:
-        return earlier
-    return earlier + (time.monotonic() - _began[run.path]) * int(content.get("processes", 1))
+    taken = time.monotonic() - _began[run.path] if run.path in _began else 0.0
+    return earlier + taken * int(content.get("processes", 1))
 
 
 def _seconds_of_earlier(run: RunDir) -> float:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ def chain(tmp_path: Path) -> RunDir:
     models = {"reward": reward.model, "reference": reference.path}
     ppo = stage(tmp_path / "ppo", 6 * 3600, model=Path("maker/base"), **models)
     rival = stage(tmp_path / "rival", 100 * 3600)
-    given = {"policy": ppo.policy, "against": rival.policy, **models}
+    judge = stage(tmp_path / "judge", 100 * 3600)
+    given = {"policy": ppo.policy, "against": rival.policy, "gold": judge.model, **models}
     return stage(tmp_path / "evaluate", 0.5 * 3600, **given)
 
 
@@ -83,6 +85,32 @@ def test_without_a_price_only_hours_are_known(chain: RunDir, tmp_path: Path) -> 
     assert list(cost_sentence(found)) == []
     assert list(cost_sentence(None)) == []
     assert cost_of_stages([chain, RunDir(tmp_path / "reward")], 2.0)["price"] == 6.0
+
+
+def test_the_newest_export_has_all_hours_of_annotators(chain: RunDir, tmp_path: Path) -> None:
+    """An export that was moved since has none that are known."""
+    later = tmp_path / "later"
+    later.mkdir()
+    manifest = {"format": "ranked", "content_hash": "h", "annotator_hours": 7.5}
+    write_json(later / "manifest.json", manifest)
+    second = stage(tmp_path / "second", 3600, rankings=later)
+    third = stage(tmp_path / "third", 3600, rankings=tmp_path / "moved")
+    found = cost_of_stages([second, RunDir(tmp_path / "reward"), third], None)
+    assert found["annotator_hours"] == 7.5
+    assert list(cost_sentence(found)) == ["Cost: 4.5 device-hours, and 7.5 annotator-hours."]
+
+
+def test_every_process_of_a_stage_counts(tmp_path: Path, monkeypatch) -> None:
+    clock = SimpleNamespace(now=5.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(rundir, "time", clock)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    run = open_stage(tmp_path / "run", "reward", ClusterSettings(), {}, resume=False)
+    clock.now += 100
+    assert device_seconds(run) == 400
+    with stage_status(run):
+        clock.now += 100
+    clock.now += 100
+    assert device_seconds(run) == run.read_stage()["device_seconds"] == 800
 
 
 def killed(run: RunDir, seconds: float, heartbeat: Path) -> None:
