@@ -10,6 +10,7 @@ import pytest
 
 from labeling_app.db.answers.served import find_served
 from labeling_app.db.store import Store
+from tests.policies.serving.test_engine import until
 from tests.servers.chat import ChatServer
 from tests.servers.served_policy import ServedPolicy, free_port, served_policy
 
@@ -48,6 +49,7 @@ def server(upstream: ChatServer, original: ChatServer, db: Path) -> Iterator[Ser
 def _as_before(upstream: ChatServer, original: ChatServer) -> None:
     for one in (upstream, original):
         one.failures, one.streams, one.ending = [], True, "stop"
+        one.gate.set()
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_a_conversation_stays_with_the_policy_that_began_it(server, upstream, or
 
 def test_one_line_in_an_app_is_feedback(server, upstream, original, store):
     upstream.streams = original.streams = False
-    before = server.get("/comparison").json()
+    before, counted = server.get("/comparison").json(), server.metrics()
     first, second, third = server.ask(), server.ask(), server.ask("Why?")
     thumb = {"id": first["id"], "thumbs": "up", "note": "call 555"}
     assert server.post("/feedback", thumb).json() == {"stored": True}
@@ -134,11 +136,11 @@ def test_one_line_in_an_app_is_feedback(server, upstream, original, store):
     assert after["policy"]["name"] == f"new at {upstream.url}"
     metrics = server.metrics()
     assert metrics[f'thumbs_total{{policy="{side}",thumb="up"}}'] == after[side]["up"]
-    assert metrics["feedback_total"] == 3
+    assert metrics["feedback_total"] == counted["feedback_total"] + 3
     assert metrics["running"] == 0
-    assert metrics["kept_total"] == sum(
-        metrics[f'requests_total{{policy="{name}"}}'] for name in ("policy", "against")
-    )
+    assert metrics["kept_total"] == counted["kept_total"] + 3
+    asked = [f'requests_total{{policy="{name}"}}' for name in ("policy", "against")]
+    assert sum(metrics[name] - counted[name] for name in asked) == 3
     assert metrics['thumbs_difference{end="low"}'] == after["difference"]["low"]
 
 
@@ -202,12 +204,11 @@ def test_an_app_that_leaves_early_ends_the_request_behind(server, upstream, orig
         pieces = answer.iter_raw()
         next(pieces)
         assert server.metrics()["running"] == 1
-    for _ in range(100):
-        if server.metrics()["running"] == 0:
-            break
+    assert until(lambda: server.metrics()["running"] == 0)
+    before = upstream.abandoned + original.abandoned
     upstream.gate.set()
     original.gate.set()
-    assert server.metrics()["running"] == 0
+    assert until(lambda: upstream.abandoned + original.abandoned == before + 1)
 
 
 @pytest.mark.parametrize(
