@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 from rlhf.modeling.model_card import model_card
-from rlhf.modeling.models import load_causal_lm, save_model
+from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.parallel.settings import ClusterSettings
 from rlhf.run import provenance
 from rlhf.run.provenance import all_packages, describe_environment, driver_version
@@ -140,5 +140,13 @@ def test_a_stage_leaves_its_packages_and_a_saved_model_its_card(
     save_model(load_causal_lm(str(tiny_model)), tokenizer, run.model)
     assert ModelCard.load(run.model / "README.md").data.tags == ["rlhf", "reward"]
     save_model(load_causal_lm(str(tiny_model)), tokenizer, tmp_path / "plain" / "model")
+    # `rlhf distill` makes both kinds
+    distilled = open_stage(tmp_path / "distilled", "distill", settings, inputs, resume=False)
+    for model, folder, kind in (
+        (load_causal_lm(str(tiny_model)), distilled.policy, "text-generation"),
+        (new_reward_model(str(tiny_model), 0, 0), distilled.model, "text-classification"),
+    ):
+        save_model(model, tokenizer, folder)
+        assert ModelCard.load(folder / "README.md").data.pipeline_tag == kind
     assert not RunDir(tmp_path / "plain").stage_file.exists()
     assert not (tmp_path / "plain" / "model" / "README.md").exists()
