@@ -383,7 +383,13 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
-        "use": describe_use(history, training.matmul_rate, CLOCKS, LONGER_PASSES),
+        "use": describe_use(
+            history,
+            training.matmul_rate,
+            CLOCKS,
+            LONGER_PASSES,
+            all_counted=settings.sampling.engine != "vllm",
+        ),
     }
 
 

@@ -40,7 +40,7 @@ from rlhf.modeling.heads import (
     start_head,
     unused_positions,
 )
-from rlhf.modeling.model_card import card_of
+from rlhf.modeling.model_card import Pipeline, card_of
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
 from rlhf.modeling.weights import load_weights, require_unquantized
@@ -385,5 +385,7 @@ def save_model(
         add_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
-        if card := card_of(RunDir(folder.parent)):
+        is_policy = model.get_output_embeddings() is not None
+        pipeline: Pipeline = "text-generation" if is_policy else "text-classification"
+        if card := card_of(RunDir(folder.parent), pipeline):
             (partial / "README.md").write_text(card, encoding="utf-8")

@@ -28,7 +28,7 @@ def cost_of(run: RunDir, price_per_hour: float | None, rankings: Path | None = N
         rankings: the export that it trains on, whose manifest has the annotators' hours.
     """
     return {
-        **_price(_seconds(run), price_per_hour),
+        **_price(device_seconds(run), price_per_hour),
         "annotator_hours": _annotator_hours(rankings),
     }
 
@@ -37,7 +37,7 @@ def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost
     """What several stages have cost together; the newest export has all annotators' hours."""
     hours = [_annotator_hours(_rankings_of(run)) for run in runs]
     return {
-        **_price(sum(map(_seconds, runs)), price_per_hour),
+        **_price(sum(map(device_seconds, runs)), price_per_hour),
         "annotator_hours": max((one for one in hours if one is not None), default=None),
     }
 
@@ -81,12 +81,6 @@ def _chain(run: RunDir) -> list[RunDir]:
                 if RunDir(folder).stage_file.is_file()
             ]
     return list(found.values())
-
-
-def _seconds(run: RunDir) -> float:
-    """Of all processes of a stage; with the parts of a learning curve, which are stages inside."""
-    parts = [RunDir(file.parent) for file in run.path.glob("part-*/stage.json")]
-    return sum(map(device_seconds, [run, *parts]))
 
 
 def _price(seconds: float, price_per_hour: float | None) -> Cost:

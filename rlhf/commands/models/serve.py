@@ -169,7 +169,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
             f"Scored {counted(result['responses'], 'response')} in "
             f"{counted(result['requests'], 'request')}."
         )
-    answered = f"Answered {counted(result['requests'], 'request')}"
+    failed = result["failures"]
+    answered = f"Answered {counted(result['requests'] - failed, 'request')}"
+    answered += f", {failed:,} failed" if failed else ""
     if settings.db is None:
         return f"{answered}; nothing was kept, as there is no --db."
     kept = f"{counted(result['kept'], 'response')} kept in {settings.db}"
