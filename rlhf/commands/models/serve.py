@@ -12,10 +12,10 @@ from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.config.template_kwargs import TemplateKwargs
+from rlhf.endpoints.urls import LOOPBACK
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf serve --policy runs/first/ppo --db labels.db"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OF_POLICIES = (
     *("against", "share", "best_of", "db", "keep", "engine", "engine_flags", "endpoint"),
     *("against_endpoint", "silence_seconds"),
