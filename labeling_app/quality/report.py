@@ -17,10 +17,16 @@ from typing import Any
 
 from labeling_app.db.board.overlap import num_open
 from labeling_app.db.rankings import newest_ranking
-from labeling_app.db.reports import latest_decisions, latest_rankings, next_tasks
+from labeling_app.db.reports import (
+    latest_decisions,
+    latest_rankings,
+    next_tasks,
+    response_texts,
+)
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
 from labeling_app.quality.history import in_letters
+from labeling_app.quality.styles import Effect, properties_of, what_wins
 from labeling_app.rankings.agreement import (
     Interval,
     longer_wins,
@@ -48,6 +54,7 @@ class Judgment:
     """One ranking by one person, with what the screen held."""
 
     task_id: int
+    prompt_id: str
     annotator: str
     tiers: Tiers
     shown: list[str]
@@ -107,6 +114,7 @@ class Quality:
     matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     top_by_position: list[float] = field(default_factory=list)
     longer_wins: Interval | None = None
+    effects: list[Effect] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
 
     @property
@@ -177,8 +185,16 @@ def measure_quality(store: Store) -> Quality:
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
         top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgments]),
         longer_wins=mean_interval(longer),
+        effects=_effects(store, judgments),
         disagreements=_disagreements(store, shared),
     )
+
+
+def _effects(store: Store, judgments: Sequence[Judgment]) -> list[Effect]:
+    ranked = {one for judgment in judgments for tier in judgment.tiers for one in tier}
+    texts = response_texts(store.connections, sorted(ranked))
+    properties = {response_id: properties_of(text) for response_id, text in texts}
+    return what_wins(((one.prompt_id, one.tiers) for one in judgments), properties)
 
 
 def _shortened(messages: str) -> str:
@@ -189,6 +205,7 @@ def _shortened(messages: str) -> str:
 def _judgment(row: dict[str, Any]) -> Judgment:
     return Judgment(
         task_id=row["task_id"],
+        prompt_id=row["prompt_id"],
         annotator=row["annotator"],
         tiers=json.loads(row["tiers"]),
         shown=json.loads(row["shown"]),
