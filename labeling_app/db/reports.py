@@ -63,12 +63,12 @@ def response_texts(connections: Connections, ids: Sequence[str]) -> Iterator[tup
 
 
 def next_tasks(connections: Connections, limit: int) -> list[tuple[str, str]]:
-    """(messages of the prompt, reason) of what is given out next, where it has a reason."""
+    """(messages of the prompt, reason) of what everybody gets next, where it has a reason."""
     query = """
         SELECT p.messages, t.reason FROM (
             SELECT prompt_id, reason, priority, id FROM tasks
             WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')
-            ORDER BY priority DESC, id LIMIT ?) t
+            AND reserved IS NULL ORDER BY priority DESC, id LIMIT ?) t
         JOIN prompts p ON p.id = t.prompt_id WHERE t.reason <> ''
         ORDER BY t.priority DESC, t.id"""
     return list(connections.db.execute(query, [limit]))
