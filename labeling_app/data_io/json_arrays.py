@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -82,6 +83,11 @@ def _end_of_item(decoder: json.JSONDecoder, text: str, at: int, place: str) -> i
                 "Remove the item, or the fields that it does not need.",
             ) from None
         return None
+    except ValueError:  # Python refuses integers of thousands of digits, also of one that goes on
+        digits = sys.get_int_max_str_digits()
+        raise BadLineError(
+            f"{place}: an integer of more than {digits} digits", EXPORT_AGAIN
+        ) from None
 
 
 def _require_end(path: Path, rest: str) -> None:

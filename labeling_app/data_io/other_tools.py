@@ -23,6 +23,8 @@ SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
 NUMBERED = re.compile(r"^(.*?)[\s_-]*(\d+|(?<=[\s_-])[A-Za-z]|(?<=[a-z])[A-Z]|[Ll]eft|[Rr]ight)$")
 OWN_COLUMNS = ("id", "_server_id", "status")  # of Argilla
 ANSWERS = ".responses"
+MOST_SECONDS = 7 * 86_400.0  # for one judgment
+EXPORT_AGAIN = "Export the records again, and leave their fields as they are."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ def read_exported(value: JsonObject) -> Judged | None:
     if isinstance(value.get("data"), dict) and isinstance(value.get("annotations"), list):
         return _read_task(value)
     if isinstance(value.get("fields"), dict) and isinstance(value.get("responses"), dict):
-        answers = {name: _listed(said) for name, said in value["responses"].items()}
+        answers = {name: _objects(said, name) for name, said in value["responses"].items()}
         return _read_record(value["fields"], answers)
     questions = [name.removesuffix(ANSWERS) for name in value if name.endswith(ANSWERS)]
     if questions:
@@ -72,25 +74,18 @@ def _is_field(column: str) -> bool:
     return "." not in column and column not in OWN_COLUMNS
 
 
-def _listed(said: Any) -> list[JsonObject]:
-    if not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
-        raise InputError(
-            f"The answers to a question of Argilla must be a list of objects, found {said!r:.80}",
-            "Export with `dataset.records.to_json` of Argilla 2.",
-        )
-    return said
-
-
 def _columns(value: JsonObject, question: str) -> list[JsonObject]:
     """The answers to a question, whose values, users and statuses are columns."""
-    columns = [value.get(f"{question}{ANSWERS}{part}") or [] for part in ("", ".users", ".status")]
-    if len(columns[0]) != len(columns[1]):
-        raise InputError(
-            f"{question}{ANSWERS} has {len(columns[0])} answers and {len(columns[1])} users",
-            f"Keep the column {question}{ANSWERS}.users of the export.",
-        )
-    status = columns[2] or [None] * len(columns[0])
-    rows = zip(columns[0], columns[1], status, strict=False)
+    names = [f"{question}{ANSWERS}{part}" for part in ("", ".users", ".status")]
+    said, users, status = (_list(value.get(name) or [], name) for name in names)
+    status = status or [None] * len(said)
+    for column, name in ((users, names[1]), (status, names[2])):
+        if len(column) != len(said):
+            raise InputError(
+                f"{names[0]} has {len(said)} answers, and {name} has {len(column)} entries",
+                f"Keep the column {name} of the export as it is.",
+            )
+    rows = zip(said, users, status, strict=True)
     return [{"value": one, "user_id": user, "status": state} for one, user, state in rows]
 
 
@@ -176,21 +171,24 @@ def _item_text(item: JsonObject) -> str:
 
 
 def _results(annotation: JsonObject, names: Sequence[str]) -> Iterator[Judgment]:
-    seconds: Any = annotation.get("lead_time")
-    for result in annotation.get("result") or []:
-        tiers = _result_tiers(result, names) if isinstance(result, dict) else None
+    for result in _objects(annotation.get("result") or [], "result"):
+        tiers = _result_tiers(result, names)
         if tiers:
             yield Judgment(
                 annotator=_annotator(annotation.get("completed_by")),
                 tiers=tiers,
                 created_at=_seconds(annotation.get("created_at")),
-                duration_ms=round(1000 * seconds) if is_finite_number(seconds) else None,
+                duration_ms=_milliseconds(annotation.get("lead_time")),
             )
 
 
 def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
-    value = result.get("value") or {}
-    if result.get("type") == "pairwise":
+    value = result.get("value")
+    if result.get("type") not in ("pairwise", "ranker"):
+        return None
+    if not isinstance(value, dict):
+        raise InputError(f"A result of Label Studio has the value {value!r:.80}", EXPORT_AGAIN)
+    if result["type"] == "pairwise":
         selected = value.get("selected")
         if selected not in ("left", "right"):
             raise InputError(
@@ -198,8 +196,6 @@ def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
             )
         _require_sides(names)
         return [[0], [1]] if selected == "left" else [[1], [0]]
-    if result.get("type") != "ranker":
-        return None
     order = value.get("ranker")
     if isinstance(order, dict):
         buckets = [name for name in order if name != "_"]
@@ -210,7 +206,7 @@ def _result_tiers(result: JsonObject, names: Sequence[str]) -> Tiers | None:
                 'Write tiers for these tasks: {"prompt": …, "responses": […], "tiers": …}.',
             )
         order = order[buckets[0]]
-    return _ranked([str(one) for one in order or []], names)
+    return _ranked([str(one) for one in _list(order or [], "ranker")], names)
 
 
 def _require_sides(names: Sequence[str]) -> None:
@@ -228,6 +224,12 @@ def _annotator(who: Any) -> str:
     return f"label-studio-{who}"
 
 
+def _milliseconds(seconds: Any) -> int | None:
+    """How long a judgment took; None where the export says nothing that can be true."""
+    is_likely = is_finite_number(seconds) and 0 <= seconds <= MOST_SECONDS
+    return round(1000 * seconds) if is_likely else None
+
+
 def _seconds(text: Any) -> float | None:
     """A time as Label Studio writes it, such as 2024-03-09T22:16:08.728353Z."""
     if not isinstance(text, str):
@@ -239,6 +241,19 @@ def _seconds(text: Any) -> float | None:
 
 
 # ------------------------------------------------------------------------------------ both of them
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError(f"{name} must be a list, found {value!r:.80}", EXPORT_AGAIN)
+    return value
+
+
+def _objects(value: Any, name: str) -> list[JsonObject]:
+    found = _list(value, name)
+    if not all(isinstance(one, dict) for one in found):
+        raise InputError(f"{name} must be a list of objects, found {value!r:.80}", EXPORT_AGAIN)
+    return found
 
 
 def _ending(name: str) -> str:

@@ -165,9 +165,9 @@ def annotation_hours(
     kinds: Collection[AnnotatorKind] = (),
     annotators: Collection[str] = (),
 ) -> float:
-    """Hours that people have spent on their live judgments, as the pages measured them.
+    """Hours that people have spent on their live judgments, as the page or the import measured.
 
-    Arguments as of `num_rankings_since`; judgments that were imported have no time.
+    Arguments as of `num_rankings_since`. Imported judgments have a time only if their file has one.
     """
     query = f"""
         SELECT COALESCE(SUM(r.duration_ms), 0) FROM rankings r

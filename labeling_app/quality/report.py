@@ -1,7 +1,7 @@
 """Quality measures for leads: work per annotator, agreement, and the tasks they disagree on.
 
-Numbers come from the latest 5,000 live rankings that people made in the app, so that the dashboard
-costs the same however large the database is.
+Numbers come from the latest 5,000 live rankings that people made in the app, so that they cost the
+same however large the database is: a second or two of a processor.
 """
 
 import json
@@ -11,14 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from labeling_app.db.board.overlap import num_open
-from labeling_app.db.reports import latest_decisions, latest_rankings, next_tasks
+from labeling_app.db.rankings import newest_ranking
+from labeling_app.db.reports import (
+    latest_decisions,
+    latest_rankings,
+    next_tasks,
+    response_texts,
+)
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
 from labeling_app.quality.history import in_letters
+from labeling_app.quality.styles import Effect, properties_of, what_wins
 from labeling_app.rankings.agreement import (
     Interval,
     longer_wins,
@@ -46,6 +54,7 @@ class Judgment:
     """One ranking by one person, with what the screen held."""
 
     task_id: int
+    prompt_id: str
     annotator: str
     tiers: Tiers
     shown: list[str]
@@ -94,13 +103,10 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Everything the dashboard shows."""
+    """What the latest rankings say."""
 
-    num_open: int
-    """Tasks that are not done yet; those on somebody's screen are among them."""
-    num_tasks: int
-    considered: int
-    last_hour: int
+    times: list[float] = field(default_factory=list)
+    """When each of these rankings was made, in seconds since 1970."""
     people: list[Person] = field(default_factory=list)
     agreement: Interval | None = None
     tau: Interval | None = None
@@ -108,8 +114,47 @@ class Quality:
     matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     top_by_position: list[float] = field(default_factory=list)
     longer_wins: Interval | None = None
+    effects: list[Effect] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
-    next_tasks: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def last_hour(self) -> int:
+        """How many of these rankings were made within an hour."""
+        since = time.time() - 3600
+        return sum(at > since for at in self.times)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is left to do."""
+
+    num_open: int
+    """Tasks that are not done yet; those on somebody's screen are among them."""
+    num_tasks: int
+    next_tasks: list[tuple[str, str]]
+    """(prompt, reason) of what is given out next, where it has a reason."""
+
+
+def open_work(store: Store) -> Work:
+    """What is left to do now."""
+    following = next_tasks(store.connections, SHOWN_NEXT)
+    return Work(
+        num_open=num_open(store.connections),
+        num_tasks=store.counts()["tasks"],
+        next_tasks=[(_shortened(messages), reason) for messages, reason in following],
+    )
+
+
+def state_of_rankings(store: Store) -> tuple[int, int, str]:
+    """What changes whenever `measure_quality` would find other numbers, for a look-up or two."""
+    today = datetime.fromtimestamp(time.time()).strftime("%Y-%m-%d")
+    return newest_ranking(store.connections), store.counts()["rankings"], today
+
+
+def measure_file(path: Path) -> Quality:
+    """`measure_quality` of a database that another process serves."""
+    with Store(path, read_only=True) as store:
+        return measure_quality(store)
 
 
 def measure_quality(store: Store) -> Quality:
@@ -132,10 +177,7 @@ def measure_quality(store: Store) -> Quality:
     names = sorted({judgment.annotator for judgment in judgments})
     checks = check_scores(store.connections)
     return Quality(
-        num_open=num_open(store.connections),
-        num_tasks=store.counts()["tasks"],
-        considered=len(judgments),
-        last_hour=sum(j.at > time.time() - 3600 for j in judgments),
+        times=[judgment.at for judgment in judgments],
         people=[_person(name, judgments, by_pair, reliability.get(name), checks) for name in names],
         agreement=mean_interval(task_means),
         tau=mean_interval(taus),
@@ -143,12 +185,16 @@ def measure_quality(store: Store) -> Quality:
         matrix={pair: (fmean(values), len(values)) for pair, values in by_pair.items()},
         top_by_position=top_share_by_position([(j.tiers, j.shown) for j in judgments]),
         longer_wins=mean_interval(longer),
+        effects=_effects(store, judgments),
         disagreements=_disagreements(store, shared),
-        next_tasks=[
-            (_shortened(messages), reason)
-            for messages, reason in next_tasks(store.connections, SHOWN_NEXT)
-        ],
     )
+
+
+def _effects(store: Store, judgments: Sequence[Judgment]) -> list[Effect]:
+    ranked = {one for judgment in judgments for tier in judgment.tiers for one in tier}
+    texts = response_texts(store.connections, sorted(ranked))
+    properties = {response_id: properties_of(text) for response_id, text in texts}
+    return what_wins(((one.prompt_id, one.tiers) for one in judgments), properties)
 
 
 def _shortened(messages: str) -> str:
@@ -159,6 +205,7 @@ def _shortened(messages: str) -> str:
 def _judgment(row: dict[str, Any]) -> Judgment:
     return Judgment(
         task_id=row["task_id"],
+        prompt_id=row["prompt_id"],
         annotator=row["annotator"],
         tiers=json.loads(row["tiers"]),
         shown=json.loads(row["shown"]),

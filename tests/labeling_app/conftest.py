@@ -10,8 +10,12 @@ from typing import Any, TypeVar
 import pytest
 
 from labeling_app.annotators import passwords as auth
+from labeling_app.annotators.users import User
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
+from labeling_app.quality.report import measure_quality, open_work
+from labeling_app.web.lead.frame import LeadFrame
+from labeling_app.web.lead.quality import FILTERS, PATH, TEMPLATE
 from rlhf.records.schema import Message, Prompt, Response, content_id
 
 Result = TypeVar("Result")
@@ -25,6 +29,15 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
 
 def build_prompt(text: str, split: str = "train") -> Prompt:
     return Prompt.create((Message(role="user", content=text),), split, "test")
+
+
+def quality_page(store: Store) -> str:
+    """The HTML of the page Quality."""
+    frame = LeadFrame()
+    frame.templates.filters |= FILTERS
+    sender = User(name="lea", role="lead", disabled=False, epoch=0)
+    values = {"quality": measure_quality(store), "work": open_work(store)}
+    return frame.render(TEMPLATE, sender, PATH, **values)
 
 
 def build_responses(

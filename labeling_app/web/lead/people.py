@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.passwords import new_password
 from labeling_app.annotators.users import ROLES, Role, User, Users
+from labeling_app.db.people.sources import give_source, sources_with_people
 from labeling_app.db.store import Store
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json, sender_of
@@ -44,8 +45,7 @@ class PeoplePage:
 
     async def add(self, sender: User, payload: Payload) -> Payload:
         """Add a person with a password, a random one if none is given."""
-        name, role = _text(payload, "name"), _role(payload)
-        _require_may_manage(sender, role)
+        name, role = self._newcomer(sender, payload)
         given = _text(payload, "password", MAX_PASSWORD)
         password = given or new_password()
         await run_sync(self.users.add, name, role, password, limiter=self._hashing)
@@ -54,8 +54,7 @@ class PeoplePage:
 
     async def invite(self, sender: User, payload: Payload) -> Payload:
         """Make a link with which somebody new sets a password."""
-        name, role = _text(payload, "name"), _role(payload)
-        _require_may_manage(sender, role)
+        name, role = self._newcomer(sender, payload)
         token = await run_sync(self.invitations.invite, name, role)
         return _with_link(f"{name} can set a password with this link, once, within a week:", token)
 
@@ -72,9 +71,7 @@ class PeoplePage:
     async def withdraw(self, sender: User, payload: Payload) -> Payload:
         """Let a link no longer work."""
         name = _text(payload, "name")
-        for invitation in self.invitations.all():
-            if invitation.name == name:
-                _require_may_manage(sender, invitation.role)
+        self._require_may_void_link(sender, name)
         await run_sync(self.invitations.withdraw, name)
         return {"say": f"The link for {name} no longer works."}
 
@@ -92,10 +89,36 @@ class PeoplePage:
         await run_sync(lambda: self.users.set_disabled(name, disabled=False))
         return {"say": f"{name} may sign in again."}
 
+    def _newcomer(self, sender: User, payload: Payload) -> tuple[str, Role]:
+        """The name and role of somebody new, whom the sender may add."""
+        name, role = _text(payload, "name"), _role(payload)
+        _require_may_manage(sender, role)
+        self._require_may_void_link(sender, name)  # a link that the name has stops working
+        return name, role
+
+    def _require_may_void_link(self, sender: User, name: str) -> None:
+        for invitation in self.invitations.all():
+            if invitation.name == name:
+                _require_may_manage(sender, invitation.role)
+
     def _managed(self, sender: User, payload: Payload) -> User:
         user = self.users.require(_text(payload, "name"))
         _require_may_manage(sender, user.role)
         return user
+
+    async def give(self, sender: User, payload: Payload) -> Payload:
+        """Let some people alone, or everybody, get the tasks of a source."""
+        source, names = payload.get("source"), payload.get("people")
+        known = sources_with_people(self.users.connections)
+        if not isinstance(source, str) or source not in known:
+            raise InputError("There is no such source", "Reload the page.")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError("The request is malformed", "Reload the page.")
+        for name in names:
+            self.users.require(name)
+        await run_sync(give_source, self.users.connections, source, names)
+        whom = ", ".join(names) if names else "everybody"
+        return {"say": f"Tasks of {source} go to {whom}."}
 
     async def accept(self, payload: Payload) -> Payload:
         """Set a password with a link."""
@@ -155,6 +178,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
             invitations=people.invitations.all(),
             roles=[role for role in ROLES if may_manage(sender, role)],
             everybody_signs_in=has_sign_in,
+            sources=sources_with_people(store.connections),
         )
 
     operations = {
@@ -164,6 +188,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
         "withdraw": people.withdraw,
         "disable": people.disable,
         "enable": people.enable,
+        "give": people.give,
     }
     for name, operation in operations.items():
         answer_json(app, f"{PATH}/{name}", operation)

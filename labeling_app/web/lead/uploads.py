@@ -7,7 +7,6 @@ removed when its person uploads another one or has imported it, and when the ser
 import json
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from rlhf.errors import InputError
 
 MAX_PIECE_BYTES = 1_000_000
 MAX_NAME = 200
+MAX_LOGGED = 10_000
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".parquet")
 Payload = dict[str, Any]
 
@@ -140,15 +140,15 @@ class Uploads:
 
 
 async def run_job(job: Payload) -> Payload:
-    """Do a job of `data_io/jobs.py` in a process of its own. Returns its outcome, or `error`."""
-    done = await anyio.run_process(
-        [sys.executable, "-m", jobs.__name__],
-        input=json.dumps(job).encode(),
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    """Do a job of `data_io/jobs.py` in a process of its own. Returns its outcome, or `error`.
+
+    If it ends without an outcome, what it has said goes to the log of the server.
+    """
+    command = [sys.executable, "-m", jobs.__name__]
+    done = await anyio.run_process(command, input=json.dumps(job).encode(), check=False)
     try:
         outcome: Payload = json.loads(done.stdout)
     except ValueError:
+        sys.stderr.write(done.stderr.decode(errors="replace")[-MAX_LOGGED:])
         return {"error": "The file could not be read: reading it ended the program that reads it."}
     return outcome

@@ -9,11 +9,11 @@ from labeling_app.annotators.comparisons import queue_pairs
 from labeling_app.annotators.prioritizing import prioritize
 from labeling_app.annotators.rounds import queue_round
 from labeling_app.db.queue import Submission, TaskQueue
-from labeling_app.web.lead.quality import dashboard_page
 from rlhf.cli import main
 from rlhf.errors import InputError
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
+from tests.labeling_app.conftest import quality_page
 
 
 def read(answers):
@@ -57,7 +57,7 @@ def test_entropy_puts_even_pairs_first_and_a_fifth_is_random(store, fill):
     queue = TaskQueue(store)
     queue.add_annotator("ann")
     assert queue.next_task("ann").messages[0]["content"] == order[0][0]
-    assert "entropy 0." in dashboard_page(store)
+    assert "entropy 0." in quality_page(store)
 
 
 def test_fisher_looks_elsewhere_once_an_axis_is_known(store, queue, fill):

@@ -1,6 +1,8 @@
 """What Argilla and Label Studio exported is imported with its annotators and times."""
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,7 +118,9 @@ REFUSED = {
     "no prompt": ({**ARGILLA, "fields": {"x": "Hi?", "y": "Ho", **TEXTS}}, "is the prompt"),
     "two prompts": ({**ARGILLA, "fields": {"prompt": "a", "query": "b", **TEXTS}}, "is the prompt"),
     "ratings": ({**ARGILLA, "responses": {"q": [{"value": 3, "user_id": "u"}]}}, "names the resp"),
-    "no users": ({**FLAT, "best.responses.users": []}, "2 answers and 0 users"),
+    "no users": ({**FLAT, "best.responses.users": []}, r"2 answers, and best.* has 0 entries"),
+    "few states": ({**FLAT, "best.responses.status": ["submitted"]}, "status has 1 entries"),
+    "no list": ({**FLAT, "best.responses": 5}, "best.responses must be a list, found 5"),
     "neither side": (
         {
             **PAIRWISE,
@@ -132,6 +136,41 @@ def test_what_is_not_clear_is_refused(name: str) -> None:
     value, said = REFUSED[name]
     with pytest.raises(InputError, match=said):
         read_entry(value, Defaults())
+
+
+ODD = [None, 3, 1.5, True, "", "x", [], [1], [[]], [{}], {}, {"a": 1}, {"rank": 3}, 1e300]
+
+
+def places(value: object, path: tuple = ()) -> Iterator[tuple]:
+    """The way to every value inside a record."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in inside:
+        yield (*path, key)
+        if isinstance(one, dict | list):
+            yield from places(one, (*path, key))
+
+
+@pytest.mark.parametrize("record", [ARGILLA, FLAT, PAIRWISE, ranker({"rank": ["m2"], "_": []})])
+def test_whatever_a_field_holds_the_record_is_read_or_refused(record: dict) -> None:
+    outcomes = set()
+    for *above, last in places(record):
+        for odd in ODD:
+            changed = holder = copy.deepcopy(record)
+            for key in above:
+                holder = holder[key]
+            holder[last] = odd
+            try:
+                read_entry(changed, Defaults())
+            except InputError as error:
+                outcomes.add(type(error))
+    assert outcomes == {InputError, UnusableContentError}
+
+
+@pytest.mark.parametrize("lead_time", [1e300, -5, 604801, "12", None])
+def test_a_time_that_cannot_be_true_is_left_out(lead_time: object) -> None:
+    record = {**PAIRWISE, "annotations": [{**PAIRWISE["annotations"][0], "lead_time": lead_time}]}
+    [made] = read_entry(record, Defaults()).made.values()
+    assert made == {"created_at": 1710022568.5}
 
 
 def test_a_record_without_two_responses_holds_nothing_to_judge() -> None:
@@ -182,6 +221,7 @@ BROKEN = {
     '[{"a": 1}, 3]': "item 2 is not an object: '3]'",
     '[{"a": 1}] {"b": 2}': "text after the end",
     '[{"a": tru}]': "item 1 is cut off or not valid JSON",
+    f'[{{"a": {"1" * 5000}}}]': "item 1: an integer of more than 4300 digits",
 }
 
 

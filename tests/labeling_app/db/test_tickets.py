@@ -12,7 +12,7 @@ from labeling_app.db.files.migrations import migrations
 from labeling_app.db.queue import TaskQueue
 from labeling_app.db.store import Store
 from labeling_app.web.board.session import Board
-from labeling_app.web.lead.quality import dashboard_page
+from tests.labeling_app.conftest import quality_page
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 
@@ -144,7 +144,7 @@ def test_no_answer_holds_an_id_of_a_response_or_the_name_of_a_model(store, queue
     said.append(board.answer("ann", submission(task, 0)))
     said += [board.answer("ann", {**submission(task, 0), **one}, may_lead=may_lead)
              for one in HOSTILE]  # fmt: skip
-    text = json.dumps(said) + dashboard_page(store)
+    text = json.dumps(said) + quality_page(store)
     ids = [row[0] for row in store.connections.db.execute("SELECT id FROM responses")]
     assert len(ids) == 4
     assert [one for one in [*ids, "secret-model"] if one in text] == []

@@ -10,7 +10,7 @@ from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.rounds import ensure_round
 from labeling_app.quality.checks import check_scores
 from labeling_app.web.board.session import Board
-from labeling_app.web.lead.quality import dashboard_page
+from tests.labeling_app.conftest import quality_page
 
 
 def rank(queue: TaskQueue, name: str, task, first: str) -> None:
@@ -81,7 +81,7 @@ def test_repeats_measure_self_agreement_and_come_once(imported):
     assert seen[12] == "plain 0"
     assert seen[13] == "plain 11"
     assert check_scores(imported.connections)["repeat"]["ann"][0] == 0.0
-    assert "ann" in dashboard_page(imported)
+    assert "ann" in quality_page(imported)
 
 
 def test_checks_are_never_exported(imported):

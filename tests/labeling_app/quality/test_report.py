@@ -9,7 +9,7 @@ import pytest
 from labeling_app.db.board.overlap import num_open, set_overlap
 from labeling_app.db.queue import Submission
 from labeling_app.quality.report import measure_quality
-from labeling_app.web.lead.quality import dashboard_page
+from tests.labeling_app.conftest import quality_page
 
 EVIL = "<script>alert(1)</script>${x}"
 
@@ -58,7 +58,7 @@ def test_numbers(labelled):
 
 
 def test_the_page_escapes_everything(labelled):
-    page = dashboard_page(labelled)
+    page = quality_page(labelled)
     assert page.count("<script") == 2  # the frame's, and the page's own, which renews the numbers
     assert "&lt;script&gt;alert(1)&lt;/script&gt;${x}" in page
     assert "72.6" in page
@@ -66,7 +66,7 @@ def test_the_page_escapes_everything(labelled):
 
 
 def test_an_empty_database_has_a_page_too(store):
-    page = dashboard_page(store)
+    page = quality_page(store)
     assert "Nobody has ranked anything yet." in page
     assert "No disagreements yet." in page
 
@@ -91,7 +91,7 @@ def test_reliability_is_estimated_from_shared_tasks(store, queue, fill):
     assert found["ann"][0] == found["bob"][0] == pytest.approx(right, abs=1e-6)
     assert found["eve"][0] == pytest.approx(wrong, abs=1e-6)
     assert found["ann"][1] < right < found["ann"][2]
-    assert "<td>87\u00a0% (" in dashboard_page(store)
+    assert "<td>87\u00a0% (" in quality_page(store)
 
 
 @pytest.fixture
@@ -123,5 +123,5 @@ def test_a_task_on_somebodys_screen_is_open_here_as_on_the_board(store, queue, f
     task = queue.next_task("ann")
     queue.submit("ann", Submission(id="1", task_id=task.id, tiers=((0,), (1,))))
     queue.next_task("ann")
-    assert "<dd>1 of 2</dd>" in dashboard_page(store)
+    assert "<dd>1 of 2</dd>" in quality_page(store)
     assert num_open(store.connections) == 1  # as `rlhf label` says at its end

@@ -172,7 +172,7 @@ def test_odd_flags_that_are_stored_break_neither_export_nor_undo_nor_decision(
     [line] = read_jsonl(tmp_path / "ranked" / "train.jsonl")
     assert all(isinstance(flag, str) for flag in line["rankings"][0]["flags"])
     assert board.answer("ann", {"op": "undo"})["task"]["draft"]["flags"] == []
-    assert measure_quality(store).considered == 1
+    assert len(measure_quality(store).times) == 1
     decision = board.answer("lea", {"op": "decide", "task_id": 1}, may_lead=True)
     assert len(decision["opinions"]) == 1
 

@@ -5,13 +5,16 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from tempfile import gettempdir
 
+import anyio
 import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from labeling_app.db.store import Store
+from labeling_app.web.lead import data
 
 HOSTILE = "<script>window.hacked = 1</script>${window.hacked = 1}"
 GOOD = {"prompt": HOSTILE, "responses": ["good", "bad"], "tiers": [[0], [1]]}
@@ -68,6 +71,66 @@ def test_a_file_is_previewed_and_then_imported(ask, store):
     assert (record.prompt.source, record.rankings[0].annotator) == ("mine", "ann")
 
 
+def left_over() -> list[str]:
+    """Files that uploads and exports have left."""
+    return [path.name for path in Path(gettempdir()).glob("rlhf-uploads-*/*")]
+
+
+def test_nothing_is_left_of_an_imported_file_and_a_downloaded_export(ask, import_lines):
+    before = left_over()
+
+    async def run(client: httpx.AsyncClient) -> list[list[str]]:
+        _, state = await importing("mine.jsonl", jsonl(GOOD))(client)
+        assert state["say"].startswith("Imported")
+        header = {"content-type": "application/x-www-form-urlencoded"}
+        packed = await client.post("/lead/data/export", content="format=trl", headers=header)
+        assert packed.status_code == 200
+        return left_over()
+
+    assert ask(run) == before
+
+
+def test_a_preview_is_short(ask):
+    lines = [{"prompt": "x" * 400, "responses": ["y" * 400, f"{n}"]} for n in range(6)]
+    shown, _ = ask(importing("mine.jsonl", jsonl(*lines)))
+    assert (shown["lines"], len(shown["rows"])) == (6, 5)
+    assert shown["rows"][0]["prompt"] == "x" * 300
+    assert shown["rows"][0]["responses"] == ["y" * 300, "0"]
+
+
+def test_a_preview_that_takes_too_long_ends(ask, monkeypatch):
+    async def endless(job: dict) -> dict:
+        return await anyio.sleep_forever()
+
+    monkeypatch.setattr(data, "MAX_PREVIEW_SECONDS", 0.01)
+    monkeypatch.setattr(data, "run_job", endless)
+
+    async def run(client: httpx.AsyncClient) -> list[httpx.Response]:
+        chosen = {"id": await upload(client, "mine.jsonl", jsonl(GOOD))}
+        return [await client.post("/lead/data/preview", json=chosen)]
+
+    [answer] = ask(run)
+    assert answer.json()["error"] == (
+        "Reading mine.jsonl takes more than 0.01 s. Import it on the server: rlhf import FILE "
+        "--db DB"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"split": "dev"}, {"source": "x" * 201}, {"annotator": "x" * 201}]
+)
+def test_what_is_chosen_for_a_file_is_checked(fields, ask, store):
+    async def run(client: httpx.AsyncClient) -> list[int]:
+        chosen = {"id": await upload(client, "mine.jsonl", jsonl(GOOD)), **fields}
+        sent = [
+            await client.post(f"/lead/data/{name}", json=chosen) for name in ("preview", "import")
+        ]
+        return [answer.status_code for answer in sent]
+
+    assert ask(run) == [400, 400]
+    assert store.counts()["prompts"] == 0
+
+
 def test_a_preview_stores_nothing(ask, store):
     async def run(client: httpx.AsyncClient) -> list[httpx.Response]:
         chosen = {"id": await upload(client, "mine.jsonl", jsonl(GOOD))}
@@ -110,7 +173,7 @@ def test_tables_are_imported(suffix, ask, store):
 def test_a_broken_file_is_refused_by_its_name(ask, store):
     shown, state = ask(importing("t.parquet", b"PAR1 and nothing that belongs there PAR1"))
     assert shown["error"].startswith("t.parquet:1: cannot be read as parquet")
-    assert "/tmp" not in shown["error"] + state["error"]
+    assert gettempdir() not in shown["error"] + state["error"]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +190,11 @@ def test_other_files_are_refused(name, size, problem, ask):
     assert answer.json()["error"].startswith(problem)
 
 
-def test_an_upload_is_bounded_private_and_its_owners_alone(ask):
+def test_an_upload_is_bounded_and_private(ask):
     async def run(client: httpx.AsyncClient) -> list[int]:
         begun = await client.post("/lead/data/upload", json={"name": "../../x.jsonl", "size": 10})
         address = f"/lead/data/upload/{begun.json()['id']}"
-        [path] = Path("/tmp").glob(f"rlhf-uploads-*/{begun.json()['id']}.jsonl")
+        [path] = Path(gettempdir()).glob(f"rlhf-uploads-*/{begun.json()['id']}.jsonl")
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         sent = [
             await client.post(f"{address}/0", content=b"x" * 11),  # more than was announced

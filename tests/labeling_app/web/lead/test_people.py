@@ -111,17 +111,32 @@ def test_a_lead_cannot_change_an_admin(operation, ask, store):
     assert Invitations(Users(store)).all() == []
 
 
-def test_a_lead_cannot_withdraw_an_admins_link(ask, store):
-    Invitations(Users(store)).invite("boss", "admin")
-    [refused] = ask([("POST", "/lead/people/withdraw", {"name": "boss"})])
-    assert refused.status_code == 400
-    assert [one.name for one in Invitations(Users(store)).all()] == ["boss"]
+@pytest.mark.parametrize("operation", ["withdraw", "invite", "add"])
+def test_a_lead_cannot_void_an_admins_link(operation, ask, store):
+    token = Invitations(Users(store)).invite("boss", "admin")
+    body = {"name": "boss", "role": "annotator"}
+    [refused] = ask([("POST", f"/lead/people/{operation}", body)])
+    problem = "Only admins can add or change accounts with the role admin. Ask an admin."
+    assert said(refused)["error"] == problem
+    assert Invitations(Users(store)).find(token).role == "admin"
+    [done] = ask([("POST", f"/lead/people/{operation}", body)], "admin")
+    assert done.status_code == 200
+    assert accept(ask, f"#{token}", NEW) == NOT_VALID
 
 
 def test_nobody_disables_themselves(ask, store):
     [refused] = ask([("POST", "/lead/people/disable", {"name": "admin"})], "admin")
     assert said(refused)["error"] == "You cannot disable yourself. Ask another admin."
     assert not Users(store).get("admin").disabled
+
+
+def test_passwords_and_names_are_bounded(ask, store):
+    link = said(ask([("POST", "/lead/people/invite", {"name": "ann"})])[0])["link"]
+    assert accept(ask, link, "x" * 501)["error"].startswith("The password is too long.")
+    bodies = [{"name": "bob", "password": "x" * 501}, {"name": "x" * 101}, {"name": " "}]
+    refused = ask([("POST", "/lead/people/add", body) for body in bodies])
+    assert [answer.status_code for answer in refused] == [400, 400, 400]
+    assert {user.name for user in Users(store).all()} == {"annotator", "lead", "admin"}
 
 
 def test_people_are_added_with_a_password_given_or_random(ask, store):
@@ -136,6 +151,31 @@ def test_people_are_added_with_a_password_given_or_random(ask, store):
     assert Users(store).sign_in("ann", NEW).user
     assert Users(store).sign_in("bob", said(random)["copy"]).user
     assert said(taken)["error"].startswith("There is a user 'bob' already")
+
+
+def test_a_source_is_given_to_people_and_back_to_everybody(ask, store, queue, fill):
+    fill(1, 2)  # of the source test
+    Users(store).add("ann", "annotator", NEW)
+    give = "/lead/people/give"
+    bodies = [
+        {"source": "test", "people": ["annotator", "ann"]},
+        {"source": "none", "people": []},
+        {"source": "test", "people": ["nobody"]},
+        {"source": "test", "people": "ann"},
+        {"source": ["test"], "people": []},
+    ]
+    given, *refused = ask([("POST", give, body) for body in bodies])
+    assert said(given) == {"say": "Tasks of test go to annotator, ann."}
+    assert [answer.status_code for answer in refused] == [400] * 4
+    assert queue.next_task("lead") is None
+    [page, back] = ask(
+        [("GET", "/lead/people", None), ("POST", give, {"source": "test", "people": []})]
+    )
+    assert "<summary>test: ann, annotator</summary>" in page.text
+    assert '<input type="checkbox" name="people" value="lead">' in page.text
+    assert '<input type="checkbox" name="people" value="ann" checked>' in page.text
+    assert said(back) == {"say": "Tasks of test go to everybody."}
+    assert queue.next_task("lead")
 
 
 def test_requests_from_other_sites_are_refused(ask, store):

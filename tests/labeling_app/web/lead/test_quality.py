@@ -1,0 +1,64 @@
+"""The page Quality: measured in another process, and again only when there are other rankings."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from labeling_app.db.queue import Submission
+from labeling_app.web.lead.quality import Measurements
+from tests.labeling_app.conftest import run_async
+
+
+def children() -> list[str]:
+    """The command lines of this process's children."""
+    numbers = [
+        number
+        for thread in Path("/proc/self/task").iterdir()
+        for number in (thread / "children").read_text().split()
+    ]
+    return [Path(f"/proc/{number}/cmdline").read_text() for number in numbers]
+
+
+@pytest.fixture
+def rank(queue, fill):
+    fill(3, 2)
+    queue.add_annotator("ann")
+
+    def submit(number: int) -> int:
+        task = queue.next_task("ann")
+        queue.submit("ann", Submission(id=str(number), task_id=task.id, tiers=((0,), (1,))))
+        return task.id
+
+    return submit
+
+
+def test_it_is_measured_in_another_process_once_for_each_state_of_the_rankings(store, queue, rank):
+    first = rank(1)
+    measurements = Measurements(store)
+
+    async def run() -> None:
+        before, same = await asyncio.gather(measurements.newest(), measurements.newest())
+        assert same is before
+        assert any("anyio.to_process" in one for one in children())
+        assert [person.done for person in before.people] == [1]
+        queue.next_task("ann")  # a lease is no ranking
+        assert await measurements.newest() is before
+        rank(2)
+        after = await measurements.newest()
+        assert [person.done for person in after.people] == [2]
+        queue.skip("ann", skip_id="s", task_id=first, reason="", note="")  # withdraws the ranking
+        assert [person.done for person in (await measurements.newest()).people] == [1]
+
+    run_async(run())
+
+
+def test_the_page_says_how_much_is_open_now(ask, rank):
+    def open_tasks() -> str:
+        [answer] = ask([("GET", "/lead/quality", None)])
+        assert answer.status_code == 200
+        return answer.text.partition("<dt>tasks still open</dt><dd>")[2].partition("</dd>")[0]
+
+    assert open_tasks() == "3 of 3"
+    rank(1)
+    assert open_tasks() == "2 of 3"
