@@ -5,10 +5,16 @@ from pathlib import Path
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from policies.reference.store import ReferenceStore, open_store, require_reference_of
+from policies.reference.store import (
+    ReferenceStore,
+    open_store,
+    read_manifest,
+    require_reference_of,
+)
 from rlhf.errors import InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import describe_model, load_causal_lm
+from rlhf.parallel.distributed import on_main
 from rlhf.parallel.sharding import Sharding, shard_frozen
 from rlhf.planning.work import count_work
 from rlhf.run.rundir import RunDir
@@ -38,6 +44,21 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
         f"The model that made the reference outputs in {folder} was not found: {problems[0]}",
         f"Restore it at {store.model}, or put a link there: the reverse KL is measured with it.",
     )
+
+
+def open_store_on_main(folder: Path, model: str) -> ReferenceStore:
+    """Open a store in all processes, of which the main one alone checks shards.
+
+    Args:
+        folder: of the store.
+        model: folder of the model that made it.
+
+    Raises:
+        InputError: as `open_store`, in every process.
+    """
+    opened: list[ReferenceStore] = []
+    on_main(lambda: opened.append(open_store(folder, model)))
+    return opened[0] if opened else ReferenceStore(folder, read_manifest(folder), model)
 
 
 def load_reference_model(

@@ -44,8 +44,9 @@ from rlhf.modeling.model_card import card_of
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
 from rlhf.modeling.weights import load_weights, require_unquantized
+from rlhf.parallel.distributed import on_main
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
-from rlhf.records.fingerprints import folder_hash, text_hash
+from rlhf.records.fingerprints import known_folder_hash, take_folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
 from rlhf.run.loops.promotion import promoted_policy
 from rlhf.run.rundir import RunDir, require_done
@@ -327,9 +328,8 @@ def _load(
 
 def model_fingerprint(name: str) -> str:
     """A hash that changes when the model's weights change."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder_hash(folder, WEIGHTS)
+    if Path(name).is_dir():
+        return known_folder_hash(Path(name), WEIGHTS)
     return text_hash(f"{name}@{load_config(name)._commit_hash}")
 
 
@@ -348,6 +348,17 @@ def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, 
             "Copy or download the model again: the tokenizer is another model's.",
         )
     return {"path": name, "hash": model_fingerprint(name), **describe_tokenizer(tokenizer)}
+
+
+def describe_for_all(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
+    """What `describe_model` finds in the main process, whose fingerprint the others take over.
+
+    Raises:
+        InputError: as `describe_model`, in every process.
+    """
+    description = on_main(lambda: describe_model(name, given))
+    take_folder_hash(Path(name), WEIGHTS, description["hash"])
+    return description
 
 
 def require_trainable(name: str) -> None:
