@@ -20,7 +20,7 @@ from policies.ppo.batches import (
 )
 from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
-from policies.ppo.memory import room_for
+from policies.ppo.memory import require_memory, room_for
 from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
@@ -53,6 +53,7 @@ from policies.reference.loading import open_store_on_main
 from policies.reference.store import require_reference_of, require_training_prompts
 from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
+from reward.memory import device_bytes
 from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.heads import reward_head
@@ -100,6 +101,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
             "Leave --sharding out: every process holds the one frozen model.",
         )
     accelerator = start(settings.precision, settings.seed)
+    require_memory(settings, sharding, device_bytes(settings.processes))
     require_trainable(settings.model)
     reference = require_done(settings.reference, "reference", "outputs")
     store = open_store_on_main(reference.outputs, settings.model)
