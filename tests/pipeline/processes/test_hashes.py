@@ -96,12 +96,12 @@ def two(
         "reference": [
             *("reference", "--prompts", prompts, "--model", str(made.model)),
             *("--reward", str(made.reward), "--out", str(folder / "reference")),
-            *("--max-new-tokens", "4", "--precision", "fp32"),
+            *("--max-new-tokens", "4", "--precision", "fp32", "--sharding", "fsdp"),
         ],
-        "ppo": ppo,
+        "ppo": [*ppo, "--sharding", "fsdp"],
         "train-reward": [
             *(*reward, str(made.model), "--rankings", str(rankings)),
-            *("--out", str(folder / "reward")),
+            *("--out", str(folder / "reward"), "--sharding", "fsdp"),
         ],
     }
     found = run_two(folder, list(commands.values()))
