@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import on_main
+from rlhf.parallel.sharding import ON_MAIN
 from rlhf.ranks import is_main_process
 
 COPY_AGAIN = "Copy or download the model again: its folder must hold whole *.safetensors files."
@@ -86,7 +87,9 @@ def read_on_main(read: Callable[[], PreTrainedModel], kind: type[Any]) -> PreTra
         return _Outline.of(models[0])
 
     found = on_main(outline)
-    return models[0] if models else found.build(kind)
+    model = models[0] if models else found.build(kind)
+    setattr(model, ON_MAIN, True)
+    return model
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ class _Outline:
             part._buffers[leaf] = value
         for (place, name), value in self.others.items():
             setattr(model.get_submodule(place), name, value)
-        return model.eval()
+        model.eval()
+        return model
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -27,7 +27,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
-from torch.distributed import ReduceOp, all_reduce, broadcast, get_rank
+from torch.distributed import broadcast, get_rank
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -50,6 +50,8 @@ from rlhf.parallel.settings import SHARDED, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
+
+ON_MAIN = "_weights_on_main"  # an attribute of models of which only the main process has weights
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ def _shard_layers(
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
     rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    lacks_weights = _lacks_weights(model, mesh.device_type)
+    lacks_weights = any(hasattr(part, ON_MAIN) for part in model.modules())
 
     def shard_part(part: nn.Module, **how: Any) -> None:
         whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
@@ -249,13 +251,6 @@ def _shard_layers(
         mixed = rounding if bf16 else MixedPrecisionPolicy()
         shard_part(layer, reshard_after_forward=again, mp_policy=mixed)
     shard_part(model, reshard_after_forward=free_rest)
-
-
-def _lacks_weights(model: nn.Module, device: str) -> bool:
-    """Whether some process has none of a model's weights; all processes call this."""
-    lacks = torch.tensor(float(any(one.is_meta for one in model.parameters())), device=device)
-    all_reduce(lacks, ReduceOp.MAX)
-    return bool(lacks)
 
 
 @torch.no_grad()

@@ -103,15 +103,15 @@ def new_critic(
         return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
     models = [name for name in settings.reward if reads_tokens(name)]
     sharding = sharding or Sharding()
-    held = {
-        "tensor_parallel": sharding.is_tensor_parallel,
-        "on_main": sharding.reads_on_main(trained=True),
-    }
+    split, on_main = sharding.is_tensor_parallel, sharding.reads_on_main(trained=True)
     if models:
-        critic = load_reward_model(model_folder(models[0], "reward", "model"), **held)
+        folder = model_folder(models[0], "reward", "model")
+        critic = load_reward_model(folder, tensor_parallel=split, on_main=on_main)
     else:
         pad_id = int(tokenizer.pad_token_id)
-        critic = new_reward_model(settings.model, pad_id, settings.seed, **held)
+        critic = new_reward_model(
+            settings.model, pad_id, settings.seed, tensor_parallel=split, on_main=on_main
+        )
     if settings.critic.trains == "head":
         critic.requires_grad_(False)
         reward_head(critic).requires_grad_(True)
