@@ -21,7 +21,7 @@ from policies.sampling.generate import encode_prompts
 from rlhf.config import Precision
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import set_end_tokens
-from rlhf.modeling.models import describe_model, load_config
+from rlhf.modeling.models import describe_for_all, load_config
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import from_main, start
 from rlhf.parallel.sharding_choice import choose_sharding
@@ -39,8 +39,10 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     assert settings.prompts is not None
     assert settings.model is not None
     began = time.monotonic()
+    sharding = choose_sharding(settings)
+    accelerator = start(settings.precision, settings.seed)
     records, prompts_hash = load_prompts(settings.prompts)
-    model_description = describe_model(settings.model, settings.chat_template_kwargs)
+    model_description = describe_for_all(settings.model, settings.chat_template_kwargs)
     tokenizer = tokenizer_of(model_description)
     prompts = [record.prompt for record in records]
     config = load_config(settings.model)
@@ -52,8 +54,6 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
-    sharding = choose_sharding(settings)
-    accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # all jobs, and a resumed run, must use one precision, whatever their hardware supports
     settings = replace(

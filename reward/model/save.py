@@ -20,8 +20,8 @@ from reward.settings import RewardSettings
 from reward.step import TrainState, score_groups
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import merged_weights, save_adapters
-from rlhf.modeling.heads import head_name
-from rlhf.modeling.models import empty_reward_model, load_reward_model, save_model
+from rlhf.modeling.heads import empty_reward_model, head_name
+from rlhf.modeling.models import load_reward_model, save_model
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import unwrap
 from rlhf.records.jsonl import write_json

@@ -18,8 +18,8 @@ from rlhf.modeling.adapters import (
     require_adapters,
     share_weights,
 )
-from rlhf.modeling.heads import reward_head, start_head
-from rlhf.modeling.models import load_causal_lm, put_head_on
+from rlhf.modeling.heads import put_head_on, reward_head, start_head
+from rlhf.modeling.models import load_causal_lm
 
 
 def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
