@@ -32,7 +32,12 @@ from policies.ppo.rollout import (
     sample_episodes,
     score_episodes,
 )
-from policies.ppo.rollout_metrics import describe_correction, describe_rollout, describe_values
+from policies.ppo.rollout_metrics import (
+    describe_amount,
+    describe_correction,
+    describe_rollout,
+    describe_values,
+)
 from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import STATE, LoopState, Training, require_even_split, set_up
 from policies.ppo.update import (
@@ -380,6 +385,7 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
     return {
         "steps": settings.steps,
         "seed": settings.seed,
+        "amount": describe_amount(settings, training.store, history),
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
