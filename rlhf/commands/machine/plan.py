@@ -350,7 +350,7 @@ def _forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[st
         uses = (f"{phase} {use:.1%}" for phase, use in one["utilization"].items())
         source = f"like {one['like']}" if one["like"] else "assumed where not given"
         start = f"{shown(one['start_seconds'])} s to load and save models"
-        yield f"    {TITLES[name]:18}{', '.join(uses)}; {start} ({source})"
+        yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
     yield "  Devices divide the work without loss; reward model and critic have the model's size."
     if not settings.like:
         yield "  For a closer forecast make short runs and name them: --like RUN."

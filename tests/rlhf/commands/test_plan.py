@@ -158,7 +158,7 @@ def test_a_forecast_says_what_it_assumes(tiny_model: Path) -> None:
     assert rows["reference"][3] == "300"  # with 100 held-out prompts
     text = "\n".join(lines)
     assert "matrices at 0.001 TFLOP/s (as given by --tflops), and of this uses:" in text
-    assert "ppo               sampling 1.0%, scoring 30.0%, training 30.0%; 0.00" in text
+    assert "ppo                 sampling 1.0%, scoring 30.0%, training 30.0%; 0.00" in text
     assert "Devices divide the work without loss" in text
     assert "For a closer forecast make short runs and name them: --like RUN." in text
     twice = plan.forecasts(replace(settings, utilization=0.6), read_shape(str(tiny_model)), 2.5)
