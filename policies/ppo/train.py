@@ -32,7 +32,12 @@ from policies.ppo.rollout import (
     sample_episodes,
     score_episodes,
 )
-from policies.ppo.rollout_metrics import describe_correction, describe_rollout, describe_values
+from policies.ppo.rollout_metrics import (
+    describe_amount,
+    describe_correction,
+    describe_rollout,
+    describe_values,
+)
 from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import STATE, LoopState, Training, require_even_split, set_up
 from policies.ppo.update import (
@@ -54,7 +59,6 @@ from policies.reference.store import require_reference_of, require_training_prom
 from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
 from reward.memory import device_bytes
-from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.models import describe_for_all, require_trainable
@@ -95,11 +99,6 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         GuardError: a check before the first step fails, or a loss is not a number.
     """
     sharding = choose_sharding(settings)
-    if sharding.is_sharded and settings.lora.share_base:
-        raise ConfigError(
-            f"--lora.share-base leaves little to shard with --sharding {sharding.strategy}",
-            "Leave --sharding out: every process holds the one frozen model.",
-        )
     accelerator = start(settings.precision, settings.seed)
     require_memory(settings, sharding, device_bytes(settings.processes))
     require_trainable(settings.model)
@@ -112,7 +111,7 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
     stored = {"path": str(reference.path), "hash": store.content_hash}
     inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
     inputs |= describe_texts(settings.ptx.data)
-    require_shared_base(settings, model)
+    require_shared_base(settings, model, sharding)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
     require_even_split(settings, accelerator.num_processes // settings.parallel.tensor_parallel)
@@ -380,19 +379,15 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         training.environment.sharding,
     )
     history = read_metrics(training.run.metrics_file)
+    rate, engine = training.matmul_rate, settings.sampling.engine
     return {
         "steps": settings.steps,
         "seed": settings.seed,
+        "amount": describe_amount(settings, training.store, history),
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
-        "use": describe_use(
-            history,
-            training.matmul_rate,
-            CLOCKS,
-            LONGER_PASSES,
-            all_counted=settings.sampling.engine != "vllm",
-        ),
+        "use": describe_use(history, rate, CLOCKS, LONGER_PASSES, all_counted=engine != "vllm"),
     }
 
 

@@ -110,12 +110,12 @@ def _count_trunk(trunk: nn.Module, arguments: tuple[Any, ...], named: dict[str, 
             _done.flops += 2.0 * rows * length * sizes.recomputed + 4.0 * sizes.query_width * pairs
 
 
-def trunk_flops(sizes: Matrices, tokens: int, pairs: int) -> float:
+def trunk_flops(sizes: Matrices, tokens: float, pairs: float) -> float:
     """Operations of a trunk's forward pass: 2·T·matrices + 4·q·pairs."""
     return 2.0 * tokens * sizes.all + 4.0 * sizes.query_width * pairs
 
 
-def backward_flops(sizes: Matrices, tokens: int, pairs: int) -> float:
+def backward_flops(sizes: Matrices, tokens: float, pairs: float) -> float:
     """Operations of its backward pass: 2·T·(reached + trained) + 8·q·pairs."""
     return 2.0 * tokens * (sizes.reached + sizes.trained) + 8.0 * sizes.query_width * pairs
 

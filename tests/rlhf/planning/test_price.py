@@ -13,7 +13,7 @@ import pytest
 from rlhf.cli import main
 from rlhf.errors import InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.planning.price import cost_of, cost_of_chain, cost_of_stages, cost_sentence
+from rlhf.planning.price import amount, cost_of, cost_of_chain, cost_of_stages, cost_sentence
 from rlhf.records.jsonl import write_json
 from rlhf.run import rundir
 from rlhf.run.rundir import RunDir, device_seconds, open_stage, stage_status, watching_stage
@@ -66,6 +66,15 @@ def test_an_evaluation_adds_up_what_made_its_policy(chain: RunDir) -> None:
     assert list(cost_sentence(found)) == [
         "Cost: 10 device-hours at 3 each: 30, and 4.5 annotator-hours; 2.4 for a point of win rate."
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0"), (2.5, "2.5"), (10, "10"), (0.00041249, "0.000412"), (0.000004, "0.000004"),
+     (12.345, "12.3"), (999.96, "1,000"), (1234.5, "1,234"), (2_469_000, "2,469,000")],
+)  # fmt: skip
+def test_amounts_have_three_digits_and_no_exponent(value: float, words: str) -> None:
+    assert amount(value) == words
 
 
 @pytest.mark.parametrize("value", [0.5, 0.3, None])
@@ -182,7 +191,7 @@ def test_a_training_says_what_it_cost(tiny_model: Path, tmp_path: Path, capsys) 
         7200 * cost["device_hours"], rel=0.01
     )  # hours are rounded
     assert 0 < cost["device_hours"] * 3600 <= RunDir(out).read_stage()["device_seconds"]
-    assert "device-hours at 7200 each" in capsys.readouterr().out
+    assert "device-hours at 7,200 each" in capsys.readouterr().out
 
 
 def test_a_price_below_zero_is_refused(refused, tmp_path: Path) -> None:
