@@ -16,7 +16,13 @@ from reward.scoring.texts import SIGNAL, load_text_reward, require_numbers
 from reward.settings import Combine
 from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.log_probs import SCORE_BATCH
-from rlhf.modeling.models import describe_model, load_config, model_folder, require_same_tokenizer
+from rlhf.modeling.models import (
+    describe_for_all,
+    describe_model,
+    load_config,
+    model_folder,
+    require_same_tokenizer,
+)
 from rlhf.modeling.readers import described_kwargs, reward_kwargs
 from rlhf.modeling.tokens import TokenBatch, pad_right
 from rlhf.parallel.distributed import from_main
@@ -159,14 +165,18 @@ def describe_reward(name: str, given: dict[str, Any] | None = None) -> dict[str,
 
 
 def describe_rewards(names: Sequence[str], policy: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The rewards as inputs of a stage, each under its name.
+    """The rewards as inputs of a stage, each under its name; all processes call this.
 
     Raises:
         InputError: there is no such model, or it reads text differently from the policy.
     """
     described = {}
     for number, name in enumerate(names, start=1):
-        description = describe_reward(name, described_kwargs(policy))
+        if is_model(name):
+            kwargs = reward_kwargs(name, described_kwargs(policy))
+            description, *_ = [describe_for_all(one, kwargs) for one in member_folders(name)]
+        else:
+            description = describe_reward(name)
         if reads_tokens(name):
             require_same_tokenizer(description, policy)
         described["reward" if number == 1 else f"reward {number}"] = description

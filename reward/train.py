@@ -197,7 +197,7 @@ def _build_state(
 ) -> TrainState:
     """The model with its head and its optimizer, ready for `take_step`."""
     pad_id = int(tokenizer.pad_token_id)
-    classifier = _load_classifier(settings, accelerator, pad_id)
+    classifier = _load_classifier(settings, accelerator, pad_id, sharding)
     classifier.config.reads_thinking = settings.data.reads_thinking  # saved, for scoring
     if settings.batch.gradient_checkpointing:
         classifier.activation_checkpointing_enable({"use_reentrant": False})
@@ -225,13 +225,16 @@ def _build_state(
 
 
 def _load_classifier(
-    settings: RewardSettings, accelerator: Accelerator, pad_id: int
+    settings: RewardSettings, accelerator: Accelerator, pad_id: int, sharding: Sharding
 ) -> PreTrainedModel:
     """A model with a head; frozen weights have the precision of the computation."""
     if settings.adapter == "none":
-        tensor_parallel = settings.parallel.tensor_parallel > 1
         return new_reward_model(
-            settings.model, pad_id, settings.seed, tensor_parallel=tensor_parallel
+            settings.model,
+            pad_id,
+            settings.seed,
+            tensor_parallel=sharding.is_tensor_parallel,
+            on_main=sharding.reads_on_main(trained=True),
         )
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     is_packed = settings.adapter == "qlora"

@@ -108,7 +108,10 @@ class TaskQueue:
         query = """
             SELECT COUNT(*), MIN(expires_at) FROM assignments a JOIN tasks t ON t.id = a.task_id
             WHERE state = 'leased' AND expires_at > :now AND annotator <> :me
-            AND t.open <= 0 AND t.only_for IS NULL AND NOT EXISTS (
+            AND t.open <= 0 AND t.only_for IS NULL
+            AND (t.reserved IS NULL OR t.reserved IN (
+                SELECT source FROM source_people WHERE annotator = :me))
+            AND NOT EXISTS (
                 SELECT 1 FROM assignments mine
                 WHERE mine.task_id = a.task_id AND mine.annotator = :me
                 AND mine.state <> 'expired')"""

@@ -1,7 +1,7 @@
 """What is asked of the database to show it to people: history, the dashboard, decisions."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labeling_app.db.connection import Connections
@@ -39,13 +39,13 @@ def num_made_since(connections: Connections, began: float) -> int:
 def latest_rankings(connections: Connections, limit: int) -> list[Row]:
     """The latest live rankings that people made of tasks, newest first, decisions aside.
 
-    Each has task_id, annotator, tiers, shown and duration_ms (None where an imported judgment does
-    not say it), created_at, messages of the prompt, responses of the task, and lengths: the
-    characters of every response, by id.
+    Each has task_id, prompt_id, annotator, tiers, shown and duration_ms (None where an imported
+    judgment does not say it), created_at, messages of the prompt, responses of the task, and
+    lengths: the characters of every response, by id.
     """
     query = """
-        SELECT r.task_id, r.annotator, r.tiers, r.shown, r.duration_ms, r.created_at, p.messages,
-            t.responses,
+        SELECT r.task_id, r.prompt_id, r.annotator, r.tiers, r.shown, r.duration_ms, r.created_at,
+            p.messages, t.responses,
             (SELECT json_group_object(s.id, LENGTH(s.text)) FROM json_each(t.responses) j
              JOIN responses s ON s.id = j.value) AS lengths
         FROM rankings r JOIN annotators a ON a.name = r.annotator AND a.kind = 'human'
@@ -56,13 +56,20 @@ def latest_rankings(connections: Connections, limit: int) -> list[Row]:
     return list(connections.db.query(query, [limit]))
 
 
+def response_texts(connections: Connections, ids: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(id, text) of these responses, one after the other."""
+    query = """SELECT r.id, r.text FROM json_each(?) wanted
+               JOIN responses r ON r.id = wanted.value"""
+    yield from connections.db.execute(query, [json.dumps(list(ids))])
+
+
 def next_tasks(connections: Connections, limit: int) -> list[tuple[str, str]]:
-    """(messages of the prompt, reason) of what is given out next, where it has a reason."""
+    """(messages of the prompt, reason) of what everybody gets next, where it has a reason."""
     query = """
         SELECT p.messages, t.reason FROM (
             SELECT prompt_id, reason, priority, id FROM tasks
             WHERE open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')
-            ORDER BY priority DESC, id LIMIT ?) t
+            AND reserved IS NULL ORDER BY priority DESC, id LIMIT ?) t
         JOIN prompts p ON p.id = t.prompt_id WHERE t.reason <> ''
         ORDER BY t.priority DESC, t.id"""
     return list(connections.db.execute(query, [limit]))

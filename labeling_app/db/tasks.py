@@ -161,6 +161,13 @@ def finished_without_extra(db: Database) -> list[int]:
     return [row[0] for row in db.execute(query).fetchall()]
 
 
+def reserve_tasks(db: Database, source: str, *, is_reserved: bool) -> None:
+    """Keep the tasks of a source for the people it was given to, or let everybody get them."""
+    query = """UPDATE tasks SET reserved = ?
+               WHERE prompt_id IN (SELECT id FROM prompts WHERE source = ?)"""
+    db.execute(query, [source if is_reserved else None, source])
+
+
 # ------------------------------------------------------------------------------ order of the queue
 
 

@@ -19,10 +19,16 @@ from typing import Any
 from labeling_app.db.board.overlap import num_open
 from labeling_app.db.imports.unfinished import num_deferred
 from labeling_app.db.rankings import newest_ranking
-from labeling_app.db.reports import latest_decisions, latest_rankings, next_tasks
+from labeling_app.db.reports import (
+    latest_decisions,
+    latest_rankings,
+    next_tasks,
+    response_texts,
+)
 from labeling_app.db.store import Store
 from labeling_app.quality.checks import check_scores
 from labeling_app.quality.history import in_letters
+from labeling_app.quality.styles import Effect, properties_of, what_wins
 from labeling_app.rankings.agreement import (
     Interval,
     longer_wins,
@@ -53,6 +59,7 @@ class Judgment:
     """
 
     task_id: int
+    prompt_id: str
     annotator: str
     tiers: Tiers
     shown: list[str]
@@ -118,6 +125,7 @@ class Quality:
     matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     top_by_position: list[float] = field(default_factory=list)
     longer_wins: Interval | None = None
+    effects: list[Effect] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
 
     @property
@@ -193,8 +201,16 @@ def measure_quality(store: Store) -> Quality:
             [(j.tiers, j.shown) for j in judgments if not j.is_imported]
         ),
         longer_wins=mean_interval(longer),
+        effects=_effects(store, judgments),
         disagreements=_disagreements(store, shared),
     )
+
+
+def _effects(store: Store, judgments: Sequence[Judgment]) -> list[Effect]:
+    ranked = {one for judgment in judgments for tier in judgment.tiers for one in tier}
+    texts = response_texts(store.connections, sorted(ranked))
+    properties = {response_id: properties_of(text) for response_id, text in texts}
+    return what_wins(((one.prompt_id, one.tiers) for one in judgments), properties)
 
 
 def _shortened(messages: str) -> str:
@@ -205,6 +221,7 @@ def _shortened(messages: str) -> str:
 def _judgment(row: dict[str, Any]) -> Judgment:
     return Judgment(
         task_id=row["task_id"],
+        prompt_id=row["prompt_id"],
         annotator=row["annotator"],
         tiers=json.loads(row["tiers"]),
         shown=json.loads(row["shown"] or row["responses"]),

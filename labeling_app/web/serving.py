@@ -27,12 +27,11 @@ from labeling_app.web.live.live import ChatModel, Live, Note
 from labeling_app.web.runs.loop_file import LoopFile
 from labeling_app.web.runs.loop_process import LoopProcess
 from rlhf.config import read_text
+from rlhf.endpoints.urls import LOOPBACK
 from rlhf.errors import InputError
 
 if TYPE_CHECKING:
     from labeling_app.web.access.middleware import AuthMiddleware
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,8 +117,8 @@ def evaluate_policy(settings: EvaluateSettings) -> dict[str, Any]:
             empty.
     """
     began = time.monotonic()
-    comparison = prepare(settings)
     accelerator = start_alone(settings.precision, settings.seed)
+    comparison = prepare(settings)
     run = open_stage(settings.out, "evaluate", settings, comparison.inputs, resume=settings.resume)
     if run.is_done:
         return headline(run.read_report())

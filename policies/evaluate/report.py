@@ -38,6 +38,8 @@ policy, reference, or rival where another model was compared too:
     votes                   optional: given, prompts, same_answers, still_needed of a blind vote by
                             people; the last counts votes on other prompts, as many on each as
                             there are now, and same_answers prompts that nobody was asked about
+    cost                    optional: device_hours, price, price_per_hour, annotator_hours and
+                            price_per_point, null where unknown
     seed, inputs            inputs: name → path and hash
     split                   optional: test (default) or train
 """
@@ -55,6 +57,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from policies.evaluate import plots
+from rlhf.planning.price import amount
 from rlhf.records.jsonl import write_json, write_text_atomically
 
 Outcome = Literal["better", "worse", "unproven"]
@@ -335,6 +338,8 @@ def _show(content: Mapping[str, Any], path: Sequence[str | int], form: str) -> M
 def _format(value: float, form: str) -> str:
     if form == "percent":
         return plots.percent(value)
+    if form == "amount":
+        return amount(value)
     if form == "bare_percent":
         return f"{100 * value:.0f}"
     if form == "p_value" and value < 0.001:

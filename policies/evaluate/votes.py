@@ -17,6 +17,7 @@ from policies.evaluate.measures.length_control import length_controlled_rate
 from policies.evaluate.measures.statistics import judge_wins, votes_needed
 from policies.evaluate.report import with_verdict, write_content
 from rlhf.errors import InputError
+from rlhf.planning.price import with_price_per_point
 from rlhf.records.ranked import read_ranked_file
 from rlhf.records.schema import Prompt, Response
 from rlhf.run.rundir import RunDir
@@ -81,6 +82,8 @@ def add_votes(run: RunDir, votes: Mapping[str, Votes]) -> dict[str, Any]:
         if record.prompt.id in by_prompt:
             share = by_prompt[record.prompt.id]
             sample["scores"]["people"] = {"policy": share, "reference": 1 - share}
+    if "cost" in content:  # a point of win rate by another judge has another price
+        content["cost"] = with_price_per_point(content["cost"], content["win_rate"])
     written = write_content(with_verdict(content), run.report_json, run.report_html)
     rival = {"rival": _by_people(written["rival"])} if "rival" in written else {}
     return {"verdict": written["verdict"], **_by_people(written), **rival}

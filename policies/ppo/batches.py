@@ -29,7 +29,7 @@ from policies.reference.store import ReferenceRow
 from rlhf.errors import InputError
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.tokens import send
-from rlhf.parallel.distributed import global_max
+from rlhf.parallel.distributed import global_max, on_main
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import PLAIN_TEXT, read_lines, text_of
 
@@ -198,19 +198,21 @@ class Refit:
 
 
 def describe_texts(path: Path | None) -> dict[str, dict[str, str]]:
-    """The file of texts as a stage's input; nothing where there is none.
+    """The file of texts as a stage's input; nothing where there is none. All processes call this.
 
     Raises:
         InputError: there is no such file.
     """
-    if path is None:
-        return {}
+    return {} if path is None else {"ptx": on_main(lambda: _describe_file(path))}
+
+
+def _describe_file(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise InputError(
             f"No such file: {path}",
             'Give --ptx.data lines such as {"text": "…"}, or a .txt file with a text on each line.',
         )
-    return {"ptx": {"path": str(path), "hash": file_hash(path)}}
+    return {"path": str(path), "hash": file_hash(path)}
 
 
 def read_pieces(

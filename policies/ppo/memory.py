@@ -8,10 +8,13 @@ import torch
 from policies.ppo.batches import pieces_per_step
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
-from policies.reference.store import open_store
+from policies.reference.store import read_manifest
 from policies.rewards import encoder_models, reward_models
+from rlhf.config.paths import with_changes
+from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import adapter_rank
 from rlhf.parallel.distributed import choose_precision
+from rlhf.parallel.sharding import Sharding
 from rlhf.planning.plan import GIB, Layout, Plan, SampleBatch
 from rlhf.planning.planner import read_shape, tensor_parallel_shape
 from rlhf.planning.ppo_plan import Critic, PPOBatch, Roles, ppo_plan, trained_parameters
@@ -35,6 +38,28 @@ def plan_memory(settings: PPOSettings) -> str:
         peak = _plan(settings, critic, apart).peak / GIB
         text += f"\nWithout --lora.share-base the peak is {peak:.4g} GiB."
     return text
+
+
+def require_memory(settings: PPOSettings, sharding: Sharding, has: float) -> None:
+    """Refuse ZeRO 3 where policy and critic, which it first moves to every device, do not fit.
+
+    Args:
+        settings: of the run.
+        sharding: as chosen.
+        has: bytes of each process's device.
+
+    Raises:
+        ConfigError: names both sizes and the sharding that needs no whole copy.
+    """
+    plan = _plan(with_changes(settings, {"sharding": sharding.strategy}), *_roles(settings))
+    needs = sum(item.size for item in plan.loading)
+    if needs > has:
+        raise ConfigError(
+            f"--sharding {sharding.strategy} first moves policy and critic whole to every device: "
+            f"{needs / GIB:.1f} GiB in float32; {has / GIB:.1f} GiB are available",
+            "Use --sharding fsdp --sampling.engine vllm, with which no process holds a whole "
+            "model.",
+        )
 
 
 def room_for(settings: PPOSettings) -> int:
@@ -130,5 +155,5 @@ def _lengths(settings: PPOSettings) -> tuple[int, int]:
     reference = RunDir(settings.reference)
     if not reference.is_done:
         return ASSUMED_TOKENS, ASSUMED_TOKENS
-    store = open_store(reference.outputs)
-    return store.manifest["longest_prompt"], store.sampling.max_new_tokens
+    manifest = read_manifest(reference.outputs)
+    return manifest["longest_prompt"], manifest["sampling"]["max_new_tokens"]

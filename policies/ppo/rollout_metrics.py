@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from policies.formulas import masked_moments, matches_sampler
 from policies.ppo.rollout import Environment, Episodes, Experience, Measured, Scores
+from policies.ppo.settings import PPOSettings
+from policies.reference.store import ReferenceStore
 from rlhf.parallel.distributed import global_sum
+from rlhf.planning.forecast import stride
 
 PER_TOKEN = ("entropy", "sampler_gap")  # the others are means over episodes
 
@@ -38,6 +43,24 @@ def describe_rollout(
     return {
         name: value / (num_tokens if name in PER_TOKEN else num_episodes)
         for name, value in total.items()
+    }
+
+
+def describe_amount(
+    settings: PPOSettings, store: ReferenceStore, history: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the run has read and written, for forecasts: `rlhf.planning.forecast.Amount`."""
+    prompts = store.by_prompt("train")
+    lengths = [len(prompts[n][0].prompt_ids) for n in range(0, len(prompts), stride(len(prompts)))]
+    return {
+        "prompts": len(prompts),
+        "held_out": len(store.by_prompt("test")),
+        "samples": store.manifest["samples_per_prompt"],
+        "prompt_tokens": fmean(lengths),
+        "response_tokens": fmean(row["length"] for row in history),
+        "steps": len(history),
+        "episodes": settings.batch.episodes_per_step,
+        "updates": settings.optim.epochs,
     }
 
 

@@ -124,9 +124,10 @@ def set_up(
         InputError: a model, a reward or a text cannot be loaded, or a reward is not a number.
     """
     rate = measure_rate(accelerator, run.speed_file)
+    store.rows.check_on_main()
     tokenizer = store.load_tokenizer(settings.model)
     base = load_base(settings, accelerator)
-    plain = _build_models(settings, tokenizer, base)
+    plain = _build_models(settings, tokenizer, base, sharding)
     for part in (one for one in plain.parts.values() if isinstance(one, PreTrainedModel)):
         count_work(part)
         if obstacle := pack_prefixes(part):
@@ -225,11 +226,18 @@ def _new_optimizer(model: PolicyAndCritic) -> torch.optim.Optimizer:
 
 
 def _build_models(
-    settings: PPOSettings, tokenizer: PreTrainedTokenizerBase, base: PreTrainedModel | None
+    settings: PPOSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    base: PreTrainedModel | None,
+    sharding: Sharding,
 ) -> PolicyAndCritic:
     if base is None:
-        tensor_parallel = settings.parallel.tensor_parallel > 1
-        policy = load_causal_lm(settings.model, tensor_parallel=tensor_parallel, trained=True)
+        policy = load_causal_lm(
+            settings.model,
+            tensor_parallel=sharding.is_tensor_parallel,
+            on_main=sharding.reads_on_main(trained=True),
+            trained=True,
+        )
         if settings.lora.rank:
             add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
     else:
@@ -237,7 +245,7 @@ def _build_models(
         if settings.has_critic and settings.critic.model == "own":
             pad_token_id = int(tokenizer.pad_token_id)
             return PolicyAndCritic(policy, *critic_on(base, settings, pad_token_id))
-    return PolicyAndCritic(policy, *new_critic(settings, tokenizer))
+    return PolicyAndCritic(policy, *new_critic(settings, tokenizer, sharding))
 
 
 def _describe_sharing(

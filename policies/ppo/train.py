@@ -20,7 +20,7 @@ from policies.ppo.batches import (
 )
 from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
-from policies.ppo.memory import room_for
+from policies.ppo.memory import require_memory, room_for
 from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
@@ -32,7 +32,12 @@ from policies.ppo.rollout import (
     sample_episodes,
     score_episodes,
 )
-from policies.ppo.rollout_metrics import describe_correction, describe_rollout, describe_values
+from policies.ppo.rollout_metrics import (
+    describe_amount,
+    describe_correction,
+    describe_rollout,
+    describe_values,
+)
 from policies.ppo.settings import PPOSettings
 from policies.ppo.setup import STATE, LoopState, Training, require_even_split, set_up
 from policies.ppo.update import (
@@ -49,13 +54,14 @@ from policies.reference.audit import (
     measure_for_audit,
     measure_forward_kl,
 )
-from policies.reference.store import open_store, require_reference_of, require_training_prompts
+from policies.reference.loading import open_store_on_main
+from policies.reference.store import require_reference_of, require_training_prompts
 from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
-from rlhf.errors import ConfigError
+from reward.memory import device_bytes
 from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.heads import reward_head
-from rlhf.modeling.models import describe_model, require_trainable
+from rlhf.modeling.models import describe_for_all, require_trainable
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
@@ -92,24 +98,20 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         InputError: an input is missing, unfinished, or belongs to another model.
         GuardError: a check before the first step fails, or a loss is not a number.
     """
+    sharding = choose_sharding(settings)
+    accelerator = start(settings.precision, settings.seed)
+    require_memory(settings, sharding, device_bytes(settings.processes))
     require_trainable(settings.model)
     reference = require_done(settings.reference, "reference", "outputs")
-    store = open_store(reference.outputs, settings.model)
-    model = describe_model(settings.model, store.template_kwargs)
+    store = open_store_on_main(reference.outputs, settings.model)
+    model = describe_for_all(settings.model, store.template_kwargs)
     require_reference_of(store, model)
     require_top_k(store, settings.kl)
     require_training_prompts(store)
     stored = {"path": str(reference.path), "hash": store.content_hash}
     inputs = {"model": model, "reference": stored, **describe_rewards(settings.reward, model)}
     inputs |= describe_texts(settings.ptx.data)
-    require_shared_base(settings, model)
-    sharding = choose_sharding(settings)
-    if sharding.is_sharded and settings.lora.share_base:
-        raise ConfigError(
-            f"--lora.share-base leaves little to shard with --sharding {sharding.strategy}",
-            "Leave --sharding out: every process holds the one frozen model.",
-        )
-    accelerator = start(settings.precision, settings.seed)
+    require_shared_base(settings, model, sharding)
     if sharding.is_tensor_parallel:
         seed_all(settings.seed)  # all processes sample the same
     require_even_split(settings, accelerator.num_processes // settings.parallel.tensor_parallel)
@@ -377,13 +379,15 @@ def report(training: Training, samples: AuditSamples) -> dict[str, Any]:
         training.environment.sharding,
     )
     history = read_metrics(training.run.metrics_file)
+    rate, engine = training.matmul_rate, settings.sampling.engine
     return {
         "steps": settings.steps,
         "seed": settings.seed,
+        "amount": describe_amount(settings, training.store, history),
         "reward": {"first": history[0]["reward/mean"], "last": history[-1]["reward/mean"]},
         "kl": kl,
         "seconds": round(sum(row[name] for row in history for name in CLOCKS), 1),
-        "use": describe_use(history, training.matmul_rate, CLOCKS, LONGER_PASSES),
+        "use": describe_use(history, rate, CLOCKS, LONGER_PASSES, all_counted=engine != "vllm"),
     }
 
 

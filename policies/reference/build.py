@@ -7,8 +7,10 @@ makes a store of the shards once all are there.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from policies.reference.prompts import cut_into_shards, load_prompts
@@ -21,13 +23,15 @@ from policies.sampling.generate import encode_prompts
 from rlhf.config import Precision
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import set_end_tokens
-from rlhf.modeling.models import describe_model, load_config
+from rlhf.modeling.models import describe_for_all, load_config
 from rlhf.modeling.readers import tokenizer_of
 from rlhf.parallel.distributed import from_main, start
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.planning.price import cost_of
+from rlhf.planning.utilization import measure_rate
 from rlhf.records.jsonl import write_json
-from rlhf.run.rundir import RunDir, open_stage, stage_status, watching_stage
+from rlhf.records.schema import RankedPrompt
+from rlhf.run.rundir import Inputs, RunDir, open_stage, stage_status, watching_stage
 
 
 def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
@@ -39,8 +43,10 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     assert settings.prompts is not None
     assert settings.model is not None
     began = time.monotonic()
+    sharding = choose_sharding(settings)
+    accelerator = start(settings.precision, settings.seed)
     records, prompts_hash = load_prompts(settings.prompts)
-    model_description = describe_model(settings.model, settings.chat_template_kwargs)
+    model_description = describe_for_all(settings.model, settings.chat_template_kwargs)
     tokenizer = tokenizer_of(model_description)
     prompts = [record.prompt for record in records]
     config = load_config(settings.model)
@@ -52,8 +58,6 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
     }
     if settings.reward is not None:
         inputs |= describe_rewards([settings.reward], model_description)
-    sharding = choose_sharding(settings)
-    accelerator = start(settings.precision, settings.seed)
     precision: Precision = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
     # all jobs, and a resumed run, must use one precision, whatever their hardware supports
     settings = replace(
@@ -71,6 +75,7 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         watching_stage(run, stall_timeout, heartbeat=heartbeat, in_step=in_step),
     ):
         run.outputs.mkdir(exist_ok=True)
+        rate = measure_rate(accelerator, run.speed_file)
         longest = max(map(len, encoded)) + settings.sampling.max_new_tokens
         models = load_models(settings, model_description, accelerator, sharding, longest)
         prompt_ids = dict(zip((prompt.id for prompt in prompts), encoded, strict=True))
@@ -83,13 +88,29 @@ def build_reference(settings: ReferenceSettings) -> dict[str, Any]:
         if len(stored) < len(shards):  # other jobs still write theirs
             accelerator.wait_for_everyone()
             return {"shards": {"stored": len(stored), "of": len(shards)}}
-        if accelerator.is_main_process:
-            facts = writer.facts(prompts_hash, inputs.get("reward"))
-            manifest = write_manifest(run.outputs, shards, facts, settings.sampling.samples)
-            took = _describe_time(run, settings, began)
-            write_json(run.report_json, {**manifest, "shards": len(shards), **took})
+        _finish(writer, run, shards, inputs, rate, began)
         accelerator.wait_for_everyone()
     return run.read_report()
+
+
+def _finish(
+    writer: ShardWriter,
+    run: RunDir,
+    shards: dict[str, Sequence[RankedPrompt]],
+    inputs: Inputs,
+    rate: float,
+    began: float,
+) -> None:
+    """Write the manifest, which makes the store complete, and the report."""
+    settings, phases = writer.settings, writer.clock.phases(writer.accelerator, rate)
+    if not writer.accelerator.is_main_process:
+        return
+    facts = writer.facts(inputs["prompts"]["hash"], inputs.get("reward"))
+    manifest = write_manifest(run.outputs, shards, facts, settings.sampling.samples)
+    report = {**manifest, "shards": len(shards), **_describe_time(run, settings, began)}
+    if phases["rows"] == manifest["rows"]:  # all were written now, each by one process
+        report |= {"phases": phases, "amount": describe_amount(writer, shards, manifest)}
+    write_json(run.report_json, report)
 
 
 def _describe_time(run: RunDir, settings: ReferenceSettings, began: float) -> dict[str, Any]:
@@ -98,6 +119,20 @@ def _describe_time(run: RunDir, settings: ReferenceSettings, began: float) -> di
     if settings.shard is not None:
         return seconds
     return {**seconds, "cost": cost_of(run, settings.price_per_hour)}
+
+
+def describe_amount(
+    writer: ShardWriter, shards: dict[str, Sequence[RankedPrompt]], manifest: dict[str, Any]
+) -> dict[str, Any]:
+    """What was read and written, for forecasts: `rlhf.planning.forecast.Amount`."""
+    splits = [record.prompt.split for records in shards.values() for record in records]
+    return {
+        "prompts": splits.count("train"),
+        "held_out": len(splits) - splits.count("train"),
+        "samples": manifest["samples_per_prompt"],
+        "prompt_tokens": fmean(map(len, writer.prompt_ids.values())),
+        "response_tokens": manifest["mean_length"],
+    }
 
 
 def heartbeat_of(run: RunDir, settings: ReferenceSettings) -> Path:

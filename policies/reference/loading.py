@@ -5,10 +5,16 @@ from pathlib import Path
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from policies.reference.store import ReferenceStore, open_store, require_reference_of
+from policies.reference.store import (
+    ReferenceStore,
+    open_store,
+    read_manifest,
+    require_reference_of,
+)
 from rlhf.errors import InputError
 from rlhf.modeling.attention.packing import pack_prefixes
 from rlhf.modeling.models import describe_model, load_causal_lm
+from rlhf.parallel.distributed import on_main
 from rlhf.parallel.sharding import Sharding, shard_frozen
 from rlhf.planning.work import count_work
 from rlhf.run.rundir import RunDir
@@ -40,6 +46,21 @@ def open_store_and_find_model(folder: Path, policy: str) -> ReferenceStore:
     )
 
 
+def open_store_on_main(folder: Path, model: str) -> ReferenceStore:
+    """Open a store in all processes, of which the main one alone checks shards.
+
+    Args:
+        folder: of the store.
+        model: folder of the model that made it.
+
+    Raises:
+        InputError: as `open_store`, in every process.
+    """
+    opened: list[ReferenceStore] = []
+    on_main(lambda: opened.append(open_store(folder, model)))
+    return opened[0] if opened else ReferenceStore(folder, read_manifest(folder), model)
+
+
 def load_reference_model(
     store: ReferenceStore, accelerator: Accelerator, sharding: Sharding | None = None
 ) -> PreTrainedModel:
@@ -50,7 +71,11 @@ def load_reference_model(
     """
     require_reference_of(store, describe_model(store.model, store.template_kwargs))
     sharding = sharding or Sharding()
-    model = load_causal_lm(store.model, tensor_parallel=sharding.is_tensor_parallel)
+    model = load_causal_lm(
+        store.model,
+        tensor_parallel=sharding.is_tensor_parallel,
+        on_main=sharding.reads_on_main(trained=False),
+    )
     pack_prefixes(model)
     count_work(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight

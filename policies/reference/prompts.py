@@ -5,27 +5,24 @@ from pathlib import Path
 
 from policies.reference.shards import shard_name
 from rlhf.errors import InputError
+from rlhf.parallel.distributed import on_main
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import BadLineError, JsonObject, parse_line, read_lines
-from rlhf.records.ranked import SPLITS, read_manifest, read_ranked
+from rlhf.records.ranked import SPLITS, iterate_ranked, read_manifest, require_ranked
 from rlhf.records.schema import Prompt, RankedPrompt
 
 
 def load_prompts(path: Path) -> tuple[list[RankedPrompt], str]:
     """Prompts of an export with their responses, or of a plain JSON Lines file; and their hash.
 
-    A prompt that a file repeats counts once.
+    A prompt that a file repeats counts once. All processes call this; the main one hashes.
 
     Raises:
         InputError: the path does not exist, a line is malformed, two prompts have one id, or there
             is no prompt.
     """
-    if path.is_dir():
-        records = read_ranked(path)
-        content_hash = str(read_manifest(path)["content_hash"])
-    else:
-        records = _plain_prompts(path)
-        content_hash = file_hash(path)
+    content_hash = on_main(lambda: _hash_prompts(path))
+    records = list(iterate_ranked(path)) if path.is_dir() else _plain_prompts(path)
     if not records:
         raise InputError(f"{path} holds no prompts", "Import some: rlhf import FILE --db DB")
     return records, content_hash
@@ -41,6 +38,19 @@ def cut_into_shards(
         for number, first in enumerate(range(0, len(mine), size)):
             shards[shard_name(split, number)] = mine[first : first + size]
     return shards
+
+
+def _hash_prompts(path: Path) -> str:
+    """The hash of an export, whose files are checked against it, or of a file.
+
+    Raises:
+        InputError: the path does not exist, or the export was changed.
+    """
+    if path.is_dir():
+        require_ranked(path)
+        return str(read_manifest(path)["content_hash"])
+    next(read_lines(path), None)  # refuses what is no file of text
+    return file_hash(path)
 
 
 def _plain_prompts(path: Path) -> list[RankedPrompt]:

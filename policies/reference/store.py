@@ -35,6 +35,7 @@ from rlhf.modeling.chat_template import END_TOKENS, end_token_ids, set_end_token
 from rlhf.modeling.models import load_config
 from rlhf.modeling.readers import described_kwargs, require_described_kwargs
 from rlhf.modeling.tokens import load_tokenizer
+from rlhf.parallel.distributed import on_main
 from rlhf.ranks import is_main_process
 from rlhf.records.documents import REMEDY, Kinds, read_document, require_kinds
 from rlhf.records.fingerprints import text_hash
@@ -124,6 +125,15 @@ class StoredRows(Sequence[ReferenceRow]):
         if name not in self._checked:
             require_unchanged(self._folder / name, expected, scored=self._scored)
             self._checked.add(name)
+
+    def check_on_main(self) -> None:
+        """Check all shards in the main process, which the others believe; all processes call this.
+
+        Raises:
+            InputError: a shard is missing or was changed.
+        """
+        on_main(lambda: list(map(self.check, range(len(self._shards)))))
+        self._checked.update(name for name, _ in self._shards)
 
     def tables(self, *columns: str) -> Iterator[pa.Table]:
         """One shard after another, or some columns of it."""
@@ -262,10 +272,8 @@ def settle_end_tokens(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> list[i
         ends = read_document(path, {END_TOKENS: list})[END_TOKENS]
         require_end_tokens(ends, str(path))
         return list(ends)
-    if any(run.outputs.glob("*.parquet")):
-        ends = [int(tokenizer.eos_token_id)]
-    else:
-        ends = list(end_token_ids(tokenizer))
+    has_shards = any(run.outputs.glob("*.parquet"))
+    ends = [int(tokenizer.eos_token_id)] if has_shards else list(end_token_ids(tokenizer))
     if is_main_process():
         write_json(path, {END_TOKENS: ends})
     return ends

@@ -1,7 +1,8 @@
 """Sampling, scoring and writing the shards of a reference store."""
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from rlhf.modeling.log_probs import (
 from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.readers import described_kwargs
 from rlhf.modeling.tokens import decode_response
-from rlhf.parallel.distributed import from_main, global_max, seed_all
+from rlhf.parallel.distributed import from_main, global_max, global_sum, seed_all
 from rlhf.parallel.gathered_model import GatheredModel
 from rlhf.parallel.sharding import Sharding, shard_frozen
+from rlhf.planning.utilization import TERA
 from rlhf.records.schema import Prompt, RankedPrompt, Response, Sampling
 from rlhf.run.metrics import progress
 from rlhf.run.watchdog import beat
@@ -82,7 +84,11 @@ def load_models(
         is_frozen=True,
         tensor_parallel=settings.sampling.engine_tensor_parallel,
     )
-    model = load_causal_lm(path, tensor_parallel=sharding.is_tensor_parallel).eval()
+    model = load_causal_lm(
+        path,
+        tensor_parallel=sharding.is_tensor_parallel,
+        on_main=sharding.reads_on_main(trained=False),
+    ).eval()
     gathered_model = GatheredModel(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:
@@ -90,6 +96,32 @@ def load_models(
     given = described_kwargs(description)
     reward = load_reward([settings.reward], accelerator, sharding=sharding, given=given)
     return Models(model, gathered_model, reward, sampler)
+
+
+@dataclass
+class Clock:
+    """Seconds of sampling and of scoring in this process, the rows scored, and those sampled."""
+
+    sampling: float = 0.0
+    scoring: float = 0.0
+    rows: int = 0
+    sampled: int = 0
+
+    def phases(self, accelerator: Accelerator, rate: float) -> dict[str, float]:
+        """Seconds of each phase, the mean of all processes, as the report has them.
+
+        Every process calls it. `rate`: operations a second of a matrix product.
+        """
+        mine = torch.tensor(list(vars(self).values()), dtype=torch.float64)
+        sampling, scoring, rows, sampled = global_sum(accelerator, mine).tolist()
+        processes = int(accelerator.num_processes)
+        return {
+            "matmul_tflops": round(rate / TERA, 4),
+            "sampling_seconds": round(sampling / processes, 3),
+            "scoring_seconds": round(scoring / processes, 3),
+            "rows": int(rows),
+            "sampled_fraction": sampled / max(rows, 1),
+        }
 
 
 @dataclass(frozen=True)
@@ -107,6 +139,7 @@ class ShardWriter:
     settings: ReferenceSettings
     description: dict[str, str]
     prompt_ids: dict[str, list[int]]
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def sampling(self) -> Sampling:
@@ -168,10 +201,16 @@ class ShardWriter:
         slots = [(p, i) for p in range(len(records)) for i in range(self.settings.sampling.samples)]
         missing = [(p, i) for p, i in slots if i >= len(reused[p])]
         advance(len(slots) - len(missing))
+        began = time.monotonic()
         sampled = self._sample([encoded[p] for p, _ in missing], advance)
+        sampled_at = time.monotonic()
         fresh = dict(zip(missing, sampled, strict=True))
         chosen = [fresh[slot] if slot in fresh else reused[slot[0]][slot[1]] for slot in slots]
         scored = self._score([prompts[p] for p, _ in slots], [encoded[p] for p, _ in slots], chosen)
+        self.clock.sampling += sampled_at - began
+        self.clock.scoring += time.monotonic() - sampled_at
+        self.clock.rows += len(slots)
+        self.clock.sampled += len(missing)
         return [
             ReferenceRow(
                 prompt=prompts[p],

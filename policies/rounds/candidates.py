@@ -61,6 +61,7 @@ def sample_candidates(
     Raises:
         InputError: an input is missing or belongs to another model, or there is no such prompt.
     """
+    accelerator = start_alone(settings.precision, settings.seed)
     path = policy_folder(settings.policy)
     outputs = require_done(settings.reference, "reference", "outputs").outputs
     store = open_store_and_find_model(outputs, path)
@@ -78,7 +79,6 @@ def sample_candidates(
             f"The store {settings.reference} has no training prompts",
             "Make it from prompts of the train split: rlhf reference --prompts DIR …",
         )
-    accelerator = start_alone(settings.precision, settings.seed)
     tokenizer = store.load_tokenizer(policy["path"])
     sampling = replace(store.sampling, seed=settings.seed)
     encoded = [group[0].prompt_ids for group in groups]

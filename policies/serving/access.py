@@ -6,8 +6,8 @@ from starlette.requests import Request
 
 from policies.serving.errors import ApiError
 from policies.serving.keeping import Records
+from rlhf.endpoints.urls import LOOPBACK
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOCAL_PROGRAM = "app"  # who gives feedback where no token is needed
 
 

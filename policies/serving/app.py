@@ -164,7 +164,10 @@ async def _watch(engines: Sequence[Watched]) -> None:
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         for engine in engines:
-            engine.restart_if_dead()
+            try:
+                engine.restart_if_dead()
+            except OSError as error:  # no memory or processes are left: try again
+                sys.stderr.write(f"A model server could not be started ({error}).\n")
 
 
 async def _forget(proxy: Proxy) -> None:

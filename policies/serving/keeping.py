@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from policies.serving.servers.events import MAX_TEXT, Answer
 from policies.serving.split import Conversation
 from rlhf.errors import InputError
-from rlhf.records.schema import Message, Prompt, Response, Sampling, content_id
+from rlhf.records.schema import Message, Prompt, Response, content_id
 from rlhf.records.served import ServedResponse
 
 SOURCE = "served"
@@ -91,6 +91,9 @@ def served_response(
 ) -> ServedResponse | None:
     """What is kept of an answer; None where there is nothing that a person could judge.
 
+    It has no sampling settings: a request does not say what the server's defaults cut off, and the
+    best of several is no sample, so it must not be taken for the model's full distribution.
+
     Args:
         keeping: what is kept.
         asked: the request.
@@ -111,7 +114,6 @@ def served_response(
         text=keeping.clean(answer.text),
         model=model["path"],
         model_fingerprint=model.get("hash"),
-        sampling=_sampling(asked.body),
         finished={"stop": True, "length": False}.get(answer.finish or ""),
     )
     return ServedResponse(
@@ -145,20 +147,3 @@ def _text_of(message: dict[str, Any]) -> Any:
     texts = [one.get("text") for one in content if isinstance(one, dict)]
     is_text = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
     return "\n".join(map(str, texts)) if is_text else None
-
-
-def _sampling(body: Mapping[str, Any]) -> Sampling | None:
-    """How the app asked to sample; None if it left the temperature to the server."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    values = {
-        "temperature": body.get("temperature"),
-        "top_p": body.get("top_p", 1.0),
-        "max_new_tokens": limit or Sampling.max_new_tokens,
-        "seed": body.get("seed") or 0,
-    }
-    if values["temperature"] is None or limit is None:
-        return None
-    try:
-        return Sampling.from_json(values)
-    except InputError:
-        return None

@@ -27,8 +27,9 @@ from rlhf.config import part_of
 from rlhf.config.paths import with_changes
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import end_token_ids
-from rlhf.modeling.models import context_length, describe_model, is_reward_model, load_config
+from rlhf.modeling.models import context_length, describe_for_all, is_reward_model, load_config
 from rlhf.modeling.readers import load_reader, tokenizer_of
+from rlhf.parallel.distributed import on_main
 from rlhf.records.ranked import read_manifest
 
 SMALLEST_SPREAD = 1e-12  # of the largest score; less is rounding
@@ -52,16 +53,16 @@ class Data:
 
 
 def describe_inputs(settings: RewardSettings) -> dict[str, dict[str, str]]:
-    """Rankings and model with their hashes, as stage.json records them.
+    """Rankings and model with their hashes, as stage.json records them; all processes call this.
 
     Raises:
         InputError: there is no such model, or no export.
     """
-    manifest = read_manifest(settings.rankings)
+    manifest = on_main(lambda: read_manifest(settings.rankings))
     rankings = {"path": str(settings.rankings), "hash": str(manifest["content_hash"])}
     return {
         "rankings": rankings,
-        "model": describe_model(settings.model, settings.chat_template_kwargs),
+        "model": describe_for_all(settings.model, settings.chat_template_kwargs),
     }
 
 

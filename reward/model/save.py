@@ -20,10 +20,11 @@ from reward.settings import RewardSettings
 from reward.step import TrainState, score_groups
 from rlhf.errors import GuardError
 from rlhf.modeling.adapters import merged_weights, save_adapters
-from rlhf.modeling.heads import head_name
-from rlhf.modeling.models import empty_reward_model, load_reward_model, save_model
+from rlhf.modeling.heads import empty_reward_model, head_name
+from rlhf.modeling.models import load_reward_model, save_model
 from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import unwrap
+from rlhf.planning.forecast import stride
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
@@ -122,7 +123,22 @@ def describe_run(
             "labels": int(numbers_of(data.train, "labels").sum()),
         },
         "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
+        "amount": describe_amount(settings, data, len(rows)),
         "training_seconds": round(sum(row["seconds"] for row in rows), 1),
+    }
+
+
+def describe_amount(settings: RewardSettings, data: Data, steps: int) -> dict[str, Any]:
+    """What the training has read, for forecasts of others: `rlhf.planning.forecast.Amount`."""
+    groups = [data.train[place] for place in range(0, len(data.train), stride(len(data.train)))]
+    responses = [response for group in groups for response in group.responses]
+    return {
+        "prompts": len(data.train),
+        "held_out": len(data.held_out),
+        "responses": len(responses) / max(len(groups), 1),
+        "prompt_tokens": sum(len(group.prompt) for group in groups) / max(len(groups), 1),
+        "response_tokens": sum(map(len, responses)) / max(len(responses), 1),
+        "epochs": steps * settings.batch.prompts / max(len(data.train), 1),
     }
 
 

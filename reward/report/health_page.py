@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from reward.report.annotators import describe_annotators
 from reward.report.learning_curve import describe_curve, forecasts_of
+from rlhf.planning.price import cost_in_words
 from rlhf.records.jsonl import write_text_atomically
 
 ACCENT, GREY = "#2563eb", "#94a3b8"
@@ -40,6 +41,7 @@ def write_page(path: Path, report: Mapping[str, Any], rewards: Sequence[float]) 
         health=report["health"],
         worst=report["worst"],
         annotators=list(describe_annotators(report.get("annotators", {}))),
+        cost=cost_in_words(report["cost"]) if "cost" in report else "",
         forecast=describe_curve(curve) if curve else "",
         learning_curve=_data_uri(draw_learning_curve(curve)) if curve else "",
         reliability=_data_uri(draw_reliability(report["health"]["calibration"]["bins"])),

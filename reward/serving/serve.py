@@ -15,13 +15,13 @@ from reward.scoring.texts import Answers, TextReward, load_text_reward
 from reward.serving.app import build_app
 from reward.serving.batches import Counts, Score, SharedBatches
 from reward.serving.settings import ScoringSettings
+from rlhf.endpoints.urls import LOOPBACK
 from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model
 from rlhf.modeling.readers import load_reader
 from rlhf.modeling.tokens import encode_prompt
 from rlhf.parallel.distributed import start_alone
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_CONNECTIONS = 256
 SHUTDOWN_SECONDS = 60  # as long as a client waits for its answer
 

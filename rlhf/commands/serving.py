@@ -18,7 +18,7 @@ from labeling_app.web.health import require_undamaged
 from labeling_app.web.http_server import serve_app
 from labeling_app.web.programs.served import ServedRecords
 from labeling_app.web.serving import require_free_port
-from policies.serving.access import LOOPBACK, Access
+from policies.serving.access import Access
 from policies.serving.app import build_app
 from policies.serving.keeping import Keeping
 from policies.serving.proxy import MODEL, Proxy, Side
@@ -29,7 +29,7 @@ from policies.serving.split import Split
 from rlhf.commands.models.serve import Settings
 from rlhf.endpoints.chat_completions import key_header
 from rlhf.endpoints.signals import load_redaction
-from rlhf.endpoints.urls import open_url, read_answer
+from rlhf.endpoints.urls import LOOPBACK, open_url, read_answer
 from rlhf.errors import InputError
 from rlhf.records.served import Variant
 

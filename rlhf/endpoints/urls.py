@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, final
 from urllib.error import HTTPError
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names by which only this machine connects
 MAX_REFUSAL_BYTES = 10_000
 MAX_ANSWER_BYTES = 2**26
 CONNECT_SECONDS = 10.0

@@ -26,13 +26,14 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenize
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import ConfigError, InputError
-from rlhf.modeling.heads import HEAD, parts_above_trunk, reward_head
-from rlhf.modeling.models import (
+from rlhf.modeling.heads import (
+    HEAD,
     empty_causal_lm,
-    load_config,
+    parts_above_trunk,
     put_head_on,
-    save_model,
+    reward_head,
 )
+from rlhf.modeling.models import load_config, save_model
 from rlhf.modeling.weights import COPY_AGAIN, require_whole
 from rlhf.records.documents import read_document
 from rlhf.records.jsonl import new_folder, write_json

@@ -11,7 +11,12 @@ import math
 
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
@@ -122,3 +127,47 @@ def start_head(head: nn.Linear, seed: int) -> None:
     std = 1 / math.sqrt(head.in_features + 1)
     with torch.no_grad():
         head.weight.copy_(torch.empty(head.weight.shape).normal_(std=std, generator=generator))
+
+
+def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
+    """A float32 reward model without storage, through which any weights can be saved.
+
+    The config's quantization and attention are dropped; `bias` is added in scoring.
+    """
+    plain = without_quantization(config)
+    plain.reward_bias = bias
+    return empty_classifier(plain)
+
+
+def empty_causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
+    """A float32 language model without storage, as `empty_reward_model`."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            without_quantization(config), dtype=torch.float32, trust_remote_code=False
+        )
+    return model
+
+
+def without_quantization(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of a config that describes unquantized weights."""
+    plain = type(config).from_dict(config.to_dict())
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    return plain
+
+
+def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
+    """A reward model on an existing trunk, with a float32 head of zeros.
+
+    The trunk is not copied, and its config changes.
+    """
+    trunk.config.num_labels = 1
+    trunk.config.get_text_config().pad_token_id = pad_token_id
+    model = empty_classifier(without_quantization(trunk.config))
+    setattr(model, model.base_model_prefix, trunk)
+    model.config = trunk.config  # the attention of all layers is chosen in one config
+    head = reward_head(model).to_empty(device="cpu")
+    with torch.no_grad():
+        for value in head.parameters():
+            value.zero_()
+    return model

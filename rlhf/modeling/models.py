@@ -8,7 +8,7 @@ scores.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -39,13 +39,20 @@ from rlhf.modeling.heads import (
     reward_head,
     start_head,
     unused_positions,
+    without_quantization,
 )
-from rlhf.modeling.model_card import card_of
+from rlhf.modeling.model_card import Pipeline, card_of
 from rlhf.modeling.pairs import require_padding_ignored
 from rlhf.modeling.tokens import describe_tokenizer, load_tokenizer
-from rlhf.modeling.weights import load_weights, require_unquantized
+from rlhf.modeling.weights import (
+    load_weights,
+    quantization_of,
+    read_on_main,
+    require_unquantized,
+)
+from rlhf.parallel.distributed import on_main
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
-from rlhf.records.fingerprints import folder_hash, text_hash
+from rlhf.records.fingerprints import known_folder_hash, take_folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
 from rlhf.run.loops.promotion import promoted_policy
 from rlhf.run.rundir import RunDir, require_done
@@ -54,6 +61,8 @@ WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble ho
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
 STAND_INS = ("quantize", "distill")  # their result takes the place of a training's
+Held = Literal["whole", "parts", "main"]  # in every process; of matrices; by the main one alone
+
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 
 
@@ -138,13 +147,15 @@ def load_causal_lm(
     quantization: QuantizationConfigMixin | None = None,
     *,
     tensor_parallel: bool = False,
+    on_main: bool = False,
     trained: bool = False,
 ) -> PreTrainedModel:
     """Load a language model.
 
     `quantization` of the linear layers takes the place of `dtype`. With `tensor_parallel` each
     process of the group holds a part of every matrix, and all must call the model with the same
-    inputs at the same time.
+    inputs at the same time. With `on_main` all processes call this, and only the main one has
+    weights, until FSDP shards the model.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it is a reward model, or
@@ -158,9 +169,8 @@ def load_causal_lm(
             f"{name} is a classifier ({architecture(config)}), not a language model",
             "Give the language model, not the reward model.",
         )
-    return _load(
-        AutoModelForCausalLM, name, config, dtype, quantization, tensor_parallel=tensor_parallel
-    )
+    held = _held(tensor_parallel=tensor_parallel, on_main=on_main)
+    return _load(AutoModelForCausalLM, name, config, dtype, quantization, held=held)
 
 
 def new_reward_model(
@@ -171,6 +181,7 @@ def new_reward_model(
     quantization: QuantizationConfigMixin | None = None,
     *,
     tensor_parallel: bool = False,
+    on_main: bool = False,
 ) -> PreTrainedModel:
     """A reward model to train: a language model with a fresh head, or a trained reward model.
 
@@ -185,7 +196,7 @@ def new_reward_model(
     """
     is_trained = is_reward_model(name)
     config = _classifier_config(name, pad_token_id)
-    empty = empty_classifier(_plain(config))
+    empty = empty_classifier(without_quantization(config))
     if not is_trained and head_name(empty) != HEAD:
         raise InputError(
             f"{name} is an encoder without a trained head ({architecture(config)})",
@@ -202,7 +213,7 @@ def new_reward_model(
         config,
         dtype,
         quantization,
-        tensor_parallel=tensor_parallel,
+        held=_held(tensor_parallel=tensor_parallel, on_main=on_main),
         new_head=not is_trained,
     )
     if not is_trained:
@@ -239,51 +250,10 @@ def _exact_head(empty: PreTrainedModel) -> type[PreTrainedModel]:
     return type(plain.__name__, (plain,), attributes)
 
 
-def empty_reward_model(config: PreTrainedConfig, bias: float) -> PreTrainedModel:
-    """A float32 reward model without storage, through which any weights can be saved.
-
-    The config's quantization and attention are dropped; `bias` is added in scoring.
-    """
-    plain = _plain(config)
-    plain.reward_bias = bias
-    return empty_classifier(plain)
-
-
-def empty_causal_lm(config: PreTrainedConfig) -> PreTrainedModel:
-    """A float32 language model without storage, as `empty_reward_model`."""
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            _plain(config), dtype=torch.float32, trust_remote_code=False
-        )
-    return model
-
-
-def _plain(config: PreTrainedConfig) -> PreTrainedConfig:
-    plain = type(config).from_dict(config.to_dict())
-    if hasattr(plain, "quantization_config"):
-        del plain.quantization_config
-    return plain
-
-
-def put_head_on(trunk: PreTrainedModel, pad_token_id: int) -> PreTrainedModel:
-    """A reward model on an existing trunk, with a float32 head of zeros.
-
-    The trunk is not copied, and its config changes.
-    """
-    trunk.config.num_labels = 1
-    trunk.config.get_text_config().pad_token_id = pad_token_id
-    model = empty_classifier(_plain(trunk.config))
-    setattr(model, model.base_model_prefix, trunk)
-    model.config = trunk.config  # the attention of all layers is chosen in one config
-    head = reward_head(model).to_empty(device="cpu")
-    with torch.no_grad():
-        for value in head.parameters():
-            value.zero_()
-    return model
-
-
-def load_reward_model(name: str, *, tensor_parallel: bool = False) -> PreTrainedModel:
-    """Load a trained reward model; `tensor_parallel` as in `load_causal_lm`.
+def load_reward_model(
+    name: str, *, tensor_parallel: bool = False, on_main: bool = False
+) -> PreTrainedModel:
+    """Load a trained reward model; `tensor_parallel` and `on_main` as in `load_causal_lm`.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it does not have one output,
@@ -295,7 +265,8 @@ def load_reward_model(name: str, *, tensor_parallel: bool = False) -> PreTrained
     )
     config = _classifier_config(name, config.get_text_config().pad_token_id)
     kind = AutoModelForSequenceClassification
-    return _load(kind, name, config, torch.float32, tensor_parallel=tensor_parallel)
+    held = _held(tensor_parallel=tensor_parallel, on_main=on_main)
+    return _load(kind, name, config, torch.float32, held=held)
 
 
 def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
@@ -312,24 +283,34 @@ def _load(
     dtype: torch.dtype,
     quantization: QuantizationConfigMixin | None = None,
     *,
-    tensor_parallel: bool = False,
+    held: Held = "whole",
     new_head: bool = False,
 ) -> PreTrainedModel:
-    parts = tensor_parallel_options(name, config) if tensor_parallel else {}
+    parts = tensor_parallel_options(name, config) if held == "parts" else {}
     parts |= {"config": config, "dtype": dtype, "quantization_config": quantization}
-    model = load_weights(kind, name, new_head=new_head, **parts)
-    if reads_pairs(config):
-        require_padding_ignored(name, model)
-    else:
+    is_plain = not (quantization or quantization_of(config))
+
+    def read() -> PreTrainedModel:
+        model = load_weights(kind, name, new_head=new_head, **parts)
+        if reads_pairs(config):
+            require_padding_ignored(name, model)
+        return model
+
+    model = read_on_main(read, kind) if held == "main" and is_plain else read()
+    if not reads_pairs(config):
         use_products(model)
     return model
 
 
+def _held(*, tensor_parallel: bool, on_main: bool) -> Held:
+    assert not (tensor_parallel and on_main)
+    return "parts" if tensor_parallel else "main" if on_main else "whole"
+
+
 def model_fingerprint(name: str) -> str:
     """A hash that changes when the model's weights change."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder_hash(folder, WEIGHTS)
+    if Path(name).is_dir():
+        return known_folder_hash(Path(name), WEIGHTS)
     return text_hash(f"{name}@{load_config(name)._commit_hash}")
 
 
@@ -348,6 +329,17 @@ def describe_model(name: str, given: dict[str, Any] | None = None) -> dict[str, 
             "Copy or download the model again: the tokenizer is another model's.",
         )
     return {"path": name, "hash": model_fingerprint(name), **describe_tokenizer(tokenizer)}
+
+
+def describe_for_all(name: str, given: dict[str, Any] | None = None) -> dict[str, str]:
+    """What `describe_model` finds in the main process, whose fingerprint the others take over.
+
+    Raises:
+        InputError: as `describe_model`, in every process.
+    """
+    description = on_main(lambda: describe_model(name, given))
+    take_folder_hash(Path(name), WEIGHTS, description["hash"])
+    return description
 
 
 def require_trainable(name: str) -> None:
@@ -385,5 +377,7 @@ def save_model(
         add_end_tokens(model, tokenizer)
         model.save_pretrained(partial, state_dict=state)
         tokenizer.save_pretrained(partial)
-        if card := card_of(RunDir(folder.parent)):
+        is_policy = model.get_output_embeddings() is not None
+        pipeline: Pipeline = "text-generation" if is_policy else "text-classification"
+        if card := card_of(RunDir(folder.parent), pipeline):
             (partial / "README.md").write_text(card, encoding="utf-8")

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -31,16 +31,19 @@ from rlhf.errors import (
     InputError,
     InterruptedRunError,
     KilledGroupError,
+    LostPeerError,
     RlhfError,
 )
 from rlhf.parallel.waits import waiting
 from rlhf.ranks import ATTEMPT, is_main_process, world_size
 
 Value = TypeVar("Value")
+_Outcome = tuple[Any, tuple[type[RlhfError], str, str] | None]  # a value, or an error's parts
 
 RANK_SEED_STRIDE = 100_003
 SHUTDOWN_SECONDS = "240"  # between SIGTERM and SIGKILL: for the present step and a checkpoint
 COLLECTIVE_TIMEOUT = timedelta(hours=24)  # rlhf.run.watchdog reports stalls earlier
+READ_IT = "Read its own message for the cause."
 PRECISIONS = ("auto", "bf16", "fp32")
 DELIBERATE = (InputError.exit_code, GuardError.exit_code)
 HOOKS = {
@@ -231,25 +234,38 @@ def from_main(value: Value) -> Value:
 def on_main(work: Callable[[], Value]) -> Value:
     """Do some work in the main process alone, and return what it gives in every process.
 
-    All processes call this; what it gives is pickled. In every process it raises the error that the
-    work raises.
+    All processes of the group, which has been formed, call this; what it gives is pickled. In every
+    process it raises the error that the work raises; of one without a message for the user the
+    other processes learn that the main one has failed.
 
     Raises:
         RlhfError: as `work`.
+        LostPeerError: in the other processes, where `work` raised any other error.
     """
     if world_size() == 1:
         return work()
-    outcome: tuple[Value | None, tuple[type[RlhfError], str, str] | None] = (None, None)
-    if is_main_process():
-        try:
-            outcome = (work(), None)
-        except RlhfError as error:
-            outcome = (None, (type(error), error.problem, error.remedy))
-    found, failure = from_main(outcome)
+    if not is_main_process():
+        found: Value = _outcome_of(from_main(None))
+        return found
+    outcome: _Outcome = (None, (LostPeerError, "The main process has failed", READ_IT))
+    try:
+        value = work()
+        outcome = (value, None)
+    except RlhfError as error:
+        outcome = (None, (type(error), error.problem, error.remedy))
+        raise
+    finally:
+        from_main(outcome)
+    return value
+
+
+def _outcome_of(outcome: Any) -> Any:
+    """What the main process has found; raises what it has raised."""
+    value, failure = outcome
     if failure:
         kind, problem, remedy = failure
         raise kind(problem, remedy)
-    return cast(Value, found)
+    return value
 
 
 def global_max(accelerator: Accelerator, value: float) -> float:

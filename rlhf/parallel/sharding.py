@@ -27,6 +27,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
+from torch.distributed import broadcast, get_rank
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -40,6 +41,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.utils import swap_tensors
 from transformers import PreTrainedModel
 
 from rlhf.errors import InputError
@@ -48,6 +50,8 @@ from rlhf.parallel.settings import SHARDED, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
+
+ON_MAIN = "_weights_on_main"  # an attribute of models of which only the main process has weights
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ class Sharding:
     def shards_weights(self) -> bool:
         """True where no process holds the whole model."""
         return State.WEIGHTS in SHARDED[self.strategy]
+
+    def reads_on_main(self, *, trained: bool) -> bool:
+        """True where FSDP shards a model, for which only the main process reads its weights."""
+        return self.strategy == "fsdp" or (self.shards_weights and not trained)
 
     def in_step(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()
@@ -218,23 +226,46 @@ def _shard_layers(
 ) -> None:
     """Shard every layer, embeddings and output matrix, then the rest.
 
-    The rest stays gathered between forward and backward pass, unless `free_rest` is true. It
-    includes embeddings that are the output matrix, too: both ends of the model read them.
+    Each is whole only while it is sharded: where only the main process has read the weights, it
+    sends them one layer at a time. The rest stays gathered between forward and backward pass,
+    unless `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of
+    the model read them.
     """
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
     rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    lacks_weights = any(hasattr(part, ON_MAIN) for part in model.modules())
+
+    def shard_part(part: nn.Module, **how: Any) -> None:
+        whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
+        for parameter in whole if lacks_weights else ():
+            _take_from_main(parameter, mesh.device_type)
+        fully_shard(part, mesh=mesh, offload_policy=policy, **how)
+        for parameter in whole:  # to which the optimizer still refers
+            parameter.data = parameter.new_empty(0)
+
     for matrix in find_matrices(model):
-        fully_shard(matrix, mesh=mesh, offload_policy=policy)
+        shard_part(matrix)
     for layer in find_layers(model):
-        fully_shard(
-            layer,
-            mesh=mesh,
-            reshard_after_forward=sharding.reshard or bool(free_rest),
-            offload_policy=policy,
-            mp_policy=rounding if bf16 else MixedPrecisionPolicy(),
-        )
-    fully_shard(model, mesh=mesh, reshard_after_forward=free_rest, offload_policy=policy)
+        again = sharding.reshard or bool(free_rest)
+        mixed = rounding if bf16 else MixedPrecisionPolicy()
+        shard_part(layer, reshard_after_forward=again, mp_policy=mixed)
+    shard_part(model, reshard_after_forward=free_rest)
+
+
+@torch.no_grad()
+def _take_from_main(parameter: nn.Parameter, device: str) -> None:
+    """Give a parameter the values that it has in the main process, in place."""
+    if get_rank() == 0:
+        broadcast(parameter.detach().to(device), 0)
+        return
+    value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    broadcast(value, 0)
+    if parameter.is_meta:
+        wants = parameter.requires_grad
+        swap_tensors(parameter, nn.Parameter(value, requires_grad=wants))
+    else:
+        parameter.copy_(value)
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:

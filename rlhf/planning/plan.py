@@ -86,17 +86,22 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Memory that is used all the time, and what each phase of a stage adds."""
+    """Memory that is used all the time, and what each phase of a stage adds.
+
+    `loading` is what is there before, while nothing else is.
+    """
 
     title: str
     resident: tuple[Item, ...]
     phases: dict[str, tuple[Item, ...]]
+    loading: tuple[Item, ...] = ()
 
     @property
     def peak(self) -> float:
-        """Bytes at the peak: resident items and the phase with the highest peak."""
+        """Bytes at the peak: resident items and the phase with the highest peak, or loading."""
         always = sum(item.size for item in self.resident)
-        return always + max(sum(item.size for item in phase) for phase in self.phases.values())
+        phases = max(sum(item.size for item in phase) for phase in self.phases.values())
+        return max(always + phases, sum(item.size for item in self.loading))
 
     @property
     def text(self) -> str:
@@ -105,6 +110,9 @@ class Plan:
         for phase, items in self.phases.items():
             rows.append((f"while {phase}", "", ""))
             rows += [(f"  {item.what}", _gib(item.size), item.why) for item in items]
+        if self.loading:
+            rows.append(("before, while loading", "", ""))
+            rows += [(f"  {item.what}", _gib(item.size), item.why) for item in self.loading]
         rows.append(("peak", _gib(self.peak), "resident items and the phase with the highest peak"))
         width = max(len(what) for what, _, _ in rows)
         lines = [f"{what:<{width}}  {size:>7}  {why}".rstrip() for what, size, why in rows]
@@ -133,4 +141,12 @@ def shard_plan(plan: Plan, layout: Layout) -> Plan:
         plan.title + ", without gathered weights" * gathers,
         held(plan.resident),
         {phase: held(items) for phase, items in plan.phases.items()},
+        whole_weights(layout, sum(one.size for one in plan.resident if one.state is State.WEIGHTS)),
     )
+
+
+def whole_weights(layout: Layout, size: float) -> tuple[Item, ...]:
+    """What ZeRO 3 needs while loading: all weights, `size` bytes, before it shards them."""
+    if layout.strategy != "zero3":
+        return ()
+    return (Item("whole weights", size, "moved to the device before ZeRO 3 shards them"),)

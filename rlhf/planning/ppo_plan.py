@@ -17,7 +17,7 @@ from typing import Literal
 
 from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.parallel.settings import SHARDED, State
-from rlhf.planning.plan import Item, Layout, Pass, Plan, SampleBatch
+from rlhf.planning.plan import Item, Layout, Pass, Plan, SampleBatch, whole_weights
 from rlhf.planning.planner import (
     FP32,
     Shape,
@@ -169,6 +169,7 @@ def ppo_plan(
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
             "stepping": temporary,
         },
+        whole_weights(layout, _whole_bytes(shape, reward, roles)),
     )
 
 
@@ -231,8 +232,14 @@ def _gathered(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> tupl
     """Sharded weights, gathered."""
     if not layout.shards(State.WEIGHTS) or _stays_sharded(roles, layout):
         return ()
-    held = FP32 * (shape.parameters + (reward.trunk if roles.critic.startswith("own") else 0))
+    held = _whole_bytes(shape, reward, roles)
     return (Item("whole weights", held, "of policy and critic, gathered"),)
+
+
+def _whole_bytes(shape: Shape, reward: Shape, roles: Roles) -> float:
+    """Bytes of policy and critic in float32."""
+    own = roles.critic.startswith("own")
+    return float(FP32 * (shape.parameters + (reward.trunk if own else 0)))
 
 
 def _stays_sharded(roles: Roles, layout: Layout) -> bool:

@@ -4,6 +4,7 @@ device-hours = seconds of a stage · processes / 3600, over all its attempts
 price        = device-hours · price of a device for an hour
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def cost_of(run: RunDir, price_per_hour: float | None, rankings: Path | None = N
         rankings: the export that it trains on, whose manifest has the annotators' hours.
     """
     return {
-        **_price(_seconds(run), price_per_hour),
+        **_price(device_seconds(run), price_per_hour),
         "annotator_hours": _annotator_hours(rankings),
     }
 
@@ -37,7 +38,7 @@ def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost
     """What several stages have cost together; the newest export has all annotators' hours."""
     hours = [_annotator_hours(_rankings_of(run)) for run in runs]
     return {
-        **_price(sum(map(_seconds, runs)), price_per_hour),
+        **_price(sum(map(device_seconds, runs)), price_per_hour),
         "annotator_hours": max((one for one in hours if one is not None), default=None),
     }
 
@@ -45,20 +46,24 @@ def cost_of_stages(runs: Sequence[RunDir], price_per_hour: float | None) -> Cost
 def cost_of_chain(
     run: RunDir, price_per_hour: float | None, win_rate: Mapping[str, Mapping[str, Any]]
 ) -> Cost:
-    """What an evaluation and all stages before it have cost, and a point of win rate.
+    """What an evaluation and all stages before it have cost, and a point of win rate."""
+    return with_price_per_point(cost_of_stages(_chain(run), price_per_hour), win_rate)
+
+
+def with_price_per_point(
+    cost: Mapping[str, Any], win_rate: Mapping[str, Mapping[str, Any]]
+) -> Cost:
+    """A cost with the price of a point of these win rates.
 
     A point is a hundredth of win rate above one half, by the most trustworthy judge. A policy that
     does not win more than half has no price for a point.
     """
-    found = cost_of_stages(_chain(run), price_per_hour)
     judge = next((name for name in TRUSTED if name in win_rate), None)
     value = win_rate[judge]["value"] if judge else None
     points = 100 * (value - 0.5) if value is not None else 0.0
-    has_price = found["price"] is not None and points > 0
-    return {
-        **found,
-        "price_per_point": round(found["price"] / points, 6) if has_price else None,
-    }
+    price = cost["price"]
+    has_price = price is not None and points > 0
+    return {**cost, "price_per_point": round(price / points, 6) if has_price else None}
 
 
 def _chain(run: RunDir) -> list[RunDir]:
@@ -81,12 +86,6 @@ def _chain(run: RunDir) -> list[RunDir]:
                 if RunDir(folder).stage_file.is_file()
             ]
     return list(found.values())
-
-
-def _seconds(run: RunDir) -> float:
-    """Of all processes of a stage; with the parts of a learning curve, which are stages inside."""
-    parts = [RunDir(file.parent) for file in run.path.glob("part-*/stage.json")]
-    return sum(map(device_seconds, [run, *parts]))
 
 
 def _price(seconds: float, price_per_hour: float | None) -> Cost:
@@ -115,19 +114,32 @@ def _annotator_hours(rankings: Path | None) -> float | None:
 
 
 def cost_sentence(cost: Mapping[str, Any] | None) -> Iterator[str]:
-    """What a report says of the cost, where a price or annotators' hours are known."""
+    """What a command says of the cost, where a price or annotators' hours are known."""
     if not cost or "device_hours" not in cost:
         return
-    if cost["price"] is None and not cost["annotator_hours"]:
-        return
-    words = f"Cost: {cost['device_hours']:.3g} device-hours"
+    if cost["price"] is not None or cost["annotator_hours"]:
+        yield cost_in_words(cost)
+
+
+def cost_in_words(cost: Mapping[str, Any]) -> str:
+    """A cost in a sentence: what of it is known."""
+    words = f"Cost: {amount(cost['device_hours'])} device-hours"
     if cost["price"] is not None:
-        words += f" at {cost['price_per_hour']:g} each: {cost['price']:.3g}"
+        words += f" at {amount(cost['price_per_hour'])} each: {amount(cost['price'])}"
     if cost["annotator_hours"]:
-        words += f", and {cost['annotator_hours']:.3g} annotator-hours"
+        words += f", and {amount(cost['annotator_hours'])} annotator-hours"
     if cost.get("price_per_point") is not None:
-        words += f"; {cost['price_per_point']:.3g} for a point of win rate"
-    yield f"{words}."
+        words += f"; {amount(cost['price_per_point'])} for a point of win rate"
+    return f"{words}."
+
+
+def amount(value: float) -> str:
+    """Hours or a price with three significant digits, those before the point whole: 1,234."""
+    if not value:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def advice_on_speed(report: Mapping[str, Any]) -> list[str]:

@@ -170,7 +170,12 @@ class Use:
 
 
 def describe_use(
-    rows: Sequence[dict[str, Any]], rate: float, clocks: Sequence[str], longer_passes: str
+    rows: Sequence[dict[str, Any]],
+    rate: float,
+    clocks: Sequence[str],
+    longer_passes: str,
+    *,
+    all_counted: bool = True,
 ) -> dict[str, Any] | None:
     """What a run's metrics say of its speed; None where no step was measured.
 
@@ -179,6 +184,7 @@ def describe_use(
         rate: of a matrix product, in operations a second.
         clocks: the metrics whose sum is the seconds of a step.
         longer_passes: flags that make forward passes longer.
+        all_counted: whether all operations are counted; low use is no news where vLLM samples.
     """
     rows = [row for row in rows if "speed/tflops" in row]
     seconds = [sum(row[name] for name in clocks) for row in rows]
@@ -196,6 +202,7 @@ def describe_use(
     }
     length = mean("speed/tokens_per_pass")
     phases = {name: sum(row[name] for row in rows) / whole for name in clocks}
+    share = tflops * TERA / rate if all_counted else 1.0
     use = Use(
         seconds=whole,
         tokens_per_second=mean("speed/tokens_per_second"),
@@ -204,7 +211,7 @@ def describe_use(
         utilization=tflops * TERA / rate,
         waiting_for_data=shares["data"],
         waiting_for_ranks=shares["ranks"],
-        advice=advise(tflops * TERA / rate, shares, length, phases, longer_passes),
+        advice=advise(share, shares, length, phases, longer_passes),
     )
     return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in asdict(use).items()}
 

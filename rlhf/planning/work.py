@@ -69,8 +69,7 @@ def count_work(model: Any) -> None:
     Models that share a trunk are counted once. Call it after adapters were added.
     """
     trunk = model.base_model
-    # looking for it in every pass would take milliseconds
-    _adapted[trunk] = next((part for part in trunk.modules() if isinstance(part, LoraLayer)), None)
+    _find_adapter(trunk)
     if trunk not in _counted:
         _counted.add(trunk)
         trunk.register_forward_pre_hook(_count_trunk, with_kwargs=True)
@@ -78,6 +77,11 @@ def count_work(model: Any) -> None:
     if output is not None and output not in _counted:
         _counted.add(output)
         output.register_forward_pre_hook(_count_output)
+
+
+def _find_adapter(trunk: nn.Module) -> None:
+    """Remember a layer with adapters: looking for it in every pass would take milliseconds."""
+    _adapted[trunk] = next((part for part in trunk.modules() if isinstance(part, LoraLayer)), None)
 
 
 def take_work() -> Work:
@@ -106,12 +110,12 @@ def _count_trunk(trunk: nn.Module, arguments: tuple[Any, ...], named: dict[str, 
             _done.flops += 2.0 * rows * length * sizes.recomputed + 4.0 * sizes.query_width * pairs
 
 
-def trunk_flops(sizes: Matrices, tokens: int, pairs: int) -> float:
+def trunk_flops(sizes: Matrices, tokens: float, pairs: float) -> float:
     """Operations of a trunk's forward pass: 2·T·matrices + 4·q·pairs."""
     return 2.0 * tokens * sizes.all + 4.0 * sizes.query_width * pairs
 
 
-def backward_flops(sizes: Matrices, tokens: int, pairs: int) -> float:
+def backward_flops(sizes: Matrices, tokens: float, pairs: float) -> float:
     """Operations of its backward pass: 2·T·(reached + trained) + 8·q·pairs."""
     return 2.0 * tokens * (sizes.reached + sizes.trained) + 8.0 * sizes.query_width * pairs
 
@@ -145,6 +149,8 @@ def _count_output(output: nn.Module, arguments: tuple[Any, ...]) -> None:
 def _sizes(trunk: nn.Module) -> Matrices:
     """The sizes of a trunk, which depend on the adapters in use and on what is trained."""
     known = _matrices.setdefault(trunk, {})
+    if trunk not in _adapted:  # a copy of a counted model has its hooks
+        _find_adapter(trunk)
     layer = _adapted[trunk]
     adapters = () if layer is None or layer.disable_adapters else tuple(layer.active_adapters)
     if adapters not in known:

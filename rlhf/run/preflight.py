@@ -6,6 +6,7 @@ over all processes, on every device.
 """
 
 import math
+import re
 import shutil
 import socket
 import sys
@@ -17,16 +18,24 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
 from rlhf.errors import InputError, InterruptedRunError, MismatchError
 from rlhf.parallel.settings import ClusterSettings
 from rlhf.parallel.sharding import Sharding, prepare
+from rlhf.records.fingerprints import sampled_hash
 from rlhf.run.provenance import PACKAGES, package_version
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat, watching
 
 GIB = 2**30
+INPUT_FILES = tuple(  # of models, ensembles, rankings and reference stores
+    f"{folder}{kind}"
+    for folder in ("", "member-*/", "outputs/")
+    for kind in ("*.safetensors", "*.bin", "*.jsonl", "*.parquet")
+)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 SAVED_BYTES = 4  # of a weight, float32
 STATE_BYTES = 12  # of a trained weight in a checkpoint: itself and Adam's two moments
 NETWORK_ELEMENTS = 2**22
@@ -66,9 +75,21 @@ def check_before_training(
 
 
 def describe_process(inputs: dict[str, Any]) -> dict[str, str]:
-    """What must be the same in all processes: versions of packages, hashes of inputs."""
+    """What must be the same in all processes: versions of packages, files of inputs.
+
+    The main process has hashed the inputs for all; whether a machine has other copies of them is
+    told from a few kilobytes of each file.
+    """
     versions = {f"version of {name}": str(package_version(name)) for name in PACKAGES}
-    return versions | {f"input {name}": str(one["hash"]) for name, one in inputs.items()}
+    return versions | {f"input {name}": _sample(str(one["path"])) for name, one in inputs.items()}
+
+
+def _sample(path: str) -> str:
+    """What this machine has at an input's path; of a model on the hub its commit."""
+    if Path(path).exists():
+        return sampled_hash(Path(path), INPUT_FILES)
+    cached = try_to_load_from_cache(path, "config.json") if HUB_NAME.fullmatch(path) else None
+    return Path(cached).parent.name if isinstance(cached, str) else "not there"
 
 
 def require_agreement(accelerator: Accelerator, facts: dict[str, str]) -> None:

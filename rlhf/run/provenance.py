@@ -107,9 +107,9 @@ def _git(*arguments: str) -> str | None:
         tracked = ["git", "-C", str(CODE), "ls-files", "--error-unmatch", __file__]
         if subprocess.run(tracked, capture_output=True, check=False).returncode:
             return None
-        done = subprocess.run(
-            ["git", "-C", str(CODE), *arguments], capture_output=True, text=True, check=False
-        )
+        given = ["git", "-C", str(CODE), *arguments]
+        done = subprocess.run(given, capture_output=True, check=False)
     except FileNotFoundError:
         return None
-    return done.stdout.strip() or None
+    # a file may have another encoding; the last line of a difference may be blank
+    return done.stdout.decode(errors="replace").removesuffix("\n") or None

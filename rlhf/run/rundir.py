@@ -202,9 +202,8 @@ def open_stage(
     run = RunDir(out)
     if not is_main_process():
         return run
-    if any(
-        one.name not in beside for one in out.glob("[!.]*")
-    ):  # another job that starts now may have hidden files there
+    # another job that starts now may have hidden files there
+    if any(one.name not in beside for one in out.glob("[!.]*")):
         if not resume and not is_restart():
             status = run.read_stage().get("status", "not a run folder")
             how = "show its result again" if status == "done" else "go on with it"
@@ -260,6 +259,8 @@ def stage_status(
             raise
         if is_complete():
             end("done")
+        elif alone and is_main_process():
+            write_json(run.stage_file, _stop_clock(run))
 
 
 def _how_to_go_on(run: RunDir) -> str:
@@ -283,9 +284,8 @@ def watching_stage(
     """
 
     def report(error: InterruptedRunError) -> None:
-        write_json(
-            run.stage_file, {**run.read_stage(), "status": "interrupted", "error": str(error)}
-        )
+        taken = {**run.read_stage(), "device_seconds": _seconds_of_earlier(run)}
+        write_json(run.stage_file, {**taken, "status": "interrupted", "error": str(error)})
         sys.stderr.write(f"error {error}\n")
         sys.stderr.flush()
         notify(url, str(run.path), "stalled", str(error))
@@ -361,6 +361,7 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
     }
     write_json(run.stage_file, described)
     write_text_atomically(run.packages_file, lambda stream: stream.write(all_packages()))
+    run.diff_file.unlink(missing_ok=True)
     if diff := code_diff():
         write_text_atomically(run.diff_file, lambda stream: stream.write(diff + "\n"))
 
@@ -369,27 +370,31 @@ def device_seconds(run: RunDir) -> float:
     """Seconds of all processes of a stage in all attempts; while it runs, until now."""
     content = run.read_stage()
     earlier = float(content.get("device_seconds") or 0.0)
-    if run.path not in _began:
-        return earlier
-    return earlier + (time.monotonic() - _began[run.path]) * int(content.get("processes", 1))
+    taken = time.monotonic() - _began[run.path] if run.path in _began else 0.0
+    return earlier + taken * int(content.get("processes", 1))
 
 
 def _seconds_of_earlier(run: RunDir) -> float:
-    """`device_seconds` of earlier attempts; of one that was killed, until its last heartbeat."""
+    """`device_seconds` of earlier attempts; of a killed one, until the last heartbeat inside."""
     content = run.read_stage()
     seconds = float(content.get("device_seconds") or 0.0)
-    beats = [file.stat().st_mtime for file in run.heartbeat.rglob("*.json")]
-    if content.get("status") == "running" and beats:
-        began = datetime.fromisoformat(content["started_at"]).timestamp()
-        seconds += max(max(beats) - began, 0.0) * content.get("processes", 1)
+    if content.get("status") == "running":
+        began = run.stage_file.stat().st_mtime  # nothing that runs writes it but for its end
+        beats = [file.stat().st_mtime for file in run.path.rglob("rank-*.json")]
+        seconds += (max([began, *beats]) - began) * content.get("processes", 1)
     return seconds
 
 
 def _set_status(run: RunDir, status: str, **extra: str) -> None:
     if not is_main_process():
         return
-    content = {name: one for name, one in run.read_stage().items() if name != "error"}
-    content["device_seconds"] = round(device_seconds(run), 3)
-    _began.pop(run.path, None)
+    content = {name: one for name, one in _stop_clock(run).items() if name != "error"}
     finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(run.stage_file, {**content, "status": status, "finished_at": finished_at, **extra})
+
+
+def _stop_clock(run: RunDir) -> dict[str, Any]:
+    """The content of stage.json, with the seconds until now."""
+    content = {**run.read_stage(), "device_seconds": round(device_seconds(run), 3)}
+    _began.pop(run.path, None)
+    return content

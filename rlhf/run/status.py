@@ -33,6 +33,8 @@ SHOWN = (
     "win_rate.",
     "reward.first",
     "reward.last",
+    "kl.reverse.nats",
+    "cost.",
 )
 UNFINISHED = ("failed", "interrupted", "killed")
 CURVE_POINTS = 24
@@ -66,6 +68,17 @@ def read_run(path: Path, kinds: Mapping[str, type[Any]]) -> Run:
     return {
         one["stage"] if stages.count(one["stage"]) == 1 else _with_folder(one): one for one in found
     }
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The runs that a folder stands for: itself, or those in it where it holds no stage."""
+    if not path.is_dir() or _has_stage(path):
+        return [path]
+    return sorted(one for one in path.iterdir() if one.is_dir() and _has_stage(one)) or [path]
+
+
+def _has_stage(path: Path) -> bool:
+    return RunDir(path).stage_file.is_file() or any(path.glob("*/stage.json"))
 
 
 def _position(stage: StageStatus) -> tuple[int, int, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "benchmarks" / "ranks.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "benchmarks" / "scale" / "ranks.py"
 
 
 @pytest.mark.slow

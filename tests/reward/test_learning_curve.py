@@ -7,8 +7,10 @@ import pytest
 from reward.learning_curve import train_learning_curve
 from reward.train import train_reward
 from rlhf.errors import ConfigError, InputError
+from rlhf.planning.price import cost_of
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.ranked import write_ranked
+from rlhf.run.rundir import RunDir
 from tests.reward.conftest import build_record
 from tests.settings import changed, reward_settings
 
@@ -47,6 +49,25 @@ def test_the_curve_is_in_the_report(curve):
     page = (settings.out / "report.html").read_text()
     assert "24 labels give" in page
     assert 'alt="Accuracy against the number of labels, with forecasts"' in page
+
+
+def test_an_interrupted_curve_does_not_cost_twice(curve, tmp_path, monkeypatch):
+    settings = changed(curve[0], out=tmp_path / "curve")
+    trained = []
+
+    def train(part, *_, **__):
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(train_reward(part, is_member=True))
+        return trained[0]
+
+    monkeypatch.setattr("reward.learning_curve.train_reward", train)
+    with pytest.raises(KeyboardInterrupt):
+        train_learning_curve(settings)
+    found = cost_of(RunDir(settings.out), None)["device_hours"]
+    assert found == pytest.approx(
+        RunDir(settings.out).read_stage()["device_seconds"] / 3600, abs=1e-6
+    )
 
 
 def test_the_whole_is_trained_as_without_a_curve(curve, tmp_path):

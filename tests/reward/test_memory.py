@@ -131,6 +131,23 @@ def test_the_first_stages_of_zero_divide_no_weights(six_billion):
     assert offloaded == pytest.approx(weights + gradients + copies + activations)
 
 
+def test_zero_3_is_refused_where_no_whole_copy_fits_and_fsdp_is_named(six_billion):
+    settings = settings_for(six_billion, gradient_checkpointing=True, tokens_per_batch=2048)
+    whole = 4 * (read_shape(str(six_billion)).trunk + 4096)  # 21.8 GiB
+    plan = plan_memory(settings, read_shape(str(six_billion)), "zero3")
+    found = shard_plan(plan, Layout("zero3", 64))
+    assert found.peak == whole
+    assert found.text.splitlines()[-3].rstrip() == "before, while loading"
+    assert "21.77" in found.text.splitlines()[-2]
+    require_memory(settings, whole, Sharding("zero3"), 64)
+    for offload in (False, True):
+        with pytest.raises(ConfigError) as caught:
+            require_memory(settings, whole - 1, Sharding("zero3", offload), 64)
+        assert caught.value.problem.startswith("This training needs 21.8 GiB in each process; ")
+        assert caught.value.remedy.splitlines()[1].startswith("  1. --sharding fsdp --processes ")
+    require_memory(settings, whole - 1, Sharding("fsdp"), 64)
+
+
 def test_adapters_need_little_room_on_disk(six_billion):
     shape = read_shape(str(six_billion))
     trained = 16 * shape.lora_rows + 4096

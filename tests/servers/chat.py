@@ -22,6 +22,7 @@ class ChatServer(LocalServer):
         self.models = ["served-model"]
         self.streams = True
         self.ending = "stop"
+        self.abandoned = 0  # streams whose client has gone away
         self.gate = threading.Event()
         self.gate.set()
         self.lock = threading.Lock()
@@ -31,7 +32,8 @@ class ChatServer(LocalServer):
         super().__exit__()
 
     def handle_error(self, *_: object) -> None:
-        """A client that has gone away is none of ours."""
+        """A client has gone away."""
+        self.abandoned += 1
 
 
 class Handler(BaseHTTPRequestHandler):

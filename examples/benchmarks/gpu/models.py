@@ -17,8 +17,8 @@ from examples.benchmarks.gpu import machine
 from examples.benchmarks.gpu.results import REPOSITORY, say
 from examples.benchmarks.gpu.texts import ANSWER, REHEARSAL, build_tokenizer
 from rlhf.modeling.adapters import FOLDER, add_adapters, save_adapters
-from rlhf.modeling.heads import reward_head, start_head
-from rlhf.modeling.models import describe_model, new_reward_model, put_head_on, save_model
+from rlhf.modeling.heads import put_head_on, reward_head, start_head
+from rlhf.modeling.models import describe_model, new_reward_model, save_model
 from rlhf.records.jsonl import new_folder
 
 SHAPE = REPOSITORY / "examples" / "six_billion" / "llama_6b"

@@ -13,6 +13,7 @@ import time
 from sqlite_utils import Database
 
 from labeling_app.db.board.tickets import add_ticket
+from labeling_app.db.people.sources import sources_of
 from labeling_app.db.rankings import ranking_in_task
 from labeling_app.db.tasks import change_open
 from rlhf.errors import InputError
@@ -51,7 +52,8 @@ def own_lease(db: Database, annotator: str) -> int | None:
 def first_open(db: Database, annotator: str) -> int | None:
     """The open task of highest priority that this annotator has neither ranked nor skipped.
 
-    One whose lease ran out comes first: the draft, if any, is still there.
+    One whose lease ran out comes first: the draft, if any, is still there. Tasks of the sources
+    that were given to this annotator come before those for everybody.
     """
     for query in (
         """SELECT a.task_id FROM drafts d JOIN assignments a USING (task_id, annotator)
@@ -62,16 +64,29 @@ def first_open(db: Database, annotator: str) -> int | None:
                SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
                AND a.state <> 'expired')
            ORDER BY id LIMIT 1""",
-        """SELECT id FROM tasks t WHERE open > 0 AND only_for IS NULL
-           AND purpose IN ('rank', 'compare') AND NOT EXISTS (
-               SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
-               AND a.state <> 'expired')
-           ORDER BY priority DESC, id LIMIT 1""",
     ):
         row = db.execute(query, {"me": annotator}).fetchone()
         if row:
             return int(row[0])
-    return None
+    given = [_first_in_queue(db, annotator, source) for source in sources_of(db, annotator)]
+    best = max((row for row in given if row), default=None)
+    best = best or _first_in_queue(db, annotator, None)
+    return None if best is None else -best[1]
+
+
+def _first_in_queue(db: Database, annotator: str, source: str | None) -> tuple[float, int] | None:
+    """(priority, -number) of the first task of a source, or of those that are for everybody.
+
+    The conditions are word for word those of the indexes, or these would not be used.
+    """
+    which = "reserved IS NULL" if source is None else "reserved IS NOT NULL AND reserved = :source"
+    query = f"""SELECT priority, -id FROM tasks t WHERE open > 0 AND only_for IS NULL
+                AND purpose IN ('rank', 'compare') AND {which} AND NOT EXISTS (
+                    SELECT 1 FROM assignments a WHERE a.task_id = t.id AND a.annotator = :me
+                    AND a.state <> 'expired')
+                ORDER BY priority DESC, id LIMIT 1"""
+    row = db.execute(query, {"me": annotator, "source": source}).fetchone()
+    return (row[0], row[1]) if row else None
 
 
 def expire_leases(db: Database) -> None:

@@ -6,7 +6,8 @@
                  ├─< assignments    leased, expired, done or skipped by whom; the order shown
                  ├─< tickets        what the task is called in that person's browser
                  └─< drafts, skips
-    annotators ─< rankings      append-only; `live` says whether a later one took its place
+    annotators ─< source_people whose sources' tasks they alone get
+        └───< rankings          append-only; `live` says whether a later one took its place
     comparisons ─< served       answers to apps, and the thumbs by which two policies are compared
 
 Two columns make the next task cheap whatever the size of the database: `tasks.open` (how many
@@ -15,6 +16,7 @@ that nobody counts rows.
 """
 
 from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
+from labeling_app.db.files.schema_people import INVITATIONS, USERS
 
 APPLICATION_ID = (
     0x524C4846  # "RLHF": what `file` and SQLite find in the header of a database of ours
@@ -139,21 +141,6 @@ FIRST_SCHEMA = (
 
 # By which a browser keeps the drafts of two databases apart.
 BOARD_ID = "INSERT INTO settings VALUES ('board', lower(hex(randomblob(8))))"
-
-
-USERS = (
-    """CREATE TABLE users (
-        name TEXT PRIMARY KEY REFERENCES annotators (name),
-        role TEXT NOT NULL CHECK (role IN ('annotator', 'lead', 'admin')),
-        password TEXT NOT NULL,
-        disabled INTEGER NOT NULL DEFAULT 0,
-        failures INTEGER NOT NULL DEFAULT 0,
-        locked_until REAL NOT NULL DEFAULT 0,
-        epoch INTEGER NOT NULL DEFAULT 0,
-        created_at REAL NOT NULL) WITHOUT ROWID""",
-    # Signs cookies and makes pseudonyms; in the database, so that a restart signs nobody out.
-    "INSERT INTO settings VALUES ('secret', lower(hex(randomblob(32))))",
-)
 
 
 RUBRICS = (
@@ -349,17 +336,6 @@ SERVED = (
 )
 
 
-INVITATIONS = (
-    # Links with which a person sets a password; a token is random, so its plain hash tells nothing.
-    """CREATE TABLE invitations (
-        hash TEXT PRIMARY KEY,
-        name TEXT NOT NULL UNIQUE,
-        role TEXT NOT NULL CHECK (role IN ('annotator', 'lead', 'admin')),
-        is_reset INTEGER NOT NULL,
-        expires_at REAL NOT NULL) WITHOUT ROWID""",
-)
-
-
 BOARD_RUBRICS = (
     # What the board has shown, in order; `rubrics` also holds those of judges.
     """CREATE TABLE board_rubrics (
@@ -367,6 +343,28 @@ BOARD_RUBRICS = (
         version TEXT NOT NULL REFERENCES rubrics (version),
         saved_at REAL NOT NULL,
         saved_by TEXT NOT NULL)""",
+)
+
+
+_QUEUE = "open > 0 AND only_for IS NULL AND purpose IN ('rank', 'compare')"
+SOURCES = (
+    # Where a source has people, its tasks are for them alone; `reserved` is then its name.
+    """CREATE TABLE source_people (
+        annotator TEXT NOT NULL REFERENCES annotators (name),
+        source TEXT NOT NULL,
+        PRIMARY KEY (annotator, source)) WITHOUT ROWID""",
+    "CREATE INDEX people_of_source ON source_people (source)",
+    "CREATE INDEX prompts_of_source ON prompts (source)",
+    "ALTER TABLE tasks ADD COLUMN reserved TEXT",
+    """CREATE TRIGGER reserve_new_tasks AFTER INSERT ON tasks
+        WHEN EXISTS (SELECT 1 FROM source_people) BEGIN
+        UPDATE tasks SET reserved = (SELECT p.source FROM prompts p WHERE p.id = NEW.prompt_id
+            AND EXISTS (SELECT 1 FROM source_people s WHERE s.source = p.source))
+        WHERE id = NEW.id; END""",
+    "DROP INDEX tasks_open",
+    f"CREATE INDEX tasks_open ON tasks (priority DESC, id) WHERE {_QUEUE} AND reserved IS NULL",
+    f"""CREATE INDEX tasks_reserved ON tasks (reserved, priority DESC, id)
+        WHERE {_QUEUE} AND reserved IS NOT NULL""",
 )
 
 
@@ -388,5 +386,6 @@ STEPS: dict[str, tuple[str, ...]] = {
     "015_served": SERVED,
     "016_invitations": INVITATIONS,
     "017_board_rubrics": BOARD_RUBRICS,
-    "018_imported_judgments": IMPORTED_JUDGMENTS,
+    "018_sources": SOURCES,
+    "019_imported_judgments": IMPORTED_JUDGMENTS,
 }

@@ -26,12 +26,12 @@ from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.access.cookies import SESSION_SECONDS, make_cookie
 from labeling_app.web.health import unusable_database
 from rlhf.endpoints.request_bodies import BodyError, read_body
+from rlhf.endpoints.urls import LOOPBACK
 
 SIGN_IN_PATHS = ("/sign-in", "/sign-out")
 COOKIE = "rlhf_session"
 MAX_FORM_BYTES = 10_000
 PAGE = Path(__file__).parents[1] / "pages" / "board" / "sign_in.html"
-LOOPBACK = ("127.0.0.1", "::1")
 
 FindUser = Callable[[Request], User | None]
 

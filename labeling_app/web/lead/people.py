@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from labeling_app.annotators.invitations import Invitations
 from labeling_app.annotators.passwords import new_password
 from labeling_app.annotators.users import ROLES, Role, User, Users
+from labeling_app.db.people.sources import give_source, sources_with_people
 from labeling_app.db.store import Store
 from labeling_app.web.access.content_policy import html_page
 from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json, sender_of
@@ -105,6 +106,20 @@ class PeoplePage:
         _require_may_manage(sender, user.role)
         return user
 
+    async def give(self, sender: User, payload: Payload) -> Payload:
+        """Let some people alone, or everybody, get the tasks of a source."""
+        source, names = payload.get("source"), payload.get("people")
+        known = sources_with_people(self.users.connections)
+        if not isinstance(source, str) or source not in known:
+            raise InputError("There is no such source", "Reload the page.")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError("The request is malformed", "Reload the page.")
+        for name in names:
+            self.users.require(name)
+        await run_sync(give_source, self.users.connections, source, names)
+        whom = ", ".join(names) if names else "everybody"
+        return {"say": f"Tasks of {source} go to {whom}."}
+
     async def accept(self, payload: Payload) -> Payload:
         """Set a password with a link."""
         token, password = _text(payload, "token"), _text(payload, "password", MAX_PASSWORD)
@@ -163,6 +178,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
             invitations=people.invitations.all(),
             roles=[role for role in ROLES if may_manage(sender, role)],
             everybody_signs_in=has_sign_in,
+            sources=sources_with_people(store.connections),
         )
 
     operations = {
@@ -172,6 +188,7 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
         "withdraw": people.withdraw,
         "disable": people.disable,
         "enable": people.enable,
+        "give": people.give,
     }
     for name, operation in operations.items():
         answer_json(app, f"{PATH}/{name}", operation)

@@ -28,9 +28,9 @@ from policies.trl_training.train import (
 )
 from rlhf.errors import InputError
 from rlhf.modeling.chat_template import end_token_ids
+from rlhf.modeling.heads import empty_causal_lm
 from rlhf.modeling.models import (
     describe_model,
-    empty_causal_lm,
     load_causal_lm,
     load_config,
     policy_folder,

@@ -87,7 +87,9 @@ def explained_variance(moments: Moments, weight: Float[Tensor, " d"]) -> float:
 
 
 def new_critic(
-    settings: PPOSettings, tokenizer: PreTrainedTokenizerBase
+    settings: PPOSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    sharding: Sharding | None = None,
 ) -> tuple[PreTrainedModel | PolicyHead | None, float]:
     """The critic before any training, and the constant added to its values.
 
@@ -100,14 +102,15 @@ def new_critic(
         width = load_config(settings.model).get_text_config().hidden_size
         return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
     models = [name for name in settings.reward if reads_tokens(name)]
-    tensor_parallel = settings.parallel.tensor_parallel > 1
+    sharding = sharding or Sharding()
+    split, on_main = sharding.is_tensor_parallel, sharding.reads_on_main(trained=True)
     if models:
         folder = model_folder(models[0], "reward", "model")
-        critic = load_reward_model(folder, tensor_parallel=tensor_parallel)
+        critic = load_reward_model(folder, tensor_parallel=split, on_main=on_main)
     else:
         pad_id = int(tokenizer.pad_token_id)
         critic = new_reward_model(
-            settings.model, pad_id, settings.seed, tensor_parallel=tensor_parallel
+            settings.model, pad_id, settings.seed, tensor_parallel=split, on_main=on_main
         )
     if settings.critic.trains == "head":
         critic.requires_grad_(False)

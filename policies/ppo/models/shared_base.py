@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from policies.ppo.settings import PPOSettings
 from policies.rewards import reward_models
+from rlhf.errors import ConfigError
 from rlhf.modeling.adapters import (
     add_adapters,
     four_bits,
@@ -18,21 +19,29 @@ from rlhf.modeling.adapters import (
     require_adapters,
     share_weights,
 )
-from rlhf.modeling.heads import reward_head, start_head
-from rlhf.modeling.models import load_causal_lm, put_head_on
+from rlhf.modeling.heads import put_head_on, reward_head, start_head
+from rlhf.modeling.models import load_causal_lm
+from rlhf.parallel.sharding import Sharding
 
 
-def require_shared_base(settings: PPOSettings, model: dict[str, str]) -> None:
+def require_shared_base(settings: PPOSettings, model: dict[str, str], sharding: Sharding) -> None:
     """Refuse reward models that cannot use the policy's base.
 
     Args:
         settings: of the run.
         model: what `describe_model` says of the policy.
+        sharding: as chosen.
 
     Raises:
+        ConfigError: the base is to be sharded.
         InputError: one has no adapter, or its adapter was trained on other weights or another
             precision of these.
     """
+    if sharding.is_sharded and settings.lora.share_base:
+        raise ConfigError(
+            f"--lora.share-base leaves little to shard with --sharding {sharding.strategy}",
+            "Leave --sharding out: every process holds the one frozen model.",
+        )
     for folder in reward_models(settings.reward) if settings.lora.share_base else ():
         require_adapters(folder, model, four_bits=settings.lora.four_bit_base)
 

@@ -33,14 +33,21 @@ class BestOf:
         Raises:
             ApiError: the server fails, or the responses cannot be scored.
         """
-        wanted = {"temperature": TEMPERATURE, **body}
-        wanted.pop("stream_options", None)
+        wanted = {name: value for name, value in body.items() if name != "stream_options"}
+        if wanted.get("temperature") is None:
+            wanted["temperature"] = TEMPERATURE
         seeds = [
             {"seed": wanted["seed"] + place} if isinstance(wanted.get("seed"), int) else {}
             for place in range(self.number)
         ]
-        asked = (upstream.complete(client, {**wanted, **seed}) for seed in seeds)
-        completions = await asyncio.gather(*asked)
+        asked = [
+            asyncio.create_task(upstream.complete(client, {**wanted, **seed})) for seed in seeds
+        ]
+        try:
+            completions = await asyncio.gather(*asked)
+        finally:
+            for one in asked:
+                one.cancel()  # if one has failed
         try:
             texts = [answer_of(one).text for one in completions]
         except BrokenStreamError as error:

@@ -2,22 +2,26 @@
 
 import ctypes
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
+
+import httpx
 
 from policies.serving.settings import Engine
 from rlhf.errors import InputError
 
 POLL_SECONDS = 0.2
+HEALTH_SECONDS = 5.0
 STOP_SECONDS = 20.0
 MAX_PAUSE_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0  # a server that ran for so long is started again at once
@@ -109,18 +113,22 @@ class EngineProcess:
             self._pause_seconds = 0.0
         if now - self._began < self._pause_seconds:
             return
+        self._kill_group()  # its children may hold the GPU
         sys.stderr.write(f"The model server ended with status {code}: starting it again.\n")
         self._pause_seconds = min(2 * self._pause_seconds + 1, MAX_PAUSE_SECONDS)
         self._start()
 
     def stop(self) -> None:
-        """End it; kill it if it takes too long."""
+        """End it, and kill what is left of it, such as the processes that it has started."""
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._kill_group()
+        self._process.wait()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _start(self) -> None:
         self._began = time.monotonic()
@@ -128,15 +136,15 @@ class EngineProcess:
             self._command,
             stdin=subprocess.DEVNULL,
             stdout=STDERR if "vllm" in self._command[0] else subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C in a terminal reaches only the proxy, which ends it
+            process_group=0,  # a Ctrl-C reaches only the proxy, which ends the group
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
 
     def _answers(self) -> bool:
+        url = f"http://127.0.0.1:{self.port}/health"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
-                return True
-        except OSError:
+            return httpx.get(url, timeout=HEALTH_SECONDS, trust_env=False).is_success
+        except httpx.HTTPError:
             return False
 
 

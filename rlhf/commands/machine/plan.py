@@ -1,15 +1,22 @@
 """`rlhf plan`: which ways of training a model fit on a machine."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from cyclopts import Parameter
+
+from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlhf.planning.forecast import Phases, Speed, Stage
+    from rlhf.planning.planner import Shape
     from rlhf.planning.strategies import Load
+    from rlhf.planning.trial import Trial
 
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
 STAGES = ("reward", "reference", "ppo")
@@ -21,7 +28,40 @@ COMMANDS = {
     "ppo": "ppo --model {model} --reward REWARD --reference REFERENCE --out POLICY",
 }
 
+FORECASTING = ("like", "utilization", "sampling_utilization", "amount")
+
 Table = dict[str, dict[str, float]]  # by strategy and stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmountSettings:
+    """Size of the runs whose price is forecast. Default: that of the runs in --like."""
+
+    prompts: int | None = None
+    """Prompts to train on. Without --like: 1000."""
+    held_out: int | None = None
+    """Prompts of the split `test`. Without --like: 100."""
+    responses: float | None = None
+    """train-reward: ranked responses to each prompt. Without --like: 4."""
+    samples: int | None = None
+    """reference: responses sampled to each prompt. Without --like: 1."""
+    prompt_tokens: float | None = None
+    """Mean tokens of a prompt. Without --like: 128."""
+    response_tokens: float | None = None
+    """Mean tokens of a response. Without --like: 128."""
+    epochs: float | None = None
+    """train-reward: passes over its prompts. Without --like: 1."""
+    steps: int | None = None
+    """ppo: steps. Without --like: 100."""
+    episodes: int | None = None
+    """ppo: responses sampled in a step. Without --like: 64."""
+    updates: int | None = None
+    """ppo: passes over the responses of a step. Without --like: 1."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            low = 0 if name in ("held_out", "epochs") else 1
+            require_range(f"amount.{name}", value, low)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +90,8 @@ class Settings:
     passes: int = 1
     """Forward and backward passes of a device per optimizer step."""
     tflops: float | None = None
-    """Measured speed of a device, in 10¹² operations a second; with --network, shows times."""
+    """Measured speed of a device, in 10¹² operations a second; with --network, shows times. With
+    --price-per-hour: that of a large matrix product; default: as in --like, else measured here."""
     network: float | None = None
     """Measured bandwidth of a device to others, in GB/s; with --tflops, shows times."""
     lora_rank: int = 16
@@ -60,6 +101,19 @@ class Settings:
     whole model."""
     engine_tensor_parallel: int = 1
     """With --engine vllm: devices that share one vLLM, at most those of a machine."""
+    price_per_hour: float | None = None
+    """Price of one device for an hour, in any currency: forecasts hours and price of each stage."""
+    like: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
+    """With --price-per-hour: finished runs of train-reward, reference and ppo, of a few steps, say;
+    forecasts take their speed, and their size where --amount does not change it."""
+    utilization: float | None = None
+    """With --price-per-hour: share of --tflops that forward and backward passes reach. Default: as
+    in --like, else 0.3."""
+    sampling_utilization: float | None = None
+    """With --price-per-hour: share of --tflops that sampling reaches. Default: as in --like, else
+    0.03."""
+    amount: AmountSettings = field(default_factory=AmountSettings)
+    """Size of the runs whose price is forecast."""
 
     def __post_init__(self) -> None:
         require_range("gpus", self.gpus, 1)
@@ -76,6 +130,11 @@ class Settings:
         require_range("network", self.network, 0, above_low=True)
         require_range("tensor_parallel", self.tensor_parallel, 1)
         require_range("passes", self.passes, 1)
+        require_range("price_per_hour", self.price_per_hour, 0)
+        require_range("utilization", self.utilization, 0, 1, above_low=True)
+        require_range("sampling_utilization", self.sampling_utilization, 0, 1, above_low=True)
+        if self.price_per_hour is None:
+            refuse_idle(self, FORECASTING, "without --price-per-hour")
         require_range("lora_rank", self.lora_rank, 1)
         require_range("engine_tensor_parallel", self.engine_tensor_parallel, 1)
         if self.engine_tensor_parallel > 1 and self.engine != "vllm":
@@ -145,8 +204,10 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
     phases = phase_bytes("ppo", "FSDP", shape, load, gpus) if load.vllm and gpus > 1 else {}
+    price = settings.price_per_hour
     return {
         "parameters": shape.parameters,
+        "forecast": None if price is None else forecasts(settings, shape, price),
         "gib": needs,
         "fits": {n: {s: gib <= usable for s, gib in row.items()} for n, row in needs.items()},
         "sent_gib": sent,
@@ -159,6 +220,69 @@ def run(settings: Settings) -> dict[str, Any]:
             if one.flags is not None
         },
     }
+
+
+def forecasts(settings: Settings, shape: "Shape", price_per_hour: float) -> dict[str, Any]:
+    """What each stage will take and cost, with what that assumes.
+
+    Raises:
+        InputError: a run in --like cannot be used.
+    """
+    from rlhf.planning.forecast import TITLES, Amount, count_operations, forecast
+    from rlhf.planning.trial import read_trial
+    from rlhf.run.rundir import RunDir
+
+    trials = {one.stage: one for one in (read_trial(RunDir(path)) for path in settings.like)}
+    rate, source = _rate(settings, list(trials.values()))
+    found: dict[str, Any] = {}
+    for stage in TITLES:
+        trial = trials.get(stage)
+        amount = (trial.amount if trial else Amount()).changed(asdict(settings.amount))
+        operations = count_operations(stage, shape, amount, settings.lora_rank)
+        speed = _speed(settings, stage, shape, rate, trial)
+        one = forecast(operations, speed, settings.gpus, price_per_hour)
+        found[stage] = {
+            **asdict(one),
+            "amount": asdict(amount),
+            "utilization": {phase: speed.utilization[phase] for phase in one.seconds},
+            "like": trial.path if trial else None,
+        }
+    return {"stages": found, "matmul_tflops": rate / 1e12, "tflops_from": source}
+
+
+def _rate(settings: Settings, trials: "Sequence[Trial]") -> tuple[float, str]:
+    """Operations a second of a matrix product, and where the number is from."""
+    if settings.tflops is not None:
+        return settings.tflops * 1e12, "as given by --tflops"
+    if trials:
+        return trials[0].speed.rate, f"measured by {trials[0].path}"
+    import torch
+
+    from rlhf.parallel.distributed import choose_precision
+    from rlhf.planning.utilization import matmul_rate
+
+    dtype = torch.bfloat16 if choose_precision("auto") == "bf16" else torch.float32
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return matmul_rate(device, dtype), "measured here"
+
+
+def _speed(
+    settings: Settings, stage: "Stage", shape: "Shape", rate: float, trial: "Trial | None"
+) -> "Speed":
+    """The speed of a stage: that of its trial, else assumed; what was given comes first."""
+    from rlhf.planning.forecast import ASSUMED, Speed, assumed_start
+
+    utilization: Phases = dict(trial.speed.utilization if trial else ASSUMED)
+    if settings.utilization is not None:
+        utilization |= {"scoring": settings.utilization, "training": settings.utilization}
+    if settings.sampling_utilization is not None:
+        utilization |= {"sampling": settings.sampling_utilization}
+    start = assumed_start(stage, shape)
+    if trial:
+        start = trial.speed.start * shape.parameters / trial.parameters
+        # its utilization is of the rate that it measured itself
+        rate = trial.speed.rate if settings.tflops is None else rate
+    return Speed(rate, utilization, start)
 
 
 def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str:
@@ -197,11 +321,54 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     if result["fsdp_phases_gib"]:
         lines += ["", "PPO under FSDP, GiB in each phase:"]
         lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["fsdp_phases_gib"].items()]
+    if result["forecast"]:
+        lines += ["", *_forecast_lines(settings, result["forecast"])]
     lines += ["", "The fastest that fits:", *(f"  {one}" for one in result["advice"])]
     if result["commands"]:
         lines += ["", "Commands to type, with your folders in the place of capital letters:"]
         lines += [f"  {line}" for line in result["commands"].values()]
     return "\n".join(lines)
+
+
+def _forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str]:
+    """Hours and price of each stage, and what they assume."""
+    from rlhf.planning.forecast import TITLES
+    from rlhf.planning.price import amount as shown
+
+    stages = forecast["stages"]
+    yield "Forecast of what each stage takes, on all devices together, and costs:"
+    yield f"  {'':20}{'device-hours':>14}{'hours':>10}{'price':>10}  for"
+    for name, one in stages.items():
+        numbers = (shown(one["device_hours"]), shown(one["hours"]), shown(one["price"]))
+        cells = f"{numbers[0]:>14}{numbers[1]:>10}{numbers[2]:>10}"
+        yield f"  {TITLES[name]:20}{cells}  {_size(name, one['amount'])}"
+    yield (
+        f"  A device multiplies large matrices at {shown(forecast['matmul_tflops'])} TFLOP/s "
+        f"({forecast['tflops_from']}), and of this uses:"
+    )
+    for name, one in stages.items():
+        uses = (f"{phase} {use:.1%}" for phase, use in one["utilization"].items())
+        source = f"like {one['like']}" if one["like"] else "assumed where not given"
+        start = f"{shown(one['start_seconds'])} s to load and save models"
+        yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
+    yield "  Devices divide the work without loss; reward model and critic have the model's size."
+    if not settings.like:
+        yield "  For a closer forecast make short runs and name them: --like RUN."
+
+
+def _size(stage: str, amount: dict[str, Any]) -> str:
+    """How much of what a forecast is for."""
+    response = f"{amount['response_tokens']:.0f} tokens"
+    prompt = f"of {amount['prompt_tokens']:.0f} tokens"
+    if stage.startswith("ppo"):
+        return f"{amount['steps']:,} steps of {amount['episodes']} responses of {response}"
+    if stage == "reference":
+        count = amount["samples"] * (amount["prompts"] + amount["held_out"])
+        return f"{count:,} responses of {response} to prompts {prompt}"
+    return (
+        f"{amount['epochs'] * amount['prompts']:,.0f} prompts {prompt} with "
+        f"{amount['responses']:.3g} responses of {response}"
+    )
 
 
 def _rows(table: Table) -> list[str]:

@@ -35,7 +35,7 @@ class Settings:
     runs: Annotated[tuple[Path, ...], Parameter(name="--runs", negative="")] = field(
         default=(), kw_only=False
     )
-    """Folders of runs or of single stages."""
+    """Folders of runs or of single stages, or a folder of runs."""
     db: Path | None = None
     """A label database with feedback on served policies: shows the thumbs of every comparison
     (`rlhf serve --against`). May be looked at as often as you like."""
@@ -48,23 +48,32 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show what each stage of a run did, and in which settings several runs differ."""
+    """Show what each stage of a run did, and compare several runs: results, cost, settings."""
     if not (settings.runs or settings.db):
         raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
-    from rlhf.run.status import differing_settings, read_run
+    from rlhf.planning.comparison import summary
+    from rlhf.run.status import differing_settings, read_run, run_folders
 
     kinds = {stage: command.Settings for stage, command in STAGES.items()}
-    runs = {str(path): read_run(path, kinds) for path in settings.runs}
-    found = {"runs": runs, "differing_settings": differing_settings(runs)}
+    folders = [folder for path in settings.runs for folder in run_folders(path)]
+    runs = {str(path): read_run(path, kinds) for path in folders}
+    found = {
+        "runs": runs,
+        "compared": {name: summary(one) for name, one in runs.items()},
+        "differing_settings": differing_settings(runs),
+    }
     return found | ({"comparisons": _comparisons(settings.db)} if settings.db else {})
 
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
-    """A line for each stage, how several runs compare; with --full a table for each stage."""
+    """A line for each run of several, and for each stage; with --full a table for each stage."""
+    from rlhf.planning.comparison import comparison
     from rlhf.run.status import overview, tables
 
     show = tables if settings.full else overview
     parts = [show(result["runs"], result["differing_settings"])] if settings.runs else []
+    if len(result["runs"]) > 1 and not settings.full:
+        parts.insert(0, comparison(result["compared"]))
     if settings.db:
         from policies.serving.thumbs.comparison import in_words
 

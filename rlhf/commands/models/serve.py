@@ -12,10 +12,10 @@ from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.config.template_kwargs import TemplateKwargs
+from rlhf.endpoints.urls import LOOPBACK
 from rlhf.errors import ConfigError
 
 EXAMPLE = "rlhf serve --policy runs/first/ppo --db labels.db"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OF_POLICIES = (
     *("against", "share", "best_of", "db", "keep", "engine", "engine_flags", "endpoint"),
     *("against_endpoint", "silence_seconds"),
@@ -169,7 +169,9 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
             f"Scored {counted(result['responses'], 'response')} in "
             f"{counted(result['requests'], 'request')}."
         )
-    answered = f"Answered {counted(result['requests'], 'request')}"
+    failed = result["failures"]
+    answered = f"Answered {counted(result['requests'] - failed, 'request')}"
+    answered += f", {failed:,} failed" if failed else ""
     if settings.db is None:
         return f"{answered}; nothing was kept, as there is no --db."
     kept = f"{counted(result['kept'], 'response')} kept in {settings.db}"

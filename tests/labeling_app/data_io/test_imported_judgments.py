@@ -181,7 +181,7 @@ def test_lines_of_one_prompt_make_one_task(store, queue, import_lines):
 def downgrade(store: Store, path: Path) -> None:
     """The content of a database as the version before left it: judgments without their tasks."""
     old = Database(path)
-    migrations.apply(old, stop_before="018_imported_judgments")
+    migrations.apply(old, stop_before="019_imported_judgments")
     old.attach("new", store.connections.path)
     for table in ("prompts", "responses", "annotators", "tasks", "rankings", "imports"):
         columns = [name for name in old[table].columns_dict if name != "task_id"]

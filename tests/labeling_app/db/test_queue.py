@@ -199,7 +199,7 @@ def test_the_next_task_is_found_by_index_alone(people, fill, query):
     fill(3, 2)
     statements = {
         "tasks_open": "SELECT id FROM tasks t WHERE open > 0 AND only_for IS NULL"
-        " AND purpose IN ('rank', 'compare')"
+        " AND purpose IN ('rank', 'compare') AND reserved IS NULL"
         " ORDER BY priority DESC, id LIMIT 1",
         "leases_of_annotator": "SELECT task_id FROM assignments WHERE annotator = 'ann'"
         " AND state = 'leased' ORDER BY updated_at DESC LIMIT 1",

@@ -61,7 +61,7 @@ def test_the_page_escapes_everything(labelled):
     page = quality_page(labelled)
     assert page.count("<script") == 2  # the frame's, and the page's own, which renews the numbers
     assert "&lt;script&gt;alert(1)&lt;/script&gt;${x}" in page
-    assert "agreed on 73" in page
+    assert "on 73 %" in page
     assert "secret-model" not in page
 
 

@@ -375,6 +375,28 @@ def test_a_report_of_the_bare_minimum_renders() -> None:
     assert "No samples were kept." in page.text
 
 
+def test_the_page_says_what_is_known_of_the_cost() -> None:
+    known = {"device_hours": 1234.5, "price_per_hour": 2.0, "price": 2469.0, "annotator_hours": 4.5}
+    report = {**example(), "cost": {**known, "price_per_point": 78.36}}
+    page = Page(render(build_content(report, samples(), METRICS)))
+    shown = {pointer: text for pointer, _, text in page.numbers if pointer.startswith("/cost/")}
+    assert shown == {
+        "/cost/device_hours": "1,234",
+        "/cost/price_per_hour": "2",
+        "/cost/price": "2,469",
+        "/cost/annotator_hours": "4.5",
+        "/cost/price_per_point": "78.4",
+    }
+    assert "of a hundredth above one half, judged by the signal" in page.text
+    hours = {name: None for name in (*known, "price_per_point")} | {"device_hours": 0.25}
+    page = Page(render(build_content({**report, "cost": hours}, samples(), METRICS)))
+    assert [p for p, _, _ in page.numbers if p.startswith("/cost/")] == ["/cost/device_hours"]
+    assert "What it cost" in page.text
+    assert "annotators" not in page.text.lower()
+    page = Page(render(build_content(example(), samples(), METRICS)))
+    assert "What it cost" not in page.text
+
+
 def test_the_page_says_what_the_reverse_kl_was_measured_with() -> None:
     page = Page(render(build_content(example(), samples(), METRICS)))
     assert (

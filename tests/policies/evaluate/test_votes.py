@@ -9,7 +9,7 @@ import pytest
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
 from rlhf.cli import main
-from rlhf.records.jsonl import write_jsonl
+from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.records.ranked import read_ranked_file
 from rlhf.run.rundir import RunDir
 from tests.policies.evaluate.test_report import require_numbers_of_report
@@ -123,6 +123,21 @@ def test_votes_travel_there_and_back(
     assert run.read_report()["verdict"]["judge"] == "ai"
     assert "votes" not in run.read_report()
     assert evaluate(run, "--from-db", str(db)) == 2
+
+
+def test_votes_change_the_price_of_a_point(
+    run: RunDir, others: dict[str, list[str]], tmp_path: Path
+) -> None:
+    report = run.read_report()
+    report["cost"] |= {"price_per_hour": 3.0, "price": 30.0, "price_per_point": None}
+    write_json(run.report_json, report)
+    db = tmp_path / "labels.db"
+    assert evaluate(run, "--to-db", str(db)) == 0
+    vote(db, "ann", dict(zip(others["reference"][:2], [1.0, 0.5], strict=True)))
+    assert evaluate(run, "--from-db", str(db)) == 0
+    # people see 75 %, which is 25 points
+    assert run.read_report()["cost"]["price_per_point"] == 1.2
+    assert 'data-path="/cost/price_per_point">1.2</data>' in run.report_html.read_text()
 
 
 def test_votes_against_the_other_model_alone(

@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from policies.ppo.memory import plan_memory, room_for
+from policies.ppo.memory import plan_memory, require_memory, room_for
 from policies.ppo.setting_groups import KLSettings
 from policies.ppo.settings import PPOSettings
+from rlhf.errors import ConfigError
+from rlhf.parallel.sharding import Sharding
 from rlhf.planning.planner import read_shape
 from tests.policies.training import TrainingInputs, build_ensemble
 from tests.settings import changed
@@ -137,3 +140,22 @@ def test_adapters_of_reward_models_have_the_rank_they_were_trained_with(
     shared = changed(settings, lora_rank=4, share_base=True, reward=(str(tmp_path / "reward"),))
     trained = 4 * shape.lora_rows + 3 * shape.lora_rows + shape.hidden
     assert room_for(shared) == 2 * 12 * trained + 4 * shape.parameters
+
+
+def test_zero_3_is_refused_where_policy_and_critic_do_not_fit_whole(settings: PPOSettings) -> None:
+    policy, reward = (
+        sum(value.numel() for value in load_file(Path(folder, "model.safetensors")).values())
+        for folder in (settings.model, settings.reward[0])
+    )
+    whole = 4 * (policy + reward - 32)  # but for the reward model's head
+    sharded = changed(settings, processes=2)
+    require_memory(sharded, Sharding("zero3"), whole)
+    require_memory(sharded, Sharding("fsdp"), whole - 1)
+    with pytest.raises(ConfigError) as caught:
+        require_memory(sharded, Sharding("zero3"), whole - 1)
+    assert caught.value.problem.startswith(
+        "--sharding zero3 first moves policy and critic whole to every device: "
+    )
+    assert caught.value.remedy.startswith("Use --sharding fsdp --sampling.engine vllm, ")
+    assert "before, while loading" in plan_memory(changed(sharded, sharding="zero3"))
+    assert "before, while loading" not in plan_memory(changed(sharded, sharding="fsdp"))

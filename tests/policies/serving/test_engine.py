@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -32,6 +34,19 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+FOREIGN = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
+    while True:
+        with listening.accept()[0] as client:
+            client.sendall(b"SSH-2.0\\r\\n")
+"""
+WITH_A_CHILD = """
+import pathlib, subprocess, sys
+child = subprocess.Popen(["sleep", "60"])
+pathlib.Path(sys.argv[1]).write_text(f"{child.pid}\\n")
+child.wait()
 """
 STARTING = """
 import sys, time
@@ -73,15 +88,29 @@ def test_a_server_that_dies_is_started_again_and_at_last_ended(capsys):
         engine.wait_until_ready()
         said = "The model server ended with status -9: starting it again.\n"
         assert capsys.readouterr().err == said
-        engine._process.kill()
-        engine._process.wait()
-        second = engine._process
-        engine.restart_if_dead()
-        assert engine._process is second  # not at once: it has ended soon after its start
-        assert until(lambda: engine.restart_if_dead() or engine._process is not second, 10)
     finally:
         engine.stop()
     assert engine._process.returncode == -signal.SIGTERM
+
+
+def test_pauses_between_starts_grow_until_a_server_has_run_for_a_minute(monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("policies.serving.servers.engine.time", clock)
+    engine = EngineProcess(lambda port: ["false"])
+
+    def pause() -> float:
+        began, process = clock.now, engine._process
+        process.wait()
+        engine.restart_if_dead()
+        while engine._process is process:
+            clock.now += 0.5
+            engine.restart_if_dead()
+        return clock.now - began
+
+    assert [pause() for _ in range(8)] == [0, 1, 3, 7, 15, 31, 60, 60]
+    clock.now += 60.5
+    assert [pause() for _ in range(3)] == [0, 1, 3]
+    engine.stop()
 
 
 def test_a_server_that_cannot_start_is_an_error():
@@ -89,6 +118,48 @@ def test_a_server_that_cannot_start_is_an_error():
     with pytest.raises(InputError, match="ended with status 4 before it was ready") as caught:
         engine.wait_until_ready()
     assert "Try it alone: " in caught.value.remedy
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_server_here(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    engine = EngineProcess(lambda port: [sys.executable, "-c", HEALTHY, str(port)])
+    try:
+        assert until(engine._answers, 20)
+    finally:
+        engine.stop()
+
+
+def test_what_speaks_another_protocol_is_not_ready():
+    engine = EngineProcess(lambda port: [sys.executable, "-c", FOREIGN, str(port)])
+    try:
+        assert until(lambda: _connects(engine.port), 20)
+        assert not engine._answers()
+    finally:
+        engine.stop()
+
+
+def _connects(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("end", ["stop", "restart_if_dead"])
+def test_no_process_of_a_server_outlives_it(tmp_path, end):
+    file = tmp_path / "pid"
+    words = [sys.executable, "-c", WITH_A_CHILD, str(file)]
+    engine = EngineProcess(lambda port: words)
+    try:
+        assert until(lambda: file.is_file() and file.read_text().endswith("\n"), 20)
+        child = int(file.read_text())
+        assert is_alive(child)
+        if end == "restart_if_dead":
+            engine._process.kill()
+            engine._process.wait()
+        getattr(engine, end)()
+        assert until(lambda: not is_alive(child), 10)
+    finally:
+        engine.stop()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells children only there")

@@ -61,6 +61,8 @@ def run_until_killed(upstream: ChatServer, db: Path, seconds: float) -> list[App
         for one in apps:
             one.start()
         time.sleep(seconds)
+        while not any(one.thumbs for one in apps):  # on a busy machine
+            time.sleep(0.1)
         server.process.kill()
         for one in apps:
             one.join()

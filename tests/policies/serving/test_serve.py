@@ -10,6 +10,7 @@ import pytest
 
 from labeling_app.db.answers.served import find_served
 from labeling_app.db.store import Store
+from tests.policies.serving.test_engine import until
 from tests.servers.chat import ChatServer
 from tests.servers.served_policy import ServedPolicy, free_port, served_policy
 
@@ -48,6 +49,7 @@ def server(upstream: ChatServer, original: ChatServer, db: Path) -> Iterator[Ser
 def _as_before(upstream: ChatServer, original: ChatServer) -> None:
     for one in (upstream, original):
         one.failures, one.streams, one.ending = [], True, "stop"
+        one.gate.set()
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_a_streamed_answer_arrives_whole_and_is_kept_under_its_id(server, upstre
     assert kept(store, served_id) == ("Hi?", text)
     found = find_served(store.connections.db, served_id)
     assert found.response.finished
-    assert (found.response.sampling.temperature, found.response.sampling.max_new_tokens) == (0.5, 9)
+    assert found.response.sampling is None  # the server may cut off what the request does not say
 
 
 def test_an_answer_at_once_is_kept_too_and_neither_names_the_model(
@@ -114,7 +116,7 @@ def test_a_conversation_stays_with_the_policy_that_began_it(server, upstream, or
 
 def test_one_line_in_an_app_is_feedback(server, upstream, original, store):
     upstream.streams = original.streams = False
-    before = server.get("/comparison").json()
+    before, counted = server.get("/comparison").json(), server.metrics()
     first, second, third = server.ask(), server.ask(), server.ask("Why?")
     thumb = {"id": first["id"], "thumbs": "up", "note": "call 555"}
     assert server.post("/feedback", thumb).json() == {"stored": True}
@@ -134,11 +136,11 @@ def test_one_line_in_an_app_is_feedback(server, upstream, original, store):
     assert after["policy"]["name"] == f"new at {upstream.url}"
     metrics = server.metrics()
     assert metrics[f'thumbs_total{{policy="{side}",thumb="up"}}'] == after[side]["up"]
-    assert metrics["feedback_total"] == 3
+    assert metrics["feedback_total"] == counted["feedback_total"] + 3
     assert metrics["running"] == 0
-    assert metrics["kept_total"] == sum(
-        metrics[f'requests_total{{policy="{name}"}}'] for name in ("policy", "against")
-    )
+    assert metrics["kept_total"] == counted["kept_total"] + 3
+    asked = [f'requests_total{{policy="{name}"}}' for name in ("policy", "against")]
+    assert sum(metrics[name] - counted[name] for name in asked) == 3
     assert metrics['thumbs_difference{end="low"}'] == after["difference"]["low"]
 
 
@@ -202,12 +204,11 @@ def test_an_app_that_leaves_early_ends_the_request_behind(server, upstream, orig
         pieces = answer.iter_raw()
         next(pieces)
         assert server.metrics()["running"] == 1
-    for _ in range(100):
-        if server.metrics()["running"] == 0:
-            break
+    assert until(lambda: server.metrics()["running"] == 0)
+    before = upstream.abandoned + original.abandoned
     upstream.gate.set()
     original.gate.set()
-    assert server.metrics()["running"] == 0
+    assert until(lambda: upstream.abandoned + original.abandoned == before + 1)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,9 @@ def test_health_says_which_server_is_down_and_requests_fail_meanwhile(tmp_path):
                 "Nothing is kept: start rlhf serve with --db."
             )
             code, out, said = proxy.stop()
-    assert (code, out) == (0, "Answered 1 request; nothing was kept, as there is no --db.\n")
+    assert (code, out) == (
+        0, "Answered 0 requests, 1 failed; nothing was kept, as there is no --db.\n"
+    )  # fmt: skip
     assert "OpenAI clients: base_url=http://127.0.0.1:" in said
 
 

@@ -4,8 +4,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tokenizers import processors
 
 from reward.data import cache, groups, stored_groups
 from reward.data.groups import PointwiseRules, build_groups
@@ -13,6 +15,7 @@ from reward.data.loading import read_data
 from reward.data.selection import hold_out, take_part, with_pointwise
 from reward.data.stored_groups import GroupFile, to_batches
 from rlhf.errors import InputError
+from rlhf.modeling.chat_template import set_end_tokens
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import read_ranked
 from rlhf.records.schema import Sampling
@@ -95,6 +98,60 @@ def test_another_setting_that_matters_makes_another_file(variety, tiny_model):
         read(variety, tiny_model, **changes)
         assert len(files(variety)) == number
     assert not list((variety / "tokens").glob(".*"))
+
+
+def add_post_processor(tokenizer, _):
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|im_end|>", special_tokens=[("<|im_end|>", tokenizer.eos_token_id)]
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tokenizer, _: set_end_tokens(tokenizer, [3, 4]),
+        lambda tokenizer, _: setattr(tokenizer, "bos_token", "<|im_start|>"),
+        add_post_processor,
+        lambda _, monkeypatch: monkeypatch.setattr(cache, "is_for_pairs", lambda _: True),
+        lambda _, monkeypatch: monkeypatch.setattr(cache, "package_version", lambda _: "9"),
+        lambda _, monkeypatch: monkeypatch.setattr(cache, "file_hash", lambda _: "new code"),
+    ],
+    ids=["end tokens", "special tokens", "backend", "pairs", "versions", "code"],
+)
+def test_whatever_decides_the_tokens_decides_the_name(variety, tiny_model, monkeypatch, change):
+    tokenizer = load_tokenizer(str(tiny_model))
+    settings = reward_settings(rankings=variety, model=str(tiny_model), out=variety / "o")
+    source = cache._Source(settings, tokenizer, "me", 2048)
+    before = source.describe()
+    assert source.describe() == before
+    change(tokenizer, monkeypatch)
+    assert source.describe() != before
+
+
+def test_a_template_that_tells_the_day_is_read_anew_every_day(variety, tiny_model, monkeypatch):
+    tokenizer = load_tokenizer(str(tiny_model))
+    settings = reward_settings(rankings=variety, model=str(tiny_model), out=variety / "o")
+    source, days = (
+        cache._Source(settings, tokenizer, "me", 2048),
+        iter(["2026-01-02", "2026-01-03"]),
+    )
+    monkeypatch.setattr(cache, "date", SimpleNamespace(today=lambda: next(days)))
+    assert source.describe()["today"] is None
+    tokenizer.chat_template = "{{ strftime_now('%d') }}"
+    assert [source.describe()["today"] for _ in range(2)] == ["2026-01-02", "2026-01-03"]
+
+
+def test_another_export_and_other_flags_are_read_anew(tmp_path, tiny_model):
+    records = [build_record(n) for n in range(4)]
+    flagged = replace(records[0].rankings[0], flags=(f"unsafe@{records[0].responses[0].id}",))
+    records[0] = replace(records[0], rankings=(flagged,))
+    export(tmp_path, records)
+    read(tmp_path, tiny_model)
+    read(tmp_path, tiny_model, thumbs_down_flags=("unsafe",))
+    assert len(files(tmp_path)) == 2
+    export(tmp_path, [build_record(n) for n in range(4)])
+    assert not any(group.pointwise for group in read(tmp_path, tiny_model).train)
+    assert len(files(tmp_path)) == 3
 
 
 def test_another_template_is_read_anew(variety, tiny_model):

@@ -61,3 +61,12 @@ def test_a_page_without_judgments_or_disagreements_still_reads(tmp_path):
     page = (tmp_path / "r.html").read_text()
     assert "Every held-out judgment is a tie" in page
     assert "There is none" in page
+
+
+def test_a_page_says_what_the_training_cost(tmp_path):
+    cost = {"device_hours": 0.5, "price_per_hour": 3.0, "price": 1.5, "annotator_hours": 2.25}
+    write_page(tmp_path / "r.html", report([], [], []) | {"cost": cost}, [0.0, 1.0])
+    said = "Cost: 0.5 device-hours at 3 each: 1.5, and 2.25 annotator-hours."
+    assert f'<p class="muted">{said}</p>' in (tmp_path / "r.html").read_text()
+    write_page(tmp_path / "r.html", report([], [], []), [0.0, 1.0])
+    assert "device-hours" not in (tmp_path / "r.html").read_text()

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -8,9 +9,15 @@ from policies.reference.settings import ReferenceSettings
 from reward.settings import RewardSettings
 from rlhf import cli
 from rlhf.commands.machine import plan
-from rlhf.commands.machine.plan import Settings
+from rlhf.commands.machine.plan import AmountSettings, Settings
 from rlhf.config import flag_of
 from rlhf.config.paths import setting_names
+from rlhf.planning.planner import read_shape
+from rlhf.run.rundir import RunDir
+from tests.policies.training import TrainingInputs, training
+from tests.reward.conftest import build_record, export
+
+__all__ = ["training"]
 
 
 def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureFixture) -> None:
@@ -108,6 +115,13 @@ def test_every_flag_of_a_command_is_one_of_its_settings(
             "error --shard-group 3 does not divide --gpus 8",
         ),
         (["--model", "m", "--gpu-memory", "0"], "error --gpu-memory is 0"),
+        (["--model", "m", "--price-per-hour", "-1"], "error --price-per-hour is -1"),
+        (["--model", "m", "--utilization", "2"], "error --utilization is 2"),
+        (["--model", "m", "--amount.steps", "0"], "error --amount.steps is 0"),
+        (
+            ["--model", "m", "--utilization", ".5", "--amount.steps", "9"],
+            "error --utilization and --amount.steps have no effect without --price-per-hour",
+        ),
         (
             ["--model", "m", "--engine-tensor-parallel", "2"],
             "error --engine-tensor-parallel 2 does nothing with --engine generate",
@@ -121,6 +135,68 @@ def test_every_flag_of_a_command_is_one_of_its_settings(
 def test_wrong_input(capsys: pytest.CaptureFixture, words: list[str], message: str) -> None:
     assert cli.main(["plan", *words]) == 2
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_forecast_says_what_it_assumes(tiny_model: Path) -> None:
+    settings = Settings(
+        model=str(tiny_model),
+        gpus=4,
+        tflops=0.001,
+        price_per_hour=2.5,
+        sampling_utilization=0.01,
+        amount=AmountSettings(prompts=200, steps=30, response_tokens=50),
+    )
+    result = plan.run(settings)
+    lines = plan.describe(settings, result).splitlines()
+    at = lines.index("Forecast of what each stage takes, on all devices together, and costs:")
+    rows = {line[2:22].strip(): line[22:].split() for line in lines[at + 2 : at + 7]}
+    assert list(rows) == ["train-reward", "train-reward, LoRA", "reference", "ppo", "ppo, LoRA"]
+    hours, each, price = map(float, rows["ppo"][:3])
+    assert each == pytest.approx(hours / 4, rel=0.01)
+    assert price == pytest.approx(2.5 * hours, rel=0.01)
+    assert rows["ppo"][3:] == ["30", "steps", "of", "64", "responses", "of", "50", "tokens"]
+    assert rows["reference"][3] == "300"  # with 100 held-out prompts
+    text = "\n".join(lines)
+    assert "matrices at 0.001 TFLOP/s (as given by --tflops), and of this uses:" in text
+    assert "ppo                 sampling 1.0%, scoring 30.0%, training 30.0%; 0.00" in text
+    assert "Devices divide the work without loss" in text
+    assert "For a closer forecast make short runs and name them: --like RUN." in text
+    twice = plan.forecasts(replace(settings, utilization=0.6), read_shape(str(tiny_model)), 2.5)
+    now, before = (f["stages"]["reward"]["seconds"] for f in (twice, result["forecast"]))
+    assert now["training"] == pytest.approx(before["training"] / 2)
+    assert plan.run(Settings(model=str(tiny_model)))["forecast"] is None
+
+
+def test_without_a_rate_that_of_this_machine_is_measured(tiny_model: Path) -> None:
+    found = plan.run(Settings(model=str(tiny_model), price_per_hour=1))["forecast"]
+    assert found["tflops_from"] == "measured here"
+    assert found["matmul_tflops"] > 0
+
+
+def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_path: Path) -> None:
+    rankings = export(tmp_path / "rankings", [build_record(n) for n in range(6)])
+    words = ["--rankings", str(rankings), "--model", str(training.model), "--precision", "fp32"]
+    assert cli.main(["train-reward", *words, "--out", str(tmp_path / "reward")]) == 0
+    assert training.ppo(tmp_path / "ppo", steps=2) == 0
+    runs = {
+        "reward": tmp_path / "reward", "reference": training.reference, "ppo": tmp_path / "ppo"
+    }  # fmt: skip
+    like = tuple(runs.values())
+    settings = Settings(model=str(training.model), price_per_hour=3600, like=like)
+    found = plan.run(settings)["forecast"]
+    for stage, run in runs.items():
+        one = found["stages"][stage]
+        assert one["like"] == str(run)
+        assert one["price"] == pytest.approx(RunDir(run).read_stage()["device_seconds"], rel=0.02)
+    assert found["tflops_from"] == f"measured by {tmp_path / 'reward'}"
+    longer = replace(settings, amount=AmountSettings(steps=4, epochs=3))
+    one, other = plan.run(longer)["forecast"]["stages"], found["stages"]
+    assert one["ppo"]["seconds"]["training"] == pytest.approx(
+        2 * other["ppo"]["seconds"]["training"]
+    )
+    assert one["ppo"]["start_seconds"] == pytest.approx(other["ppo"]["start_seconds"], abs=0.5)
+    assert one["reference"]["price"] == pytest.approx(other["reference"]["price"], rel=0.2)
+    assert "make short runs" not in plan.describe(longer, plan.run(longer))
 
 
 def dry_run(capsys: pytest.CaptureFixture, *words: str) -> str:

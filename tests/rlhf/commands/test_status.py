@@ -198,6 +198,7 @@ def test_several_runs_show_only_what_they_differ_by(runs: Path, capsys) -> None:
     set_stage(runs / "b" / "ppo", inputs={"model": {"path": "m", "hash": "abc"}})
     shown = overview(capsys, str(runs / "a"), str(runs / "b"))
     assert [row[0] for row in shown if row] == [
+        *("run", str(runs / "a"), str(runs / "b")),
         *(str(runs / "a"), "reward", "ppo", str(runs / "b"), "ppo"),
         *("differences", "ppo kl.coefficient", "ppo inputs.model"),
         *("curves", "reward reward/mean ▁…█", "ppo reward/mean ▁…█"),
@@ -211,6 +212,61 @@ def test_several_runs_show_only_what_they_differ_by(runs: Path, capsys) -> None:
         ["reward reward/mean ▁…█", "▁█"],
         ["ppo reward/mean ▁…█", "▁▃", "▃█"],  # .25, .5 and .5, 1 on one scale
     ]
+
+
+@pytest.fixture
+def judged(runs: Path) -> Path:
+    """The two runs; one is evaluated, and the price of the other is known too."""
+    make_stage(runs / "a" / "evaluate", "evaluate", 1.0)
+    cost = {"device_hours": 10.0, "price": 1234.5, "price_per_point": 49.38}
+    report = {
+        "verdict": {"judge": "gold"},
+        "win_rate": {"gold": {"value": 0.75, "low": 0.6, "high": 0.9}, "reward": {"value": 1.0}},
+        "kl": {"reverse": {"nats": 1.5}},
+        "cost": cost,
+    }
+    write_json(runs / "a" / "evaluate" / "report.json", report)
+    set_stage(runs / "b" / "ppo", device_seconds=5400)
+    report = {"kl": {"reverse": {"nats": 0.25}}, "cost": {"price": 3.75}}
+    write_json(runs / "b" / "ppo" / "report.json", report)
+    return runs
+
+
+def test_several_runs_are_compared_in_a_table(judged: Path, capsys) -> None:
+    a, b = str(judged / "a"), str(judged / "b")
+    rows = overview(capsys, a, b)[:3]
+    assert rows == [
+        ["run", "steps", "win rate", "judge", "KL", "device-hours", "price", "price of a point"],
+        [a, "2", "75 % (95 % interval 60–90 %)", "gold", "1.50", "10", "1,234", "49.4"],
+        [b, "2", "-", "-", "0.25", "1.5", "3.75", "-"],
+    ]
+    assert overview(capsys, a)[0] == [a]  # one run has nobody to be compared with
+    found = show(a, b)["compared"]
+    assert found[a]["win_rate"] == {"value": 0.75, "low": 0.6, "high": 0.9}
+    assert found[b] == {
+        "steps": 2, "win_rate": None, "judge": None, "kl": 0.25,
+        "device_hours": 1.5, "price": 3.75, "price_per_point": None,
+    }  # fmt: skip
+
+
+def test_a_folder_of_runs_stands_for_them(judged: Path, capsys) -> None:
+    (judged / "labels").mkdir()
+    assert overview(capsys, str(judged)) == overview(capsys, str(judged / "a"), str(judged / "b"))
+
+
+def test_a_run_that_has_not_ended_has_no_result_yet(judged: Path, capsys) -> None:
+    set_stage(judged / "a" / "evaluate", status="running", device_seconds=1800)
+    for stage in ("ppo", "reward"):
+        set_stage(judged / "a" / stage, device_seconds=900)
+    row = overview(capsys, str(judged))[1]
+    # the hours of its folder; two stages have no price
+    assert row[1:] == ["2", "-", "-", "-", "1", "-", "-"]
+
+
+def test_a_cost_that_is_no_number_is_refused(judged: Path, capsys) -> None:
+    write_json(judged / "b" / "ppo" / "report.json", {"cost": {"price": "much"}})
+    assert cli.main(["status", str(judged)]) == 2
+    assert "has 'cost.price' as 'much', not as a number" in capsys.readouterr().err
 
 
 def test_long_lists_are_counted_and_short_ones_shown(runs: Path, capsys) -> None:

@@ -17,9 +17,9 @@ from rlhf.modeling.adapters import (
     share_weights,
     without_adapters,
 )
+from rlhf.modeling.heads import empty_reward_model
 from rlhf.modeling.models import (
     describe_model,
-    empty_reward_model,
     load_causal_lm,
     load_reward_model,
     new_reward_model,

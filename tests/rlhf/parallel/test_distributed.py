@@ -63,6 +63,33 @@ def test_two_processes_sum_over_ranks_and_have_their_own_seeds(tmp_path: Path, m
     ]
 
 
+BUG = """
+import os, sys, time
+from rlhf.errors import LostPeerError
+from rlhf.parallel.distributed import on_main, start
+from rlhf.ranks import exit_process
+start("fp32", 0)
+try:
+    on_main(lambda: {}["gone"])
+except LostPeerError as error:
+    os.write(1, f"{os.environ['RANK']} {error}\\n".encode())
+    exit_process(3)
+except KeyError:
+    os.write(1, f"{os.environ['RANK']} a KeyError\\n".encode())
+    exit_process(3)
+"""
+
+
+def test_a_bug_in_the_main_process_ends_the_others_too(tmp_path: Path) -> None:
+    done = run_group(tmp_path, BUG)
+    assert done.returncode == 3, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "  Read its own message for the cause.",
+        "0 a KeyError",
+        "1 The main process has failed",
+    ]
+
+
 FAIL = """
 import os, sys, time
 rank = os.environ["RANK"]

@@ -2,19 +2,24 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlhf.cli import main
+from rlhf.errors import InterruptedRunError
 from rlhf.parallel.settings import ClusterSettings
-from rlhf.planning.price import cost_of, cost_of_chain, cost_of_stages, cost_sentence
+from rlhf.planning.price import amount, cost_of, cost_of_chain, cost_of_stages, cost_sentence
 from rlhf.records.jsonl import write_json
-from rlhf.run.rundir import RunDir, device_seconds, open_stage, stage_status
+from rlhf.run import rundir
+from rlhf.run.rundir import RunDir, device_seconds, open_stage, stage_status, watching_stage
 from tests.reward.conftest import build_record, export
 
-STARTED = "2026-01-02T03:04:05+00:00"
+STARTED = 1767323045.0  # seconds since 1970
 
 
 def stage(folder: Path, seconds: float, **inputs: Path) -> RunDir:
@@ -28,19 +33,19 @@ def stage(folder: Path, seconds: float, **inputs: Path) -> RunDir:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> RunDir:
-    """An evaluation, of half an hour, and what made its policy: 2 + 0.5 + 6 + 1 hours."""
+    """An evaluation, of half an hour, and what made its policy: 2.5 + 6 + 1 hours."""
     rankings = tmp_path / "rankings"
     rankings.mkdir()
     manifest = {"format": "ranked", "content_hash": "h", "annotator_hours": 4.5}
     write_json(rankings / "manifest.json", manifest)
-    reward = stage(tmp_path / "reward", 2 * 3600, rankings=rankings)
-    part = stage(reward.path / "part-1-of-2", 0.5 * 3600)
+    reward = stage(tmp_path / "reward", 2.5 * 3600, rankings=rankings)
+    stage(reward.path / "part-1-of-2", 0.5 * 3600)  # in those of its stage
     reference = stage(tmp_path / "reference", 3600, reward=reward.model)
     models = {"reward": reward.model, "reference": reference.path}
     ppo = stage(tmp_path / "ppo", 6 * 3600, model=Path("maker/base"), **models)
     rival = stage(tmp_path / "rival", 100 * 3600)
-    given = {"policy": ppo.policy, "against": rival.policy, **models}
-    assert part.path.is_dir()
+    judge = stage(tmp_path / "judge", 100 * 3600)
+    given = {"policy": ppo.policy, "against": rival.policy, "gold": judge.model, **models}
     return stage(tmp_path / "evaluate", 0.5 * 3600, **given)
 
 
@@ -63,6 +68,15 @@ def test_an_evaluation_adds_up_what_made_its_policy(chain: RunDir) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0"), (2.5, "2.5"), (10, "10"), (0.00041249, "0.000412"), (0.000004, "0.000004"),
+     (12.345, "12.3"), (999.96, "1,000"), (1234.5, "1,234"), (2_469_000, "2,469,000")],
+)  # fmt: skip
+def test_amounts_have_three_digits_and_no_exponent(value: float, words: str) -> None:
+    assert amount(value) == words
+
+
 @pytest.mark.parametrize("value", [0.5, 0.3, None])
 def test_what_wins_no_more_than_half_has_no_price_for_a_point(
     chain: RunDir, value: float | None
@@ -82,6 +96,41 @@ def test_without_a_price_only_hours_are_known(chain: RunDir, tmp_path: Path) -> 
     assert cost_of_stages([chain, RunDir(tmp_path / "reward")], 2.0)["price"] == 6.0
 
 
+def test_the_newest_export_has_all_hours_of_annotators(chain: RunDir, tmp_path: Path) -> None:
+    """An export that was moved since has none that are known."""
+    later = tmp_path / "later"
+    later.mkdir()
+    manifest = {"format": "ranked", "content_hash": "h", "annotator_hours": 7.5}
+    write_json(later / "manifest.json", manifest)
+    second = stage(tmp_path / "second", 3600, rankings=later)
+    third = stage(tmp_path / "third", 3600, rankings=tmp_path / "moved")
+    found = cost_of_stages([second, RunDir(tmp_path / "reward"), third], None)
+    assert found["annotator_hours"] == 7.5
+    assert list(cost_sentence(found)) == ["Cost: 4.5 device-hours, and 7.5 annotator-hours."]
+
+
+def test_every_process_of_a_stage_counts(tmp_path: Path, monkeypatch) -> None:
+    clock = SimpleNamespace(now=5.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(rundir, "time", clock)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    run = open_stage(tmp_path / "run", "reward", ClusterSettings(), {}, resume=False)
+    clock.now += 100
+    assert device_seconds(run) == 400
+    with stage_status(run):
+        clock.now += 100
+    clock.now += 100
+    assert device_seconds(run) == run.read_stage()["device_seconds"] == 800
+
+
+def killed(run: RunDir, seconds: float, heartbeat: Path) -> None:
+    """Leave the folder as a kill leaves it, so many seconds after the start of two processes."""
+    write_json(run.stage_file, {**run.read_stage(), "status": "running", "processes": 2})
+    beat = heartbeat / "rank-00000.json"
+    write_json(beat, {})
+    for file, when in ((run.stage_file, STARTED), (beat, STARTED + seconds)):
+        os.utime(file, (when, when))
+
+
 def test_every_attempt_counts_also_one_that_was_killed(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     settings = ClusterSettings()
@@ -91,16 +140,45 @@ def test_every_attempt_counts_also_one_that_was_killed(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     first = device_seconds(run)
     assert 0.2 <= first < 5
-    # a second attempt of two processes began at STARTED and wrote its last heartbeat 100 s later
-    content = {**run.read_stage(), "status": "running", "started_at": STARTED, "processes": 2}
-    write_json(run.stage_file, content)
-    beat = run.heartbeat / "rank-00000.json"
-    write_json(beat, {})
-    os.utime(beat, (1767323045 + 100,) * 2)
+    killed(run, 100, run.heartbeat)
     open_stage(run.path, "reward", settings, {}, resume=True)
     with stage_status(run):
         time.sleep(0.1)
     assert run.read_stage()["device_seconds"] == pytest.approx(first + 200.1, abs=2)
+
+
+def test_a_stall_keeps_the_seconds_until_then(tmp_path: Path, monkeypatch) -> None:
+    run = RunDir(tmp_path / "run")
+    open_stage(run.path, "reward", ClusterSettings(), {}, resume=False)
+    killed(run, 100, run.heartbeat)
+    reported: list[Any] = []
+
+    @contextmanager
+    def watch(folder: Path, timeout: float, report: Any, *, in_step: bool) -> Iterator[None]:
+        reported.append(report)
+        yield
+
+    monkeypatch.setattr(rundir, "watching", watch)
+    with watching_stage(run, 1.0):
+        reported[0](InterruptedRunError("No progress", "Look at the stacks."))
+    assert run.read_stage()["status"] == "interrupted"
+    assert run.read_stage()["device_seconds"] == 200
+
+
+def test_parts_count_once_in_their_stage(tmp_path: Path) -> None:
+    """Those of a learning curve are trained first; then the stage itself begins anew."""
+    run, settings = RunDir(tmp_path / "run"), ClusterSettings()
+    open_stage(run.path, "reward", settings, {}, resume=False)
+    with stage_status(run, is_complete=lambda: False):
+        time.sleep(0.2)
+    assert run.read_stage()["status"] == "running"
+    assert 0.2 <= run.read_stage()["device_seconds"] < 5
+    killed(run, 100, run.path / "part-1-of-8" / "heartbeat")
+    open_stage(run.path, "reward", settings, {}, resume=True)
+    with stage_status(run):
+        pass
+    assert run.read_stage()["device_seconds"] == pytest.approx(200, abs=5)
+    assert cost_of(run, None)["device_hours"] == pytest.approx(200 / 3600, abs=5 / 3600)
 
 
 def test_a_training_says_what_it_cost(tiny_model: Path, tmp_path: Path, capsys) -> None:
@@ -113,7 +191,7 @@ def test_a_training_says_what_it_cost(tiny_model: Path, tmp_path: Path, capsys) 
         7200 * cost["device_hours"], rel=0.01
     )  # hours are rounded
     assert 0 < cost["device_hours"] * 3600 <= RunDir(out).read_stage()["device_seconds"]
-    assert "device-hours at 7200 each" in capsys.readouterr().out
+    assert "device-hours at 7,200 each" in capsys.readouterr().out
 
 
 def test_a_price_below_zero_is_refused(refused, tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlhf.parallel.distributed import start
 from rlhf.parallel.waits import take_waits, waiting
+from rlhf.planning import utilization
 from rlhf.planning.utilization import Laps, advise, describe_use, matmul_rate, measure_rate
+from rlhf.planning.work import Work
 from tests.conftest import REPOSITORY
 
 CLOCKS = ("seconds/sample", "seconds/update")
@@ -73,12 +76,64 @@ def test_laps_say_what_was_done_and_what_was_waited_for() -> None:
     laps.end("sample")
     laps.end("update")
     found = laps.metrics()
-    assert 0.05 <= found["seconds/waiting_for_data"] < 0.1
+    # the other wait is a part of the lap that is no wait
+    assert 0.05 <= found["seconds/waiting_for_data"] <= laps.seconds["seconds/sample"] - 0.04
     assert found["seconds/waiting_for_ranks"] == 0
     assert laps.seconds["seconds/sample"] >= 0.1
     assert found["speed/tflops"] == found["speed/utilization"] == 0
     assert {"speed/utilization_sample", "speed/utilization_update"} < set(found)
     assert take_waits() == {"data": 0.0, "ranks": 0.0}
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_laps_of_two_processes_worked_out_by_hand(
+    monkeypatch: pytest.MonkeyPatch, tensor_parallel: int
+) -> None:
+    """Both take 2 s and 3 s and do the same; of a model split over both, each does a half."""
+    times = iter([10.0, 12.0, 15.0])
+    works = iter([Work(), Work(4e12, 600, 3), Work(9e12, 400, 1)])
+    waits = iter([{}, {"data": 0.4, "ranks": 0.0}, {"data": 0.1, "ranks": 1.5}])
+    monkeypatch.setattr(utilization, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(utilization, "take_work", lambda: next(works))
+    monkeypatch.setattr(utilization, "take_waits", lambda: next(waits))
+    monkeypatch.setattr(utilization, "global_sum", lambda _, numbers: 2 * numbers)
+    laps = Laps(SimpleNamespace(num_processes=2), 4e12, tensor_parallel)
+    laps.end("sample")
+    laps.end("update")
+    assert laps.seconds == {"seconds/sample": 2.0, "seconds/update": 3.0}
+    # 1,000 tokens of each process in 5 s; 13 of 5 · 4 · 10¹² operations, 4 of 8, and 9 of 12
+    assert laps.metrics() == {
+        "speed/tokens_per_second": 400.0 / tensor_parallel,
+        "speed/tokens_per_pass": 250.0,
+        "speed/tflops": 2.6 / tensor_parallel,
+        "speed/utilization": 0.65 / tensor_parallel,
+        "speed/utilization_sample": 0.5 / tensor_parallel,
+        "speed/utilization_update": 0.75 / tensor_parallel,
+        "seconds/waiting_for_data": 0.5,
+        "seconds/waiting_for_ranks": 1.5,
+    }
+
+
+def test_the_rate_is_the_mean_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(utilization, "matmul_rate", lambda *_: 3e12)
+    monkeypatch.setattr(utilization, "global_sum", lambda _, mine: mine + 5e12)  # the other's
+    two = SimpleNamespace(
+        num_processes=2, is_main_process=True, mixed_precision="no", device=torch.device("cpu")
+    )
+    assert measure_rate(two, tmp_path / "speed.json") == 4e12
+    assert json.loads((tmp_path / "speed.json").read_text()) == {"matmul_tflops": 4.0}
+
+
+def test_vllm_whose_operations_are_not_counted_is_not_blamed() -> None:
+    rows = [row((9, 1), 0.01)]
+    assert "--sampling.engine vllm" in describe_use(rows, 1e12, CLOCKS, "--longer")["advice"]
+    found = describe_use(rows, 1e12, CLOCKS, "--longer", all_counted=False)
+    assert found["advice"] == ""
+    waited = [row((9, 1), 0.01, ranks=5.0)]
+    found = describe_use(waited, 1e12, CLOCKS, "--longer", all_counted=False)
+    assert found["advice"].startswith("50% of the time was spent waiting for other processes")
 
 
 def test_a_runs_use_is_the_mean_over_its_time() -> None:

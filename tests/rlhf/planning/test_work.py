@@ -1,5 +1,6 @@
 """Counted operations are those of the profiler's counter, for every kind of pass that we make."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,3 +169,12 @@ def test_sampling_with_a_cache(model_folder: Path) -> None:
             input_ids=asked, attention_mask=mask, max_new_tokens=12, min_new_tokens=12
         )
     )
+
+
+def test_a_copy_of_a_counted_model_is_counted_too(model_folder: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(model_folder)
+    count_work(model)
+    ids = torch.tensor([[5, 6, 7]])
+    expected = counted(lambda: model(ids))
+    assert expected[0] > 0
+    assert counted(lambda: copy.deepcopy(model)(ids)) == expected

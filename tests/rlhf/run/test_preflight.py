@@ -46,6 +46,25 @@ def test_processes_with_different_inputs_are_refused_with_the_rank(tmp_path: Pat
         )
 
 
+def test_copies_of_an_input_are_the_same_to_all_processes_and_others_are_not(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    for name in ("copy", "other"):
+        shutil.copytree(tiny_model, tmp_path / name)
+    weights = tmp_path / "other" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4000:] = bytes(4000)
+    weights.write_bytes(content)
+
+    def fact(path: Path | str) -> str:
+        inputs = {"model": {"path": str(path), "hash": "of the main process"}}
+        return preflight.describe_process(inputs)["input model"]
+
+    assert fact(tiny_model) == fact(tmp_path / "copy") != fact(tmp_path / "other")
+    assert fact(tmp_path / "gone") == fact("signal:a.b:c") == "not there"
+    assert fact("nobody/nothing") == "not there"
+
+
 def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     preflight.require_room(tmp_path / "new" / "out", 0)

@@ -1,3 +1,5 @@
+import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -6,10 +8,11 @@ from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 from rlhf.modeling.model_card import model_card
-from rlhf.modeling.models import load_causal_lm, save_model
+from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.parallel.settings import ClusterSettings
+from rlhf.run import provenance
 from rlhf.run.provenance import all_packages, describe_environment, driver_version
-from rlhf.run.rundir import RunDir, open_stage
+from rlhf.run.rundir import RunDir, open_stage, stage_status
 
 STAGE = {
     "stage": "ppo",
@@ -50,6 +53,57 @@ def test_the_environment_is_whole() -> None:
     assert any(line.startswith("torch==") for line in all_packages().splitlines())
 
 
+@pytest.mark.parametrize(
+    "words", [["--notify", "https://hooks/secret"], ["--notify=https://hooks/secret"]]
+)
+def test_the_command_is_kept_without_the_address_to_notify(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rlhf", "ppo", *words, "--seed", "7"])
+    command = describe_environment()["command"]
+    assert " ".join(command).replace("=", " ") == "rlhf ppo --notify … --seed 7"
+
+
+def test_processes_are_those_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert describe_environment()["processes"] == 3
+
+
+def test_the_code_is_known_by_its_commit_and_the_difference_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rlhf" / "code.py"
+    file.parent.mkdir()
+    file.write_text("old = 1\n\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
+    monkeypatch.setattr(provenance, "CODE", file.parent)
+    monkeypatch.setattr(provenance, "__file__", str(file))
+    assert describe_environment()["git_commit"] is None  # not a checkout
+    commit = ["commit", "--quiet", "--allow-empty", "--message", "m"]
+    for words in (["init", "--quiet"], commit):
+        subprocess.run([*git, *words], check=True)
+    assert describe_environment()["git_commit"] is None  # of something else
+    for words in (["add", "."], commit):
+        subprocess.run([*git, *words], check=True)
+    found, settings = describe_environment(), ClusterSettings()
+    assert len(found["git_commit"]) >= 7
+    assert found["code_diff"] is None
+    file.write_bytes(b"new = 'Gr\xfc\xdfe'\n\n")  # in Latin-1
+    changed = describe_environment()
+    assert changed["git_commit"] == found["git_commit"] + "-dirty"
+    run = open_stage(tmp_path / "run", "reward", settings, {}, resume=False)
+    diff = run.diff_file.read_text(encoding="utf-8")
+    assert "-old = 1\n+new = " in diff
+    assert diff.endswith("\n \n")  # without the blank line git would not apply it
+    assert changed["code_diff"] == sha256(diff.removesuffix("\n").encode()).hexdigest()[:16]
+    with pytest.raises(KeyboardInterrupt), stage_status(run):
+        raise KeyboardInterrupt
+    file.write_text("old = 1\n\n")
+    open_stage(run.path, "reward", settings, {}, resume=True)
+    assert run.read_stage()["code_diff"] is None
+    assert not run.diff_file.exists()  # of the attempt before
+
+
 def test_driver_and_image_are_kept_where_there_are_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,5 +140,13 @@ def test_a_stage_leaves_its_packages_and_a_saved_model_its_card(
     save_model(load_causal_lm(str(tiny_model)), tokenizer, run.model)
     assert ModelCard.load(run.model / "README.md").data.tags == ["rlhf", "reward"]
     save_model(load_causal_lm(str(tiny_model)), tokenizer, tmp_path / "plain" / "model")
+    # `rlhf distill` makes both kinds
+    distilled = open_stage(tmp_path / "distilled", "distill", settings, inputs, resume=False)
+    for model, folder, kind in (
+        (load_causal_lm(str(tiny_model)), distilled.policy, "text-generation"),
+        (new_reward_model(str(tiny_model), 0, 0), distilled.model, "text-classification"),
+    ):
+        save_model(model, tokenizer, folder)
+        assert ModelCard.load(folder / "README.md").data.pipeline_tag == kind
     assert not RunDir(tmp_path / "plain").stage_file.exists()
     assert not (tmp_path / "plain" / "model" / "README.md").exists()

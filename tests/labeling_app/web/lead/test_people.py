@@ -153,6 +153,31 @@ def test_people_are_added_with_a_password_given_or_random(ask, store):
     assert said(taken)["error"].startswith("There is a user 'bob' already")
 
 
+def test_a_source_is_given_to_people_and_back_to_everybody(ask, store, queue, fill):
+    fill(1, 2)  # of the source test
+    Users(store).add("ann", "annotator", NEW)
+    give = "/lead/people/give"
+    bodies = [
+        {"source": "test", "people": ["annotator", "ann"]},
+        {"source": "none", "people": []},
+        {"source": "test", "people": ["nobody"]},
+        {"source": "test", "people": "ann"},
+        {"source": ["test"], "people": []},
+    ]
+    given, *refused = ask([("POST", give, body) for body in bodies])
+    assert said(given) == {"say": "Tasks of test go to annotator, ann."}
+    assert [answer.status_code for answer in refused] == [400] * 4
+    assert queue.next_task("lead") is None
+    [page, back] = ask(
+        [("GET", "/lead/people", None), ("POST", give, {"source": "test", "people": []})]
+    )
+    assert "<summary>test: ann, annotator</summary>" in page.text
+    assert '<input type="checkbox" name="people" value="lead">' in page.text
+    assert '<input type="checkbox" name="people" value="ann" checked>' in page.text
+    assert said(back) == {"say": "Tasks of test go to everybody."}
+    assert queue.next_task("lead")
+
+
 def test_requests_from_other_sites_are_refused(ask, store):
     async def run(client: httpx.AsyncClient) -> list[int]:
         sent = [

@@ -12,10 +12,10 @@ from policies.ppo.models.critic import new_critic
 from policies.ppo.models.shared_base import critic_on, load_base, policy_on
 from policies.ppo.settings import PPOSettings
 from rlhf.modeling.adapters import add_adapters, load_reward_model_on, merged_weights, save_adapters
+from rlhf.modeling.heads import empty_reward_model
 from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import (
     describe_model,
-    empty_reward_model,
     load_causal_lm,
     new_reward_model,
     save_model,

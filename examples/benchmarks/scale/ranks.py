@@ -7,7 +7,7 @@ as with vLLM. What PyTorch's memory tracker saw at the peak, and the bytes of th
 compared with what `rlhf plan` says. vLLM itself, the reward model, and optimizers of PPO's frozen
 models are not there.
 
-    python -P examples/benchmarks/ranks.py [--quick] [--json]
+    python -P examples/benchmarks/scale/ranks.py [--quick] [--json]
 
 `-P`, because the script reward.py beside this one would hide the package.
 """
@@ -44,7 +44,7 @@ from rlhf.planning.plan import GIB
 from rlhf.planning.planner import Shape, read_shape
 from rlhf.planning.strategies import Load, communication_bytes, phase_bytes, sizes_of
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SIX = str(REPOSITORY / "examples" / "six_billion" / "llama_6b")
 SEVENTY = str(REPOSITORY / "examples" / "cluster" / "llama_70b")
 

@@ -1,0 +1,132 @@
+"""A program for two processes: models that only the main one reads, against models that each reads.
+
+python -m tests.pipeline.processes.loading TINY REWARD LARGE BROKEN OUT : each process writes what
+it found as OUT.RANK.
+"""
+
+import gc
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from rlhf.errors import InputError
+from rlhf.modeling.adapters import add_adapters
+from rlhf.modeling.models import load_causal_lm, load_reward_model, new_reward_model
+from rlhf.parallel.distributed import start
+from rlhf.parallel.sharding import Sharding, prepare, shard_frozen
+from rlhf.ranks import exit_process, rank
+
+TEXT = [[5, 6, 7, 8]]
+LoadModel = Callable[[bool], PreTrainedModel]
+
+
+def adapted(folder: str, on_main: bool) -> PreTrainedModel:
+    model = load_causal_lm(folder, on_main=on_main)
+    add_adapters(model, rank=4, alpha=8, seed=3)
+    return model
+
+
+def trained(accelerator: Accelerator, model: PreTrainedModel, sharding: Sharding) -> list[Any]:
+    """This process's part of all weights before and after a step, the buffers, and the loss."""
+    wanted = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(wanted, lr=1e-2, fused=True)
+    prepared, stepper = prepare(accelerator, model, optimizer, sharding)
+    before = parts(prepared)
+    loss = prepared(torch.tensor(TEXT)).logits.square().mean()
+    loss.backward()
+    stepper.step()
+    after = parts(prepared)
+    assert not all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    return [*before, *after, *prepared.buffers(), loss.detach()]
+
+
+def frozen(accelerator: Accelerator, model: PreTrainedModel, sharding: Sharding) -> list[Any]:
+    shard_frozen(accelerator, model, sharding)
+    with torch.no_grad():
+        return [*parts(model), *model.buffers(), model(torch.tensor(TEXT)).logits]
+
+
+def parts(model: torch.nn.Module) -> list[torch.Tensor]:
+    named = model.named_parameters(remove_duplicate=False)
+    return [value.to_local().clone() for _, value in named]  # type: ignore[attr-defined]
+
+
+def is_same(accelerator: Accelerator, load: LoadModel, use: Any, sharding: Sharding) -> bool:
+    """Whether a model is the same bit for bit, however it is read."""
+    found = []
+    for on_main in (False, True):
+        model = load(on_main)
+        empty = all(one.is_meta for name, one in model.named_parameters() if "lora" not in name)
+        assert empty == (on_main and rank() > 0)
+        found.append(use(accelerator, model, sharding))
+    return all(
+        one.dtype == other.dtype and one.equal(other) for one, other in zip(*found, strict=True)
+    )
+
+
+def memory(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{field}:\s+(\d+)", status)[1])  # type: ignore[index]
+
+
+def peak_growth(accelerator: Accelerator, folder: str) -> int:
+    """Bytes by which this process's memory grows at most until a training can begin."""
+    accelerator.free_memory()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
+    before = memory("VmRSS")
+    sharding = Sharding("fsdp")
+    model = load_causal_lm(folder, on_main=sharding.reads_on_main(trained=True))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    prepare(accelerator, model, optimizer, sharding)
+    return memory("VmHWM") - before
+
+
+def refusal(folder: str) -> str:
+    try:
+        load_causal_lm(folder, on_main=True)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def main(tiny: str, reward: str, large: str, broken: str, out: str) -> None:
+    accelerator = start("fp32", 0)
+    fsdp = Sharding("fsdp")
+    cases: dict[str, tuple[LoadModel, Any, Sharding]] = {
+        "tied embeddings": (lambda on: load_causal_lm(tiny, on_main=on), trained, fsdp),
+        "adapters": (lambda on: adapted(tiny, on), trained, fsdp),
+        "fresh head": (lambda on: new_reward_model(tiny, 0, 7, on_main=on), trained, fsdp),
+        "trained head": (lambda on: new_reward_model(reward, 0, 7, on_main=on), trained, fsdp),
+        "frozen": (lambda on: load_reward_model(reward, on_main=on), frozen, fsdp),
+        "frozen under ZeRO 3": (
+            *(lambda on: load_reward_model(reward, on_main=on), frozen),
+            Sharding("zero3"),
+        ),
+        "groups of one": (
+            *(lambda on: load_causal_lm(tiny, on_main=on), trained),
+            Sharding("fsdp", group=1),
+        ),
+        "offloaded": (
+            *(lambda on: load_causal_lm(tiny, on_main=on), trained),
+            Sharding("fsdp", offload=True),
+        ),
+    }
+    found = {
+        "refusal": refusal(broken),
+        "same": {name: is_same(accelerator, *case) for name, case in cases.items()},
+        "peak": peak_growth(accelerator, large),  # what is imported on first use is there
+    }
+    Path(f"{out}.{rank()}").write_text(json.dumps(found), encoding="utf-8")
+    exit_process(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
