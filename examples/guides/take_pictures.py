@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("examples/guides/pictures"))
     parser.add_argument("--model", default="models/SmolLM2-135M-Instruct")
     parser.add_argument("--db", type=Path, help="a database that is there")
-    parser.add_argument("--loop", type=Path, help="the settings file of a loop that has run")
+    parser.add_argument("--loop", type=Path, help="settings of a loop that has run, on --db")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
