@@ -42,23 +42,29 @@ asyncio.run(label_all())
 """
 
 
-def label_until_killed(db: Path, seconds: float) -> list[str]:
-    """Submit in a process of its own, kill it, and return what was confirmed as stored."""
+def label_until_killed(db: Path, seconds: float, *, after_one: bool) -> list[str]:
+    """Submit in a process of its own, kill it, and return what was confirmed as stored.
+
+    The seconds begin with the first submission or, with `after_one`, with its confirmation.
+    """
     command = [sys.executable, "-c", LABELLER, str(db)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+        confirmed = [process.stdout.readline()] if after_one else []
         time.sleep(seconds)
         process.kill()
         # The last line may have been cut by the kill; only whole lines were acknowledged.
-        return [line.strip() for line in process.stdout if line.endswith("\n")]
+        confirmed += process.stdout
+        return [line.strip() for line in confirmed if line.endswith("\n")]
 
 
 def run_rounds(store: Store, num_rounds: int) -> None:
     chance = random.Random(0)
     acknowledged: set[str] = set()
-    for _ in range(num_rounds):
-        acknowledged |= set(label_until_killed(store.connections.path, chance.uniform(0, 0.2)))
+    for number in range(num_rounds):
+        path, seconds = store.connections.path, chance.uniform(0, 0.2)
+        acknowledged |= set(label_until_killed(path, seconds, after_one=number % 2 == 1))
         db = store.connections.db
         stored = {row[0] for row in db.execute("SELECT id FROM rankings")}
         assert acknowledged <= stored
