@@ -98,11 +98,11 @@ def train_policy(settings: PPOSettings) -> dict[str, Any]:
         InputError: an input is missing, unfinished, or belongs to another model.
         GuardError: a check before the first step fails, or a loss is not a number.
     """
+    require_trainable(settings.model)
+    reference = require_done(settings.reference, "reference", "outputs")
     sharding = choose_sharding(settings)
     accelerator = start(settings.precision, settings.seed)
     require_memory(settings, sharding, device_bytes(settings.processes))
-    require_trainable(settings.model)
-    reference = require_done(settings.reference, "reference", "outputs")
     store = open_store_on_main(reference.outputs, settings.model)
     model = describe_for_all(settings.model, store.template_kwargs)
     require_reference_of(store, model)

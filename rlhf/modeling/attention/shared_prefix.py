@@ -25,6 +25,9 @@ from rlhf.modeling.attention.matmul import product_attention
 from rlhf.modeling.attention.prefix_matmul import prefix_attention
 from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.tokens import pad_right
+from rlhf.parallel.distributed import on_main
+from rlhf.parallel.sharding import ON_MAIN
+from rlhf.ranks import is_main_process
 
 ATTENTION = "shared_prefix"
 # in trials on random tokens, rounding alone reached 0.1 % of a trained model's largest output,
@@ -67,8 +70,18 @@ def try_attention(model: PreTrainedModel, attention: str, probe: Callable[[], fl
     """Switch a model to an attention for packed rows; else return the reason why not.
 
     A trial decides: `probe` runs a small packed row and the same sequences padded, and returns the
-    difference between the trunk's outputs, relative to the largest.
+    difference between the trunk's outputs, relative to the largest. Where only the main process has
+    the weights, its trial decides for all processes, which all call this.
     """
+    if not any(hasattr(part, ON_MAIN) for part in model.modules()):
+        return _try(model, attention, probe)
+    reason = on_main(lambda: _try(model, attention, probe))
+    if reason is None and not is_main_process():
+        model.set_attn_implementation(attention)
+    return reason
+
+
+def _try(model: PreTrainedModel, attention: str, probe: Callable[[], float]) -> str | None:
     if reason := other_attention(model.config):
         return reason
     before, name = model.config._attn_implementation, type(model).__name__

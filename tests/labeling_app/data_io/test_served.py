@@ -21,6 +21,7 @@ from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Response, content_id
 from rlhf.records.served import NotKeptError, ServedResponse
+from tests.coroutines import run_alone
 from tests.labeling_app.conftest import build_prompt
 
 SIDES = {"policy": "runs/a", "against": "base"}
@@ -180,7 +181,7 @@ def test_requests_that_arrive_together_are_stored_and_only_the_wrong_are_refused
         sent = (records.add_feedback("shop", one) for one in payloads)
         return await asyncio.gather(*sent, return_exceptions=True)
 
-    found = asyncio.run(run())
+    found = run_alone(run())
     assert found[:20] == [True] * 20
     assert [type(one) for one in found[20:]] == [NotKeptError, NotKeptError]
     assert store.counts()["rankings"] == 20

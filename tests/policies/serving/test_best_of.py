@@ -9,6 +9,7 @@ import pytest
 from policies.serving.errors import ApiError
 from policies.serving.servers.best_of import BestOf
 from reward.serving.batches import Counts, SharedBatches
+from tests.coroutines import run_alone
 
 HI = {"messages": [{"role": "user", "content": "Hi?"}]}
 
@@ -49,7 +50,7 @@ def complete(upstream: Upstream, body: dict[str, Any], waiting: int = 8) -> dict
                 await asyncio.sleep(0.01)
                 upstream.closed = True  # what runs now is cancelled by `asyncio.run`
 
-    return asyncio.run(run())
+    return run_alone(run())
 
 
 def test_the_best_of_three_has_the_tokens_of_all() -> None:

@@ -1,6 +1,5 @@
 """What is kept of an answer, without a server: whose words, and what is left out."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ from policies.serving.servers.upstream import Upstream, unreachable
 from policies.serving.split import Conversation, Split
 from rlhf.endpoints.signals import load_redaction
 from rlhf.records.served import ServedResponse
+from tests.coroutines import run_alone
 
 REDACTIONS = "tests.policies.serving.redaction"
 MODEL = {"path": "m", "hash": "abc"}
@@ -66,7 +66,7 @@ def test_an_app_gets_its_answer_where_the_redaction_fails(
     side = Side(description=MODEL, upstream=Upstream(url="http://a/v1", model="m", headers={}))
     proxy = Proxy({"policy": side}, Split(0.0), keeping, None, 1.0)
     for _ in range(2):
-        asyncio.run(proxy._finish(asked("My secret"), said("Yes.")))
+        run_alone(proxy._finish(asked("My secret"), said("Yes.")))
     assert (proxy.counts.kept, proxy.counts.not_kept, records.kept) == (0, 2, [])
     words = capsys.readouterr().err
     assert words.count("A response could not be kept") == 1

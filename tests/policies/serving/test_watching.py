@@ -12,6 +12,7 @@ from policies.serving.app import DAY_SECONDS
 from policies.serving.keeping import Keeping
 from policies.serving.proxy import Proxy
 from policies.serving.split import Split
+from tests.coroutines import run_alone
 
 
 class Engine:
@@ -48,7 +49,7 @@ def serve(records: Records, engines: list[Engine], days: int | None) -> None:
         async with served.router.lifespan_context(served):
             await asyncio.sleep(0.2)
 
-    asyncio.run(live())
+    run_alone(live())
 
 
 def test_a_server_that_could_not_be_started_is_tried_again(

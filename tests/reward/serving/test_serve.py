@@ -16,6 +16,7 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
+from tests.coroutines import run_alone
 from tests.reward.conftest import build_record
 from tests.servers.served_reward import ServedReward, served_reward
 
@@ -171,7 +172,7 @@ def test_requests_that_wait_share_a_batch_and_a_bad_one_fails_alone() -> None:
         assert batches.counts.waiting_items == 0
         return found
 
-    one, two, bad, three = asyncio.run(run())
+    one, two, bad, three = run_alone(run())
     assert (one, two, three) == ([1.0], [1.0, 1.0], [1.0, 1.0, 1.0])
     assert isinstance(bad, InputError)
     assert score.sizes == [1, 6, 2, 1, 3, 1]  # together, then each by itself
