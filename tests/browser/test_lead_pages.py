@@ -15,7 +15,8 @@ pytestmark = pytest.mark.browser
 RUNS = "<img src=x onerror='window.hacked = 1'>${window.hacked = 1}"
 LINES = [
     {"prompt": "Which one?", "responses": ["good", "bad"], "tiers": [[0], [1]]},
-    {"prompt": "And here?", "responses": ["yes", "no"]},
+    {"prompt": "And here?", "responses": ["yes", "no"]},  # the lead's board takes it
+    {"prompt": "And there?", "responses": ["yes", "no"]},
 ]
 
 
@@ -57,7 +58,7 @@ def test_a_lead_imports_previews_and_exports(lead, tmp_path):
     page.check("#leave-out")
     page.click("[data-act=import]")
     page.wait_for_selector(".said:has-text('60 prompts, 120 responses')")
-    assert page.inner_text(".numbers dd >> nth=0") == "62"
+    assert page.inner_text(".numbers dd >> nth=0") == "63"
     assert page.evaluate("window.hacked") is None
     page.fill("#pasted", "Why is the sky blue?\nWhat is rain?")
     page.click("text=Preview")
@@ -71,7 +72,7 @@ def test_a_lead_imports_previews_and_exports(lead, tmp_path):
     page.click("text=Back up now")
     page.wait_for_selector(".said:has-text('Saved backups/labels-')")
     with Store(app.db) as store:
-        assert store.counts()["prompts"] == 64
+        assert store.counts()["prompts"] == 65
 
 
 def test_an_invited_person_sets_a_password_and_ranks(lead, open_page):
