@@ -21,8 +21,8 @@ from rlhf.errors import InputError
 from rlhf.records.jsonl import read_jsonl
 from rlhf.records.schema import Response, content_id
 from rlhf.records.served import NotKeptError, ServedResponse
-from tests.coroutines import run_alone
 from tests.labeling_app.conftest import build_prompt
+from tests.servers.coroutines import run_alone
 
 SIDES = {"policy": "runs/a", "against": "base"}
 

@@ -9,7 +9,7 @@ import pytest
 from policies.serving.errors import ApiError
 from policies.serving.servers.best_of import BestOf
 from reward.serving.batches import Counts, SharedBatches
-from tests.coroutines import run_alone
+from tests.servers.coroutines import run_alone
 
 HI = {"messages": [{"role": "user", "content": "Hi?"}]}
 

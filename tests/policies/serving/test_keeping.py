@@ -12,7 +12,7 @@ from policies.serving.servers.upstream import Upstream, unreachable
 from policies.serving.split import Conversation, Split
 from rlhf.endpoints.signals import load_redaction
 from rlhf.records.served import ServedResponse
-from tests.coroutines import run_alone
+from tests.servers.coroutines import run_alone
 
 REDACTIONS = "tests.policies.serving.redaction"
 MODEL = {"path": "m", "hash": "abc"}

@@ -12,7 +12,7 @@ from policies.serving.app import DAY_SECONDS
 from policies.serving.keeping import Keeping
 from policies.serving.proxy import Proxy
 from policies.serving.split import Split
-from tests.coroutines import run_alone
+from tests.servers.coroutines import run_alone
 
 
 class Engine:

@@ -16,8 +16,8 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import describe_model, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
-from tests.coroutines import run_alone
 from tests.reward.conftest import build_record
+from tests.servers.coroutines import run_alone
 from tests.servers.served_reward import ServedReward, served_reward
 
 LONG = "very " * 600
