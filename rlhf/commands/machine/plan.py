@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from rlhf.planning.forecast import Phases, Speed, Stage
@@ -104,8 +104,8 @@ class Settings:
     price_per_hour: float | None = None
     """Price of one device for an hour, in any currency: forecasts hours and price of each stage."""
     like: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
-    """With --price-per-hour: finished runs of train-reward, reference and ppo, of a few steps, say;
-    forecasts take their speed, and their size where --amount does not change it."""
+    """With --price-per-hour: finished short runs, at most one each of train-reward, reference and
+    ppo. The forecast takes their speed, and their size unless --amount changes it."""
     utilization: float | None = None
     """With --price-per-hour: share of --tflops that forward and backward passes reach. Default: as
     in --like, else 0.3."""
@@ -229,10 +229,8 @@ def forecasts(settings: Settings, shape: "Shape", price_per_hour: float) -> dict
         InputError: a run in --like cannot be used.
     """
     from rlhf.planning.forecast import TITLES, Amount, count_operations, forecast
-    from rlhf.planning.trial import read_trial
-    from rlhf.run.rundir import RunDir
 
-    trials = {one.stage: one for one in (read_trial(RunDir(path)) for path in settings.like)}
+    trials = _trials(settings)
     rate, source = _rate(settings, list(trials.values()))
     found: dict[str, Any] = {}
     for stage in TITLES:
@@ -248,6 +246,24 @@ def forecasts(settings: Settings, shape: "Shape", price_per_hour: float) -> dict
             "like": trial.path if trial else None,
         }
     return {"stages": found, "matmul_tflops": rate / 1e12, "tflops_from": source}
+
+
+def _trials(settings: Settings) -> "dict[Stage, Trial]":
+    """The runs in --like by their stage, one for each."""
+    from rlhf.planning.forecast import TITLES
+    from rlhf.planning.trial import read_trial
+    from rlhf.run.rundir import RunDir
+
+    found: dict[Stage, Trial] = {}
+    for path in settings.like:
+        trial = read_trial(RunDir(path))
+        if earlier := found.get(trial.stage):
+            raise InputError(
+                f"{earlier.path} and {trial.path} are both runs of {TITLES[trial.stage]}",
+                "Give one --like for each stage.",
+            )
+        found[trial.stage] = trial
+    return found
 
 
 def _rate(settings: Settings, trials: "Sequence[Trial]") -> tuple[float, str]:

@@ -12,6 +12,7 @@ from rlhf.commands.machine import plan
 from rlhf.commands.machine.plan import AmountSettings, Settings
 from rlhf.config import flag_of
 from rlhf.config.paths import setting_names
+from rlhf.errors import InputError
 from rlhf.planning.planner import read_shape
 from rlhf.run.rundir import RunDir
 from tests.policies.training import TrainingInputs, training
@@ -197,6 +198,9 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     assert one["ppo"]["start_seconds"] == pytest.approx(other["ppo"]["start_seconds"], abs=0.5)
     assert one["reference"]["price"] == pytest.approx(other["reference"]["price"], rel=0.2)
     assert "make short runs" not in plan.describe(longer, plan.run(longer))
+    twice = replace(settings, like=(runs["ppo"], runs["ppo"]))
+    with pytest.raises(InputError, match="are both runs of ppo\n  Give one --like for each stage"):
+        plan.run(twice)
 
 
 def dry_run(capsys: pytest.CaptureFixture, *words: str) -> str:
