@@ -230,11 +230,7 @@ def _load_classifier(
     """A model with a head; frozen weights have the precision of the computation."""
     if settings.adapter == "none":
         return new_reward_model(
-            settings.model,
-            pad_id,
-            settings.seed,
-            tensor_parallel=sharding.is_tensor_parallel,
-            on_main=sharding.reads_on_main(trained=True),
+            settings.model, pad_id, settings.seed, held=sharding.held(trained=True)
         )
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
     is_packed = settings.adapter == "qlora"

@@ -232,12 +232,7 @@ def _build_models(
     sharding: Sharding,
 ) -> PolicyAndCritic:
     if base is None:
-        policy = load_causal_lm(
-            settings.model,
-            tensor_parallel=sharding.is_tensor_parallel,
-            on_main=sharding.reads_on_main(trained=True),
-            trained=True,
-        )
+        policy = load_causal_lm(settings.model, held=sharding.held(trained=True), trained=True)
         if settings.lora.rank:
             add_adapters(policy, settings.lora.rank, 2 * settings.lora.rank, settings.seed)
     else:

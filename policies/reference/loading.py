@@ -71,11 +71,7 @@ def load_reference_model(
     """
     require_reference_of(store, describe_model(store.model, store.template_kwargs))
     sharding = sharding or Sharding()
-    model = load_causal_lm(
-        store.model,
-        tensor_parallel=sharding.is_tensor_parallel,
-        on_main=sharding.reads_on_main(trained=False),
-    )
+    model = load_causal_lm(store.model, held=sharding.held(trained=False))
     pack_prefixes(model)
     count_work(model)
     model.requires_grad_(False)  # autocast would keep a copy of every weight

@@ -84,11 +84,7 @@ def load_models(
         is_frozen=True,
         tensor_parallel=settings.sampling.engine_tensor_parallel,
     )
-    model = load_causal_lm(
-        path,
-        tensor_parallel=sharding.is_tensor_parallel,
-        on_main=sharding.reads_on_main(trained=False),
-    ).eval()
+    model = load_causal_lm(path, held=sharding.held(trained=False)).eval()
     gathered_model = GatheredModel(model, accelerator.device, sharding)
     shard_frozen(accelerator, model, sharding, exact=True)
     if settings.reward is None:

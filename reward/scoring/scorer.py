@@ -220,11 +220,7 @@ def load_module(
     folder = model_folder(name, "reward", "model")
     sharding = sharding or Sharding()
     if base is None:
-        classifier = load_reward_model(
-            folder,
-            tensor_parallel=sharding.is_tensor_parallel,
-            on_main=sharding.reads_on_main(trained=False),
-        )
+        classifier = load_reward_model(folder, held=sharding.held(trained=False))
     else:
         classifier = load_reward_model_on(base, folder)
     bias = float(getattr(classifier.config, "reward_bias", 0.0))

@@ -8,7 +8,7 @@ scores.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,6 +51,7 @@ from rlhf.modeling.weights import (
     require_unquantized,
 )
 from rlhf.parallel.distributed import on_main
+from rlhf.parallel.sharding import Held
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
 from rlhf.records.fingerprints import known_folder_hash, take_folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
@@ -61,7 +62,6 @@ WEIGHTS = ("*.safetensors", "*.bin", "member-*/*.safetensors")  # an ensemble ho
 RESULTS = ("policy", "model")  # in folders of stages
 FETCH_AGAIN = "Check the name and the connection, or download the model and give its folder."
 STAND_INS = ("quantize", "distill")  # their result takes the place of a training's
-Held = Literal["whole", "parts", "main"]  # in every process; of matrices; by the main one alone
 
 CLASSIFIERS = "Classification"  # of whole texts, of every token, of images
 
@@ -146,30 +146,28 @@ def load_causal_lm(
     dtype: torch.dtype = torch.float32,
     quantization: QuantizationConfigMixin | None = None,
     *,
-    tensor_parallel: bool = False,
-    on_main: bool = False,
+    held: Held = "whole",
     trained: bool = False,
 ) -> PreTrainedModel:
     """Load a language model.
 
-    `quantization` of the linear layers takes the place of `dtype`. With `tensor_parallel` each
-    process of the group holds a part of every matrix, and all must call the model with the same
-    inputs at the same time. With `on_main` all processes call this, and only the main one has
-    weights, until FSDP shards the model.
+    `quantization` of the linear layers takes the place of `dtype`. With `held="parts"` each process
+    of the group holds a part of every matrix, and all must call the model with the same inputs at
+    the same time. With `held="main"` all processes call this, and only the main one has weights,
+    until FSDP shards the model.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it is a reward model, or
             transformers cannot split it.
     """
     config = load_config(name)
-    if tensor_parallel and trained:
+    if held == "parts" and trained:
         require_trainable_parts(name, config)
     if architecture(config).endswith(CLASSIFIER):
         raise InputError(
             f"{name} is a classifier ({architecture(config)}), not a language model",
             "Give the language model, not the reward model.",
         )
-    held = _held(tensor_parallel=tensor_parallel, on_main=on_main)
     return _load(AutoModelForCausalLM, name, config, dtype, quantization, held=held)
 
 
@@ -180,8 +178,7 @@ def new_reward_model(
     dtype: torch.dtype = torch.float32,
     quantization: QuantizationConfigMixin | None = None,
     *,
-    tensor_parallel: bool = False,
-    on_main: bool = False,
+    held: Held = "whole",
 ) -> PreTrainedModel:
     """A reward model to train: a language model with a fresh head, or a trained reward model.
 
@@ -202,7 +199,7 @@ def new_reward_model(
             f"{name} is an encoder without a trained head ({architecture(config)})",
             "Start from a decoder, or from a classifier with one label.",
         )
-    if tensor_parallel:
+    if held == "parts":
         require_trainable_parts(name, config)
     kind = _exact_head(empty) if is_trained else AutoModelForSequenceClassification
     if isinstance(quantization, BitsAndBytesConfig):
@@ -213,7 +210,7 @@ def new_reward_model(
         config,
         dtype,
         quantization,
-        held=_held(tensor_parallel=tensor_parallel, on_main=on_main),
+        held=held,
         new_head=not is_trained,
     )
     if not is_trained:
@@ -250,10 +247,8 @@ def _exact_head(empty: PreTrainedModel) -> type[PreTrainedModel]:
     return type(plain.__name__, (plain,), attributes)
 
 
-def load_reward_model(
-    name: str, *, tensor_parallel: bool = False, on_main: bool = False
-) -> PreTrainedModel:
-    """Load a trained reward model; `tensor_parallel` and `on_main` as in `load_causal_lm`.
+def load_reward_model(name: str, *, held: Held = "whole") -> PreTrainedModel:
+    """Load a trained reward model; `held` as in `load_causal_lm`.
 
     Raises:
         InputError: there is no such model, its weights are incomplete, it does not have one output,
@@ -264,9 +259,7 @@ def load_reward_model(
         name, config, "Train one: rlhf train-reward --rankings DIR --model M --out R"
     )
     config = _classifier_config(name, config.get_text_config().pad_token_id)
-    kind = AutoModelForSequenceClassification
-    held = _held(tensor_parallel=tensor_parallel, on_main=on_main)
-    return _load(kind, name, config, torch.float32, held=held)
+    return _load(AutoModelForSequenceClassification, name, config, torch.float32, held=held)
 
 
 def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
@@ -300,11 +293,6 @@ def _load(
     if not reads_pairs(config):
         use_products(model)
     return model
-
-
-def _held(*, tensor_parallel: bool, on_main: bool) -> Held:
-    assert not (tensor_parallel and on_main)
-    return "parts" if tensor_parallel else "main" if on_main else "whole"
 
 
 def model_fingerprint(name: str) -> str:

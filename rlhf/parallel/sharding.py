@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -50,6 +50,7 @@ from rlhf.parallel.settings import SHARDED, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
+Held = Literal["whole", "parts", "main"]  # in every process; of matrices; by the main one alone
 
 ON_MAIN = "_weights_on_main"  # an attribute of models of which only the main process has weights
 
@@ -94,9 +95,15 @@ class Sharding:
         """True where no process holds the whole model."""
         return State.WEIGHTS in SHARDED[self.strategy]
 
-    def reads_on_main(self, *, trained: bool) -> bool:
-        """True where FSDP shards a model, for which only the main process reads its weights."""
-        return self.strategy == "fsdp" or (self.shards_weights and not trained)
+    def held(self, *, trained: bool) -> Held:
+        """Who holds a model's weights between loading and `prepare` or `shard_frozen`.
+
+        FSDP, which also shards frozen models under ZeRO 3, takes them from the main process.
+        """
+        if self.is_tensor_parallel:
+            return "parts"
+        is_fsdp = self.strategy == "fsdp" or (self.shards_weights and not trained)
+        return "main" if is_fsdp else "whole"
 
     def in_step(
         self, accelerator: Accelerator, parts: Sequence[Value], spare: Sequence[Value] = ()

@@ -102,16 +102,13 @@ def new_critic(
         width = load_config(settings.model).get_text_config().hidden_size
         return PolicyHead(width, trains_policy=settings.critic.trains == "all"), 0.0
     models = [name for name in settings.reward if reads_tokens(name)]
-    sharding = sharding or Sharding()
-    split, on_main = sharding.is_tensor_parallel, sharding.reads_on_main(trained=True)
+    held = (sharding or Sharding()).held(trained=True)
     if models:
         folder = model_folder(models[0], "reward", "model")
-        critic = load_reward_model(folder, tensor_parallel=split, on_main=on_main)
+        critic = load_reward_model(folder, held=held)
     else:
         pad_id = int(tokenizer.pad_token_id)
-        critic = new_reward_model(
-            settings.model, pad_id, settings.seed, tensor_parallel=split, on_main=on_main
-        )
+        critic = new_reward_model(settings.model, pad_id, settings.seed, held=held)
     if settings.critic.trains == "head":
         critic.requires_grad_(False)
         reward_head(critic).requires_grad_(True)

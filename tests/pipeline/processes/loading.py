@@ -20,15 +20,15 @@ from rlhf.errors import InputError
 from rlhf.modeling.adapters import add_adapters
 from rlhf.modeling.models import load_causal_lm, load_reward_model, new_reward_model
 from rlhf.parallel.distributed import start
-from rlhf.parallel.sharding import Sharding, prepare, shard_frozen
+from rlhf.parallel.sharding import Held, Sharding, prepare, shard_frozen
 from rlhf.ranks import exit_process, rank
 
 TEXT = [[5, 6, 7, 8]]
-LoadModel = Callable[[bool], PreTrainedModel]
+LoadModel = Callable[[Held], PreTrainedModel]
 
 
-def adapted(folder: str, on_main: bool) -> PreTrainedModel:
-    model = load_causal_lm(folder, on_main=on_main)
+def adapted(folder: str, held: Held) -> PreTrainedModel:
+    model = load_causal_lm(folder, held=held)
     add_adapters(model, rank=4, alpha=8, seed=3)
     return model
 
@@ -61,10 +61,11 @@ def parts(model: torch.nn.Module) -> list[torch.Tensor]:
 def is_same(accelerator: Accelerator, load: LoadModel, use: Any, sharding: Sharding) -> bool:
     """Whether a model is the same bit for bit, however it is read."""
     found = []
-    for on_main in (False, True):
-        model = load(on_main)
+    wanted: tuple[Held, ...] = ("whole", "main")
+    for held in wanted:
+        model = load(held)
         empty = all(one.is_meta for name, one in model.named_parameters() if "lora" not in name)
-        assert empty == (on_main and rank() > 0)
+        assert empty == (held == "main" and rank() > 0)
         found.append(use(accelerator, model, sharding))
     return all(
         one.dtype == other.dtype and one.equal(other) for one, other in zip(*found, strict=True)
@@ -83,7 +84,7 @@ def peak_growth(accelerator: Accelerator, folder: str) -> int:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
     before = memory("VmRSS")
     sharding = Sharding("fsdp")
-    model = load_causal_lm(folder, on_main=sharding.reads_on_main(trained=True))
+    model = load_causal_lm(folder, held=sharding.held(trained=True))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     prepare(accelerator, model, optimizer, sharding)
     return memory("VmHWM") - before
@@ -91,7 +92,7 @@ def peak_growth(accelerator: Accelerator, folder: str) -> int:
 
 def refusal(folder: str) -> str:
     try:
-        load_causal_lm(folder, on_main=True)
+        load_causal_lm(folder, held="main")
     except InputError as error:
         return str(error)
     return ""
@@ -101,21 +102,21 @@ def main(tiny: str, reward: str, large: str, broken: str, out: str) -> None:
     accelerator = start("fp32", 0)
     fsdp = Sharding("fsdp")
     cases: dict[str, tuple[LoadModel, Any, Sharding]] = {
-        "tied embeddings": (lambda on: load_causal_lm(tiny, on_main=on), trained, fsdp),
-        "adapters": (lambda on: adapted(tiny, on), trained, fsdp),
-        "fresh head": (lambda on: new_reward_model(tiny, 0, 7, on_main=on), trained, fsdp),
-        "trained head": (lambda on: new_reward_model(reward, 0, 7, on_main=on), trained, fsdp),
-        "frozen": (lambda on: load_reward_model(reward, on_main=on), frozen, fsdp),
+        "tied embeddings": (lambda held: load_causal_lm(tiny, held=held), trained, fsdp),
+        "adapters": (lambda held: adapted(tiny, held), trained, fsdp),
+        "fresh head": (lambda held: new_reward_model(tiny, 0, 7, held=held), trained, fsdp),
+        "trained head": (lambda held: new_reward_model(reward, 0, 7, held=held), trained, fsdp),
+        "frozen": (lambda held: load_reward_model(reward, held=held), frozen, fsdp),
         "frozen under ZeRO 3": (
-            *(lambda on: load_reward_model(reward, on_main=on), frozen),
+            *(lambda held: load_reward_model(reward, held=held), frozen),
             Sharding("zero3"),
         ),
         "groups of one": (
-            *(lambda on: load_causal_lm(tiny, on_main=on), trained),
+            *(lambda held: load_causal_lm(tiny, held=held), trained),
             Sharding("fsdp", group=1),
         ),
         "offloaded": (
-            *(lambda on: load_causal_lm(tiny, on_main=on), trained),
+            *(lambda held: load_causal_lm(tiny, held=held), trained),
             Sharding("fsdp", offload=True),
         ),
     }

@@ -134,9 +134,9 @@ class PPO:
         accelerator.free_memory()
         self.accelerator = accelerator
         sharding = read_sharding(strategy)
-        on_main = sharding.reads_on_main(trained=True)
-        critic = new_reward_model(folder, 0, seed=1, on_main=on_main)
-        policy = load_causal_lm(folder, on_main=on_main)
+        held = sharding.held(trained=True)
+        critic = new_reward_model(folder, 0, seed=1, held=held)
+        policy = load_causal_lm(folder, held=held)
         plain = PolicyAndCritic(policy, critic, value_bias=0.25)
         groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
         optimizer = torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
@@ -241,8 +241,8 @@ def ppo(accelerator: Accelerator, folder: str, strategy: str, checkpoints: Path)
 def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, Any]:
     accelerator.free_memory()
     sharding = read_sharding(strategy)
-    on_main = sharding.reads_on_main(trained=True)
-    module = RewardModule(new_reward_model(folder, 0, seed=1, on_main=on_main))
+    held = sharding.held(trained=True)
+    module = RewardModule(new_reward_model(folder, 0, seed=1, held=held))
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
     model, stepper = prepare(accelerator, module, optimizer, sharding)
     state = TrainState(accelerator, model, stepper, 0, 16, Objective(), shared=False)

@@ -47,7 +47,7 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
 from tests.pipeline.processes.spread import Collectives
 accelerator = start("fp32", 0)
-module = RewardModule(new_reward_model(sys.argv[1], 0, 0, tensor_parallel=True)).train()
+module = RewardModule(new_reward_model(sys.argv[1], 0, 0, held="parts")).train()
 prepare_tensor_parallel(module, torch.optim.AdamW(module.parameters()))
 inputs = Inputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
 found = []
@@ -101,7 +101,7 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.parallel.sharding import clip_gradients
 from rlhf.parallel.tensor_parallel import prepare_tensor_parallel
 accelerator = start("fp32", 0)
-module = RewardModule(new_reward_model(sys.argv[1], 0, 0, tensor_parallel=True)).train()
+module = RewardModule(new_reward_model(sys.argv[1], 0, 0, held="parts")).train()
 prepare_tensor_parallel(module, torch.optim.AdamW(module.parameters()))
 inputs = Inputs(torch.randint(3, 300, (2, 10)), torch.tensor([9, 19]))
 module(inputs).sum().backward()
@@ -159,7 +159,7 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
     config.base_model_tp_plan = None
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="no plan to split the matrices of"):
-        load_causal_lm(str(tmp_path), tensor_parallel=True)
+        load_causal_lm(str(tmp_path), held="parts")
 
 
 TRAINING = {
@@ -263,13 +263,13 @@ def test_processes_that_cannot_hold_it_together_are_refused(
     assert "--parallel.tensor-parallel 2 does not go with --seeds and --sharding\n  Leave" in shown
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="has 2 key-value heads, which 3 processes"):
-        load_causal_lm(str(tiny_model), tensor_parallel=True)
+        load_causal_lm(str(tiny_model), held="parts")
 
 
 def test_a_model_whose_gradients_would_be_wrong_is_refused(tmp_path: Path) -> None:
     Qwen3Config(num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="has norms within attention heads, whose gradients"):
-        new_reward_model(str(tmp_path), 0, 0, tensor_parallel=True)
+        new_reward_model(str(tmp_path), 0, 0, held="parts")
 
 
 TOGETHER = ("--processes", "2", "--tensor-parallel", "2")
