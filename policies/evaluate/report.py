@@ -57,12 +57,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from policies.evaluate import plots
-from rlhf.planning.price import amount
+from rlhf.planning.price import JUDGES, amount
 from rlhf.records.jsonl import write_json, write_text_atomically
 
 Outcome = Literal["better", "worse", "unproven"]
 
-JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy first
 TITLES = {"reference": "Original", "policy": "New", "rival": "Other"}
 DEFAULT_KINDS = {"people": "people", "ai": "AI judge", "gold": "signal", "reward": "reward model"}
 BRIEF = (

@@ -15,7 +15,7 @@ from rlhf.run.rundir import RunDir, device_seconds
 
 HOUR = 3600
 COMPARED_WITH = ("against", "gold")  # inputs of an evaluation that did not make its policy
-TRUSTED = ("people", "ai", "gold", "reward")  # judges, the most trustworthy one first
+JUDGES = ("people", "ai", "gold", "reward")  # the most trustworthy one first
 
 Cost = dict[str, Any]
 
@@ -58,7 +58,7 @@ def with_price_per_point(
     A point is a hundredth of win rate above one half, by the most trustworthy judge. A policy that
     does not win more than half has no price for a point.
     """
-    judge = next((name for name in TRUSTED if name in win_rate), None)
+    judge = next((name for name in JUDGES if name in win_rate), None)
     value = win_rate[judge]["value"] if judge else None
     points = 100 * (value - 0.5) if value is not None else 0.0
     price = cost["price"]

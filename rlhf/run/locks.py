@@ -47,29 +47,28 @@ def lock(folder: Path, go_on: str) -> None:
         return
     with ExitStack() as stack:
         file = stack.enter_context((folder / LOCK_FILE).open("a+", encoding="utf-8"))
-        try:
-            if not _take(file):
-                time.sleep(PROBE_SECONDS)  # `is_locked` may have looked just now
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise InputError(
-                f"{file.read() or 'Another process'} is working in {folder}",
-                f"Wait for it, or stop it and {go_on}; or choose another --out.",
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        if not take(file):
+            time.sleep(PROBE_SECONDS)  # `is_locked` may have looked just now
+            if not take(file):
+                file.seek(0)
+                raise InputError(
+                    f"{file.read() or 'Another process'} is working in {folder}",
+                    f"Wait for it, or stop it and {go_on}; or choose another --out.",
+                )
         file.truncate(0)
         file.write(HOLDER.format(os.getpid(), socket.gethostname()))
         file.flush()
         _locks[folder] = stack.pop_all()
 
 
-def _take(file: IO[str]) -> bool:
+def take(file: IO[str]) -> bool:
+    """Lock a file; False if another process has locked it, True also where there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        pass
     return True
 
 

@@ -10,13 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from urllib.parse import parse_qs
 
 import anyio
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
+from jinja2 import Environment, FileSystemLoader
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
@@ -31,7 +31,7 @@ from rlhf.endpoints.urls import LOOPBACK
 SIGN_IN_PATHS = ("/sign-in", "/sign-out")
 COOKIE = "rlhf_session"
 MAX_FORM_BYTES = 10_000
-PAGE = Path(__file__).parents[1] / "pages" / "board" / "sign_in.html"
+PAGES = Path(__file__).parents[1] / "pages"
 
 FindUser = Callable[[Request], User | None]
 
@@ -187,8 +187,8 @@ class SignInPage:
 
 def sign_in_page(name: str = "", problem: str = "", status_code: int = 200) -> HTMLResponse:
     """The sign-in form; it needs no script."""
-    page = PAGE.read_text(encoding="utf-8")
-    page = page.replace("{{problem}}", escape(problem)).replace("{{name}}", escape(name))
+    templates = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
+    page = templates.get_template("board/sign_in.html").render(name=name, problem=problem)
     return html_page(page, status_code)
 
 

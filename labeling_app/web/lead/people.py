@@ -17,14 +17,13 @@ from labeling_app.annotators.users import ROLES, Role, User, Users
 from labeling_app.db.people.sources import give_source, sources_with_people
 from labeling_app.db.store import Store
 from labeling_app.web.access.content_policy import html_page
-from labeling_app.web.lead.frame import PAGES, LeadFrame, answer_json, sender_of
+from labeling_app.web.lead.frame import LeadFrame, answer_json, sender_of
 from rlhf.endpoints.request_bodies import BodyError, read_json
 from rlhf.errors import InputError
 
 PATH = "/lead/people"
 TEMPLATE = "lead/people.html"
 INVITATION_PATH = "/invitation"
-INVITATION_PAGE = PAGES / "lead" / "invitation.html"
 MAX_PASSWORD = 500
 MAX_BODY_BYTES = 10_000
 Payload = dict[str, Any]
@@ -192,13 +191,13 @@ def add_people_page(app: FastAPI, frame: LeadFrame, store: Store, *, has_sign_in
     }
     for name, operation in operations.items():
         answer_json(app, f"{PATH}/{name}", operation)
-    _add_invitation_page(app, people)
+    _add_invitation_page(app, frame, people)
 
 
-def _add_invitation_page(app: FastAPI, people: PeoplePage) -> None:
+def _add_invitation_page(app: FastAPI, frame: LeadFrame, people: PeoplePage) -> None:
     @app.get(INVITATION_PATH)
     def form() -> HTMLResponse:
-        return html_page(INVITATION_PAGE.read_text(encoding="utf-8"))
+        return html_page(frame.templates.get_template("lead/invitation.html").render())
 
     @app.post(INVITATION_PATH)
     async def accept(request: Request) -> JSONResponse:

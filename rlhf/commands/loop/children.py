@@ -7,7 +7,6 @@ ended. The system frees the lock with the process, so nothing has to be cleaned 
 OUT/commands.json lists every command with its start, its end and its exit code.
 """
 
-import fcntl
 import os
 import shlex
 import signal
@@ -22,6 +21,7 @@ from rlhf.commands.loop.stages import Stage
 from rlhf.errors import InterruptedRunError, RlhfError
 from rlhf.records.documents import read_document
 from rlhf.records.jsonl import write_json
+from rlhf.run.locks import take
 from rlhf.run.loops.pausing import read_pause
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat
@@ -132,7 +132,7 @@ def _write_commands(run: RunDir, entries: list[dict[str, Any]]) -> None:
 def wait_for_earlier_child(run: RunDir) -> None:
     """Wait until the child of a loop that was killed has ended."""
     with _lock_file(run) as file:
-        if _take_lock(file):
+        if take(file):
             return
         file.seek(0)
         say(
@@ -140,7 +140,7 @@ def wait_for_earlier_child(run: RunDir) -> None:
             "waiting until it ends."
         )
         beat("waiting for a command of an earlier loop")
-        while not _take_lock(file):
+        while not take(file):
             time.sleep(POLL_SECONDS)
 
 
@@ -148,7 +148,7 @@ def _start(run: RunDir, stage: Stage, launch: Sequence[str]) -> "subprocess.Pope
     """Start a command that holds the lock as long as it lives."""
     command = [*launch, sys.executable, "-m", "rlhf.cli", *stage.words]
     with _lock_file(run) as file:
-        is_alone = _take_lock(file)
+        is_alone = take(file)
         assert is_alone, "a child of an earlier loop runs"  # it was waited for
         process = subprocess.Popen(
             command,
@@ -175,14 +175,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _lock_file(run: RunDir) -> IO[str]:
     return (run.path / ".child").open("a+", encoding="utf-8")
-
-
-def _take_lock(file: IO[str]) -> bool:
-    """Lock a file; False if another process has locked it, True also where there are no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.commands.loop.children import read_commands
-from rlhf.planning.price import cost_of_stages
+from rlhf.planning.price import JUDGES, cost_of_stages
 from rlhf.records.ranked import read_manifest
 from rlhf.run.intervals import in_words
 from rlhf.run.rundir import RunDir
@@ -59,7 +59,7 @@ def summary(number: int, report: Mapping[str, Any]) -> Round:
         number: of the round; from round 1 on, the report also compares with the policy before.
         report: report.json of `rlhf evaluate`.
     """
-    from policies.evaluate.report import JUDGES, outcome
+    from policies.evaluate.report import outcome
 
     rates = report["rival"]["win_rate"] if number else report["win_rate"]
     judge = next(name for name in (*JUDGES, *rates) if name in rates)
