@@ -35,11 +35,19 @@ CLOCKS: dict[Phase, str] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished run: its stage, how much it did, how fast, and the parameters of its model."""
+    """A finished run.
+
+    Attributes:
+        stage: what it was.
+        path: its folder.
+        reported: how much it did: the fields of `Amount` that its report has.
+        speed: how fast.
+        parameters: of its model.
+    """
 
     stage: Stage
     path: str
-    amount: Amount
+    reported: dict[str, Any]
     speed: Speed
     parameters: int
 
@@ -76,7 +84,7 @@ def read_trial(run: RunDir) -> Trial:
         processes = int(content.get("processes", 1))
         whole = content["device_seconds"] / processes
         speed = _speed_of(operations, seconds, _rate(report) * TERA, processes, whole)
-    return Trial(name, str(run.path), amount, speed, shape.parameters)
+    return Trial(name, str(run.path), report["amount"], speed, shape.parameters)
 
 
 def stage_of(stage: str, lora_rank: int | None) -> Stage:

@@ -1,7 +1,7 @@
 """`rlhf plan`: which ways of training a model fit on a machine."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -10,13 +10,10 @@ from cyclopts import Parameter
 from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
-from rlhf.errors import ConfigError, InputError
+from rlhf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlhf.planning.forecast import Phases, Speed, Stage
-    from rlhf.planning.planner import Shape
     from rlhf.planning.strategies import Load
-    from rlhf.planning.trial import Trial
 
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
 STAGES = ("reward", "reference", "ppo")
@@ -35,7 +32,7 @@ Table = dict[str, dict[str, float]]  # by strategy and stage
 
 @dataclass(frozen=True, kw_only=True)
 class AmountSettings:
-    """Size of the runs whose price is forecast. Default: that of the runs in --like."""
+    """Size of the runs that are forecast. Default: that of the runs in --like."""
 
     prompts: int | None = None
     """Prompts to train on. Without --like: 1000."""
@@ -105,7 +102,8 @@ class Settings:
     """Price of one device for an hour, in any currency: forecasts hours and price of each stage."""
     like: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
     """With --price-per-hour: finished short runs, at most one each of train-reward, reference and
-    ppo. The forecast takes their speed, and their size unless --amount changes it."""
+    ppo. Their stages are forecast with their speed; all stages with their size, unless --amount
+    changes it."""
     utilization: float | None = None
     """With --price-per-hour: share of --tflops that forward and backward passes reach. Default: as
     in --like, else 0.3."""
@@ -165,7 +163,8 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Show the memory and traffic of each stage per device under DDP, ZeRO, FSDP and LoRA."""
+    """Show memory and traffic of each stage per device, and with --price-per-hour its price."""
+    from rlhf.commands.machine.forecasting import forecasts
     from rlhf.planning.advice import advice
     from rlhf.planning.plan import GIB
     from rlhf.planning.planner import read_shape
@@ -222,85 +221,6 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
-def forecasts(settings: Settings, shape: "Shape", price_per_hour: float) -> dict[str, Any]:
-    """What each stage will take and cost, with what that assumes.
-
-    Raises:
-        InputError: a run in --like cannot be used.
-    """
-    from rlhf.planning.forecast import TITLES, Amount, count_operations, forecast
-
-    trials = _trials(settings)
-    rate, source = _rate(settings, list(trials.values()))
-    found: dict[str, Any] = {}
-    for stage in TITLES:
-        trial = trials.get(stage)
-        amount = (trial.amount if trial else Amount()).changed(asdict(settings.amount))
-        operations = count_operations(stage, shape, amount, settings.lora_rank)
-        speed = _speed(settings, stage, shape, rate, trial)
-        one = forecast(operations, speed, settings.gpus, price_per_hour)
-        found[stage] = {
-            **asdict(one),
-            "amount": asdict(amount),
-            "utilization": {phase: speed.utilization[phase] for phase in one.seconds},
-            "like": trial.path if trial else None,
-        }
-    return {"stages": found, "matmul_tflops": rate / 1e12, "tflops_from": source}
-
-
-def _trials(settings: Settings) -> "dict[Stage, Trial]":
-    """The runs in --like by their stage, one for each."""
-    from rlhf.planning.forecast import TITLES
-    from rlhf.planning.trial import read_trial
-    from rlhf.run.rundir import RunDir
-
-    found: dict[Stage, Trial] = {}
-    for path in settings.like:
-        trial = read_trial(RunDir(path))
-        if earlier := found.get(trial.stage):
-            raise InputError(
-                f"{earlier.path} and {trial.path} are both runs of {TITLES[trial.stage]}",
-                "Give one --like for each stage.",
-            )
-        found[trial.stage] = trial
-    return found
-
-
-def _rate(settings: Settings, trials: "Sequence[Trial]") -> tuple[float, str]:
-    """Operations a second of a matrix product, and where the number is from."""
-    if settings.tflops is not None:
-        return settings.tflops * 1e12, "as given by --tflops"
-    if trials:
-        return trials[0].speed.rate, f"measured by {trials[0].path}"
-    import torch
-
-    from rlhf.parallel.distributed import choose_precision
-    from rlhf.planning.utilization import matmul_rate
-
-    dtype = torch.bfloat16 if choose_precision("auto") == "bf16" else torch.float32
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return matmul_rate(device, dtype), "measured here"
-
-
-def _speed(
-    settings: Settings, stage: "Stage", shape: "Shape", rate: float, trial: "Trial | None"
-) -> "Speed":
-    """The speed of a stage: that of its trial, else assumed; what was given comes first."""
-    from rlhf.planning.forecast import ASSUMED, Speed, assumed_start
-
-    utilization: Phases = dict(trial.speed.utilization if trial else ASSUMED)
-    if settings.utilization is not None:
-        utilization |= {"scoring": settings.utilization, "training": settings.utilization}
-    if settings.sampling_utilization is not None:
-        utilization |= {"sampling": settings.sampling_utilization}
-    start = assumed_start(stage, shape)
-    if trial:
-        start = trial.speed.start * shape.parameters / trial.parameters
-        # its utilization is of the rate that it measured itself
-        rate = trial.speed.rate if settings.tflops is None else rate
-    return Speed(rate, utilization, start)
-
-
 def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str:
     """A command to type: on several machines the same on each, with at most eight devices."""
     words = f"{COMMANDS[stage].format(model=model)} {' '.join(flags)}".strip()
@@ -317,6 +237,8 @@ def command(stage: str, model: str, flags: Sequence[str], processes: int) -> str
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """The result as a table; a star marks what fits."""
+    from rlhf.commands.machine.forecasting import forecast_lines
+
     lines = [
         f"{result['parameters']:,} parameters. GiB on each device; * fits, with a tenth kept free.",
         f"A forward pass: {counted(settings.batch, 'sequence')} of {settings.sequence_length:,} "
@@ -338,53 +260,12 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines += ["", "PPO under FSDP, GiB in each phase:"]
         lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["fsdp_phases_gib"].items()]
     if result["forecast"]:
-        lines += ["", *_forecast_lines(settings, result["forecast"])]
+        lines += ["", *forecast_lines(settings, result["forecast"])]
     lines += ["", "The fastest that fits:", *(f"  {one}" for one in result["advice"])]
     if result["commands"]:
         lines += ["", "Commands to type, with your folders in the place of capital letters:"]
         lines += [f"  {line}" for line in result["commands"].values()]
     return "\n".join(lines)
-
-
-def _forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str]:
-    """Hours and price of each stage, and what they assume."""
-    from rlhf.planning.forecast import TITLES
-    from rlhf.planning.price import amount as shown
-
-    stages = forecast["stages"]
-    yield "Forecast of what each stage takes, on all devices together, and costs:"
-    yield f"  {'':20}{'device-hours':>14}{'hours':>10}{'price':>10}  for"
-    for name, one in stages.items():
-        numbers = (shown(one["device_hours"]), shown(one["hours"]), shown(one["price"]))
-        cells = f"{numbers[0]:>14}{numbers[1]:>10}{numbers[2]:>10}"
-        yield f"  {TITLES[name]:20}{cells}  {_size(name, one['amount'])}"
-    yield (
-        f"  A device multiplies large matrices at {shown(forecast['matmul_tflops'])} TFLOP/s "
-        f"({forecast['tflops_from']}), and of this uses:"
-    )
-    for name, one in stages.items():
-        uses = (f"{phase} {use:.1%}" for phase, use in one["utilization"].items())
-        source = f"like {one['like']}" if one["like"] else "assumed where not given"
-        start = f"{shown(one['start_seconds'])} s to load and save models"
-        yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
-    yield "  Devices divide the work without loss; reward model and critic have the model's size."
-    if not settings.like:
-        yield "  For a closer forecast make short runs and name them: --like RUN."
-
-
-def _size(stage: str, amount: dict[str, Any]) -> str:
-    """How much of what a forecast is for."""
-    response = f"{amount['response_tokens']:.0f} tokens"
-    prompt = f"of {amount['prompt_tokens']:.0f} tokens"
-    if stage.startswith("ppo"):
-        return f"{amount['steps']:,} steps of {amount['episodes']} responses of {response}"
-    if stage == "reference":
-        count = amount["samples"] * (amount["prompts"] + amount["held_out"])
-        return f"{count:,} responses of {response} to prompts {prompt}"
-    return (
-        f"{amount['epochs'] * amount['prompts']:,.0f} prompts {prompt} with "
-        f"{amount['responses']:.3g} responses of {response}"
-    )
 
 
 def _rows(table: Table) -> list[str]:

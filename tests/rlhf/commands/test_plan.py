@@ -9,6 +9,7 @@ from policies.reference.settings import ReferenceSettings
 from reward.settings import RewardSettings
 from rlhf import cli
 from rlhf.commands.machine import plan
+from rlhf.commands.machine.forecasting import forecasts
 from rlhf.commands.machine.plan import AmountSettings, Settings
 from rlhf.config import flag_of
 from rlhf.config.paths import setting_names
@@ -161,8 +162,8 @@ def test_a_forecast_says_what_it_assumes(tiny_model: Path) -> None:
     assert "matrices at 0.001 TFLOP/s (as given by --tflops), and of this uses:" in text
     assert "ppo                 sampling 1.0%, scoring 30.0%, training 30.0%; 0.00" in text
     assert "Devices divide the work without loss" in text
-    assert "For a closer forecast make short runs and name them: --like RUN." in text
-    twice = plan.forecasts(replace(settings, utilization=0.6), read_shape(str(tiny_model)), 2.5)
+    assert "For a closer forecast make a short run of each stage and name it: --like RUN." in text
+    twice = forecasts(replace(settings, utilization=0.6), read_shape(str(tiny_model)), 2.5)
     now, before = (f["stages"]["reward"]["seconds"] for f in (twice, result["forecast"]))
     assert now["training"] == pytest.approx(before["training"] / 2)
     assert plan.run(Settings(model=str(tiny_model)))["forecast"] is None
@@ -197,10 +198,30 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     )
     assert one["ppo"]["start_seconds"] == pytest.approx(other["ppo"]["start_seconds"], abs=0.5)
     assert one["reference"]["price"] == pytest.approx(other["reference"]["price"], rel=0.2)
-    assert "make short runs" not in plan.describe(longer, plan.run(longer))
+    assert "make a short run" not in plan.describe(longer, plan.run(longer))
+    for sibling in ("reward", "ppo"):  # with adapters: the same speed and size
+        with_adapters = found["stages"][f"{sibling}_lora"]
+        assert with_adapters["utilization"] == found["stages"][sibling]["utilization"]
+        assert with_adapters["amount"] == found["stages"][sibling]["amount"]
     twice = replace(settings, like=(runs["ppo"], runs["ppo"]))
     with pytest.raises(InputError, match="are both runs of ppo\n  Give one --like for each stage"):
         plan.run(twice)
+
+
+def test_stages_without_a_short_run_take_the_size_of_the_others(
+    training: TrainingInputs,
+) -> None:
+    settings = Settings(
+        model=str(training.model), price_per_hour=1, tflops=0.001, like=(training.reference,)
+    )
+    result = plan.run(settings)
+    stages = result["forecast"]["stages"]
+    assert stages["ppo"]["like"] is None
+    assert stages["ppo"]["utilization"] == {"sampling": 0.03, "scoring": 0.3, "training": 0.3}
+    for name in ("prompt_tokens", "response_tokens", "prompts"):
+        [value] = {one["amount"][name] for one in stages.values()}
+        assert value == RunDir(training.reference).read_report()["amount"][name]
+    assert "make a short run of each stage and name it" in plan.describe(settings, result)
 
 
 def dry_run(capsys: pytest.CaptureFixture, *words: str) -> str:

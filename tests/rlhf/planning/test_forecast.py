@@ -142,7 +142,9 @@ def finished(folder: Path, stage: str, model: Path, seconds: float, report: dict
 def again(path: Path, model: Path, rank: int | None = None) -> float:
     """Device-seconds that a run would take by its own speed."""
     trial = read_trial(RunDir(path))
-    operations = count_operations(trial.stage, read_shape(str(model)), trial.amount, rank)
+    operations = count_operations(
+        trial.stage, read_shape(str(model)), Amount(**trial.reported), rank
+    )
     return forecast(operations, trial.speed, 2, 1.0).device_hours * 3600
 
 
@@ -151,8 +153,8 @@ def test_a_run_forecasts_itself(tiny_model: Path, tmp_path: Path) -> None:
     report = {"amount": amount, "use": {"matmul_tflops": 0.001}, "training_seconds": 40.0}
     run = finished(tmp_path / "reward", "reward", tiny_model, 120.0, report)
     trial = read_trial(RunDir(run))
-    assert (trial.stage, trial.amount.responses) == ("reward", 2.5)
-    operations = count_operations("reward", read_shape(str(tiny_model)), trial.amount)
+    assert (trial.stage, trial.reported["responses"]) == ("reward", 2.5)
+    operations = count_operations("reward", read_shape(str(tiny_model)), Amount(**trial.reported))
     # two processes share the operations of 40 s at 10⁹ a second
     use = operations.steps["training"] / 2 / 40e9
     assert trial.speed.utilization["training"] == pytest.approx(use)

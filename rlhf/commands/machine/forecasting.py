@@ -1,0 +1,144 @@
+"""The forecast of `rlhf plan --price-per-hour`: hours and price of each stage, and its lines."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rlhf.commands.machine.plan import Settings
+from rlhf.errors import InputError
+from rlhf.planning.forecast import (
+    ASSUMED,
+    TITLES,
+    Amount,
+    Phases,
+    Speed,
+    Stage,
+    assumed_start,
+    count_operations,
+    forecast,
+)
+from rlhf.planning.planner import Shape
+from rlhf.planning.price import amount as shown
+from rlhf.planning.trial import Trial, read_trial
+from rlhf.run.rundir import RunDir
+
+# the same stage with all weights and with adapters, whose speeds are close
+OTHER_WEIGHTS: dict[Stage, Stage] = {
+    "reward": "reward_lora",
+    "reward_lora": "reward",
+    "ppo": "ppo_lora",
+    "ppo_lora": "ppo",
+}
+
+
+def forecasts(settings: Settings, shape: Shape, price_per_hour: float) -> dict[str, Any]:
+    """What each stage will take and cost, with what that assumes.
+
+    Raises:
+        InputError: a run in --like cannot be used.
+    """
+    trials = _trials(settings)
+    rate, source = _rate(settings, list(trials.values()))
+    common = Amount()
+    for trial in trials.values():
+        common = common.changed(trial.reported)
+    found: dict[str, Any] = {}
+    for stage in TITLES:
+        nearest = trials.get(stage) or trials.get(OTHER_WEIGHTS.get(stage, stage))
+        amount = common.changed(nearest.reported if nearest else {})
+        amount = amount.changed(asdict(settings.amount))
+        operations = count_operations(stage, shape, amount, settings.lora_rank)
+        speed = _speed(settings, stage, shape, rate, nearest)
+        one = forecast(operations, speed, settings.gpus, price_per_hour)
+        found[stage] = {
+            **asdict(one),
+            "amount": asdict(amount),
+            "utilization": {phase: speed.utilization[phase] for phase in one.seconds},
+            "like": nearest.path if nearest else None,
+        }
+    return {"stages": found, "matmul_tflops": rate / 1e12, "tflops_from": source}
+
+
+def _trials(settings: Settings) -> dict[Stage, Trial]:
+    """The runs in --like by their stage, one for each."""
+    found: dict[Stage, Trial] = {}
+    for path in settings.like:
+        trial = read_trial(RunDir(path))
+        if earlier := found.get(trial.stage):
+            raise InputError(
+                f"{earlier.path} and {trial.path} are both runs of {TITLES[trial.stage]}",
+                "Give one --like for each stage.",
+            )
+        found[trial.stage] = trial
+    return found
+
+
+def _rate(settings: Settings, trials: Sequence[Trial]) -> tuple[float, str]:
+    """Operations a second of a matrix product, and where the number is from."""
+    if settings.tflops is not None:
+        return settings.tflops * 1e12, "as given by --tflops"
+    if trials:
+        return trials[0].speed.rate, f"measured by {trials[0].path}"
+    import torch
+
+    from rlhf.parallel.distributed import choose_precision
+    from rlhf.planning.utilization import matmul_rate
+
+    dtype = torch.bfloat16 if choose_precision("auto") == "bf16" else torch.float32
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return matmul_rate(device, dtype), "measured here"
+
+
+def _speed(
+    settings: Settings, stage: Stage, shape: Shape, rate: float, trial: Trial | None
+) -> Speed:
+    """The speed of a stage: that of its trial, else assumed; what was given comes first."""
+    utilization: Phases = dict(trial.speed.utilization if trial else ASSUMED)
+    if settings.utilization is not None:
+        utilization |= {"scoring": settings.utilization, "training": settings.utilization}
+    if settings.sampling_utilization is not None:
+        utilization |= {"sampling": settings.sampling_utilization}
+    start = assumed_start(stage, shape)
+    if trial:
+        start = trial.speed.start * shape.parameters / trial.parameters
+        # its utilization is of the rate that it measured itself
+        rate = trial.speed.rate if settings.tflops is None else rate
+    return Speed(rate, utilization, start)
+
+
+def forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str]:
+    """Hours and price of each stage, and what they assume."""
+    stages = forecast["stages"]
+    yield "Forecast of what each stage takes, on all devices together, and costs:"
+    yield f"  {'':20}{'device-hours':>14}{'hours':>10}{'price':>10}  for"
+    for name, one in stages.items():
+        numbers = (shown(one["device_hours"]), shown(one["hours"]), shown(one["price"]))
+        cells = f"{numbers[0]:>14}{numbers[1]:>10}{numbers[2]:>10}"
+        yield f"  {TITLES[name]:20}{cells}  {_size(name, one['amount'])}"
+    yield (
+        f"  A device multiplies large matrices at {shown(forecast['matmul_tflops'])} TFLOP/s "
+        f"({forecast['tflops_from']}), and of this uses:"
+    )
+    for name, one in stages.items():
+        uses = (f"{phase} {use:.1%}" for phase, use in one["utilization"].items())
+        source = f"like {one['like']}" if one["like"] else "assumed where not given"
+        start = f"{shown(one['start_seconds'])} s to load and save models"
+        yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
+    yield "  Devices divide the work without loss; reward model and critic have the model's size."
+    if not all(one["like"] for one in stages.values()):
+        yield "  For a closer forecast make a short run of each stage and name it: --like RUN."
+
+
+def _size(stage: Stage, amount: dict[str, Any]) -> str:
+    """How much of what a forecast is for."""
+    response = f"{amount['response_tokens']:.0f} tokens"
+    prompt = f"of {amount['prompt_tokens']:.0f} tokens"
+    if stage.startswith("ppo"):
+        return f"{amount['steps']:,} steps of {amount['episodes']} responses of {response}"
+    if stage == "reference":
+        count = amount["samples"] * (amount["prompts"] + amount["held_out"])
+        return f"{count:,} responses of {response} to prompts {prompt}"
+    return (
+        f"{amount['epochs']:.3g} × {amount['prompts']:,} prompts {prompt} with "
+        f"{amount['responses']:.3g} responses of {response}"
+    )
