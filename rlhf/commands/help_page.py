@@ -1,7 +1,7 @@
 """Help pages: settings by group, the required and the most used ones first, an example last."""
 
 from ast import literal_eval
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -27,12 +27,13 @@ Formatter = Callable[[Console, ConsoleOptions, HelpPanel], None]
 def help_page(settings: type[Any]) -> Formatter:
     """Shows the help panels of a command, its settings by group."""
     purposes = dict(_groups(settings))
+    on_clusters = ON_CLUSTERS if issubclass(settings, ClusterSettings) else set()
 
     def show(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         if panel.format != "parameter":
             DefaultFormatter()(console, options, panel)
             return
-        for one in _by_group(panel, purposes):
+        for one in _by_group(panel, purposes, on_clusters):
             DefaultFormatter(column_specs=_columns)(console, options, one)
 
     return show
@@ -61,11 +62,13 @@ def _groups(settings: type[Any]) -> Iterator[tuple[str, str]]:
             yield setting.name.replace("_", "-"), (group.__doc__ or "").partition("\n\n")[0]
 
 
-def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]:
+def _by_group(
+    panel: HelpPanel, purposes: dict[str, str], on_clusters: Container[str]
+) -> Iterator[HelpPanel]:
     """A panel of settings as several, each with those of one group."""
     found: dict[str, list[HelpEntry]] = {name: [] for name in (FIRST, *purposes, CLUSTER, LAST)}
     for entry in panel.entries:
-        found[_group_of(entry, purposes)].append(_shown(entry))
+        found[_group_of(entry, purposes, on_clusters)].append(_shown(entry))
     for name, entries in found.items():
         if entries:
             # Python's sort keeps the order of the dataclass within both halves.
@@ -73,9 +76,9 @@ def _by_group(panel: HelpPanel, purposes: dict[str, str]) -> Iterator[HelpPanel]
             yield panel.copy(title=name, description=purposes.get(name), entries=first)
 
 
-def _group_of(entry: HelpEntry, groups: Iterable[str]) -> str:
+def _group_of(entry: HelpEntry, groups: Iterable[str], on_clusters: Container[str]) -> str:
     prefix, dot, _ = entry.names[0].removeprefix("--").partition(".")
-    if (prefix == PARALLEL and dot) or not ON_CLUSTERS.isdisjoint(entry.names):
+    if (prefix == PARALLEL and dot) or any(one in on_clusters for one in entry.names):
         return CLUSTER
     if not {*FLAGS_OF_ALL, "--version"}.isdisjoint(entry.names):
         return LAST

@@ -11,11 +11,14 @@ from rlhf.run.status import ABSENT, Run, StageStatus, align
 
 TRAININGS = ("ppo", "dpo", "distill", "sft", "reward")  # whose steps count: the first there is
 COST = ("device_hours", "price", "price_per_point")
-HEAD = ["run", "steps", "win rate", "judge", "KL", "device-hours", "price", "price of a point"]
+HEAD = [
+    *("run", "steps", "win rate", "judge", "KL"),
+    *("tokens/s", "device-hours", "price", "price of a point"),
+]
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What a run did, what it reached and what that cost; None where it is not known.
+    """What a run did, what it reached, how fast and at what cost; None where it is not known.
 
     Win rate, KL and cost are of its last evaluation; that cost is of all stages that made the
     policy, wherever they are. Without an evaluation, the KL is what the training measured at its
@@ -32,6 +35,7 @@ def summary(run: Run) -> dict[str, Any]:
         "win_rate": None if rate["value"] is None else rate,
         "judge": judge,
         "kl": next((one for one in nats if one is not None), None),
+        "tokens_per_second": _report(training).get("use.tokens_per_second"),
         **_cost(run, evaluation),
     }
 
@@ -69,5 +73,5 @@ def _line(name: str, one: Mapping[str, Any]) -> list[str]:
         else ABSENT,
         one["judge"] or ABSENT,
         ABSENT if one["kl"] is None else f"{one['kl']:z.2f}",
-        *(ABSENT if one[key] is None else amount(one[key]) for key in COST),
+        *(ABSENT if one[key] is None else amount(one[key]) for key in ("tokens_per_second", *COST)),
     ]

@@ -284,7 +284,7 @@ def watching_stage(
     """
 
     def report(error: InterruptedRunError) -> None:
-        taken = {**run.read_stage(), "device_seconds": _seconds_of_earlier(run)}
+        taken = {**run.read_stage(), "device_seconds": _until_last_heartbeat(run)}
         write_json(run.stage_file, {**taken, "status": "interrupted", "error": str(error)})
         sys.stderr.write(f"error {error}\n")
         sys.stderr.flush()
@@ -348,7 +348,7 @@ def _require_same(run: RunDir, stage: str, settings: Any, inputs: Inputs) -> Non
 
 
 def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int | None) -> None:
-    earlier = _seconds_of_earlier(run)
+    earlier = _until_last_heartbeat(run)
     _began[run.path] = time.monotonic()
     described = {
         "stage": stage,
@@ -367,15 +367,15 @@ def _write_stage(run: RunDir, stage: str, status: str, inputs: Inputs, seed: int
 
 
 def device_seconds(run: RunDir) -> float:
-    """Seconds of all processes of a stage in all attempts; while it runs, until now."""
+    """Seconds of all processes in all attempts; of other processes until their last heartbeat."""
+    if run.path not in _began:
+        return _until_last_heartbeat(run)
     content = run.read_stage()
-    earlier = float(content.get("device_seconds") or 0.0)
-    taken = time.monotonic() - _began[run.path] if run.path in _began else 0.0
-    return earlier + taken * int(content.get("processes", 1))
+    taken = time.monotonic() - _began[run.path]
+    return float(content.get("device_seconds") or 0.0) + taken * int(content.get("processes", 1))
 
 
-def _seconds_of_earlier(run: RunDir) -> float:
-    """`device_seconds` of earlier attempts; of a killed one, until the last heartbeat inside."""
+def _until_last_heartbeat(run: RunDir) -> float:
     content = run.read_stage()
     seconds = float(content.get("device_seconds") or 0.0)
     if content.get("status") == "running":

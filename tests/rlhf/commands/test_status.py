@@ -227,7 +227,11 @@ def judged(runs: Path) -> Path:
     }
     write_json(runs / "a" / "evaluate" / "report.json", report)
     set_stage(runs / "b" / "ppo", device_seconds=5400)
-    report = {"kl": {"reverse": {"nats": 0.25}}, "cost": {"price": 3.75}}
+    report = {
+        "kl": {"reverse": {"nats": 0.25}},
+        "cost": {"price": 3.75},
+        "use": {"tokens_per_second": 1234.5},
+    }
     write_json(runs / "b" / "ppo" / "report.json", report)
     return runs
 
@@ -236,15 +240,18 @@ def test_several_runs_are_compared_in_a_table(judged: Path, capsys) -> None:
     a, b = str(judged / "a"), str(judged / "b")
     rows = overview(capsys, a, b)[:3]
     assert rows == [
-        ["run", "steps", "win rate", "judge", "KL", "device-hours", "price", "price of a point"],
-        [a, "2", "75 % (95 % interval 60–90 %)", "gold", "1.50", "10", "1,234", "49.4"],
-        [b, "2", "-", "-", "0.25", "1.5", "3.75", "-"],
+        [
+            *("run", "steps", "win rate", "judge", "KL"),
+            *("tokens/s", "device-hours", "price", "price of a point"),
+        ],
+        [a, "2", "75 % (95 % interval 60–90 %)", "gold", "1.50", "-", "10", "1,234", "49.4"],
+        [b, "2", "-", "-", "0.25", "1,234", "1.5", "3.75", "-"],
     ]
     assert overview(capsys, a)[0] == [a]  # one run has nobody to be compared with
     found = show(a, b)["compared"]
     assert found[a]["win_rate"] == {"value": 0.75, "low": 0.6, "high": 0.9}
     assert found[b] == {
-        "steps": 2, "win_rate": None, "judge": None, "kl": 0.25,
+        "steps": 2, "win_rate": None, "judge": None, "kl": 0.25, "tokens_per_second": 1234.5,
         "device_hours": 1.5, "price": 3.75, "price_per_point": None,
     }  # fmt: skip
 
@@ -260,7 +267,7 @@ def test_a_run_that_has_not_ended_has_no_result_yet(judged: Path, capsys) -> Non
         set_stage(judged / "a" / stage, device_seconds=900)
     row = overview(capsys, str(judged))[1]
     # the hours of its folder; two stages have no price
-    assert row[1:] == ["2", "-", "-", "-", "1", "-", "-"]
+    assert row[1:] == ["2", "-", "-", "-", "-", "1", "-", "-"]
 
 
 def test_a_cost_that_is_no_number_is_refused(judged: Path, capsys) -> None:

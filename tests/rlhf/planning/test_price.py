@@ -131,6 +131,14 @@ def killed(run: RunDir, seconds: float, heartbeat: Path) -> None:
         os.utime(file, (when, when))
 
 
+def test_who_looks_from_outside_sees_the_hours_of_a_running_stage(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    write_json(run.stage_file, {"stage": "reward", "device_seconds": 50.0})
+    killed(run, 100, run.heartbeat)
+    assert device_seconds(run) == 250  # two processes
+
+
 def test_every_attempt_counts_also_one_that_was_killed(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     settings = ClusterSettings()
