@@ -51,7 +51,7 @@ check: model browser
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m 'not slow' --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m 'not slow' --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-vllm: vllm
 	$(VLLM)/bin/python -m pytest -m 'not slow' tests/policies/sampling/test_vllm.py

@@ -32,6 +32,20 @@ CORPUS = [
 ]
 
 
+LONG = (  # files of minutes: begun first, so that no worker is left with one at the end
+    "tests/reward/test_train.py",
+    "tests/pipeline/test_resume.py",
+    "tests/pipeline/",
+    "tests/rlhf/run/",
+    "tests/rlhf/commands/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files for parallel workers, which take one after the other."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 def build_tokenizer(corpus: list[str] | None = None) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with a chat template, trained on a few sentences."""
     tokenizer = Tokenizer(models.BPE())
