@@ -3,7 +3,7 @@
 SmolLM2 answers some prompts of the quickstart, and three simulated people rank the answers by how
 positive they sound, each with noise of their own. The rounds are those of a loop that has run.
 
-    PYTHONPATH=. python examples/guides/take_pictures.py [--out FOLDER] [--db labels.db] [--loop loop.yaml]
+    PYTHONPATH=. python examples/guides/take_pictures.py [--out FOLDER] [--db D] [--loop FILE]
 
 `--db` shows a database that is there instead. Without `--loop`, the page Runs is left out. The page
 People is that of a second database, in which people sign in; its picture goes to --people.
