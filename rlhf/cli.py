@@ -97,6 +97,7 @@ def build_app() -> App:
         version=__version__,
         config=settings_from_files,
         help_epilogue=None,
+        default_parameter=Parameter(consume_multiple=1),  # lists: at least one value after a flag
         suppress_keyboard_interrupt=False,  # it would exit with 130 before `main` can say 75
     )
     for flag in ("--help", "--version"):
@@ -194,7 +195,8 @@ Config = Annotated[
     tuple[Path, ...],
     Parameter(
         help="YAML file of settings. Repeatable: later files override earlier ones, flags override "
-        "files."
+        "files.",
+        consume_multiple=False,  # else it would take the words without a flag that follow
     ),
 ]
 DryRun = Annotated[

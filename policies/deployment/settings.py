@@ -12,7 +12,7 @@ from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
 
 FormName = Literal["int8", "int4"]
-Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Sizes = Annotated[tuple[int, ...], Parameter(negative="")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from cyclopts import (
     MissingArgumentError,
     UnknownCommandError,
     UnknownOptionError,
+    UnusedCliTokensError,
 )
 
 from rlhf.commands.help_page import FLAGS_OF_ALL
@@ -55,6 +56,8 @@ def explain(
         return _unknown_flag(error.token.keyword or error.token.value, settings, see)
     if settings and isinstance(error, MissingArgumentError) and error.argument:
         return _missing(error, words, settings, see)
+    if isinstance(error, UnusedCliTokensError):
+        return _unused((error.unused_tokens or [""])[0], words, see)
     if isinstance(error, CoercionError) and error.token and error.target_type in KINDS:
         name, value, source = error.token.keyword, error.token.value, error.token.source
         where = "" if source in ("", "cli") else f" in {source}"
@@ -153,6 +156,17 @@ def _missing(
         f"{', '.join([first, *others[:-1]])} and {others[-1]} are" if others else f"{first} is"
     )
     return ConfigError(f"{problem} missing", f"Type: {' '.join(typed)}\n  {see}")
+
+
+def _unused(stray: str, words: Sequence[str], see: str) -> ConfigError:
+    """A word that belongs to no flag; it may be a second file of --config."""
+    before = list(words[: words.index(stray)]) if stray in words else []
+    if before[-2:-1] == ["--config"]:
+        return ConfigError(
+            f"--config takes one file, and {stray} follows it",
+            f"Repeat the flag: --config {before[-1]} --config {stray}. {see}",
+        )
+    return ConfigError(f"{stray} belongs to no flag", f"Name the flag that it is a value of. {see}")
 
 
 def _not_given(words: Sequence[str], settings: Any) -> list[str]:

@@ -63,8 +63,8 @@ def _program(engine: Engine) -> str:
         )
     if engine == "transformers" and find_spec("openai") is None:
         raise InputError(
-            "`transformers serve` needs packages that are not installed",
-            "Install them: pip install 'transformers[serving]'",
+            "`transformers serve` needs the package openai, and it is not installed",
+            "Install it: pip install 'openai>=1.98'",
         )
     return found
 

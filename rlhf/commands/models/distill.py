@@ -9,7 +9,7 @@ from rlhf.commands.wording import counted, next_command
 
 EXAMPLE = """rlhf distill --teacher runs/first/ppo \\
     --student models/SmolLM2-135M-Instruct --half \\
-    --outputs runs/first/taught --out runs/first/distill"""
+    --outputs runs/first/teacher-outputs --out runs/first/distill"""
 
 
 def run(settings: Settings) -> dict[str, Any]:

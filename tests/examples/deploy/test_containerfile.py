@@ -82,7 +82,7 @@ def test_its_readme_names_it_and_gives_commands_that_there_are() -> None:
     assert f"--file {FILE.relative_to(REPOSITORY)}" in build
     assert f"podman build {build}" in FILE.read_text(encoding="utf-8")
     runs = [shlex.split(one) for one in re.findall(r"^    podman run (.+)$", text, re.MULTILINE)]
-    assert len(runs) == 3
+    assert len(runs) == 4
     for words in runs:
         inside = words[words.index("rlhf") + 1 :]
         assert not inside or main([*inside, "--dry-run"]) == 0

@@ -86,10 +86,10 @@ def imports_of(path: Path) -> Iterator[str]:
             yield (node.module or "").partition(".")[0]
 
 
-def declared() -> set[str]:
+def declared(*, with_extras: bool = True) -> set[str]:
     """What a user installs: the dependencies and the extras but dev, and what these require."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"]
+    extras = project["optional-dependencies"] if with_extras else {}
     lines = [
         *project["dependencies"],
         *(one for name in extras if name != "dev" for one in extras[name]),
@@ -127,6 +127,15 @@ def test_the_packages_import_only_what_is_installed_with_them() -> None:
             ):
                 strangers.add((str(path), name))
     assert strangers == {("policies/sampling/vllm_engine.py", "vllm")}  # only where it is there
+
+
+def test_the_server_that_serve_starts_is_installed_without_extras() -> None:
+    found = [Requirement(line) for line in requires("transformers") or ()]
+    needed = {
+        canonicalize_name(one.name) for one in found if 'extra == "serving"' in str(one.marker)
+    }
+    assert "openai" in needed
+    assert not needed - declared(with_extras=False)
 
 
 def test_every_command_explains_itself(installed: Installed) -> None:

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from policies.serving.servers.engine import EngineProcess
+from policies.serving.servers.engine import EngineProcess, engine_command
 from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
 from tests.conftest import build_tiny_model
@@ -210,3 +210,11 @@ def test_two_policies_behind_transformers_own_server(tiny_model: Path, tmp_path:
         assert until(lambda: not is_alive(second))
         with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
             proxy.openai.models.list()
+
+
+def test_a_server_whose_package_is_missing_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr("policies.serving.servers.engine.find_spec", lambda name: None)
+    with pytest.raises(InputError) as caught:
+        engine_command("transformers", "folder", 8000, {}, ())
+    assert "needs the package openai" in caught.value.problem
+    assert caught.value.remedy == "Install it: pip install 'openai>=1.98'"

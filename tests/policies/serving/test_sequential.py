@@ -86,3 +86,14 @@ def test_a_real_difference_is_found():
     assert is_found.mean() > 0.95
     up, down, other_up, other_down = (one[is_found][:, -1] for one in counts)
     assert (up / (up + down) > other_up / (other_up + other_down)).all()
+
+
+@pytest.mark.parametrize(("share", "half", "nine_in_ten"), [(0.5, 560, 1250), (0.1, 1700, 3550)])
+def test_how_many_thumbs_a_decision_takes(share: float, half: int, nine_in_ten: int) -> None:
+    """The numbers of serving.md: 80 % against 70 % up, looked at after every ten thumbs."""
+    counts = simulate(0.8, 0.7, share=1 - share, per_day=10, days=1500)
+    is_found = log_evidence(*counts) >= math.log(20)
+    assert is_found.any(axis=1).all()
+    found = np.percentile(10 * (is_found.argmax(axis=1) + 1), [50, 90])
+    # 1,500 runs: the standard errors of both are about 3 %
+    assert found == pytest.approx([half, nine_in_ten], rel=0.1)
