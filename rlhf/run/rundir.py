@@ -18,7 +18,7 @@ OUT/judge.jsonl     evaluate: the requests to a judge model and its answers
 OUT/commands.json   loop: every command it ran, when, and its exit code
 OUT/round-0/        loop: the stages of a round, each in a folder with the files above
 OUT/pause.json      loop: the request to pause, while there is one
-OUT/promoted.json   loop: the policy that live mode and serving use, and the history of it
+OUT/promoted.json   loop: the policy that is promoted, and the history of it
 OUT/lead.yaml       loop: settings that a lead has changed on the Runs page
 OUT/loop.log        loop: what it said since it was started from the Runs page
 """

@@ -1,4 +1,4 @@
-"""`rlhf runs`: pause and resume a loop, and say which of its policies live mode and serving use."""
+"""`rlhf runs`: pause and resume a loop, and promote one of its policies."""
 
 import getpass
 import shlex
@@ -42,7 +42,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Pause or resume a loop, or choose which of its policies live mode and serving use."""
+    """Pause or resume a loop, or promote one of its policies for live mode and serving."""
     from rlhf.run.locks import is_locked
     from rlhf.run.loops.pausing import end_pause, request_pause
     from rlhf.run.loops.promotion import (

@@ -1,4 +1,4 @@
-"""The promoted policy of a loop: the one that live mode and serving use.
+"""The promoted policy of a loop: the one that live mode uses, and serving from its next start.
 
 OUT/promoted.json lists every promotion and every rollback, the newest last. A rollback returns to
 the policy that was promoted before; before the first one that is the model the loop began with.
