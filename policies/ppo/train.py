@@ -69,9 +69,10 @@ from rlhf.planning.price import cost_of
 from rlhf.planning.utilization import Laps, describe_use
 from rlhf.records.documents import require_kinds
 from rlhf.records.jsonl import write_json
-from rlhf.run.checkpoint import Saver, load_checkpoint, newest_checkpoint
+from rlhf.run.checkpoint import load_checkpoint, newest_checkpoint
 from rlhf.run.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 from rlhf.run.rundir import require_done
+from rlhf.run.saving.saver import Saver
 from rlhf.run.stage import training_stage
 from rlhf.run.watchdog import beat
 

@@ -76,9 +76,11 @@ def test_the_files_are_those_of_the_gathered_model(folder: Path, sharding: str) 
 
 
 def test_no_process_needs_memory_for_more_than_a_few_weights(folder: Path, models: Path) -> None:
+    limit = 4 * LARGEST + 16 * MEGABYTE
+    assert limit < LARGE / 2
     for rank in (0, 1):
         found = json.loads((folder / f"found.{rank}").read_text())
-        assert found["growth"] < 4 * LARGEST + 16 * MEGABYTE < LARGE / 4
+        assert found["growth"] < limit
     places = (folder / "large", models / "start")
     saved, started = (load_file(place / "model.safetensors") for place in places)
     assert saved.keys() == started.keys()
