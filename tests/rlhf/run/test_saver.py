@@ -112,22 +112,29 @@ def test_a_training_that_fails_waits_for_its_checkpoint_and_says_why_it_failed(
     tmp_path: Path,
 ) -> None:
     saver = new_saver(Loop(), tmp_path)
-    with pytest.raises(ZeroDivisionError), saver.listening():
-        saver.after_step(1, {})
-        raise ZeroDivisionError
+
+    def train() -> None:
+        with saver.listening():
+            saver.after_step(1, {})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     assert names(tmp_path) == ["latest", "step-000001"]
 
 
 @pytest.mark.usefixtures("_slow_disk")
 def test_a_stop_on_request_waits_for_both(tmp_path: Path) -> None:
     saver = new_saver(Loop(), tmp_path)
-    with (
-        pytest.raises(InterruptedRunError, match=r"the state is in .*step-000002"),
-        saver.listening(),
-    ):
-        saver.after_step(1, {})
-        os.kill(os.getpid(), signal.SIGTERM)
-        saver.after_step(2, {})
+
+    def train() -> None:
+        with saver.listening():
+            saver.after_step(1, {})
+            os.kill(os.getpid(), signal.SIGTERM)
+            saver.after_step(2, {})
+
+    with pytest.raises(InterruptedRunError, match=r"the state is in .*step-000002"):
+        train()
     assert names(tmp_path) == ["latest", "step-000002"]
 
 
