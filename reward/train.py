@@ -48,7 +48,6 @@ from rlhf.planning.work import count_work
 from rlhf.records.documents import REMEDY
 from rlhf.records.ranked import read_manifest
 from rlhf.run.checkpoint import (
-    Saver,
     last_good,
     load_checkpoint,
     newest_checkpoint,
@@ -56,6 +55,7 @@ from rlhf.run.checkpoint import (
 )
 from rlhf.run.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 from rlhf.run.rundir import RunDir
+from rlhf.run.saving.saver import Saver
 from rlhf.run.stage import training_stage
 from rlhf.run.watchdog import beat
 

@@ -21,7 +21,7 @@ from policies.ppo.batches import (
 from policies.ppo.checks import check_guards, check_reference, check_step, measure_references
 from policies.ppo.kl import adjust, audit, describe_reverse_kl, require_top_k
 from policies.ppo.memory import require_memory, room_for
-from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts
+from policies.ppo.models.actor_critic import PolicyAndCritic, read_parts, save_policy
 from policies.ppo.models.critic import fit_critic
 from policies.ppo.models.shared_base import require_shared_base
 from policies.ppo.rollout import (
@@ -59,11 +59,9 @@ from policies.reference.store import require_reference_of, require_training_prom
 from policies.rewards import describe_rewards
 from policies.sampling.generate import sample_with
 from reward.memory import device_bytes
-from rlhf.modeling.adapters import save_merged
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.models import describe_for_all, require_trainable
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
-from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.parallel.waits import waiting
@@ -71,9 +69,10 @@ from rlhf.planning.price import cost_of
 from rlhf.planning.utilization import Laps, describe_use
 from rlhf.records.documents import require_kinds
 from rlhf.records.jsonl import write_json
-from rlhf.run.checkpoint import Saver, load_checkpoint, newest_checkpoint
+from rlhf.run.checkpoint import load_checkpoint, newest_checkpoint
 from rlhf.run.metrics import append_metrics, forget_metrics_after, progress, read_metrics
 from rlhf.run.rundir import require_done
+from rlhf.run.saving.saver import Saver
 from rlhf.run.stage import training_stage
 from rlhf.run.watchdog import beat
 
@@ -323,10 +322,9 @@ def finish(training: Training, state: LoopState) -> None:
     is_sharded = training.environment.sharding.is_sharded
     # whether all ranks call the policy, or the engine
     together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
+    policy = unwrap(training.model)
+    save_policy(accelerator, policy, training.tokenizer, run.policy, is_sharded=is_sharded)
     with training.gathered_model.gathered(training.model) as model:
-        whole = full_state(accelerator, model.policy) if is_sharded else None
-        if accelerator.is_main_process:
-            save_merged(model.policy, training.tokenizer, run.policy, whole)
         if together or accelerator.is_main_process:
             samples = sample_for_audit(training, model)
     if together or accelerator.is_main_process:

@@ -1,11 +1,14 @@
 """After the last training step: fit the scale, save the model, write the report."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reward.data.annotators import weigh_annotators
 from reward.data.loading import Data
@@ -19,11 +22,12 @@ from reward.report.health_page import write_page
 from reward.settings import RewardSettings
 from reward.step import TrainState, score_groups
 from rlhf.errors import GuardError
-from rlhf.modeling.adapters import merged_weights, save_adapters
+from rlhf.modeling.adapters import each_merged_weight, merged_weights, save_adapters
 from rlhf.modeling.heads import empty_reward_model, head_name
-from rlhf.modeling.models import load_reward_model, save_model
-from rlhf.parallel.gathered_model import full_state
+from rlhf.modeling.models import load_reward_model, require_reward_model, save_model
+from rlhf.parallel.gathered_model import gather_on_main, is_sharded
 from rlhf.parallel.sharding import unwrap
+from rlhf.parallel.weight_files import Gather, WeightFiles
 from rlhf.planning.forecast import stride
 from rlhf.records.jsonl import write_json
 from rlhf.run.metrics import read_metrics
@@ -63,18 +67,54 @@ def save_result(
     Raises:
         GuardError: the saved weights differ when loaded again.
     """
-    accelerator = state.accelerator
-    weights = full_state(accelerator, state.module)
-    if accelerator.is_main_process:
-        classifier = unwrap(state.module).classifier
-        plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in weights.items()}
-        head = head_name(classifier)
-        folded = fold_into_head(merged_weights(classifier, plain), head, scale.gain)
-        save_model(empty_reward_model(classifier.config, scale.bias), tokenizer, run.model, folded)
+    accelerator, classifier = state.accelerator, unwrap(state.module).classifier
+    named = unwrap(state.module).state_dict(keep_vars=True).items()
+    weights = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in named}
+    head = head_name(classifier)
+    plain = empty_reward_model(classifier.config, scale.bias)
+    if any(map(is_sharded, weights.values())):
+        files = WeightFiles(
+            accelerator, plain, partial(scaled_weights, classifier, weights, scale.gain)
+        )
+        save_model(plain, tokenizer, run.model, files=files)
+        require_same_files(run.model, files)
+    elif accelerator.is_main_process:
+        whole = {name: value.detach() for name, value in weights.items()}
+        folded = fold_into_head(merged_weights(classifier, whole), head, scale.gain)
+        save_model(plain, tokenizer, run.model, folded)
         require_same_weights(run.model, folded)
-        if hasattr(classifier, "peft_config"):
-            scaled = fold_into_head(plain, head, scale.gain)
-            save_adapters(run.model, classifier, scaled, run.read_stage()["inputs"]["model"])
+    if hasattr(classifier, "peft_config"):
+        kept = {
+            name: gather_on_main(accelerator, value) if value.requires_grad else value
+            for name, value in weights.items()
+        }
+        if accelerator.is_main_process:
+            origin = run.read_stage()["inputs"]["model"]
+            save_adapters(run.model, classifier, fold_into_head(kept, head, scale.gain), origin)
+
+
+def scaled_weights(
+    classifier: PreTrainedModel, weights: dict[str, Tensor], gain: float, gather: Gather
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights one by one, with adapters merged and the gain in the head."""
+    head = head_name(classifier)
+    for name, value in each_merged_weight(classifier, weights, gather):
+        yield from fold_into_head({name: value.float()}, head, gain).items()
+
+
+def require_same_files(folder: Path, files: WeightFiles) -> None:
+    """As `require_same_weights`, of a sharded model; all processes call it.
+
+    The model is loaded without its values, which are compared one by one.
+
+    Raises:
+        GuardError: a weight differs.
+        InputError: a weight is missing.
+    """
+    wrong = files.find_differences(folder)
+    if files.accelerator.is_main_process:
+        require_reward_model(str(folder))
+        _refuse(folder, wrong)
 
 
 def require_same_weights(folder: Path, state: dict[str, Any]) -> None:
@@ -89,6 +129,10 @@ def require_same_weights(folder: Path, state: dict[str, Any]) -> None:
         for name, value in state.items()
         if name not in loaded or not torch.equal(loaded[name], value.to("cpu", loaded[name].dtype))
     ]
+    _refuse(folder, wrong)
+
+
+def _refuse(folder: Path, wrong: list[str]) -> None:
     if wrong:
         raise GuardError(
             f"{folder} does not load as it was saved: {len(wrong)} weights differ, such "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.functional import cast_adapter_dtype, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
@@ -35,6 +36,7 @@ from rlhf.modeling.heads import (
 )
 from rlhf.modeling.models import load_config, save_model
 from rlhf.modeling.weights import COPY_AGAIN, require_whole
+from rlhf.parallel.weight_files import WeightFiles
 from rlhf.records.documents import read_document
 from rlhf.records.jsonl import new_folder, write_json
 
@@ -156,26 +158,44 @@ def each_merged_weight(
         yield f"{layer}.weight", _frozen_weight(part, value, gather).to(product) + product
 
 
-def save_merged(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    whole: dict[str, Tensor] | None = None,
-) -> None:
-    """Save a language model as a plain one, in float32 if adapters are merged in.
-
-    `whole` are its gathered weights, if processes hold parts of them.
-    """
-    if not hasattr(model, "peft_config") and whole is None:
+def save_merged(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a language model as a plain one, in float32 if adapters are merged in."""
+    if not hasattr(model, "peft_config"):
         save_model(model, tokenizer, folder)
         return
     # in main memory: beside a training, a device has no room for a second model
-    state = merged_weights(model, model.state_dict() if whole is None else whole, "cpu")
+    state = merged_weights(model, model.state_dict(), "cpu")
     for name in model.all_tied_weights_keys:
         del state[name]
+    save_model(_plain(model), tokenizer, folder, state)
+
+
+def save_sharded(
+    accelerator: Accelerator,
+    model: Any,
+    state: Mapping[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> None:
+    """Save a sharded language model as a plain one in float32; all processes call it.
+
+    Args:
+        accelerator: whose processes hold the weights.
+        model: of which `state` are the weights, with or without adapters.
+        state: its weights by name, sharded or not.
+        tokenizer: to be saved with it.
+        folder: to be written.
+    """
+    kept = {name: one for name, one in state.items() if name not in model.all_tied_weights_keys}
+    plain = _plain(model)
+    files = WeightFiles(accelerator, plain, lambda gather: each_merged_weight(model, kept, gather))
+    save_model(plain, tokenizer, folder, files=files)
+
+
+def _plain(model: Any) -> PreTrainedModel:
     plain = empty_causal_lm(model.config)
     plain.generation_config = model.generation_config
-    save_model(plain, tokenizer, folder, state)
+    return plain
 
 
 def _frozen_weight(part: Any, weight: Tensor, gather: Callable[[Tensor], Tensor]) -> Tensor:
@@ -207,7 +227,7 @@ def save_adapters(
     Args:
         folder: of the reward model.
         classifier: the model with its adapters.
-        state: its weights by name; the head with its gain.
+        state: its weights by name; the head with its gain. Only those that are trained are read.
         base: what `describe_model` says of the model whose weights are frozen.
     """
     config = copy.copy(_config_of(classifier))

@@ -53,6 +53,7 @@ from rlhf.modeling.weights import (
 from rlhf.parallel.distributed import on_main
 from rlhf.parallel.sharding import Held
 from rlhf.parallel.tensor_parallel import require_trainable_parts, tensor_parallel_options
+from rlhf.parallel.weight_files import WeightFiles
 from rlhf.records.fingerprints import known_folder_hash, take_folder_hash, text_hash
 from rlhf.records.jsonl import new_folder
 from rlhf.run.loops.promotion import promoted_policy
@@ -262,6 +263,17 @@ def load_reward_model(name: str, *, held: Held = "whole") -> PreTrainedModel:
     return _load(AutoModelForSequenceClassification, name, config, torch.float32, held=held)
 
 
+def require_reward_model(name: str) -> None:
+    """Refuse a folder that `load_reward_model` would refuse, without reading its weights.
+
+    Raises:
+        InputError: there is no such model, or its weights are not those that the config describes.
+    """
+    config = _classifier_config(name, load_config(name).get_text_config().pad_token_id)
+    kind = AutoModelForSequenceClassification
+    load_weights(kind, name, config=config, dtype=torch.float32, device_map="meta")
+
+
 def _classifier_config(name: str, pad_token_id: int) -> PreTrainedConfig:
     config = load_config(name)
     config.num_labels = 1
@@ -359,11 +371,20 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     state: dict[str, Any] | None = None,
+    files: WeightFiles | None = None,
 ) -> None:
-    """Save a plain Hugging Face folder atomically; inside a stage's folder with a model card."""
+    """Save a plain Hugging Face folder atomically; inside a stage's folder with a model card.
+
+    `files` write the weights of a sharded model; all processes then call this.
+    """
+    if files and not files.accelerator.is_main_process:
+        files.write(folder)
+        return
     with new_folder(folder) as partial:
         add_end_tokens(model, tokenizer)
-        model.save_pretrained(partial, state_dict=state)
+        model.save_pretrained(partial, state_dict={} if files else state)
+        if files:
+            files.write(partial)
         tokenizer.save_pretrained(partial)
         is_policy = model.get_output_embeddings() is not None
         pipeline: Pipeline = "text-generation" if is_policy else "text-classification"

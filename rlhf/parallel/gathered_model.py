@@ -88,11 +88,29 @@ def full_state(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
     """
     state: dict[str, Tensor] = {}
     for name, value in unwrap(model).state_dict(keep_vars=True).items():
-        gathered = whole(value, accelerator.device)
+        gathered = gather_on_main(accelerator, value)
         if accelerator.is_main_process:
-            state[name] = gathered.cpu() if _is_sharded(value) else gathered
+            state[name] = gathered
     return state
 
 
-def _is_sharded(parameter: Tensor) -> bool:
+def gather_on_main(accelerator: Accelerator, value: Tensor) -> Tensor:
+    """A weight, whole in the main process; without storage in others where it is sharded.
+
+    All processes call it: what is sharded is gathered, and goes into main memory.
+    """
+    if not is_sharded(value):
+        return value.detach()
+    gathered = whole(value, accelerator.device)
+    return gathered.cpu() if accelerator.is_main_process else without_storage(value)
+
+
+def without_storage(value: Tensor) -> Tensor:
+    """A tensor with the whole shape of a weight that may be sharded, on the device `meta`."""
+    shape = getattr(value, "ds_shape", value.shape)  # under ZeRO 3 `shape` is empty
+    return torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """True for a weight of which this process holds a part."""
     return isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")

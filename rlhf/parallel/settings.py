@@ -43,6 +43,9 @@ class CheckpointSettings:
     """Also save a checkpoint every so many minutes."""
     keep: int = 1
     """Checkpoints kept on disk."""
+    asynchronous: bool = False
+    """Write checkpoints while the training goes on, from a copy of weights and optimizer state,
+    for which main memory needs room. Does not go with DeepSpeed (zero1 to zero3)."""
 
     def __post_init__(self) -> None:
         require_range("checkpoint.every", self.every, 1)

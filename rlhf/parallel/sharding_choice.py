@@ -24,9 +24,22 @@ def choose_sharding(settings: GroupSettings) -> Sharding:
     off.
 
     Raises:
-        ConfigError: there is only one process, nothing to offload, or the number of processes does
-            not fit the groups or tensor parallelism.
+        ConfigError: there is only one process, nothing to offload, the number of processes does
+            not fit the groups or tensor parallelism, or DeepSpeed cannot write checkpoints in the
+            background.
     """
+    sharding = _choose(settings)
+    checkpoint = getattr(settings, "checkpoint", None)
+    if sharding.zero_stage and checkpoint and checkpoint.asynchronous:
+        raise ConfigError(
+            f"--checkpoint.asynchronous does not go with --sharding {sharding.strategy}: DeepSpeed "
+            "writes its checkpoints itself",
+            "Leave it out, or use --sharding fsdp.",
+        )
+    return sharding
+
+
+def _choose(settings: GroupSettings) -> Sharding:
     strategy, parallel = settings.sharding, settings.parallel
     offload, group = parallel.offload, parallel.shard_group or 0
     wants_fsdp = os.environ.pop(ACCELERATE_FSDP, "false") == "true"

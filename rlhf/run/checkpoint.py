@@ -7,26 +7,31 @@ PyTorch's distributed checkpoint stores weights by name, however they are sharde
 continue with another number of processes, or with another of `auto`, `ddp` and `fsdp`. DeepSpeed
 has its own format, which needs the same ZeRO stage and number of processes. With the same number of
 processes a resumed run equals an uninterrupted one bit for bit; else random numbers differ.
+
+`--checkpoint.asynchronous` writes the same files in a thread while the training goes on. DeepSpeed
+writes from the tensors that the training changes, so there it is refused.
 """
 
 import json
 import random
 import re
 import shutil
-import signal
-import time
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, final
+from typing import Any, Self
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed import ProcessGroup, barrier
 from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -37,17 +42,17 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from rlhf.diagnose import as_input_error
-from rlhf.errors import InputError, InterruptedRunError
-from rlhf.parallel.settings import CheckpointSettings
+from rlhf.errors import InputError
 from rlhf.parallel.sharding import is_zero
 from rlhf.records.jsonl import flush, flush_folder, write_json, write_text_atomically
-from rlhf.run.saved_state import load_data
+from rlhf.run.saving.saved_state import load_data
 from rlhf.run.watchdog import beat
 
 LATEST = "latest"
 PROGRESS = "progress.json"
 STATE = "state"
 WRITTEN_BY = "written_by"
+WITHOUT_GROUP = "torch.distributed is disabled"
 STEP_FOLDER = re.compile(r"step-\d+")
 # Frozen weights are read from the model that the run started from.
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -61,18 +66,62 @@ def save_checkpoint(
     `progress` are the JSON values that the loop needs to continue.
     """
     beat("saving", step)
-    final_name = folder / f"step-{step:06d}"
+    return write_snapshot(accelerator, folder, keep, Snapshot.of(accelerator, step, progress))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one process writes into a checkpoint.
+
+    Attributes:
+        step: after which it was taken.
+        progress: of the loop, as JSON values.
+        random: states of the random generators.
+        state: of model and optimizer; None under DeepSpeed, which writes its own.
+    """
+
+    step: int
+    progress: dict[str, Any]
+    random: dict[str, Any]
+    state: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, accelerator: Accelerator, step: int, progress: dict[str, Any]) -> Self:
+        """The present state, in the tensors that the training changes."""
+        model, optimizers = _prepared(accelerator)
+        state = None if is_zero(model) else _read_state(model, optimizers)
+        return cls(step, progress, random_states(), state)
+
+    def copied(self) -> Self:
+        """The same, in tensors of its own in main memory."""
+        return replace(
+            self,
+            progress=deepcopy(self.progress),
+            state=BlockingAsyncStager().stage(self.state or {}),
+        )
+
+
+def write_snapshot(
+    accelerator: Accelerator,
+    folder: Path,
+    keep: int,
+    snapshot: Snapshot,
+    group: ProcessGroup | None = None,
+) -> Path:
+    """Write a checkpoint; `group` are all processes, in a group of their own for a thread."""
+    final_name = checkpoint_name(folder, snapshot.step)
     partial = folder / f".{final_name.name}.partial"
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    _save_state(accelerator, partial)
-    torch.save(random_states(), partial / f"rng-{accelerator.process_index}.pt")
-    accelerator.wait_for_everyone()
+    _wait_for_everyone(accelerator, group)
+    _save_state(accelerator, partial, snapshot.state, group)
+    torch.save(snapshot.random, partial / f"rng-{accelerator.process_index}.pt")
+    _wait_for_everyone(accelerator, group)
     if accelerator.is_main_process:
         written_by = {"processes": accelerator.num_processes, "format": _format(accelerator)}
-        write_json(partial / PROGRESS, {"step": step, **progress, WRITTEN_BY: written_by})
+        content = {"step": snapshot.step, **snapshot.progress, WRITTEN_BY: written_by}
+        write_json(partial / PROGRESS, content)
         flush_folder(partial)
         shutil.rmtree(final_name, ignore_errors=True)
         partial.rename(final_name)
@@ -83,8 +132,20 @@ def save_checkpoint(
         kept = sorted(folder.glob("step-*"), key=lambda path: (path == final_name, path.name))
         for old in kept[:-keep]:
             shutil.rmtree(old)
-    accelerator.wait_for_everyone()
+    _wait_for_everyone(accelerator, group)
     return final_name
+
+
+def checkpoint_name(folder: Path, step: int) -> Path:
+    """The folder of a complete checkpoint."""
+    return folder / f"step-{step:06d}"
+
+
+def _wait_for_everyone(accelerator: Accelerator, group: ProcessGroup | None) -> None:
+    if group is None:
+        accelerator.wait_for_everyone()
+    else:
+        barrier(group)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -176,15 +237,20 @@ def _require_readable(accelerator: Accelerator, path: Path, written_by: dict[str
         )
 
 
-def _save_state(accelerator: Accelerator, folder: Path) -> None:
-    model, optimizers = _prepared(accelerator)
-    if is_zero(model):
-        engine: Any = model
+def _save_state(
+    accelerator: Accelerator,
+    folder: Path,
+    state: dict[str, Any] | None,
+    group: ProcessGroup | None,
+) -> None:
+    if state is None:
+        engine: Any = accelerator._models[0]
         engine.save_checkpoint(str(folder), tag=STATE, save_latest=False)
         return
-    content = _read_state(model, optimizers)
     with _alone(accelerator) as alone:
-        state_dict_saver.save(content, checkpoint_id=folder / STATE, no_dist=alone)
+        state_dict_saver.save(
+            state, checkpoint_id=folder / STATE, process_group=group, no_dist=alone
+        )
 
 
 def _read_state(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
@@ -212,8 +278,11 @@ def _load_state(accelerator: Accelerator, folder: Path) -> None:
 @contextmanager
 def _alone(accelerator: Accelerator) -> Iterator[bool]:
     """True for a single process, where PyTorch's warning about a missing group is suppressed."""
+    if threading.current_thread() is not threading.main_thread():  # all threads share the filters
+        yield accelerator.num_processes == 1
+        return
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        warnings.filterwarnings("ignore", WITHOUT_GROUP, UserWarning)
         yield accelerator.num_processes == 1
 
 
@@ -236,72 +305,3 @@ def set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])
-
-
-@final
-class Saver:
-    """Saves a loop's state every few steps or minutes, and on SIGTERM.
-
-    Args:
-        accelerator: with the prepared model and optimizer.
-        folder: the run's checkpoints folder.
-        settings: how often to save, and how many checkpoints to keep.
-    """
-
-    def __init__(
-        self, accelerator: Accelerator, folder: Path, settings: CheckpointSettings
-    ) -> None:
-        self._accelerator = accelerator
-        self._folder = folder
-        self._every_steps = settings.every
-        self._every_seconds = 60 * (settings.every_minutes or 0)
-        self._keep = settings.keep
-        self._saved_at = time.monotonic()
-        self._asked_to_stop = False
-        self._is_due = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """SIGTERM takes effect after the current step; a second SIGTERM at once."""
-        before = signal.getsignal(signal.SIGTERM)
-
-        def remember(number: int, frame: FrameType | None) -> None:
-            self._asked_to_stop = True
-            signal.signal(signal.SIGTERM, before)
-
-        signal.signal(signal.SIGTERM, remember)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def after_step(
-        self, step: int, progress: dict[str, Any], *, is_good: bool = True, is_last: bool = False
-    ) -> None:
-        """Save if a checkpoint is due; all ranks call this after every step.
-
-        If the step is not good, saving waits for the next good one, unless the process must stop.
-        The last step is also saved if the training is longer than `every_steps`, since the work
-        that follows may fail.
-
-        Raises:
-            InterruptedRunError: a process was asked to stop; the state is saved.
-        """
-        late = self._every_seconds and time.monotonic() - self._saved_at >= self._every_seconds
-        requests = torch.tensor(
-            [self._asked_to_stop, bool(late and self._accelerator.is_main_process)],
-            dtype=torch.int32,
-            device=self._accelerator.device,
-        )
-        stop, late = self._accelerator.reduce(requests, reduction="sum").tolist()
-        every = self._every_steps
-        on_time = every is not None and (every < step if is_last else step % every == 0)
-        self._is_due = bool(self._is_due or late or on_time)
-        if stop or (self._is_due and is_good):
-            path = save_checkpoint(self._accelerator, self._folder, step, progress, self._keep)
-            self._saved_at, self._is_due = time.monotonic(), False
-            if stop:
-                raise InterruptedRunError(
-                    f"Stopped on request after step {step}; the state is in {path}",
-                    "Run the same command with --resume to go on.",
-                )

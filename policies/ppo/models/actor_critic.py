@@ -4,16 +4,21 @@ Letters: B sequences, R response tokens, d hidden size.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate import Accelerator
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf.modeling.adapters import save_merged, save_sharded
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.log_probs import Sequences, TokenLogProbs, features, response_log_probs
 from rlhf.parallel.sharding import reshard
+
+POLICY = "policy."  # before the names of its weights
 
 Result = TypeVar("Result")
 
@@ -156,3 +161,20 @@ def read_parts(model: PolicyAndCritic, function: Callable[[], Result]) -> Result
     found = model.run(function)
     reshard(model)
     return found
+
+
+def save_policy(
+    accelerator: Accelerator,
+    trained: PolicyAndCritic,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    is_sharded: bool,
+) -> None:
+    """Save the policy as a plain model, with its adapters merged in; all processes call it."""
+    if is_sharded:
+        named = trained.state_dict(keep_vars=True).items()
+        state = {name.removeprefix(POLICY): one for name, one in named if name.startswith(POLICY)}
+        save_sharded(accelerator, trained.policy, state, tokenizer, folder)
+    elif accelerator.is_main_process:
+        save_merged(trained.policy, tokenizer, folder)

@@ -1,0 +1,75 @@
+"""Two processes of a training are killed, and it resumes bit for bit, however it saves."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf.run.checkpoint import newest_checkpoint
+from tests.conftest import build_tiny_model
+from tests.pipeline.loop import REPOSITORY
+from tests.pipeline.processes.background import EVERY, STEPS
+
+
+def start(model: Path, run: Path, *, asynchronous: bool) -> subprocess.Popen[str]:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    words = ["tests.pipeline.processes.background", str(model), str(run), str(int(asynchronous))]
+    return subprocess.Popen(
+        [sys.executable, *command, *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(program: subprocess.Popen[str]) -> None:
+    _, errors = program.communicate()
+    assert program.returncode == 0, errors[-4000:]
+
+
+def kill_after(program: subprocess.Popen[str], checkpoints: Path, step: int) -> None:
+    """Kill all processes once a checkpoint of this step or a later one is there."""
+    limit = time.monotonic() + 300
+    while time.monotonic() < limit and program.poll() is None:
+        newest = newest_checkpoint(checkpoints)
+        if newest and int(newest.name.rpartition("-")[2]) >= step:
+            break
+        time.sleep(0.001)
+    for process in psutil.Process(program.pid).children(recursive=True):
+        process.kill()
+    program.communicate()
+    assert program.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that nothing has disturbed, and its model."""
+    folder = tmp_path_factory.mktemp("background")
+    model = build_tiny_model(folder / "tiny")
+    finish(start(model, folder / "straight", asynchronous=False))
+    return folder
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_killed_training_ends_like_an_undisturbed_one(
+    straight: Path, tmp_path: Path, asynchronous: bool
+) -> None:
+    model = straight / "tiny"
+    killed = start(model, tmp_path, asynchronous=asynchronous)
+    kill_after(killed, tmp_path / "checkpoints", 2 * EVERY)
+    assert not (tmp_path / "weights.safetensors").exists()
+    finish(start(model, tmp_path, asynchronous=asynchronous))
+    last = newest_checkpoint(tmp_path / "checkpoints")
+    assert last is not None
+    assert last.name == f"step-{STEPS // EVERY * EVERY:06d}"
+    places = (straight / "straight", tmp_path)
+    expected, found = (load_file(place / "weights.safetensors") for place in places)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], value) for name, value in found.items())
