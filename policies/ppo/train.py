@@ -64,6 +64,7 @@ from rlhf.modeling.heads import reward_head
 from rlhf.modeling.models import describe_for_all, require_trainable
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
 from rlhf.parallel.gathered_model import full_state
+from rlhf.parallel.master_weights import exact_model
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.parallel.waits import waiting
@@ -324,9 +325,12 @@ def finish(training: Training, state: LoopState) -> None:
     # whether all ranks call the policy, or the engine
     together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
     with training.gathered_model.gathered(training.model) as model:
-        whole = full_state(accelerator, model.policy) if is_sharded else None
+        is_rounded = training.settings.precision == "bf16-weights"  # and so is `model`
+        exact = exact_model(training.model, training.optimizer) if is_rounded else model
+        policy = unwrap(exact).policy
+        whole = full_state(accelerator, policy) if is_sharded else None
         if accelerator.is_main_process:
-            save_merged(model.policy, training.tokenizer, run.policy, whole)
+            save_merged(policy, training.tokenizer, run.policy, whole)
         if together or accelerator.is_main_process:
             samples = sample_for_audit(training, model)
     if together or accelerator.is_main_process:

@@ -23,6 +23,7 @@ from rlhf.modeling.adapters import merged_weights, save_adapters
 from rlhf.modeling.heads import empty_reward_model, head_name
 from rlhf.modeling.models import load_reward_model, save_model
 from rlhf.parallel.gathered_model import full_state
+from rlhf.parallel.master_weights import exact_model
 from rlhf.parallel.sharding import unwrap
 from rlhf.planning.forecast import stride
 from rlhf.records.jsonl import write_json
@@ -64,7 +65,7 @@ def save_result(
         GuardError: the saved weights differ when loaded again.
     """
     accelerator = state.accelerator
-    weights = full_state(accelerator, state.module)
+    weights = full_state(accelerator, exact_model(state.module, state.optimizer))
     if accelerator.is_main_process:
         classifier = unwrap(state.module).classifier
         plain = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in weights.items()}
