@@ -1,8 +1,8 @@
 """A program for one or more processes: reward steps and PPO updates under several shardings.
 
 python -m tests.pipeline.processes.spread MODEL OUT STRATEGY… : the main process writes OUT as JSON.
-A first word of bf16 or bf16-weights is the precision, else float32. fsdp:2 is FSDP in groups of two.
-STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
+A first word of bf16 or bf16-weights is the precision, else float32. fsdp:2 is FSDP in groups of
+two. STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
 """
 
 import json
