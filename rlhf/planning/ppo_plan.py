@@ -138,10 +138,7 @@ def ppo_plan(
     engine = vllm_items(shape, sampled, roles.vllm, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
     rounded = _rounded(counts, reward, roles) if layout.has_masters else {}
-    gradients, *more = (
-        layout.on_device(item)
-        for item in stepping_items(sum(counts.values()), sum(rounded.values()), shape)
-    )
+    gradients, *more = _stepping(counts, rounded, shape, layout)
     # DDP holds them in its buckets at all times.
     resident = (gradients,) if layout.processes > 1 and not SHARDED[layout.strategy] else ()
     temporary = () if resident else (gradients,)
@@ -297,6 +294,14 @@ def _multiplied(shape: Shape, reward: Shape, roles: Roles) -> int:
     policy = roles.lora_rank * shape.lora_rows or shape.linear
     critic = roles.critic_rank * reward.lora_rows if roles.share_base else reward.trunk_linear
     return policy + critic if roles.critic == "own" else policy
+
+
+def _stepping(
+    counts: dict[str, int], rounded: dict[str, int], shape: Shape, layout: Layout
+) -> list[Item]:
+    """Gradients, and what else a step needs."""
+    needed = stepping_items(sum(counts.values()), sum(rounded.values()), shape)
+    return [layout.on_device(item) for item in needed]
 
 
 def _trained(counts: dict[str, int], rounded: dict[str, int], layout: Layout) -> list[Item]:
