@@ -142,8 +142,7 @@ def ppo_plan(
     # DDP holds them in its buckets at all times.
     resident = (gradients,) if layout.processes > 1 and not SHARDED[layout.strategy] else ()
     temporary = () if resident else (gradients,)
-    copied = 0 if layout.bf16_weights else _multiplied(shape, reward, roles)
-    learning = (*temporary, *copies(copied, bf16=bf16))
+    learning = (*temporary, *copies(_multiplied(shape, reward, roles, layout), bf16=bf16))
     rows = batch.episodes + batch.reference_rows
     updating = (
         *learning,
@@ -289,8 +288,10 @@ def _auditing(
     return phases
 
 
-def _multiplied(shape: Shape, reward: Shape, roles: Roles) -> int:
+def _multiplied(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> int:
     """Trained parameters that autocast multiplies in bf16, and keeps copies of."""
+    if layout.bf16_weights:
+        return 0
     policy = roles.lora_rank * shape.lora_rows or shape.linear
     critic = roles.critic_rank * reward.lora_rows if roles.share_base else reward.trunk_linear
     return policy + critic if roles.critic == "own" else policy
