@@ -41,6 +41,7 @@ def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "au
     DeepSpeed's strategies hold every gradient a second time on its way to other processes.
     """
     has_buckets = strategy.startswith("zero") and _processes(settings) > 1
+    has_masters = Layout(strategy, bf16_weights=_is_rounded(settings)).has_masters
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
         tensor_parallel_shape(shape, settings.parallel.tensor_parallel),
@@ -49,6 +50,7 @@ def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "au
         buckets=has_buckets,
         adapter=settings.adapter,
         lora_rank=settings.lora.rank,
+        has_masters=has_masters,
     )
 
 
@@ -58,6 +60,10 @@ def plan_sharded(settings: RewardSettings) -> Plan:
     parts = settings.parallel.shard_group or _processes(settings)
     plan = plan_memory(settings, read_shape(settings.model), sharding.strategy)
     return shard_plan(plan, _layout(sharding, parts))
+
+
+def _is_rounded(settings: RewardSettings) -> bool:
+    return settings.precision == "bf16-weights"
 
 
 def _processes(settings: RewardSettings) -> int:

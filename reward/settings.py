@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from cyclopts import Parameter, Token
 
-from rlhf.config import MAX_SEED, Precision, flatten, part_of, require_range
+from rlhf.config import MAX_SEED, Precision, TrainingPrecision, flatten, part_of, require_range
 from rlhf.config.paths import flag_of
 from rlhf.config.template_kwargs import TemplateKwargs
 from rlhf.errors import ConfigError
@@ -274,8 +274,10 @@ class RewardSettings(ClusterSettings):
     learning_curve: bool = False
     """Train on an eighth, a quarter and half of the prompts first, and forecast in the report what
     twice and four times the labels would give; takes about twice the time."""
-    precision: Precision = "auto"
-    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
+    precision: TrainingPrecision = "auto"
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32. bf16-weights:
+    the trained model also holds its weights and gradients in bf16, with float32 masters that the
+    optimizer steps; for GPUs, and only if all weights are trained."""
     resume: bool = False
     """Continue an unfinished run in --out."""
     ddp_comm_hook: CommunicationHook = "no"
@@ -294,8 +296,9 @@ class RewardSettings(ClusterSettings):
         require_choice("loss", self.loss, Loss)
         require_choice("adapter", self.adapter, Adapter)
         require_choice("ddp_comm_hook", self.ddp_comm_hook, CommunicationHook)
-        require_choice("precision", self.precision, Precision)
+        require_choice("precision", self.precision, TrainingPrecision)
         self._require_tensor_parallel(adapter="none", ddp_comm_hook="no", seeds=())
+        self._require_all_weights(self.precision, adapter="none", ddp_comm_hook="no")
         self._require_compatible()
 
     def _require_compatible(self) -> None:

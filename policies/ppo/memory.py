@@ -135,7 +135,13 @@ def _plan(settings: PPOSettings, critic: str, roles: Roles) -> Plan:
         bf16=choose_precision(settings.precision) == "bf16",
         checkpointing=settings.batch.gradient_checkpointing,
         roles=roles,
-        layout=Layout(settings.sharding, parts, settings.parallel.offload, processes),
+        layout=Layout(
+            settings.sharding,
+            parts,
+            settings.parallel.offload,
+            processes,
+            bf16_weights=settings.precision == "bf16-weights",
+        ),
     )
 
 

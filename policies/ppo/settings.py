@@ -16,7 +16,7 @@ from policies.ppo.setting_groups import (
     RewardsSettings,
     SamplingSettings,
 )
-from rlhf.config import MAX_SEED, Precision, require_range
+from rlhf.config import MAX_SEED, TrainingPrecision, require_range
 from rlhf.errors import ConfigError
 from rlhf.parallel.settings import CheckpointSettings, ClusterSettings
 
@@ -129,8 +129,10 @@ class PPOSettings(ClusterSettings):
     """Saved states."""
     seed: int = 0
     """Random seed."""
-    precision: Precision = "auto"
-    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32."""
+    precision: TrainingPrecision = "auto"
+    """Precision of matrix products. auto: bf16 where the hardware has it, else fp32. bf16-weights:
+    the trained model also holds its weights and gradients in bf16, with float32 masters that the
+    optimizer steps; for GPUs, and only if all weights are trained."""
     resume: bool = False
     """Continue an unfinished run in --out."""
 
@@ -161,6 +163,7 @@ class PPOSettings(ClusterSettings):
         self._require_adapters()
         self._require_engine_groups(self.sampling.engine_tensor_parallel)
         self._require_tensor_parallel(**{"lora.rank": None, "sampling.engine": "generate"})
+        self._require_all_weights(self.precision, **{"lora.rank": None})
 
     def _require_kl(self) -> None:
         shortest = MAX_RELATIVE_ERROR * self.batch.episodes_per_step

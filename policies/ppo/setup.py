@@ -138,8 +138,9 @@ def set_up(
     plain.train(settings.batch.gradient_checkpointing)  # transformers checkpoints in this mode only
     held = rollout_sharding(settings, sharding)
     gathers = Sharding() if held.shards_weights else sharding
-    gathered_model = GatheredModel(plain, accelerator.device, gathers)
-    model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding)
+    exact = plain.exact if settings.precision == "bf16-weights" else None
+    gathered_model = GatheredModel(plain, accelerator.device, gathers, exact)
+    model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding, exact)
     register_fsdp_forward_method(model, "run")
     dp_rank, dp_size = (
         number // settings.parallel.tensor_parallel

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from rlhf.errors import InputError
 from rlhf.modeling.attention.layout import Inputs, states
-from rlhf.modeling.heads import HEAD, head_name, reward_head
+from rlhf.modeling.heads import HEAD, head_name, parts_above_trunk, reward_head
 
 
 @final
@@ -30,6 +30,12 @@ class RewardModule(nn.Module):
         self.reads_pairs = head_name(classifier) != HEAD  # refuses an unknown architecture
         self.token_types = token_types
         self.classifier = classifier
+
+    @property
+    def exact(self) -> list[nn.Module]:
+        """What stays float32 beside bf16 weights: all above the trunk."""
+        names = parts_above_trunk(self.classifier)
+        return [self.classifier.get_submodule(name) for name in names]
 
     def forward(self, inputs: Inputs) -> Float[Tensor, " N"]:
         """The reward of every response, in the order of `inputs.reads`."""

@@ -26,6 +26,7 @@ from rlhf.modeling.adapters import each_merged_weight, merged_weights, save_adap
 from rlhf.modeling.heads import empty_reward_model, head_name
 from rlhf.modeling.models import load_reward_model, require_reward_model, save_model
 from rlhf.parallel.gathered_model import gather_on_main, is_sharded
+from rlhf.parallel.master_weights import exact_model
 from rlhf.parallel.sharding import unwrap
 from rlhf.parallel.weight_files import Gather, WeightFiles
 from rlhf.planning.forecast import stride
@@ -67,8 +68,9 @@ def save_result(
     Raises:
         GuardError: the saved weights differ when loaded again.
     """
-    accelerator, classifier = state.accelerator, unwrap(state.module).classifier
-    named = unwrap(state.module).state_dict(keep_vars=True).items()
+    accelerator, module = state.accelerator, unwrap(exact_model(state.module, state.optimizer))
+    classifier = module.classifier
+    named = module.state_dict(keep_vars=True).items()
     weights = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in named}
     head = head_name(classifier)
     plain = empty_reward_model(classifier.config, scale.bias)

@@ -20,6 +20,7 @@ from rlhf.config.paths import with_changes as with_changes
 from rlhf.errors import ConfigError, InputError
 
 Precision = Literal["auto", "bf16", "fp32"]
+TrainingPrecision = Literal["auto", "bf16", "bf16-weights", "fp32"]
 MAX_SEED = 2**32 - 1  # NumPy's
 MAX_YAML_BYTES = 100_000
 MAX_YAML_DEPTH = 20

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
 from rlhf.parallel.distributed import on_main
-from rlhf.parallel.sharding import ON_MAIN
+from rlhf.parallel.layers import ON_MAIN
 from rlhf.ranks import is_main_process
 
 COPY_AGAIN = "Copy or download the model again: its folder must hold whole *.safetensors files."

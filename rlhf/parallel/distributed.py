@@ -44,7 +44,7 @@ RANK_SEED_STRIDE = 100_003
 SHUTDOWN_SECONDS = "240"  # between SIGTERM and SIGKILL: for the present step and a checkpoint
 COLLECTIVE_TIMEOUT = timedelta(hours=24)  # rlhf.run.watchdog reports stalls earlier
 READ_IT = "Read its own message for the cause."
-PRECISIONS = ("auto", "bf16", "fp32")
+PRECISIONS = ("auto", "bf16", "bf16-weights", "fp32")
 DELIBERATE = (InputError.exit_code, GuardError.exit_code)
 HOOKS = {
     "no": DDPCommunicationHookType.NO,
@@ -206,7 +206,8 @@ def start_alone(precision: str, seed: int) -> Accelerator:
 def choose_precision(precision: str) -> str:
     """Accelerate's name for a precision.
 
-    `auto` is bf16 autocast where the hardware multiplies bf16, else fp32.
+    `auto` is bf16 autocast where the hardware multiplies bf16, else fp32. Beside bf16 weights, what
+    is float32, such as a reward model, is multiplied under autocast, too.
 
     Raises:
         ConfigError: the precision is unknown.
@@ -215,7 +216,7 @@ def choose_precision(precision: str) -> str:
         raise ConfigError(f"--precision is {precision!r}", f"Use one of {', '.join(PRECISIONS)}.")
     if precision == "auto":
         precision = "bf16" if _multiplies_bf16() else "fp32"
-    return "bf16" if precision == "bf16" else "no"
+    return "bf16" if precision.startswith("bf16") else "no"
 
 
 def _multiplies_bf16() -> bool:

@@ -1,7 +1,7 @@
 """Gather all weights of a sharded model, to sample from it or to save it."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlhf.parallel.master_weights import rounded_weights
 from rlhf.parallel.sharding import Sharding, unwrap
 
 
@@ -18,19 +19,30 @@ class GatheredModel:
 
     A sharded model would gather its weights again for every sampled token; the copy gathers them
     once. `fills` counts how often. If every process holds all weights, it is the model itself. Make
-    it before the model is prepared.
+    it before the model is prepared, with the same modules `exact`.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        sharding: Sharding,
+        exact: Sequence[nn.Module] | None = None,
+    ) -> None:
         self.fills = 0
         self._depth = 0
         self._is_copy = sharding.shards_weights
         self.module: Any = model
         if not self._is_copy:
             return
+        rounded = {id(parameter) for parameter in rounded_weights(model, exact)}
         empty = {
             id(parameter): nn.Parameter(
-                torch.empty(0, dtype=parameter.dtype, device=device),
+                torch.empty(
+                    0,
+                    dtype=torch.bfloat16 if id(parameter) in rounded else parameter.dtype,
+                    device=device,
+                ),
                 # autocast caches casts of weights that require gradients, others it casts per token
                 requires_grad=parameter.requires_grad,
             )
@@ -59,7 +71,7 @@ class GatheredModel:
         self.fills += 1
         source = unwrap(model)
         for mine, theirs in zip(self.module.parameters(), source.parameters(), strict=True):
-            mine.data = whole(theirs, mine.device)
+            mine.data = whole(theirs, mine.device, mine.dtype)
         for mine, theirs in zip(self.module.buffers(), source.buffers(), strict=True):
             mine.copy_(theirs)
 

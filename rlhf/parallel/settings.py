@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar, Literal
 
-from rlhf.config import require_range
+from rlhf.config import TrainingPrecision, require_range
 from rlhf.config.paths import flag_of, read_setting
 from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
@@ -175,4 +175,23 @@ class ClusterSettings(GroupSettings):
         if self.notify and not self.notify.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."
+            )
+
+    def _require_all_weights(self, precision: TrainingPrecision, **usual: object) -> None:
+        """Refuse settings other than `usual` with bf16 weights, which exclude them.
+
+        Adapters are float32 beside frozen weights, DeepSpeed would round heads, and gradients that
+        are bf16 need no compression.
+        """
+        if precision != "bf16-weights":
+            return
+        usual |= {"parallel.tensor_parallel": 1}
+        if self.sharding.startswith("zero"):
+            usual["sharding"] = "fsdp"
+        others = [name for name, value in usual.items() if read_setting(self, name) != value]
+        if others:
+            raise ConfigError(
+                "--precision bf16-weights does not go with "
+                + " and ".join(f"{flag_of(one)} {read_setting(self, one)}" for one in others),
+                "Use --precision bf16, or train all weights with --sharding ddp or fsdp.",
             )

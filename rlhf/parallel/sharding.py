@@ -12,9 +12,10 @@ splits the matrices while loading, every process sees the same batch, and gradie
 averaged.
 
 Weights are float32 under every strategy and autocast multiplies in bf16, so all of them give the
-losses of a single process. accelerate only forms the group: its own FSDP2 and DeepSpeed
-integrations step the optimizer inside `backward` and refuse machines without GPUs, where these
-paths are tested.
+losses of a single process. With `--precision bf16-weights` all but heads work in bf16: FSDP gathers
+them so, elsewhere `rlhf.parallel.master_weights` keeps float32 masters. accelerate only forms the
+group: its own FSDP2 and DeepSpeed integrations step the optimizer inside `backward` and refuse
+machines without GPUs, where these paths are tested.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
-from torch.distributed import broadcast, get_rank
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -39,20 +39,18 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
 from torch.optim import Optimizer
-from torch.utils import swap_tensors
-from transformers import PreTrainedModel
 
-from rlhf.errors import InputError
+from rlhf.errors import ConfigError, InputError
 from rlhf.parallel.distributed import extend_timeouts, global_max
+from rlhf.parallel.layers import ON_MAIN, find_layers, find_matrices, take_from_main
+from rlhf.parallel.master_weights import MasterOptimizer
 from rlhf.parallel.settings import SHARDED, State, Strategy
 from rlhf.parallel.tensor_parallel import average_replicated, prepare_tensor_parallel
 
 Value = TypeVar("Value")
 Held = Literal["whole", "parts", "main"]  # in every process; of matrices; by the main one alone
-
-ON_MAIN = "_weights_on_main"  # an attribute of models of which only the main process has weights
 
 
 @dataclass(frozen=True)
@@ -122,23 +120,40 @@ class Sharding:
 
 
 def prepare(
-    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, sharding: Sharding
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Optimizer,
+    sharding: Sharding,
+    exact: Sequence[nn.Module] | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Shard or replicate a model and its optimizer over the group; use the returned ones instead.
 
+    With `exact` all weights but those of these modules work in bf16.
+
     Raises:
         InputError: DeepSpeed is asked for and not installed.
+        ConfigError: DeepSpeed is to train bf16 weights.
     """
     if not sharding.is_sharded:
-        replicated: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
-        return replicated
+        if exact is None:
+            replicated: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
+            return replicated
+        optimizer = MasterOptimizer(optimizer, model.to(accelerator.device), exact)
+        accelerator._optimizers.append(optimizer)  # where rlhf.run.checkpoint finds it
+        return accelerator.prepare(model), optimizer
+    if exact is not None and sharding.strategy != "fsdp":
+        raise ConfigError(
+            f"--precision bf16-weights does not go with --sharding {sharding.strategy}",
+            "Use --sharding fsdp or ddp, or --precision bf16.",
+        )
     autocast_forward(accelerator, model)
     if sharding.is_tensor_parallel:
         model.to(accelerator.device)
         prepare_tensor_parallel(model, optimizer)
     elif sharding.strategy == "fsdp":  # moves a layer to the device at a time
         mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
-        shard(model, optimizer, sharding, mesh, bf16=accelerator.mixed_precision == "bf16")
+        bf16 = accelerator.mixed_precision == "bf16"
+        shard(model, optimizer, sharding, mesh, bf16=bf16, exact=exact)
     else:
         model.to(accelerator.device)
         model, optimizer = _initialize_deepspeed(model, optimizer, sharding)
@@ -192,15 +207,22 @@ def arrange(device: torch.device, processes: int, group: int = 0) -> DeviceMesh:
 
 
 def shard(
-    model: nn.Module, optimizer: Optimizer, sharding: Sharding, mesh: DeviceMesh, *, bf16: bool
+    model: nn.Module,
+    optimizer: Optimizer,
+    sharding: Sharding,
+    mesh: DeviceMesh,
+    *,
+    bf16: bool,
+    exact: Sequence[nn.Module] | None = None,
 ) -> None:
     """Shard every layer, then the rest, and give the optimizer the sharded parameters.
 
     With bf16, layers are gathered in bf16, as autocast would round their matrices; only the weights
     of their norms are rounded in addition. Copies made by autocast would outlive the gathering.
+    With `exact` everything but these modules is.
     """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    _shard_layers(model, sharding, mesh, bf16=bf16)
+    _shard_layers(model, sharding, mesh, bf16=bf16, exact=exact)
     sharded = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [sharded[places[parameter]] for parameter in group["params"]]
@@ -230,13 +252,15 @@ def _shard_layers(
     *,
     bf16: bool,
     free_rest: bool | None = None,
+    exact: Sequence[nn.Module] | None = None,
 ) -> None:
     """Shard every layer, embeddings and output matrix, then the rest.
 
     Each is whole only while it is sharded: where only the main process has read the weights, it
     sends them one layer at a time. The rest stays gathered between forward and backward pass,
     unless `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of
-    the model read them.
+    the model read them. With bf16 layers are gathered in bf16; if `exact` are given, all else but
+    these modules, too.
     """
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
@@ -246,57 +270,21 @@ def _shard_layers(
     def shard_part(part: nn.Module, **how: Any) -> None:
         whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
         for parameter in whole if lacks_weights else ():
-            _take_from_main(parameter, mesh.device_type)
+            take_from_main(parameter, mesh.device_type)
         fully_shard(part, mesh=mesh, offload_policy=policy, **how)
         for parameter in whole:  # to which the optimizer still refers
             parameter.data = parameter.new_empty(0)
 
+    plain = MixedPrecisionPolicy()
+    outside = plain if exact is None else rounding
+    for part in exact or ():
+        shard_part(part)
     for matrix in find_matrices(model):
-        shard_part(matrix)
+        shard_part(matrix, mp_policy=outside)
     for layer in find_layers(model):
         again = sharding.reshard or bool(free_rest)
-        mixed = rounding if bf16 else MixedPrecisionPolicy()
-        shard_part(layer, reshard_after_forward=again, mp_policy=mixed)
-    shard_part(model, reshard_after_forward=free_rest)
-
-
-@torch.no_grad()
-def _take_from_main(parameter: nn.Parameter, device: str) -> None:
-    """Give a parameter the values that it has in the main process, in place."""
-    if get_rank() == 0:
-        broadcast(parameter.detach().to(device), 0)
-        return
-    value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-    broadcast(value, 0)
-    if parameter.is_meta:
-        wants = parameter.requires_grad
-        swap_tensors(parameter, nn.Parameter(value, requires_grad=wants))
-    else:
-        parameter.copy_(value)
-
-
-def find_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of every language model inside: the modules that must not be split."""
-    names = {
-        name
-        for part in model.modules()
-        for name in (getattr(part, "_no_split_modules", None) or ())
-    }
-    return [part for part in model.modules() if type(part).__name__ in names]
-
-
-def find_matrices(model: nn.Module) -> list[nn.Module]:
-    """Embeddings and output matrix of every language model inside; none where they are one."""
-    found: list[nn.Module] = []
-    for part in model.modules():
-        if not isinstance(part, PreTrainedModel) or part.base_model is part:
-            continue
-        embeddings, output = part.get_input_embeddings(), part.get_output_embeddings()
-        if output is None:
-            found.append(embeddings)
-        elif output.weight is not embeddings.weight:
-            found += [embeddings, output]
-    return found
+        shard_part(layer, reshard_after_forward=again, mp_policy=rounding if bf16 else plain)
+    shard_part(model, reshard_after_forward=free_rest, mp_policy=outside)
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -353,6 +341,8 @@ def clip_gradients(
 
         return zero.clip_gradients(model, parameters, max_norm)
     parameters = list(parameters)
+    if any(one.dtype == torch.bfloat16 for one in parameters):
+        return _clip_rounded(parameters, max_norm)
     if any(isinstance(one, DTensor) for one in model.parameters()):
         if not isinstance(model, FSDPModule):
             average_replicated(parameters)
@@ -360,6 +350,15 @@ def clip_gradients(
             norm = clip_grad_norm_(parameters, max_norm)
             return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     return float(accelerator.clip_grad_norm_(parameters, max_norm))
+
+
+def _clip_rounded(parameters: list[Tensor], max_norm: float) -> float:
+    """`clip_gradients` of bf16 gradients: their norm is summed up in float32."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    clip_grads_with_norm_(parameters, max_norm, norm)
+    return float(norm)
 
 
 def reshard(model: nn.Module) -> None:

@@ -27,12 +27,19 @@ class Layout:
         parts: processes that one copy is sharded over.
         offload: sharded state is kept in main memory.
         processes: in the group.
+        bf16_weights: as with `--precision bf16-weights`.
     """
 
     strategy: Strategy = "auto"
     parts: int = 1
     offload: bool = False
     processes: int = 1
+    bf16_weights: bool = False
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether float32 masters are held beside bf16 weights; under FSDP, its parts are these."""
+        return self.bf16_weights and not SHARDED[self.strategy]
 
     def shards(self, state: State) -> bool:
         """Whether each process holds only a part of it."""

@@ -4,7 +4,8 @@ Letters: L layers, d hidden size, f inner size of the MLP, q and k widths of all
 heads, V vocabulary, T tokens of a sequence.
 
 Models are held and trained in float32; with bf16, autocast multiplies in bf16 and keeps what the
-backward pass needs of the multiplications in bf16. Not counted: the CUDA context (0.5 to 1 GiB),
+backward pass needs of the multiplications in bf16. `--precision bf16-weights` holds weights and
+gradients in bf16, too, beside float32 masters. Not counted: the CUDA context (0.5 to 1 GiB),
 fragmentation, and temporaries of single operations. Mixtures of experts: weights are right,
 activations are those of one expert of the config's inner size.
 """
@@ -217,8 +218,13 @@ def kv_cache_bytes(shape: Shape, tokens: int, *, bf16: bool) -> float:
     return float(shape.layers * shape.key_width * tokens * (FP32 + (BF16 if bf16 else FP32)))
 
 
-def _trained(name: str, parameters: int, *, buckets: bool = False) -> list[Item]:
-    """Weights and moments; with `buckets` every gradient is held a second time."""
+def trained_items(
+    name: str, parameters: int, *, buckets: bool = False, rounded: int | None = None
+) -> list[Item]:
+    """Weights and moments; with `buckets` every gradient is held a second time.
+
+    With bf16 weights `rounded` of them have float32 masters; the others are their own masters.
+    """
     items = [
         Item(f"{name}: weights", FP32 * parameters, "float32, 4 bytes a parameter", State.WEIGHTS),
         Item(
@@ -228,10 +234,20 @@ def _trained(name: str, parameters: int, *, buckets: bool = False) -> list[Item]
             State.OPTIMIZER,
         ),
     ]
+    if rounded is not None:
+        why = "float32, 4 bytes a parameter; heads among them"
+        items[0] = Item(f"{name}: weights", BF16 * rounded, "bf16, 2 bytes each", State.WEIGHTS)
+        items.append(Item(f"{name}: masters", FP32 * parameters, why, State.OPTIMIZER))
     if buckets:
         why = "gradients on their way to other processes"
         items.append(Item(f"{name}: buckets", FP32 * parameters, why, State.GRADIENTS))
     return items
+
+
+def gradient_item(parameters: int, rounded: int | None = None) -> Item:
+    """Gradients, `rounded` of them in bf16."""
+    size = FP32 * parameters - (FP32 - BF16) * (rounded or 0)
+    return Item("gradients", size, "bf16" if rounded else "float32", State.GRADIENTS)
 
 
 def frozen_item(name: str, parameters: float, part: str = "weights") -> Item:
@@ -257,9 +273,24 @@ def copies(parameters: float, *, bf16: bool) -> list[Item]:
     return [Item("bf16 copies of the matrices", size, "kept by autocast", State.WEIGHTS)]
 
 
-def stepping_items(parameters: int) -> tuple[Item, ...]:
-    """What an optimizer step needs besides weights and moments; the fused AdamW nothing more."""
-    return (Item("gradients", FP32 * parameters, "float32", State.GRADIENTS),)
+def stepping_items(
+    parameters: int, rounded: int | None = None, shape: Shape | None = None
+) -> tuple[Item, ...]:
+    """What an optimizer step needs besides weights and moments; the fused AdamW nothing more.
+
+    Masters of bf16 weights are stepped one by one, which needs the float32 gradient of one; the
+    largest is among those of `shape`.
+    """
+    gradients = gradient_item(parameters, rounded)
+    if not rounded or shape is None:
+        return (gradients,)
+    one = FP32 * float(largest_matrix(shape))
+    return gradients, Item("gradient of one master", one, "float32, the largest matrix")
+
+
+def largest_matrix(shape: Shape) -> int:
+    """Elements of the largest matrix of a language model."""
+    return shape.hidden * max(shape.vocabulary, shape.inner)
 
 
 def sampling_items(
@@ -310,26 +341,33 @@ def reward_plan(
     buckets: bool = False,
     adapter: str = "none",
     lora_rank: int = 0,
+    has_masters: bool = False,
 ) -> Plan:
     """Training a reward model, with `adapter` none, lora or qlora.
 
     With `bf16` multiplications and frozen weights are bf16; `buckets`: every gradient is held a
-    second time on its way to other processes, as DeepSpeed does.
+    second time on its way to other processes, as DeepSpeed does; `has_masters`: weights and
+    gradients are bf16, but for the head's, with float32 masters.
     """
     full = adapter == "none"
     parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
     activations = activation_bytes(shape, computing, bf16=bf16, padded=False)
+    rounded = shape.trunk if has_masters else None
+    copied = shape.trunk_linear if full else parameters
     gradients = (
-        Item("gradients", FP32 * parameters, "float32", State.GRADIENTS),
-        *copies(shape.trunk_linear if full else parameters, bf16=bf16),
+        gradient_item(parameters, rounded),
+        *copies(0 if has_masters else copied, bf16=bf16),
         Item("activations", activations, f"{computing.tokens} tokens in a forward pass"),
     )
     frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
     name = "reward model" if full else "adapters and head"
     return Plan(
         "Memory of each process for the reward model",
-        (*frozen, *_trained(name, parameters, buckets=buckets)),
-        {"computing gradients": gradients, "stepping": stepping_items(parameters)},
+        (*frozen, *trained_items(name, parameters, buckets=buckets, rounded=rounded)),
+        {
+            "computing gradients": gradients,
+            "stepping": stepping_items(parameters, rounded, shape),
+        },
     )
 
 
@@ -341,49 +379,3 @@ def _beneath_adapters(shape: Shape, adapter: str, *, bf16: bool) -> Item:
         held = packed_bytes(shape, shape.trunk, size)
         why = f"4 bits, frozen; embeddings in {words}"
     return Item("reward model: weights", held, why, State.WEIGHTS)
-
-
-def sft_plan(
-    shape: Shape, *, sequences: int, length: int, bf16: bool, checkpointing: bool, processes: int
-) -> Plan:
-    """Fine-tuning a language model: `sequences` padded to `length` in each forward pass."""
-    computing = Pass(sequences * length, length, checkpointing)
-    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
-    gradients = (
-        Item("gradients", FP32 * shape.parameters, "float32", State.GRADIENTS),
-        *copies(shape.linear, bf16=bf16),
-        Item("activations", activations, f"{sequences} sequences of {length} tokens"),
-        Item("logits", logits_bytes(shape, computing.tokens), "and their gradients"),
-    )
-    return Plan(
-        "Memory of each process for supervised fine-tuning",
-        tuple(_trained("model", shape.parameters, buckets=processes > 1)),
-        {"computing gradients": gradients, "stepping": stepping_items(shape.parameters)},
-    )
-
-
-def dpo_plan(
-    shape: Shape, computing: Pass, *, bf16: bool, processes: int, lora_rank: int = 0
-) -> Plan:
-    """DPO: one model; the original's log-probs are computed before, or with its adapter off.
-
-    Logits are computed a few positions at a time and not kept. `computing` is a forward pass of
-    pairs: both answers, each with the prompt. With a `lora_rank` of 0 all weights are trained.
-    """
-    parameters = lora_rank * shape.lora_rows or shape.parameters
-    activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
-    sequences = computing.tokens // computing.length
-    gradients = (
-        Item("gradients", FP32 * parameters, "float32", State.GRADIENTS),
-        *copies(parameters if lora_rank else shape.linear, bf16=bf16),
-        Item("activations", activations, f"{sequences} sequences of {computing.length} tokens"),
-    )
-    frozen = (frozen_item("model", shape.parameters),) if lora_rank else ()
-    return Plan(
-        "Memory of each process for DPO",
-        (
-            *frozen,
-            *_trained("adapters" if lora_rank else "model", parameters, buckets=processes > 1),
-        ),
-        {"computing gradients": gradients, "stepping": stepping_items(parameters)},
-    )

@@ -19,6 +19,7 @@ from rlhf.modeling.log_probs import SCORE_BATCH
 from rlhf.parallel.settings import SHARDED, State
 from rlhf.planning.plan import Item, Layout, Pass, Plan, SampleBatch, whole_weights
 from rlhf.planning.planner import (
+    BF16,
     FP32,
     Shape,
     activation_bytes,
@@ -26,6 +27,7 @@ from rlhf.planning.planner import (
     copies,
     frozen_item,
     frozen_precision,
+    largest_matrix,
     packed_bytes,
     part_of_vocabulary,
     sampling_items,
@@ -135,12 +137,12 @@ def ppo_plan(
     roles, layout, sampled = roles or Roles(), layout or Layout(), batch.sampled
     engine = vllm_items(shape, sampled, roles.vllm, bf16=bf16) if roles.vllm else ()
     counts = trained_parameters(shape, reward, roles)
-    trained = sum(counts.values())
-    gradients = tuple(layout.on_device(item) for item in stepping_items(trained))
+    rounded = _rounded(counts, reward, roles) if layout.has_masters else {}
+    gradients, *more = _stepping(counts, rounded, shape, layout)
     # DDP holds them in its buckets at all times.
-    resident = gradients if layout.processes > 1 and not SHARDED[layout.strategy] else ()
-    temporary = () if resident else gradients
-    learning = (*temporary, *copies(_multiplied(shape, reward, roles), bf16=bf16))
+    resident = (gradients,) if layout.processes > 1 and not SHARDED[layout.strategy] else ()
+    temporary = () if resident else (gradients,)
+    learning = (*temporary, *copies(_multiplied(shape, reward, roles, layout), bf16=bf16))
     rows = batch.episodes + batch.reference_rows
     updating = (
         *learning,
@@ -157,7 +159,7 @@ def ppo_plan(
             for item in (
                 *_frozen(shape, reward, roles, layout, bf16=bf16),
                 *(() if roles.engine_sleeps else engine),
-                *_trained(counts, layout),
+                *_trained(counts, rounded, layout),
             )
         )
         + resident,
@@ -167,9 +169,9 @@ def ppo_plan(
             **_auditing(shape, reward, batch, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
-            "stepping": temporary,
+            "stepping": (*temporary, *more),
         },
-        whole_weights(layout, _whole_bytes(shape, reward, roles)),
+        whole_weights(layout, _whole_bytes(shape, reward, roles, layout)),
     )
 
 
@@ -218,10 +220,10 @@ def _sampling(
     *,
     bf16: bool,
 ) -> tuple[Item, ...]:
-    matrices = roles.lora_rank * shape.lora_rows or shape.linear
+    matrices = 0 if layout.bf16_weights else roles.lora_rank * shape.lora_rows or shape.linear
     if roles.vllm:
-        largest = max(shape.vocabulary * shape.hidden, shape.hidden * shape.inner)
-        given = Item("given weight", FP32 * float(largest), "float32, one at a time, for vLLM")
+        largest = float(largest_matrix(shape))
+        given = Item("given weight", FP32 * largest, "float32, one at a time, for vLLM")
         sampling: tuple[Item, ...] = (given,)
     else:
         sampling = sampling_items(shape, batch, bf16=bf16, trained=matrices)
@@ -232,14 +234,21 @@ def _gathered(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> tupl
     """Sharded weights, gathered."""
     if not layout.shards(State.WEIGHTS) or _stays_sharded(roles, layout):
         return ()
-    held = _whole_bytes(shape, reward, roles)
+    held = _whole_bytes(shape, reward, roles, layout)
     return (Item("whole weights", held, "of policy and critic, gathered"),)
 
 
-def _whole_bytes(shape: Shape, reward: Shape, roles: Roles) -> float:
-    """Bytes of policy and critic in float32."""
-    own = roles.critic.startswith("own")
-    return float(FP32 * (shape.parameters + (reward.trunk if own else 0)))
+def _whole_bytes(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> float:
+    """Bytes of policy and critic: float32, but for bf16 weights that are trained."""
+    size = BF16 if layout.bf16_weights else FP32
+    critic = {"own": size, "own head": FP32}.get(roles.critic, 0)
+    return float(size * shape.parameters + critic * reward.trunk)
+
+
+def _rounded(counts: dict[str, int], reward: Shape, roles: Roles) -> dict[str, int]:
+    """Trained parameters that have masters, by role: all but those of heads."""
+    critic = {"critic": counts["critic"] - reward.hidden} if roles.critic == "own" else {}
+    return {"policy": counts["policy"], **critic}
 
 
 def _stays_sharded(roles: Roles, layout: Layout) -> bool:
@@ -262,8 +271,8 @@ def _auditing(
 
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
-    if _stays_sharded(roles, layout):
-        matrices = []  # layers are gathered in bf16, one at a time
+    if _stays_sharded(roles, layout) or layout.bf16_weights:
+        matrices = []  # layers are gathered in bf16, one at a time, or all weights are bf16
     working = working_bytes(shape, batch.episodes * length, length, bf16=bf16)
     layer = Item("one layer", working, f"{batch.episodes} × {length} tokens")
     phases = {"measuring the KL": (*gathered, *matrices, layer, logits(SCORE_BATCH))}
@@ -279,18 +288,33 @@ def _auditing(
     return phases
 
 
-def _multiplied(shape: Shape, reward: Shape, roles: Roles) -> int:
+def _multiplied(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> int:
     """Trained parameters that autocast multiplies in bf16, and keeps copies of."""
+    if layout.bf16_weights:
+        return 0
     policy = roles.lora_rank * shape.lora_rows or shape.linear
     critic = roles.critic_rank * reward.lora_rows if roles.share_base else reward.trunk_linear
     return policy + critic if roles.critic == "own" else policy
 
 
-def _trained(counts: dict[str, int], layout: Layout) -> list[Item]:
+def _stepping(
+    counts: dict[str, int], rounded: dict[str, int], shape: Shape, layout: Layout
+) -> list[Item]:
+    """Gradients, and what else a step needs."""
+    needed = stepping_items(sum(counts.values()), sum(rounded.values()), shape)
+    return [layout.on_device(item) for item in needed]
+
+
+def _trained(counts: dict[str, int], rounded: dict[str, int], layout: Layout) -> list[Item]:
     items = []
     for name, count in ((name, count) for name, count in counts.items() if count):
         size = FP32 * count
-        items.append(Item(f"{name}: weights", size, "float32, trained", State.WEIGHTS))
+        if name in rounded:
+            size_of_weights = BF16 * rounded[name]
+            items.append(Item(f"{name}: weights", size_of_weights, "bf16, trained", State.WEIGHTS))
+            items.append(Item(f"{name}: masters", size, "float32", State.OPTIMIZER))
+        else:
+            items.append(Item(f"{name}: weights", size, "float32, trained", State.WEIGHTS))
         items.append(Item(f"{name}: Adam", 2 * size, "two moments", State.OPTIMIZER))
         if layout.strategy.startswith("zero"):
             copy = "DeepSpeed's own copy of the weights"

@@ -43,6 +43,7 @@ from torch.optim import Optimizer
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
+from rlhf.parallel.master_weights import MasterOptimizer, exact_model
 from rlhf.parallel.sharding import is_zero
 from rlhf.records.jsonl import flush, flush_folder, write_json, write_text_atomically
 from rlhf.run.saving.saved_state import load_data
@@ -209,9 +210,13 @@ def load_checkpoint(accelerator: Accelerator, folder: Path) -> dict[str, Any] | 
 
 
 def _prepared(accelerator: Accelerator) -> tuple[nn.Module, list[Optimizer]]:
-    """The model and the plain optimizers that `rlhf.parallel.sharding.prepare` has registered."""
+    """The model and the plain optimizers that `rlhf.parallel.sharding.prepare` has registered.
+
+    Of bf16 weights the masters, which are saved as those of any other precision.
+    """
     wrapped = accelerator._optimizers
-    return accelerator._models[0], [getattr(one, "optimizer", one) for one in wrapped]
+    model = exact_model(accelerator._models[0], *wrapped) if wrapped else accelerator._models[0]
+    return model, [getattr(one, "optimizer", one) for one in wrapped]
 
 
 def _format(accelerator: Accelerator) -> str:
@@ -273,6 +278,9 @@ def _load_state(accelerator: Accelerator, folder: Path) -> None:
     set_model_state_dict(model, content["model"], options=TRAINED)
     if optimizers:
         set_optimizer_state_dict(model, optimizers, content["optimizer"], options=TRAINED)
+    for one in accelerator._optimizers:
+        if isinstance(one, MasterOptimizer):
+            one.round_again()
 
 
 @contextmanager

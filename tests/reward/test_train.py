@@ -283,8 +283,8 @@ def test_learning_rate_rises_then_falls_to_0():
 # ---- whole processes ----
 
 
-def command(rankings, tiny_model, out, *more):
-    words = ["--rankings", rankings, "--model", tiny_model, "--out", out, "--precision", "fp32"]
+def command(rankings, tiny_model, out, *more, precision="fp32"):
+    words = ["--rankings", rankings, "--model", tiny_model, "--out", out, "--precision", precision]
     words += ["--prompts-per-batch", "4", "--learning-rate", "1e-3", "--json", *more]
     return [sys.executable, "-m", "rlhf.cli", "train-reward", *map(str, words)]
 
@@ -375,13 +375,16 @@ def test_what_compresses_on_cuda_only_is_refused_here(rankings, tiny_model, tmp_
         train_reward(settings_for(rankings, tiny_model, tmp_path / "o", ddp_comm_hook="bf16"))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-weights"])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_killed_and_resumed_gives_the_same_weights(rankings, tiny_model, tmp_path, processes):
+def test_killed_and_resumed_gives_the_same_weights(
+    rankings, tiny_model, tmp_path, processes, precision
+):
     more = ["--epochs", "8", "--save-every", "3", "--processes", str(processes)]
-    finish(command(rankings, tiny_model, tmp_path / "whole", *more))
+    finish(command(rankings, tiny_model, tmp_path / "whole", *more, precision=precision))
 
     out = tmp_path / "killed"
-    words = command(rankings, tiny_model, out, *more)
+    words = command(rankings, tiny_model, out, *more, precision=precision)
     process = start(words)
     deadline = time.monotonic() + 200
     while len(read_metrics(out / "metrics.jsonl")) < 11:

@@ -72,6 +72,11 @@ class PolicyAndCritic(nn.Module):
         critic = {} if self.critic is None else {"critic": self.critic}
         return {"policy": self.policy, **critic}
 
+    @property
+    def exact(self) -> list[nn.Module]:
+        """What stays float32 beside bf16 weights: the critic's head."""
+        return [] if self.critic is None else [reward_head(self.critic)]
+
     def forward(
         self,
         sequences: Sequences,

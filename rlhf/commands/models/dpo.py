@@ -23,7 +23,8 @@ def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
     from rlhf.parallel.distributed import choose_precision
     from rlhf.planning.plan import Pass
-    from rlhf.planning.planner import dpo_plan, read_shape
+    from rlhf.planning.planner import read_shape
+    from rlhf.planning.trl_plan import dpo_plan
 
     length = settings.max_length
     tokens = 2 * settings.micro_batch_size * length

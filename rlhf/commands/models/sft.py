@@ -22,7 +22,8 @@ def run(settings: Settings) -> dict[str, Any]:
 def memory_plan(settings: Settings) -> str:
     """What the run will hold in memory; no weights are loaded."""
     from rlhf.parallel.distributed import choose_precision
-    from rlhf.planning.planner import read_shape, sft_plan
+    from rlhf.planning.planner import read_shape
+    from rlhf.planning.trl_plan import sft_plan
 
     plan = sft_plan(
         read_shape(settings.model),

@@ -26,7 +26,7 @@ from rlhf.modeling.attention.prefix_matmul import prefix_attention
 from rlhf.modeling.heads import reads_pairs
 from rlhf.modeling.tokens import pad_right
 from rlhf.parallel.distributed import on_main
-from rlhf.parallel.sharding import ON_MAIN
+from rlhf.parallel.layers import ON_MAIN
 from rlhf.ranks import is_main_process
 
 ATTENTION = "shared_prefix"

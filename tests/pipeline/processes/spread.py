@@ -1,8 +1,8 @@
 """A program for one or more processes: reward steps and PPO updates under several shardings.
 
 python -m tests.pipeline.processes.spread MODEL OUT STRATEGY… : the main process writes OUT as JSON.
-A first word of bf16 is the precision, else float32. fsdp:2 is FSDP in groups of two.
-STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
+A first word of bf16 or bf16-weights is the precision, else float32. fsdp:2 is FSDP in groups of
+two. STRATEGY@CHECKPOINTS only takes the last step of another program's checkpoints.
 """
 
 import json
@@ -38,6 +38,7 @@ from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
 from rlhf.parallel.gathered_model import GatheredModel, full_state
+from rlhf.parallel.master_weights import exact_model
 from rlhf.parallel.settings import GroupSettings, ParallelSettings
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
@@ -130,7 +131,9 @@ def read_sharding(words: Any) -> Sharding:
 class PPO:
     """Policy and critic, prepared, and their share of the experience."""
 
-    def __init__(self, accelerator: Accelerator, folder: str, strategy: Any) -> None:
+    def __init__(
+        self, accelerator: Accelerator, folder: str, strategy: Any, *, is_rounded: bool = False
+    ) -> None:
         accelerator.free_memory()
         self.accelerator = accelerator
         sharding = read_sharding(strategy)
@@ -140,8 +143,9 @@ class PPO:
         plain = PolicyAndCritic(policy, critic, value_bias=0.25)
         groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
         optimizer = torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
-        self.gathered_model = GatheredModel(plain, accelerator.device, sharding)
-        self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding)
+        exact = plain.exact if is_rounded else None
+        self.gathered_model = GatheredModel(plain, accelerator.device, sharding, exact)
+        self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding, exact)
         rows = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
         self.experience = build_experience(rows)
         self.references = reference_batch([build_row(row) for row in rows], 0, accelerator.device)
@@ -203,20 +207,27 @@ def advantages(accelerator: Accelerator) -> list[list[float]]:
     return [values for _, values in sorted(gather_object(rows))]
 
 
-def norms(accelerator: Accelerator, model: torch.nn.Module) -> float:
-    state = full_state(accelerator, model)
+def norms(run: PPO) -> float:
+    state = full_state(run.accelerator, exact_model(run.model, run.optimizer))
     return sum(float(value.double().abs().sum()) for value in state.values())
 
 
-def ppo(accelerator: Accelerator, folder: str, strategy: str, checkpoints: Path) -> dict[str, Any]:
-    run = PPO(accelerator, folder, strategy)
+def ppo(
+    accelerator: Accelerator,
+    folder: str,
+    strategy: str,
+    checkpoints: Path,
+    *,
+    is_rounded: bool = False,
+) -> dict[str, Any]:
+    run = PPO(accelerator, folder, strategy, is_rounded=is_rounded)
     with Collectives() as traffic:
         rows = [run.step(0)]
     rows += [run.step(number) for number in range(1, STEPS - 1)]
     save_checkpoint(accelerator, checkpoints, STEPS - 1, {"facts": 1}, keep=1)
     rows.append(run.step(STEPS - 1))
-    after = norms(accelerator, run.model)
-    resumed = PPO(accelerator, folder, strategy)
+    after = norms(run)
+    resumed = PPO(accelerator, folder, strategy, is_rounded=is_rounded)
     progress = load_checkpoint(accelerator, checkpoints)
     again = resumed.step(STEPS - 1)
     with_texts = resumed.step_with_texts(STEPS)
@@ -238,13 +249,16 @@ def ppo(accelerator: Accelerator, folder: str, strategy: str, checkpoints: Path)
     }
 
 
-def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, Any]:
+def reward(
+    accelerator: Accelerator, folder: str, strategy: Any, *, is_rounded: bool = False
+) -> dict[str, Any]:
     accelerator.free_memory()
     sharding = read_sharding(strategy)
     held = sharding.held(trained=True)
     module = RewardModule(new_reward_model(folder, 0, seed=1, held=held))
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
-    model, stepper = prepare(accelerator, module, optimizer, sharding)
+    exact = module.exact if is_rounded else None
+    model, stepper = prepare(accelerator, module, optimizer, sharding, exact)
     state = TrainState(accelerator, model, stepper, 0, 16, Objective(), shared=False)
     responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
     groups = [
@@ -264,8 +278,9 @@ def reward(accelerator: Accelerator, folder: str, strategy: Any) -> dict[str, An
 
 
 def main(folder: str, out: Path, strategies: list[str]) -> None:
-    precision = "bf16" if strategies[0] == "bf16" else "fp32"
-    strategies = strategies[precision == "bf16" :]
+    precision = strategies[0] if strategies[0].startswith("bf16") else "fp32"
+    strategies = strategies[precision != "fp32" :]
+    is_rounded = precision == "bf16-weights"
     accelerator = start(precision, 0)
     judge = str(out.with_suffix(".judge"))
     if accelerator.is_main_process:
@@ -276,14 +291,20 @@ def main(folder: str, out: Path, strategies: list[str]) -> None:
     for name in strategies:
         strategy, _, checkpoints = name.partition("@")
         if checkpoints:
-            run = PPO(accelerator, folder, strategy)
+            run = PPO(accelerator, folder, strategy, is_rounded=is_rounded)
             load_checkpoint(accelerator, Path(checkpoints))
-            found[name] = {"row": run.step(STEPS - 1), "norms": norms(accelerator, run.model)}
+            found[name] = {"row": run.step(STEPS - 1), "norms": norms(run)}
             continue
         found[name] = {
-            "ppo": ppo(accelerator, folder, strategy, out.with_suffix(f".{strategy}")),
-            "reward": reward(accelerator, folder, strategy),
-            "trained_head": reward(accelerator, judge, strategy),
+            "ppo": ppo(
+                accelerator,
+                folder,
+                strategy,
+                out.with_suffix(f".{strategy}"),
+                is_rounded=is_rounded,
+            ),
+            "reward": reward(accelerator, folder, strategy, is_rounded=is_rounded),
+            "trained_head": reward(accelerator, judge, strategy, is_rounded=is_rounded),
             "scores": scores(accelerator, judge, strategy),
         }
     if accelerator.is_main_process:

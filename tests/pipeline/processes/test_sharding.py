@@ -92,6 +92,28 @@ def test_layers_gathered_in_bf16_train_as_autocast_does(folder: Path, tiny_model
     require_planned_traffic("FSDP", found["fsdp"]["ppo"]["traffic"], tiny_model, bf16=True)
 
 
+def test_bf16_weights_train_as_autocast_does(folder: Path, tiny_model: Path) -> None:
+    autocast = spread(1, str(tiny_model), str(folder / "cast.json"), "bf16", "auto")["auto"]
+    out = folder / "weights.json"
+    found = spread(2, str(tiny_model), str(out), "bf16-weights", "ddp", "fsdp")
+    others = [f"auto@{folder / f'weights.{strategy}'}" for strategy in ("ddp", "fsdp")]
+    alone = spread(1, str(tiny_model), str(folder / "alone.json"), "bf16-weights", "auto", *others)
+    for one in (found["ddp"], found["fsdp"], alone["auto"]):
+        for part in ("ppo", "reward", "trained_head"):
+            for mine, theirs in zip(one[part]["rows"], autocast[part]["rows"], strict=True):
+                assert mine == pytest.approx(theirs, rel=0.03, abs=0.005)
+        assert one["ppo"]["norms"] == pytest.approx(autocast["ppo"]["norms"], rel=1e-4)
+        assert one["ppo"]["resumed"]
+    for name, strategy in zip(others, ("ddp", "fsdp"), strict=True):
+        assert alone[name]["row"] == pytest.approx(
+            found[strategy]["ppo"]["rows"][-1], rel=0.03, abs=0.005
+        )
+    shape = read_shape(str(tiny_model))
+    rounded = shape.parameters + shape.trunk  # gradients of 2 bytes, but for the head's
+    sent = found["ddp"]["ppo"]["traffic"]["allreduce_.default"]
+    assert sent == pytest.approx(2 * rounded + 4 * shape.hidden, abs=200)  # and a few counts
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp:1", "zero3"])
 def test_a_divided_reward_model_says_the_same(one, two, strategy: str) -> None:
     assert len(two[strategy]["scores"]) == 4

@@ -18,6 +18,7 @@ from rlhf.modeling.models import new_reward_model
 from rlhf.planning import planner
 from rlhf.planning.plan import Item, Pass, Plan
 from rlhf.planning.planner import Shape, read_shape
+from rlhf.planning.trl_plan import dpo_plan
 from tests.reward.encoders import build_encoder
 
 # 100 tokens of vocabulary, 2 layers, d = 8, f = 16, queries 8 wide, keys 4 wide, tied embeddings:
@@ -204,7 +205,7 @@ def test_the_plan_of_a_reward_model() -> None:
 
 
 def test_the_plan_of_dpo_holds_one_model() -> None:
-    plan = planner.dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1, lora_rank=2)
+    plan = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1, lora_rank=2)
     adapters = 2 * SHAPE.lora_rows
     activations = planner.activation_bytes(SHAPE, Pass(6, 3), bf16=False, padded=True)
     assert sizes(plan, "computing gradients") == {
@@ -214,7 +215,7 @@ def test_the_plan_of_dpo_holds_one_model() -> None:
         "gradients": 4 * adapters,
         "activations": activations,
     }
-    whole = planner.dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
+    whole = dpo_plan(SHAPE, Pass(6, 3), bf16=False, processes=1)
     assert whole.peak == 16 * SHAPE.parameters + max(activations, 4 * SHAPE.parameters)
 
 
