@@ -27,7 +27,8 @@ Formatter = Callable[[Console, ConsoleOptions, HelpPanel], None]
 def help_page(settings: type[Any]) -> Formatter:
     """Shows the help panels of a command, its settings by group."""
     purposes = dict(_groups(settings))
-    on_clusters = ON_CLUSTERS if issubclass(settings, ClusterSettings) else set()
+    has_processes = any(one.name == "processes" for one in fields(settings))
+    on_clusters = ON_CLUSTERS if has_processes else set()
 
     def show(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         if panel.format != "parameter":
