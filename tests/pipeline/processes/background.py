@@ -23,7 +23,7 @@ from rlhf.run.checkpoint import load_checkpoint
 from rlhf.run.saving.saver import Saver
 
 STEPS, EVERY = 30, 4
-SECONDS = 0.2
+SECONDS = 0.02  # for each tensor, of which a checkpoint has about seventy
 
 
 def slow_down(plain: Callable[..., None]) -> Callable[..., None]:
