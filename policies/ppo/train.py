@@ -322,8 +322,7 @@ def finish(training: Training, state: LoopState) -> None:
     is_sharded = training.environment.sharding.is_sharded
     # whether all ranks call the policy, or the engine
     together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
-    policy = unwrap(training.model)
-    save_policy(accelerator, policy, training.tokenizer, run.policy, is_sharded=is_sharded)
+    save_policy(accelerator, unwrap(training.model), training.tokenizer, run.policy)
     with training.gathered_model.gathered(training.model) as model:
         if together or accelerator.is_main_process:
             samples = sample_for_audit(training, model)
