@@ -324,7 +324,7 @@ def finish(training: Training, state: LoopState) -> None:
     # whether all ranks call the policy, or the engine
     together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
     policy = unwrap(exact_model(training.model, training.optimizer))
-    save_policy(accelerator, policy, training.tokenizer, run.policy, is_sharded=is_sharded)
+    save_policy(accelerator, policy, training.tokenizer, run.policy)
     with training.gathered_model.gathered(training.model) as model:
         if together or accelerator.is_main_process:
             samples = sample_for_audit(training, model)

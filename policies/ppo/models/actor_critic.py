@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.modeling.adapters import save_merged, save_sharded
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.log_probs import Sequences, TokenLogProbs, features, response_log_probs
+from rlhf.parallel.gathered_model import is_sharded
 from rlhf.parallel.sharding import reshard
 
 POLICY = "policy."  # before the names of its weights
@@ -173,13 +174,11 @@ def save_policy(
     trained: PolicyAndCritic,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    *,
-    is_sharded: bool,
 ) -> None:
     """Save the policy as a plain model, with its adapters merged in; all processes call it."""
-    if is_sharded:
-        named = trained.state_dict(keep_vars=True).items()
-        state = {name.removeprefix(POLICY): one for name, one in named if name.startswith(POLICY)}
+    named = trained.state_dict(keep_vars=True).items()
+    state = {name.removeprefix(POLICY): one for name, one in named if name.startswith(POLICY)}
+    if any(map(is_sharded, state.values())):
         save_sharded(accelerator, trained.policy, state, tokenizer, folder)
     elif accelerator.is_main_process:
         save_merged(trained.policy, tokenizer, folder)

@@ -195,3 +195,6 @@ def test_a_whole_ppo_run_is_that_of_ddp_and_leaves_a_plain_model(
         for name in (sharding, "ddp")
     ]
     assert all(plain[0][name].allclose(plain[1][name], atol=1e-5) for name in plain[1])
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        contents = [(tmp_path / one / "policy" / name).read_bytes() for one in (sharding, "ddp")]
+        assert contents[0] == contents[1]
