@@ -57,7 +57,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_killed_training_ends_like_an_undisturbed_one(
     straight: Path, tmp_path: Path, asynchronous: bool
 ) -> None:

@@ -185,7 +185,9 @@ def test_launch_returns_for_one_process_and_inside_a_group(monkeypatch) -> None:
 def test_precision() -> None:
     assert distributed.choose_precision("bf16") == "bf16"
     assert distributed.choose_precision("fp32") == "no"
-    with pytest.raises(ConfigError, match=r"--precision is 'fp16'\n  Use one of auto, bf16, fp32"):
+    with pytest.raises(
+        ConfigError, match=r"--precision is 'fp16'\n  Use one of auto, bf16, bf16-weights, fp32"
+    ):
         distributed.choose_precision("fp16")
 
 
