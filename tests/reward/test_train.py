@@ -375,8 +375,15 @@ def test_what_compresses_on_cuda_only_is_refused_here(rankings, tiny_model, tmp_
         train_reward(settings_for(rankings, tiny_model, tmp_path / "o", ddp_comm_hook="bf16"))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-weights"])
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("precision", "processes"),
+    [
+        ("fp32", 1),
+        ("fp32", 2),
+        ("bf16-weights", 1),
+        pytest.param("bf16-weights", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_killed_and_resumed_gives_the_same_weights(
     rankings, tiny_model, tmp_path, processes, precision
 ):
