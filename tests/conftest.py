@@ -34,7 +34,6 @@ CORPUS = [
 
 LONG = (  # files of minutes: begun first, so that no worker is left with one at the end
     "tests/reward/test_train.py",
-    "tests/pipeline/test_resume.py",
     "tests/pipeline/",
     "tests/rlhf/run/",
     "tests/rlhf/commands/",

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 def rounded_weights(model: nn.Module, exact: Iterable[nn.Module] | None) -> list[nn.Parameter]:
     """The trained weights that work in bf16: all but those of the modules `exact`.
 
-    None if `exact` is None: then all weights work in their own precision.
+    Empty if `exact` is None: then all weights work in their own precision.
     """
     if exact is None:
         return []
