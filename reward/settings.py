@@ -298,7 +298,7 @@ class RewardSettings(ClusterSettings):
         require_choice("ddp_comm_hook", self.ddp_comm_hook, CommunicationHook)
         require_choice("precision", self.precision, TrainingPrecision)
         self._require_tensor_parallel(adapter="none", ddp_comm_hook="no", seeds=())
-        self._require_all_weights(self.precision, adapter="none", ddp_comm_hook="no")
+        self._require_bf16_weights_fit(self.precision, adapter="none", ddp_comm_hook="no")
         self._require_compatible()
 
     def _require_compatible(self) -> None:

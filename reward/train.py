@@ -209,8 +209,8 @@ def _build_state(
     trained = [value for value in module.parameters() if value.requires_grad]
     optimizer = AdamW(trained, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0, fused=True)
     count_work(classifier)
-    exact = module.exact if settings.precision == "bf16-weights" else None
-    prepared, prepared_optimizer = prepare(accelerator, module, optimizer, sharding, exact)
+    keep_in_fp32 = module.keep_in_fp32 if settings.precision == "bf16-weights" else None
+    prepared, prepared_optimizer = prepare(accelerator, module, optimizer, sharding, keep_in_fp32)
     return TrainState(
         accelerator=accelerator,
         module=prepared,

@@ -163,7 +163,7 @@ class PPOSettings(ClusterSettings):
         self._require_adapters()
         self._require_engine_groups(self.sampling.engine_tensor_parallel)
         self._require_tensor_parallel(**{"lora.rank": None, "sampling.engine": "generate"})
-        self._require_all_weights(self.precision, **{"lora.rank": None})
+        self._require_bf16_weights_fit(self.precision, **{"lora.rank": None})
 
     def _require_kl(self) -> None:
         shortest = MAX_RELATIVE_ERROR * self.batch.episodes_per_step

@@ -138,9 +138,9 @@ def set_up(
     plain.train(settings.batch.gradient_checkpointing)  # transformers checkpoints in this mode only
     held = rollout_sharding(settings, sharding)
     gathers = Sharding() if held.shards_weights else sharding
-    exact = plain.exact if settings.precision == "bf16-weights" else None
-    gathered_model = GatheredModel(plain, accelerator.device, gathers, exact)
-    model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding, exact)
+    keep_in_fp32 = plain.keep_in_fp32 if settings.precision == "bf16-weights" else None
+    gathered_model = GatheredModel(plain, accelerator.device, gathers, keep_in_fp32)
+    model, stepper = prepare(accelerator, plain, _new_optimizer(plain), sharding, keep_in_fp32)
     register_fsdp_forward_method(model, "run")
     dp_rank, dp_size = (
         number // settings.parallel.tensor_parallel

@@ -62,7 +62,7 @@ from reward.memory import device_bytes
 from rlhf.modeling.heads import reward_head
 from rlhf.modeling.models import describe_for_all, require_trainable
 from rlhf.parallel.distributed import RANK_SEED_STRIDE, from_main, seed_all, start
-from rlhf.parallel.master_weights import exact_model
+from rlhf.parallel.master_weights import float32_model
 from rlhf.parallel.sharding import assign, clear_gradients, clip_gradients, unwrap
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.parallel.waits import waiting
@@ -323,7 +323,7 @@ def finish(training: Training, state: LoopState) -> None:
     is_sharded = training.environment.sharding.is_sharded
     # whether all ranks call the policy, or the engine
     together = is_sharded or training.settings.sampling.engine_tensor_parallel > 1
-    policy = unwrap(exact_model(training.model, training.optimizer))
+    policy = unwrap(float32_model(training.model, training.optimizer))
     save_policy(accelerator, policy, training.tokenizer, run.policy)
     with training.gathered_model.gathered(training.model) as model:
         if together or accelerator.is_main_process:

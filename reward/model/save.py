@@ -26,7 +26,7 @@ from rlhf.modeling.adapters import each_merged_weight, merged_weights, save_adap
 from rlhf.modeling.heads import empty_reward_model, head_name
 from rlhf.modeling.models import load_reward_model, require_reward_model, save_model
 from rlhf.parallel.gathered_model import gather_on_main, is_sharded
-from rlhf.parallel.master_weights import exact_model
+from rlhf.parallel.master_weights import float32_model
 from rlhf.parallel.sharding import unwrap
 from rlhf.parallel.weight_files import Gather, WeightFiles
 from rlhf.planning.forecast import stride
@@ -68,7 +68,7 @@ def save_result(
     Raises:
         GuardError: the saved weights differ when loaded again.
     """
-    accelerator, module = state.accelerator, unwrap(exact_model(state.module, state.optimizer))
+    accelerator, module = state.accelerator, unwrap(float32_model(state.module, state.optimizer))
     classifier = module.classifier
     named = module.state_dict(keep_vars=True).items()
     weights = {name.removeprefix(CLASSIFIER_PREFIX): value for name, value in named}

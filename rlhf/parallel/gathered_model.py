@@ -19,7 +19,7 @@ class GatheredModel:
 
     A sharded model would gather its weights again for every sampled token; the copy gathers them
     once. `fills` counts how often. If every process holds all weights, it is the model itself. Make
-    it before the model is prepared, with the same modules `exact`.
+    it before the model is prepared, with the same modules `keep_in_fp32`.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class GatheredModel:
         model: nn.Module,
         device: torch.device,
         sharding: Sharding,
-        exact: Sequence[nn.Module] | None = None,
+        keep_in_fp32: Sequence[nn.Module] | None = None,
     ) -> None:
         self.fills = 0
         self._depth = 0
@@ -35,7 +35,7 @@ class GatheredModel:
         self.module: Any = model
         if not self._is_copy:
             return
-        rounded = {id(parameter) for parameter in rounded_weights(model, exact)}
+        rounded = {id(parameter) for parameter in rounded_weights(model, keep_in_fp32)}
         empty = {
             id(parameter): nn.Parameter(
                 torch.empty(
@@ -91,19 +91,6 @@ def whole(parameter: Tensor, device: torch.device, dtype: torch.dtype | None = N
 
         return zero.whole(parameter)
     return parameter.detach()
-
-
-def full_state(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
-    """The whole state of a prepared model by plain names, in the main process; empty in others.
-
-    All processes call it: sharded weights are gathered one at a time, into main memory.
-    """
-    state: dict[str, Tensor] = {}
-    for name, value in unwrap(model).state_dict(keep_vars=True).items():
-        gathered = gather_on_main(accelerator, value)
-        if accelerator.is_main_process:
-            state[name] = gathered
-    return state
 
 
 def gather_on_main(accelerator: Accelerator, value: Tensor) -> Tensor:

@@ -21,14 +21,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def rounded_weights(model: nn.Module, exact: Iterable[nn.Module] | None) -> list[nn.Parameter]:
-    """The trained weights that work in bf16: all but those of the modules `exact`.
+def rounded_weights(
+    model: nn.Module, keep_in_fp32: Iterable[nn.Module] | None
+) -> list[nn.Parameter]:
+    """The trained weights that work in bf16: all but those of the modules `keep_in_fp32`.
 
-    Empty if `exact` is None: then all weights work in their own precision.
+    Empty if `keep_in_fp32` is None: then all weights work in their own precision.
     """
-    if exact is None:
+    if keep_in_fp32 is None:
         return []
-    kept = {id(parameter) for part in exact for parameter in part.parameters()}
+    kept = {id(parameter) for part in keep_in_fp32 for parameter in part.parameters()}
     return [one for one in model.parameters() if one.requires_grad and id(one) not in kept]
 
 
@@ -43,12 +45,14 @@ class MasterOptimizer(Optimizer):
     Args:
         optimizer: of the model's weights; it has no state yet.
         model: a float32 model on its device.
-        exact: modules whose weights stay float32.
+        keep_in_fp32: modules whose weights stay float32.
     """
 
     # no super().__init__: the groups are the optimizer's
-    def __init__(self, optimizer: Optimizer, model: nn.Module, exact: Iterable[nn.Module]) -> None:
-        rounded = rounded_weights(model, exact)
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module, keep_in_fp32: Iterable[nn.Module]
+    ) -> None:
+        rounded = rounded_weights(model, keep_in_fp32)
         masters = {id(weight): nn.Parameter(weight.data) for weight in rounded}
         shared = {id(one): one for one in (*model.parameters(), *model.buffers())}
         self.optimizer = optimizer
@@ -92,6 +96,6 @@ class MasterOptimizer(Optimizer):
             weight.copy_(master)
 
 
-def exact_model(model: nn.Module, optimizer: Optimizer) -> nn.Module:
+def float32_model(model: nn.Module, optimizer: Optimizer) -> nn.Module:
     """Of what `prepare` returned, the module with float32 weights: the one to save."""
     return optimizer.masters if isinstance(optimizer, MasterOptimizer) else model

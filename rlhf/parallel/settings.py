@@ -177,7 +177,7 @@ class ClusterSettings(GroupSettings):
                 f"--notify is {self.notify!r}", "Give a URL that starts with http:// or https://."
             )
 
-    def _require_all_weights(self, precision: TrainingPrecision, **usual: object) -> None:
+    def _require_bf16_weights_fit(self, precision: TrainingPrecision, **usual: object) -> None:
         """Refuse settings other than `usual` with bf16 weights, which exclude them.
 
         Adapters are float32 beside frozen weights, DeepSpeed would round heads, and gradients that

@@ -124,24 +124,24 @@ def prepare(
     model: nn.Module,
     optimizer: Optimizer,
     sharding: Sharding,
-    exact: Sequence[nn.Module] | None = None,
+    keep_in_fp32: Sequence[nn.Module] | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Shard or replicate a model and its optimizer over the group; use the returned ones instead.
 
-    With `exact` all weights but those of these modules work in bf16.
+    With `keep_in_fp32` all weights but those of these modules work in bf16.
 
     Raises:
         InputError: DeepSpeed is asked for and not installed.
         ConfigError: DeepSpeed is to train bf16 weights.
     """
     if not sharding.is_sharded:
-        if exact is None:
+        if keep_in_fp32 is None:
             replicated: tuple[nn.Module, Optimizer] = accelerator.prepare(model, optimizer)
             return replicated
-        optimizer = MasterOptimizer(optimizer, model.to(accelerator.device), exact)
+        optimizer = MasterOptimizer(optimizer, model.to(accelerator.device), keep_in_fp32)
         accelerator._optimizers.append(optimizer)  # where rlhf.run.checkpoint finds it
         return accelerator.prepare(model), optimizer
-    if exact is not None and sharding.strategy != "fsdp":
+    if keep_in_fp32 is not None and sharding.strategy != "fsdp":
         raise ConfigError(
             f"--precision bf16-weights does not go with --sharding {sharding.strategy}",
             "Use --sharding fsdp or ddp, or --precision bf16.",
@@ -153,7 +153,7 @@ def prepare(
     elif sharding.strategy == "fsdp":  # moves a layer to the device at a time
         mesh = arrange(accelerator.device, accelerator.num_processes, sharding.group)
         bf16 = accelerator.mixed_precision == "bf16"
-        shard(model, optimizer, sharding, mesh, bf16=bf16, exact=exact)
+        shard(model, optimizer, sharding, mesh, bf16=bf16, keep_in_fp32=keep_in_fp32)
     else:
         model.to(accelerator.device)
         model, optimizer = _initialize_deepspeed(model, optimizer, sharding)
@@ -213,16 +213,16 @@ def shard(
     mesh: DeviceMesh,
     *,
     bf16: bool,
-    exact: Sequence[nn.Module] | None = None,
+    keep_in_fp32: Sequence[nn.Module] | None = None,
 ) -> None:
     """Shard every layer, then the rest, and give the optimizer the sharded parameters.
 
     With bf16, layers are gathered in bf16, as autocast would round their matrices; only the weights
     of their norms are rounded in addition. Copies made by autocast would outlive the gathering.
-    With `exact` everything but these modules is.
+    With `keep_in_fp32` everything but these modules is.
     """
     places = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    _shard_layers(model, sharding, mesh, bf16=bf16, exact=exact)
+    _shard_layers(model, sharding, mesh, bf16=bf16, keep_in_fp32=keep_in_fp32)
     sharded = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [sharded[places[parameter]] for parameter in group["params"]]
@@ -252,15 +252,15 @@ def _shard_layers(
     *,
     bf16: bool,
     free_rest: bool | None = None,
-    exact: Sequence[nn.Module] | None = None,
+    keep_in_fp32: Sequence[nn.Module] | None = None,
 ) -> None:
     """Shard every layer, embeddings and output matrix, then the rest.
 
     Each is whole only while it is sharded: where only the main process has read the weights, it
     sends them one layer at a time. The rest stays gathered between forward and backward pass,
     unless `free_rest` is true. It includes embeddings that are the output matrix, too: both ends of
-    the model read them. With bf16 layers are gathered in bf16; if `exact` are given, all else but
-    these modules, too.
+    the model read them. With bf16 layers are gathered in bf16; with `keep_in_fp32` so is all else
+    but these modules.
     """
     pinned = mesh.device_type != "cpu"
     policy = CPUOffloadPolicy(pin_memory=pinned) if sharding.offload else OffloadPolicy()
@@ -276,8 +276,8 @@ def _shard_layers(
             parameter.data = parameter.new_empty(0)
 
     plain = MixedPrecisionPolicy()
-    outside = plain if exact is None else rounding
-    for part in exact or ():
+    outside = plain if keep_in_fp32 is None else rounding
+    for part in keep_in_fp32 or ():
         shard_part(part)
     for matrix in find_matrices(model):
         shard_part(matrix, mp_policy=outside)

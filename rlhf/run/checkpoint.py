@@ -43,7 +43,7 @@ from torch.optim import Optimizer
 
 from rlhf.diagnose import as_input_error
 from rlhf.errors import InputError
-from rlhf.parallel.master_weights import MasterOptimizer, exact_model
+from rlhf.parallel.master_weights import MasterOptimizer, float32_model
 from rlhf.parallel.sharding import is_zero
 from rlhf.records.jsonl import flush, flush_folder, write_json, write_text_atomically
 from rlhf.run.saving.saved_state import load_data
@@ -215,7 +215,7 @@ def _prepared(accelerator: Accelerator) -> tuple[nn.Module, list[Optimizer]]:
     Of bf16 weights the masters, which are saved as those of any other precision.
     """
     wrapped = accelerator._optimizers
-    model = exact_model(accelerator._models[0], *wrapped) if wrapped else accelerator._models[0]
+    model = float32_model(accelerator._models[0], *wrapped) if wrapped else accelerator._models[0]
     return model, [getattr(one, "optimizer", one) for one in wrapped]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.loop import REPOSITORY
+from tests.pipeline.commands import REPOSITORY
 
 RECORDER = '#!/bin/sh\necho "$@" >>"$RECORD"\n'
 

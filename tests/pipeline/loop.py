@@ -1,9 +1,6 @@
 """Running commands, and what one run of the whole loop leaves."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlhf.records.jsonl import write_jsonl
+from tests.pipeline.commands import run_group
 
-REPOSITORY = Path(__file__).parents[2]
 SIGNAL = "tests.pipeline.signals:count_vowels"
 SHORT = ["--max-new-tokens", "12", "--precision", "fp32"]
 
@@ -36,15 +33,6 @@ class Loop:
         ]
 
 
-def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run one command in a process of its own."""
-    command = [sys.executable, "-m", "rlhf.cli", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=REPOSITORY, env=environment
-    )
-
-
 def read_json(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text())
     return content
@@ -66,19 +54,9 @@ def write_prompts(path: Path) -> Path:
 
 def spread(processes: int, *arguments: str) -> dict[str, Any]:
     """Run tests.pipeline.processes.spread; what its main process wrote."""
-    program = ["-m", "tests.pipeline.processes.spread", *arguments]
-    if processes > 1:
-        agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        program = [*agent, *program]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [sys.executable, *program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        env=environment,
-    )
+    program = ("-m", "tests.pipeline.processes.spread", *arguments)
+    environment = {"DS_ACCELERATOR": "cpu"}
+    done = run_group(processes, *program, environment=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
     return found

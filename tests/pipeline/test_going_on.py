@@ -4,18 +4,16 @@ What a step under every strategy makes of such a head is in test_sharding.py.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reward.train import train_reward
-from rlhf.parallel.distributed import run_processes
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.pipeline.loop import REPOSITORY
+from tests.pipeline.commands import run_group
 from tests.reward.conftest import build_record
 from tests.reward.encoders import build_encoder
 from tests.settings import reward_settings
@@ -70,9 +68,8 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.write_text(PROGRAM, encoding="utf-8")
     kinds = {"rm": KINDS, "encoder": ENCODERS}
     words = [folder / "rankings", folder, json.dumps(TRAINING), json.dumps(kinds)]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(REPOSITORY))
-        assert run_processes([sys.executable, str(program), *map(str, words)], 2) == 0
+    done = run_group(2, program, *words)
+    assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
 

@@ -13,30 +13,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.loop import REPOSITORY, SIGNAL, write_prompts
+from tests.pipeline.commands import REPOSITORY, RLHF, run_program
+from tests.pipeline.loop import SIGNAL, write_prompts
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.splitlines() if line.strip()]
 PROGRAMS = {
-    "rlhf": [sys.executable, "-m", "rlhf.cli"],
+    "rlhf": [sys.executable, *RLHF],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
 
 
-def start(line: str, folder: Path) -> "subprocess.Popen[str]":
-    program, *arguments = shlex.split(line)
-    environment = {
+def environment_of(folder: Path) -> dict[str, str]:
+    return {
         "PATH": "/usr/bin:/bin",
         "HOME": str(folder),
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def start(line: str, folder: Path) -> "subprocess.Popen[str]":
+    program, *arguments = shlex.split(line)
     return subprocess.Popen(
         [*PROGRAMS[program], *arguments],
         cwd=folder,
-        env=environment,
+        env=environment_of(folder),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -44,6 +48,12 @@ def start(line: str, folder: Path) -> "subprocess.Popen[str]":
 
 
 def run(line: str, folder: Path) -> None:
+    program, *arguments = shlex.split(line)
+    if program == "rlhf" and "--processes" not in arguments:
+        words = (*RLHF, *arguments)
+        done = run_program(*words, environment=environment_of(folder), folder=folder)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return
     with start(line, folder) as process:
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, f"{line}\n{output}"

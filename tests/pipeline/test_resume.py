@@ -1,10 +1,7 @@
 """A killed run goes on and ends as if nothing had happened."""
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +15,8 @@ from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
-from tests.pipeline.loop import REPOSITORY, SHORT, Loop, run_process, without_clock
+from tests.pipeline.commands import run_process, start_process
+from tests.pipeline.loop import SHORT, Loop, without_clock
 
 
 def kill_when(arguments: list[str], path: Path, lines: int) -> None:
@@ -38,14 +36,7 @@ def kill_in(arguments: list[str], run: Path, phase: str, step: int) -> None:
 
 def kill_once(arguments: list[str], is_time: Callable[[], bool]) -> None:
     """Start a command and send SIGKILL when it is time."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlhf.cli", *arguments],
-        cwd=REPOSITORY,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_process(*arguments)
     limit = time.monotonic() + 600
     while time.monotonic() < limit and process.poll() is None:
         if is_time():

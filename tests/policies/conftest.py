@@ -13,10 +13,10 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.run.rundir import RunDir
 from tests.conftest import build_tiny_model
 from tests.pipeline.loop import SHORT, SIGNAL, write_prompts
-from tests.policies.training import training
+from tests.policies.training import settings, training
 from tests.servers.judge import JudgeServer
 
-__all__ = ["inputs", "training"]
+__all__ = ["inputs", "settings", "training"]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from policies.ppo.settings import PPOSettings
 from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
@@ -62,6 +63,18 @@ def metrics_of(out: Path) -> list[dict[str, Any]]:
 def training(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> TrainingInputs:
     """The inputs around the tiny model."""
     return build_training(tmp_path_factory.mktemp("training"), tiny_model)
+
+
+@pytest.fixture
+def settings(training: TrainingInputs) -> PPOSettings:
+    """Settings of PPO on the inputs."""
+    return PPOSettings(
+        model=str(training.model),
+        reward=(str(training.reward),),
+        reference=training.reference,
+        out=training.reference,
+        precision="fp32",
+    )
 
 
 def build_training(folder: Path, model: Path) -> TrainingInputs:

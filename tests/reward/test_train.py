@@ -1,14 +1,11 @@
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import yaml
@@ -27,7 +24,7 @@ from rlhf.records.fingerprints import file_hash
 from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.conftest import REPOSITORY
+from tests.pipeline.commands import RLHF, finish_group, run_group, start_group
 from tests.reward.conftest import build_record, export, sequences_of, settings_for
 from tests.settings import changed
 
@@ -286,30 +283,18 @@ def test_learning_rate_rises_then_falls_to_0():
 def command(rankings, tiny_model, out, *more, precision="fp32"):
     words = ["--rankings", rankings, "--model", tiny_model, "--out", out, "--precision", precision]
     words += ["--prompts-per-batch", "4", "--learning-rate", "1e-3", "--json", *more]
-    return [sys.executable, "-m", "rlhf.cli", "train-reward", *map(str, words)]
+    return [*RLHF, "train-reward", *map(str, words)]
 
 
-def start(words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(
-        words,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(words):
-    process = start(words)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return json.loads(out.strip().splitlines()[-1])
+def finish(words, processes=1):
+    done = run_group(processes, *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_two_processes_give_the_loss_curve_of_one(rankings, tiny_model, tmp_path):
     one = finish(command(rankings, tiny_model, tmp_path / "one"))
-    two = finish(command(rankings, tiny_model, tmp_path / "two", "--processes", "2"))
+    two = finish(command(rankings, tiny_model, tmp_path / "two"), processes=2)
     assert (one["processes"], two["processes"]) == (1, 2)
     curves = [
         [(row["loss"], row["grad_norm"]) for row in read_metrics(tmp_path / name / "metrics.jsonl")]
@@ -322,15 +307,15 @@ def test_two_processes_give_the_loss_curve_of_one(rankings, tiny_model, tmp_path
 
 
 def test_a_divided_model_keeps_its_fitted_head_and_its_best_weights(rankings, tiny_model, tmp_path):
-    def train(name, *more):
+    def train(name, *more, processes=1):
         more = ("--head", "fitted", "--eval-every", "2", "--epochs", "2", *more)
-        found = finish(command(rankings, tiny_model, tmp_path / name, *more))
+        found = finish(command(rankings, tiny_model, tmp_path / name, *more), processes)
         rows = read_metrics(tmp_path / name / "metrics.jsonl")
         return [(row["loss"], row.get("validation_loss", 0)) for row in rows], found["accuracy"]
 
     losses, accuracy = train("one")
     for sharding in ("fsdp", "zero3"):
-        found, again = train(sharding, "--sharding", sharding, "--processes", "2")
+        found, again = train(sharding, "--sharding", sharding, processes=2)
         torch.testing.assert_close(*map(torch.tensor, (found, losses)), atol=1e-4, rtol=1e-3)
         assert again == accuracy
 
@@ -353,10 +338,8 @@ for hook in ("no", "fp16", "powersgd"):
 def test_compressed_gradients_between_two_processes_train_alike(rankings, tiny_model, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(HOOKS_SCRIPT)
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    process = start([*agent, *map(str, (script, rankings, tiny_model, tmp_path))])
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    done = run_group(2, script, rankings, tiny_model, tmp_path)
+    assert done.returncode == 0, done.stderr
     losses = {
         hook: torch.tensor([row["loss"] for row in read_metrics(tmp_path / hook / "metrics.jsonl")])
         for hook in ("no", "fp16", "powersgd")
@@ -387,25 +370,25 @@ def test_what_compresses_on_cuda_only_is_refused_here(rankings, tiny_model, tmp_
 def test_killed_and_resumed_gives_the_same_weights(
     rankings, tiny_model, tmp_path, processes, precision
 ):
-    more = ["--epochs", "8", "--save-every", "3", "--processes", str(processes)]
-    finish(command(rankings, tiny_model, tmp_path / "whole", *more, precision=precision))
+    more = ["--epochs", "8", "--save-every", "3"]
+    whole = command(rankings, tiny_model, tmp_path / "whole", *more, precision=precision)
+    finish(whole, processes)
 
     out = tmp_path / "killed"
     words = command(rankings, tiny_model, out, *more, precision=precision)
-    process = start(words)
+    group = start_group(processes, *words)
     deadline = time.monotonic() + 200
     while len(read_metrics(out / "metrics.jsonl")) < 11:
         assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
+        assert group[0].poll() is None, group[0].communicate()
         time.sleep(0.02)
-    # torchrun's agent gives every worker a session of its own: end the whole tree
-    for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
-        victim.kill()
-    process.communicate()
+    for process in group:
+        process.kill()
+    assert finish_group(group).returncode == -signal.SIGKILL
     assert RunDir(out).read_stage()["status"] == "running"
     assert len(read_metrics(out / "metrics.jsonl")) < 48
 
-    report = finish([*words, "--resume"])
+    report = finish([*words, "--resume"], processes)
     assert "already_done" not in report
     whole, again = (tmp_path / name / "model/model.safetensors" for name in ("whole", "killed"))
     assert file_hash(whole) == file_hash(again)

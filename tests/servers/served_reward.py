@@ -1,11 +1,8 @@
 """`rlhf serve --reward` in a process of its own, for the length of a test."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +14,7 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.pipeline.commands import Command, start_process
 
 STARTING_SECONDS = 120
 
@@ -27,7 +24,7 @@ class ServedReward:
     """A server that is ready."""
 
     url: str
-    process: subprocess.Popen[str]
+    process: Command
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=30) as answer:
@@ -46,7 +43,7 @@ class ServedReward:
         lines = [line for line in self.get("/metrics").splitlines() if not line.startswith("#")]
         return {name.removeprefix("rlhf_reward_"): float(n) for name, n in map(str.split, lines)}
 
-    def stop(self) -> tuple[int, str]:
+    def stop(self) -> tuple[int | None, str]:
         """The exit code after SIGTERM, and stderr."""
         self.process.send_signal(signal.SIGTERM)
         _, said = self.process.communicate(timeout=120)
@@ -58,16 +55,8 @@ def served_reward(reward: Path, *more: str) -> Iterator[ServedReward]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "rlhf.cli", "serve", "--reward", str(reward)]
-    command += ["--port", str(port), "--precision", "fp32", *more]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
+    words = ("serve", "--reward", reward, "--port", port, "--precision", "fp32", *more)
+    process = start_process(*words)
     server = ServedReward(f"http://127.0.0.1:{port}", process)
     deadline = time.monotonic() + STARTING_SECONDS
     try:

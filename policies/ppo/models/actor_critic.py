@@ -74,7 +74,7 @@ class PolicyAndCritic(nn.Module):
         return {"policy": self.policy, **critic}
 
     @property
-    def exact(self) -> list[nn.Module]:
+    def keep_in_fp32(self) -> list[nn.Module]:
         """What stays float32 beside bf16 weights: the critic's head."""
         return [] if self.critic is None else [reward_head(self.critic)]
 

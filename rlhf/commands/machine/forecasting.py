@@ -55,6 +55,7 @@ def forecasts(settings: Settings, shape: Shape, price_per_hour: float) -> dict[s
             "amount": asdict(amount),
             "utilization": {phase: speed.utilization[phase] for phase in one.seconds},
             "like": nearest.path if nearest else None,
+            "like_stage": nearest.stage if nearest else None,
         }
     return {"stages": found, "matmul_tflops": rate / 1e12, "tflops_from": source}
 
@@ -122,6 +123,8 @@ def forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str
     for name, one in stages.items():
         uses = (f"{phase} {use:.1%}" for phase, use in one["utilization"].items())
         source = f"like {one['like']}" if one["like"] else "assumed where not given"
+        if one["like"] and one["like_stage"] != name:
+            source += f", which is {TITLES[one['like_stage']]}"
         start = f"{shown(one['start_seconds'])} s to load and save models"
         yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
     yield "  Devices divide the work without loss; reward model and critic have the model's size."

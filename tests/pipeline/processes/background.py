@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 
 from rlhf.modeling.models import load_causal_lm
 from rlhf.parallel.distributed import start
-from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.settings import CheckpointSettings
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.ranks import exit_process
 from rlhf.run.checkpoint import load_checkpoint
 from rlhf.run.saving.saver import Saver
+from tests.pipeline.processes.state import full_state
 
 STEPS, EVERY = 30, 4
 SECONDS = 0.02  # for each tensor, of which a checkpoint has about seventy

@@ -20,11 +20,11 @@ from rlhf.modeling.heads import empty_causal_lm, empty_reward_model
 from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
-from rlhf.parallel.gathered_model import full_state
 from rlhf.parallel.sharding import Sharding, prepare, unwrap
 from rlhf.parallel.weight_files import WeightFiles
 from rlhf.ranks import exit_process, rank
 from tests.pipeline.processes.loading import memory
+from tests.pipeline.processes.state import full_state
 
 
 def prepared(accelerator: Accelerator, model: Any, sharding: Sharding) -> Any:

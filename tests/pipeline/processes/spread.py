@@ -37,13 +37,14 @@ from rlhf.modeling.log_probs import Sequences
 from rlhf.modeling.models import load_causal_lm, new_reward_model
 from rlhf.modeling.tokens import load_tokenizer, pad_left, pad_right
 from rlhf.parallel.distributed import start
-from rlhf.parallel.gathered_model import GatheredModel, full_state
-from rlhf.parallel.master_weights import exact_model
+from rlhf.parallel.gathered_model import GatheredModel
+from rlhf.parallel.master_weights import float32_model
 from rlhf.parallel.settings import GroupSettings, ParallelSettings
 from rlhf.parallel.sharding import Sharding, prepare
 from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.schema import Message, Prompt, Sampling
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
+from tests.pipeline.processes.state import full_state
 from tests.settings import changed, ppo_settings
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
@@ -143,9 +144,9 @@ class PPO:
         plain = PolicyAndCritic(policy, critic, value_bias=0.25)
         groups = [{"params": part.parameters(), "lr": RATE} for part in (plain.policy, critic)]
         optimizer = torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
-        exact = plain.exact if is_rounded else None
-        self.gathered_model = GatheredModel(plain, accelerator.device, sharding, exact)
-        self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding, exact)
+        keep_in_fp32 = plain.keep_in_fp32 if is_rounded else None
+        self.gathered_model = GatheredModel(plain, accelerator.device, sharding, keep_in_fp32)
+        self.model, self.optimizer = prepare(accelerator, plain, optimizer, sharding, keep_in_fp32)
         rows = list(range(accelerator.process_index, len(PROMPTS), accelerator.num_processes))
         self.experience = build_experience(rows)
         self.references = reference_batch([build_row(row) for row in rows], 0, accelerator.device)
@@ -208,7 +209,7 @@ def advantages(accelerator: Accelerator) -> list[list[float]]:
 
 
 def norms(run: PPO) -> float:
-    state = full_state(run.accelerator, exact_model(run.model, run.optimizer))
+    state = full_state(run.accelerator, float32_model(run.model, run.optimizer))
     return sum(float(value.double().abs().sum()) for value in state.values())
 
 
@@ -257,8 +258,8 @@ def reward(
     held = sharding.held(trained=True)
     module = RewardModule(new_reward_model(folder, 0, seed=1, held=held))
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=1e-5, fused=True)
-    exact = module.exact if is_rounded else None
-    model, stepper = prepare(accelerator, module, optimizer, sharding, exact)
+    keep_in_fp32 = module.keep_in_fp32 if is_rounded else None
+    model, stepper = prepare(accelerator, module, optimizer, sharding, keep_in_fp32)
     state = TrainState(accelerator, model, stepper, 0, 16, Objective(), shared=False)
     responses = (tuple(RESPONSES[0]), tuple(RESPONSES[1]))
     groups = [

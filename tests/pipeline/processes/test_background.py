@@ -1,51 +1,40 @@
 """Two processes of a training are killed, and it resumes bit for bit, however it saves."""
 
-import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlhf.run.checkpoint import newest_checkpoint
 from tests.conftest import build_tiny_model
-from tests.pipeline.loop import REPOSITORY
+from tests.pipeline.commands import Command, finish_group, start_group
 from tests.pipeline.processes.background import EVERY, STEPS
 
 
-def start(model: Path, run: Path, *, asynchronous: bool) -> subprocess.Popen[str]:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    words = ["tests.pipeline.processes.background", str(model), str(run), str(int(asynchronous))]
-    return subprocess.Popen(
-        [sys.executable, *command, *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-    )
+def start(model: Path, run: Path, *, asynchronous: bool) -> list[Command]:
+    words = ("-m", "tests.pipeline.processes.background", model, run, int(asynchronous))
+    return start_group(2, *words)
 
 
-def finish(program: subprocess.Popen[str]) -> None:
-    _, errors = program.communicate()
-    assert program.returncode == 0, errors[-4000:]
+def finish(group: list[Command]) -> None:
+    done = finish_group(group)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
-def kill_after(program: subprocess.Popen[str], checkpoints: Path, step: int) -> None:
+def kill_after(group: list[Command], checkpoints: Path, step: int) -> None:
     """Kill all processes once a checkpoint of this step or a later one is there."""
     limit = time.monotonic() + 300
-    while time.monotonic() < limit and program.poll() is None:
+    while time.monotonic() < limit and all(one.poll() is None for one in group):
         newest = newest_checkpoint(checkpoints)
         if newest and int(newest.name.rpartition("-")[2]) >= step:
             break
         time.sleep(0.001)
-    for process in psutil.Process(program.pid).children(recursive=True):
+    for process in group:
         process.kill()
-    program.communicate()
-    assert program.returncode != 0
+    assert finish_group(group).returncode == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from rlhf.cli import main
 from rlhf.records import fingerprints
-from tests.pipeline.loop import REPOSITORY
+from tests.pipeline.commands import REPOSITORY
 from tests.policies.training import TrainingInputs, build_training
 from tests.reward.conftest import build_record, export
 

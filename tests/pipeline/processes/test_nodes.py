@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.loop import REPOSITORY, require_same, spread
+from tests.pipeline.commands import REPOSITORY
+from tests.pipeline.loop import require_same, spread
 
 CABLE = "rlhf{}"
 PORT = 29_517

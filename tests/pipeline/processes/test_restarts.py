@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,11 @@ import pytest
 from safetensors.torch import load_file
 
 from rlhf.run.rundir import RunDir
-from tests.pipeline.loop import REPOSITORY, Loop, run_process
+from tests.pipeline.commands import Command, run_process, start_process
+from tests.pipeline.loop import Loop
 from tests.policies.training import metrics_of
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 STARTS = 1800.0  # seconds for a group to come up on a machine that does other things first
-
-
-def start_process(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "rlhf.cli", *arguments]
-    return subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=ENVIRONMENT
-    )
 
 
 def read_heart(run: Path, rank: int) -> dict[str, Any]:
@@ -41,7 +32,7 @@ def same_weights(*runs: Path) -> bool:
     return all(first[name].equal(second[name]) for name in first)
 
 
-def kill_ranks(process: subprocess.Popen[str], run: Path, kills: int, seed: int) -> int:
+def kill_ranks(process: Command, run: Path, kills: int, seed: int) -> int:
     """SIGKILL random ranks at random moments, each in a fresh group; how many were killed.
 
     Some moments are steps later than the last, or a busy machine would die at its first step only.

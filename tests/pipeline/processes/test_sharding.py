@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 from rlhf.planning.planner import read_shape
 from rlhf.planning.strategies import Load, communication_bytes, sizes_of
 from rlhf.run.metrics import read_metrics
-from tests.pipeline.loop import Loop, require_same, run_process, spread, without_clock
+from tests.pipeline.commands import run_process
+from tests.pipeline.loop import Loop, require_same, spread, without_clock
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +174,8 @@ def test_lesser_divisions_too(folder: Path, tiny_model, one) -> None:
 
 
 def run_ppo(loop: Loop, out: Path, sharding: str, *more: str) -> list[dict[str, Any]]:
-    options = ("--processes", "2", "--sharding", sharding, "--save-every", "3", *more)
-    done = run_process(*loop.ppo_arguments(out, *options))
+    options = ("--sharding", sharding, "--save-every", "3", *more)
+    done = run_process(*loop.ppo_arguments(out, *options), processes=2)
     assert done.returncode == 0, done.stderr
     rows = read_metrics(out / "metrics.jsonl")
     return [without_clock(row) for row in rows]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,14 @@ from reward.train import train_reward
 from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
-from rlhf.parallel.distributed import run_processes
 from rlhf.planning.planner import read_shape, tensor_parallel_shape
 from rlhf.planning.strategies import Load, tensor_parallel_traffic
 from rlhf.records.jsonl import write_json
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.pipeline.loop import (
-    REPOSITORY,
-    SHORT,
-    Loop,
-    read_json,
-    run_process,
-    without_clock,
-    write_prompts,
-)
+from tests.pipeline.commands import run_group, run_process
+from tests.pipeline.loop import SHORT, Loop, read_json, without_clock, write_prompts
 from tests.reward.conftest import build_record, thumbed
 from tests.settings import reward_settings
 
@@ -64,18 +55,18 @@ Path(sys.argv[2], str(accelerator.process_index)).write_text(json.dumps(found))
 """
 
 
-def run_in_two(text: str, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_in_two(text: str, model: Path, folder: Path) -> None:
     """Run a program in two processes, with a model and a folder as its arguments."""
     program = folder / "program.py"
     program.write_text(text, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    assert run_processes([sys.executable, str(program), str(model), str(folder)], 2) == 0
+    done = run_group(2, program, model, folder)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_what_each_process_holds_and_sends_is_the_planners(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    run_in_two(PARTS, tiny_model, tmp_path, monkeypatch)
+    run_in_two(PARTS, tiny_model, tmp_path)
     shape, load = read_shape(str(tiny_model)), Load(10, 2, False, 1)
     planned = [
         tensor_parallel_traffic(shape, replace(load, checkpointing=again), 1, 2, bf16=bf16)
@@ -117,9 +108,9 @@ torch.save([norm, found, expected], Path(sys.argv[2], str(accelerator.process_in
 
 
 def test_replicated_weights_get_the_same_gradients_in_every_process(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    run_in_two(REPLICAS, tiny_model, tmp_path, monkeypatch)
+    run_in_two(REPLICAS, tiny_model, tmp_path)
     (norm, found, expected), (other_norm, others, _) = (torch.load(tmp_path / n) for n in "01")
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in found} >= {"norm", "score"}
     assert norm == other_norm
@@ -138,8 +129,8 @@ def test_reference_outputs_are_those_of_one_process(
     cut = ["--prompts-per-shard", "3"]
     code, _, shown = run_rlhf(*words, *cut, "--out", str(tmp_path / "one"))
     assert code == 0, shown
-    together = ["--processes", "2", "--tensor-parallel", "2", "--out", str(tmp_path / "two")]
-    done = run_process(*words, *cut, *together)
+    together = ["--tensor-parallel", "2", "--out", str(tmp_path / "two")]
+    done = run_process(*words, *cut, *together, processes=2)
     assert done.returncode == 0, done.stderr[-4000:]
     expected, found = (open_store(tmp_path / name / "outputs").rows for name in ("one", "two"))
     assert len(found) == 12
@@ -187,8 +178,9 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_ranked(folder / "rankings", records, {})
     given = {"rankings": folder / "rankings", "model": str(tiny_model), "out": folder / "one"}
     train_reward(reward_settings(**given, **TRAINING, keep_checkpoints=9))
-    together = ("--processes=2", "--tensor-parallel=2", "--keep-checkpoints=9")
-    done = run_process(*words_of(folder / "rankings", tiny_model, folder / "two", *together))
+    together = ("--tensor-parallel=2", "--keep-checkpoints=9")
+    words = words_of(folder / "rankings", tiny_model, folder / "two", *together)
+    done = run_process(*words, processes=2)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
@@ -242,8 +234,8 @@ def test_one_process_goes_on_with_it(runs: Path, tiny_model: Path, tmp_path: Pat
 @pytest.mark.parametrize("begun", ["one", "two"])
 def test_two_processes_go_on(runs: Path, tiny_model: Path, tmp_path: Path, begun: str) -> None:
     out = begin_again(runs / begun, tmp_path / "resumed")
-    together = ("--processes=2", "--tensor-parallel=2", "--resume")
-    done = run_process(*words_of(runs / "rankings", tiny_model, out, *together))
+    together = ("--tensor-parallel=2", "--resume")
+    done = run_process(*words_of(runs / "rankings", tiny_model, out, *together), processes=2)
     assert done.returncode == 0, done.stderr[-4000:]
     require_same_curve(out, runs / "one")
 
@@ -272,7 +264,7 @@ def test_a_model_whose_gradients_would_be_wrong_is_refused(tmp_path: Path) -> No
         new_reward_model(str(tmp_path), 0, 0, held="parts")
 
 
-TOGETHER = ("--processes", "2", "--tensor-parallel", "2")
+TOGETHER = ("--tensor-parallel", "2")
 GROUPS = ("--advantages", "rloo", "--samples-per-prompt", "2", "--ptx-per-episode", "0.5")
 GROUPS += ("--micro-tokens", "150", "--gradient-checkpointing")
 
@@ -289,7 +281,7 @@ def test_ppo_of_models_held_together_is_that_of_one_process(
     code, _, shown = run_rlhf(*loop.ppo_arguments(tmp_path / "one", *options, steps=2))
     assert code == 0, shown
     more = (*TOGETHER, "--micro-batch-size", "1", *options)
-    done = run_process(*loop.ppo_arguments(tmp_path / "two", *more, steps=2))
+    done = run_process(*loop.ppo_arguments(tmp_path / "two", *more, steps=2), processes=2)
     assert done.returncode == 0, done.stderr[-4000:]
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == 2
@@ -305,10 +297,10 @@ def test_ppo_of_models_held_together_is_that_of_one_process(
 def test_ppo_of_models_held_together_goes_on_as_if_undisturbed(loop: Loop, tmp_path: Path) -> None:
     options = (*TOGETHER, "--save-every", "2", "--keep-checkpoints", "9")
     straight = tmp_path / "straight"
-    done = run_process(*loop.ppo_arguments(straight, *options))
+    done = run_process(*loop.ppo_arguments(straight, *options), processes=2)
     assert done.returncode == 0, done.stderr[-4000:]
     out = begin_again(straight, tmp_path / "resumed")
-    done = run_process(*loop.ppo_arguments(out, *options, "--resume"))
+    done = run_process(*loop.ppo_arguments(out, *options, "--resume"), processes=2)
     assert done.returncode == 0, done.stderr[-4000:]
     assert len(curve(out)) == 4
     assert curve(out) == curve(straight)

@@ -68,14 +68,8 @@ def test_killed_and_resumed_gives_the_same_policy(training: TrainingInputs, tmp_
 
 
 @pytest.fixture
-def settings(training: TrainingInputs) -> PPOSettings:
-    return PPOSettings(
-        model=str(training.model),
-        reward=(str(training.reward),),
-        reference=training.reference,
-        out=training.reference,
-        precision="bf16-weights",
-    )
+def settings(settings: PPOSettings) -> PPOSettings:
+    return changed(settings, precision="bf16-weights")
 
 
 def test_the_plan_names_masters(settings: PPOSettings) -> None:

@@ -20,17 +20,6 @@ from tests.settings import changed
 LARGE = Path(__file__).parents[3] / "examples" / "six_billion" / "llama_6b"
 
 
-@pytest.fixture
-def settings(training: TrainingInputs) -> PPOSettings:
-    return PPOSettings(
-        model=str(training.model),
-        reward=(str(training.reward),),
-        reference=training.reference,
-        out=training.reference,
-        precision="fp32",
-    )
-
-
 def test_lengths_are_those_of_the_store(settings: PPOSettings) -> None:
     text = plan_memory(settings)
     prompt = int(re.search(r"prompts of (\d+) tokens", text)[1])

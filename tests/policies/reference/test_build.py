@@ -1,9 +1,6 @@
 """`rlhf reference` on the tiny model: jobs and processes share the work, and nothing is lost."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +12,12 @@ from policies.reference.store import ReferenceStore, open_store
 from rlhf.cli import main
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
-from rlhf.parallel.distributed import run_processes
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import write_jsonl
 from rlhf.run.rundir import RunDir
-from tests.pipeline.loop import REPOSITORY, SHORT, run_process, write_prompts
+from tests.pipeline.commands import run_group, run_process, start_process
+from tests.pipeline.loop import SHORT, write_prompts
 from tests.pipeline.test_resume import kill_when
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +76,7 @@ def test_jobs_that_begin_together_and_one_that_is_killed_lose_no_row(
 ) -> None:
     out = tmp_path / "jobs"
     commands = [arguments(prompts, tiny_model, out, "--shard", f"{job}/2") for job in range(2)]
-    other = subprocess.Popen(
-        [sys.executable, "-m", "rlhf.cli", *commands[0]], cwd=REPOSITORY, env=ENVIRONMENT
-    )
+    other = start_process(*commands[0])
     kill_when(commands[1], out / "outputs" / "train-00001.parquet", lines=0)
     assert other.wait(timeout=600) == 0
     outputs = out / "outputs"
@@ -248,7 +241,7 @@ exit_process(0)
 
 
 def test_processes_that_divide_the_models_store_what_one_does(
-    prompts: Path, tiny_model: Path, tmp_path: Path, monkeypatch
+    prompts: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     judges = [str(tmp_path / name) for name in ("judge", "other")]
     for seed, judge in enumerate(judges):
@@ -263,17 +256,16 @@ def test_processes_that_divide_the_models_store_what_one_does(
     assert main(["reference", *flags, "--out", str(one)]) == 0
     program = tmp_path / "program.py"
     program.write_text(DIVIDED, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    words = json.dumps({**given, "out": str(two)})
-    assert run_processes([sys.executable, str(program), words, str(tmp_path)], 2) == 0
+    done = run_group(2, program, json.dumps({**given, "out": str(two)}), tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
     require_alike(two, one)
     for rank in ("0", "1"):  # gathered once for each of two files, never for a token
         assert json.loads((tmp_path / rank).read_text()) == [["DTensor"]] * 2
     before = store_in(two).rows[0].reward
     again = ("--reward", judges[1], "--replace-reward", "--precision", "fp32")
     assert main(["reference", "--out", str(one), *again]) == 0
-    divided = ("--processes", "2", "--sharding", "fsdp", "--offload")
-    done = run_process("reference", "--out", str(two), *again, *divided)
+    divided = ("--sharding", "fsdp", "--offload")
+    done = run_process("reference", "--out", two, *again, *divided, processes=2)
     assert done.returncode == 0, done.stderr[-4000:]
     require_alike(two, one)
     assert store_in(two).rows[0].reward != pytest.approx(before, abs=1e-2)

@@ -14,7 +14,7 @@ from policies.reference.store import open_store
 from rlhf.cli import main
 from rlhf.run.rundir import RunDir
 from tests.conftest import REPOSITORY
-from tests.pipeline.loop import run_process
+from tests.pipeline.commands import run_process
 from tests.pipeline.signals import count_vowels
 from tests.policies.training import TrainingInputs
 

@@ -24,7 +24,8 @@ from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from tests.conftest import build_tiny_model
-from tests.pipeline.loop import SHORT, run_process, write_prompts
+from tests.pipeline.commands import run_process
+from tests.pipeline.loop import SHORT, write_prompts
 from tests.pipeline.test_resume import kill_when
 from tests.policies.sampling.test_engines import (
     PROMPTS,

@@ -11,7 +11,7 @@ from labeling_app.db.store import Store
 from policies.serving.thumbs.comparison import compare_thumbs
 from rlhf.cli import main
 from rlhf.run.rundir import RunDir
-from tests.pipeline.loop import run_process
+from tests.pipeline.commands import run_process
 from tests.servers.chat import ChatServer
 from tests.servers.served_policy import ServedPolicy, served_policy
 

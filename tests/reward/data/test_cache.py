@@ -1,7 +1,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from rlhf.modeling.chat_template import set_end_tokens
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import read_ranked
 from rlhf.records.schema import Sampling
+from tests.pipeline.commands import start_group
 from tests.reward.conftest import build_record, export, thumbed
 from tests.settings import reward_settings
 
@@ -220,7 +220,6 @@ def test_an_export_that_cannot_be_written_to_is_read_beside_the_run(tmp_path, ti
     assert len(list((tmp_path / ".run.tokens").glob("*.arrow"))) == 1
 
 
-REPOSITORY = Path(__file__).parents[3]
 GROUP = """
 import os, sys
 from pathlib import Path
@@ -253,20 +252,13 @@ def test_of_two_processes_the_first_makes_the_file(tmp_path, tiny_model):
     export(tmp_path / "rankings", [build_record(n) for n in range(6)])
     program = tmp_path / "program.py"
     program.write_text(GROUP, encoding="utf-8")
-    launch = "from rlhf.parallel.distributed import run_processes; "
-    launch += "sys.exit(run_processes(sys.argv[1:], 2))"
-    given = [sys.executable, str(program), str(tmp_path / "rankings"), str(tiny_model)]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {launch}", *given],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},  # the program imports tests.settings
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    group = start_group(2, program, tmp_path / "rankings", tiny_model)
+    said = "".join(process.communicate()[0] for process in group)
+    assert [process.returncode for process in group] == [0, 0]
     train = read(tmp_path / "rankings", tiny_model).train
     tokens = (5, sum(sum(group.prompt) for group in train))
     found = [tokens, tokens, "--annotator-weights auto"]  # nobody shares a prompt: refused
-    lines = [line for line in done.stdout.splitlines() if " made " in line]
+    lines = [line for line in said.splitlines() if " made " in line]
     # the first one also reads the third time, which fails
     assert sorted(lines) == [f"0 made 2 {found}", f"1 made 0 {found}"]
 

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -25,6 +23,7 @@ from rlhf.records.fingerprints import file_hash
 from rlhf.run.checkpoint import newest_checkpoint
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
+from tests.pipeline.commands import RLHF, run_group
 from tests.reward.conftest import build_record, export, sequences_of, thumbed
 from tests.reward.conftest import settings_for as small_settings
 from tests.settings import changed
@@ -314,14 +313,14 @@ def test_weights_of_0_leave_the_training_as_it_is_without_thumbs(mixed, tiny_mod
 # tests/pipeline spreads the same over processes, in every way of sharding
 
 
-def command(rankings, tiny_model, out, *more):
+def command(rankings, tiny_model, out):
     words = ["--rankings", rankings, "--model", tiny_model, "--out", out, "--precision", "fp32"]
-    words += ["--prompts-per-batch", "4", "--learning-rate", "1e-3", "--json", *more]
-    return [sys.executable, "-m", "rlhf.cli", "train-reward", *map(str, words)]
+    words += ["--prompts-per-batch", "4", "--learning-rate", "1e-3", "--json"]
+    return [*RLHF, "train-reward", *map(str, words)]
 
 
-def finish(words):
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+def finish(words, processes):
+    done = run_group(processes, *words)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -333,8 +332,8 @@ def test_two_processes_of_which_one_has_no_thumbs_give_the_curve_of_one(tiny_mod
     records += [one_thumb(n, "ann") for n in range(28, 48)]
     export(tmp_path / "data", records)
     found = {}
-    for name, more in (("one", []), ("two", ["--processes", "2"])):
-        report = finish(command(tmp_path / "data", tiny_model, tmp_path / name, *more))
+    for name, processes in (("one", 1), ("two", 2)):
+        report = finish(command(tmp_path / "data", tiny_model, tmp_path / name), processes)
         rows = read_metrics(tmp_path / name / "metrics.jsonl")
         curve = [(row["loss"], row["grad_norm"]) for row in rows]
         found[name] = torch.tensor(curve), report["thresholds"]["ann"]["threshold"]

@@ -14,6 +14,7 @@ from rlhf.commands.machine.plan import AmountSettings, Settings
 from rlhf.config import flag_of
 from rlhf.config.paths import setting_names
 from rlhf.errors import InputError
+from rlhf.planning.forecast import TITLES
 from rlhf.planning.planner import read_shape
 from rlhf.run.rundir import RunDir
 from tests.policies.training import TrainingInputs, training
@@ -198,11 +199,14 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
     )
     assert one["ppo"]["start_seconds"] == pytest.approx(other["ppo"]["start_seconds"], abs=0.5)
     assert one["reference"]["price"] == pytest.approx(other["reference"]["price"], rel=0.2)
-    assert "make a short run" not in plan.describe(longer, plan.run(longer))
+    text = plan.describe(longer, plan.run(longer))
+    assert "make a short run" not in text
+    assert f"(like {runs['reference']})" in text
     for sibling in ("reward", "ppo"):  # with adapters: the same speed and size
         with_adapters = found["stages"][f"{sibling}_lora"]
         assert with_adapters["utilization"] == found["stages"][sibling]["utilization"]
         assert with_adapters["amount"] == found["stages"][sibling]["amount"]
+        assert f"(like {runs[sibling]}, which is {TITLES[sibling]})" in text
     twice = replace(settings, like=(runs["ppo"], runs["ppo"]))
     with pytest.raises(InputError, match="are both runs of ppo\n  Give one --like for each stage"):
         plan.run(twice)

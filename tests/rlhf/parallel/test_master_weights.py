@@ -10,7 +10,7 @@ from torch import nn
 
 from rlhf.errors import ConfigError
 from rlhf.parallel.gathered_model import GatheredModel
-from rlhf.parallel.master_weights import MasterOptimizer, exact_model
+from rlhf.parallel.master_weights import MasterOptimizer, float32_model
 from rlhf.parallel.sharding import Sharding, clip_gradients, prepare
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
 
@@ -61,8 +61,10 @@ class Training:
         optimizer = torch.optim.AdamW(
             plain.parameters(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=True
         )
-        exact = [plain.head] if is_rounded else None
-        self.model, self.optimizer = prepare(self.accelerator, plain, optimizer, Sharding(), exact)
+        keep_in_fp32 = [plain.head] if is_rounded else None
+        self.model, self.optimizer = prepare(
+            self.accelerator, plain, optimizer, Sharding(), keep_in_fp32
+        )
 
     def steps(self, count: int) -> list[float]:
         losses = []
@@ -89,7 +91,7 @@ def test_steps_are_adamws_on_float32_masters() -> None:
         training.optimizer.zero_grad()
         assert weight.grad is None
     expected = adamw(start, gradients)
-    masters = exact_model(training.model, training.optimizer)
+    masters = float32_model(training.model, training.optimizer)
     assert masters.trunk.weight.dtype == torch.float32
     found = masters.trunk.weight.detach().numpy()
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
@@ -134,11 +136,11 @@ def test_weights_that_are_one_have_one_master() -> None:
 
 def test_learning_rates_are_set_where_loops_set_them() -> None:
     training = Training()
-    before = exact_model(training.model, training.optimizer).trunk.weight.clone()
+    before = float32_model(training.model, training.optimizer).trunk.weight.clone()
     for group in training.optimizer.param_groups:
         group["lr"] = 0.0
     training.steps(1)
-    assert exact_model(training.model, training.optimizer).trunk.weight.equal(before)
+    assert float32_model(training.model, training.optimizer).trunk.weight.equal(before)
 
 
 def test_gradients_of_bf16_weights_are_clipped_by_their_float32_norm() -> None:
@@ -164,7 +166,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert load_checkpoint(resumed.accelerator, tmp_path) == {"step": 3}
     assert resumed.model.trunk.weight.dtype == torch.bfloat16
     assert resumed.steps(4) == expected
-    ends = [exact_model(one.model, one.optimizer).state_dict() for one in (training, resumed)]
+    ends = [float32_model(one.model, one.optimizer).state_dict() for one in (training, resumed)]
     assert all(ends[0][name].equal(ends[1][name]) for name in ends[0])
 
 
@@ -172,7 +174,7 @@ def test_a_checkpoint_is_that_of_a_float32_training(tmp_path: Path) -> None:
     training = Training()
     training.steps(3)
     save_checkpoint(training.accelerator, tmp_path, 3, {}, keep=1)
-    masters = exact_model(training.model, training.optimizer).state_dict()
+    masters = float32_model(training.model, training.optimizer).state_dict()
     plain = Training(is_rounded=False)
     load_checkpoint(plain.accelerator, tmp_path)
     assert all(plain.model.state_dict()[name].equal(masters[name]) for name in masters)
