@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from rlhf.planning.planner import FP32, Shape
 from rlhf.planning.strategies import SHARDINGS, Load, computing_bytes, stage_bytes
 
-BY_TRAFFIC = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")  # LoRA trains less, so last
+STAGES = ("reward", "reference", "ppo")
+# DDP is the fastest, FSDP needs no further package, LoRA trains less
+PREFERRED = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")
 ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
 CHECKPOINTING = "--batch.gradient-checkpointing"
 MAX_GPUS = 4096
@@ -28,14 +30,34 @@ class Advice:
     processes: int = 1
 
 
-def advice(stage: str, shape: Shape, load: Load, gpus: int, usable: float) -> Advice:
-    """The fastest strategy that fits, with the largest batch; else what would make one fit."""
+def advise(shape: Shape, load: Load, gpus: int, usable: float) -> dict[str, Advice]:
+    """What is best for each stage; the commands work together.
+
+    PPO whose models share a base needs a reward model with adapters.
+    """
+    found = {stage: advice(stage, shape, load, gpus, usable) for stage in STAGES}
+    if ADAPTERS["ppo"] in (found["ppo"].flags or ()):
+        reward = advice("reward", shape, load, gpus, usable, ("LoRA",))
+        why = "; --lora.share-base needs it."
+        found["reward"] = replace(reward, sentence=reward.sentence.removesuffix(".") + why)
+    return found
+
+
+def advice(
+    stage: str,
+    shape: Shape,
+    load: Load,
+    gpus: int,
+    usable: float,
+    strategies: tuple[str, ...] = PREFERRED,
+) -> Advice:
+    """The first strategy that fits, with the largest batch; else what would make one fit."""
     if stage == "reference":
         return _reference_advice(shape, load, gpus, usable)
     checkpointed = replace(load, checkpointing=True)
     lightest = replace(checkpointed, batch=1)
     for one, again in ((load, ()), (checkpointed, (CHECKPOINTING,)), (lightest, (CHECKPOINTING,))):
-        for strategy in BY_TRAFFIC:
+        for strategy in strategies:
             if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
                 batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
                 words = f"{stage}: {strategy}{''.join(f' with {flag}' for flag in again)}"

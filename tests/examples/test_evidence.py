@@ -16,8 +16,8 @@ import yaml
 
 from rlhf.errors import InputError
 from rlhf.records.schema import RankedPrompt
-from tests.pipeline.commands import REPOSITORY
 from tests.pipeline.loop import SIGNAL, write_prompts
+from tests.servers.commands import REPOSITORY
 
 EVIDENCE = REPOSITORY / "examples" / "evidence"
 PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(EVIDENCE.glob("*.md")))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.commands import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 RECORDER = '#!/bin/sh\necho "$@" >>"$RECORD"\n'
 

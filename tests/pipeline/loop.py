@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf.records.jsonl import write_jsonl
-from tests.pipeline.commands import run_group
+from tests.servers.commands import run_group
 
 SIGNAL = "tests.pipeline.signals:count_vowels"
 SHORT = ["--max-new-tokens", "12", "--precision", "fp32"]

@@ -13,9 +13,9 @@ from reward.train import train_reward
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.pipeline.commands import run_group
 from tests.reward.conftest import build_record
 from tests.reward.encoders import build_encoder
+from tests.servers.commands import run_group
 from tests.settings import reward_settings
 
 KINDS: dict[str, dict[str, Any]] = {

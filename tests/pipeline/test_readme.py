@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.commands import REPOSITORY, RLHF, run_program
 from tests.pipeline.loop import SIGNAL, write_prompts
+from tests.servers.commands import REPOSITORY, RLHF, run_program
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)

@@ -15,8 +15,8 @@ from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
-from tests.pipeline.commands import run_process, start_process
 from tests.pipeline.loop import SHORT, Loop, without_clock
+from tests.servers.commands import run_process, start_process
 
 
 def kill_when(arguments: list[str], path: Path, lines: int) -> None:

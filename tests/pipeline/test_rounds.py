@@ -15,8 +15,8 @@ from policies.reference.store import open_store
 from rlhf.cli import main
 from rlhf.modeling.models import describe_model
 from rlhf.records.ranked import read_ranked
-from tests.pipeline.commands import REPOSITORY
 from tests.pipeline.loop import SIGNAL, Loop, read_json
+from tests.servers.commands import REPOSITORY
 
 Run = Callable[..., tuple[int, str, str]]
 SCRIPT = (REPOSITORY / "examples" / "rounds" / "round.sh").read_text(encoding="utf-8")

@@ -24,8 +24,8 @@ from rlhf.records.fingerprints import file_hash
 from rlhf.records.schema import Sampling
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.pipeline.commands import RLHF, finish_group, run_group, start_group
 from tests.reward.conftest import build_record, export, sequences_of, settings_for
+from tests.servers.commands import RLHF, finish_group, run_group, start_group
 from tests.settings import changed
 
 SPEEDS = ("tokens_per_second", "tokens_per_pass", "tflops", "utilization")

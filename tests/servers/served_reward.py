@@ -14,7 +14,7 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from tests.pipeline.commands import Command, start_process
+from tests.servers.commands import Command, start_process
 
 STARTING_SECONDS = 120
 

@@ -165,7 +165,7 @@ class Settings:
 def run(settings: Settings) -> dict[str, Any]:
     """Show memory and traffic of each stage per device, and with --price-per-hour its price."""
     from rlhf.commands.machine.forecasting import forecasts
-    from rlhf.planning.advice import advice
+    from rlhf.planning.advice import advise
     from rlhf.planning.plan import GIB
     from rlhf.planning.planner import read_shape
     from rlhf.planning.strategies import (
@@ -198,7 +198,7 @@ def run(settings: Settings) -> dict[str, Any]:
             TRAININGS,
             lambda stage, name: step_seconds(stage, name, shape, load, passes, gpus, speed),
         )
-    found = {stage: advice(stage, shape, load, gpus, usable * GIB) for stage in STAGES}
+    found = advise(shape, load, gpus, usable * GIB)
     hints = [one.sentence for one in found.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))
@@ -249,7 +249,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     ]
     for name, row in result["gib"].items():
         marks = {stage: "*" if result["fits"][name][stage] else " " for stage in STAGES}
-        lines.append(f"{name:8}" + "".join(f"{row[s]:>11,.2f}{marks[s]}" for s in STAGES))
+        cells = "".join(f"{row[s]:>11,.2f}{marks[s]}" for s in STAGES)
+        lines.append(f"{name:8}{cells}".rstrip())
     if any(value for row in result["sent_gib"].values() for value in row.values()):
         lines += ["", "GiB that each device sends in one step."]
         lines += _rows(result["sent_gib"])
@@ -261,7 +262,11 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         lines += [f"  {size:>8,.2f}  {phase}" for phase, size in result["fsdp_phases_gib"].items()]
     if result["forecast"]:
         lines += ["", *forecast_lines(settings, result["forecast"])]
-    lines += ["", "The fastest that fits:", *(f"  {one}" for one in result["advice"])]
+    lines += [
+        "",
+        "Recommended, all weights where they fit:",
+        *(f"  {one}" for one in result["advice"]),
+    ]
     if result["commands"]:
         lines += ["", "Commands to type, with your folders in the place of capital letters:"]
         lines += [f"  {line}" for line in result["commands"].values()]

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from rlhf.run.checkpoint import newest_checkpoint
 from tests.conftest import build_tiny_model
-from tests.pipeline.commands import Command, finish_group, start_group
 from tests.pipeline.processes.background import EVERY, STEPS
+from tests.servers.commands import Command, finish_group, start_group
 
 
 def start(model: Path, run: Path, *, asynchronous: bool) -> list[Command]:

@@ -13,9 +13,9 @@ import pytest
 
 from rlhf.cli import main
 from rlhf.records import fingerprints
-from tests.pipeline.commands import REPOSITORY
 from tests.policies.training import TrainingInputs, build_training
 from tests.reward.conftest import build_record, export
+from tests.servers.commands import REPOSITORY
 
 PROGRAM = """
 import contextlib, io, json, os, sys

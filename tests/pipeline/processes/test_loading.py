@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.modeling.models import new_reward_model
 from tests.conftest import build_tiny_model
-from tests.pipeline.commands import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 WIDTH, INNER, LAYERS = 512, 2048, 12
 LAYER_BYTES = 4 * (4 * WIDTH**2 + 3 * WIDTH * INNER)  # 17 MB; embeddings and norms are small

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.commands import REPOSITORY
 from tests.pipeline.loop import require_same, spread
+from tests.servers.commands import REPOSITORY
 
 CABLE = "rlhf{}"
 PORT = 29_517

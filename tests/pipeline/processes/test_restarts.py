@@ -12,9 +12,9 @@ import pytest
 from safetensors.torch import load_file
 
 from rlhf.run.rundir import RunDir
-from tests.pipeline.commands import Command, run_process, start_process
 from tests.pipeline.loop import Loop
 from tests.policies.training import metrics_of
+from tests.servers.commands import Command, run_process, start_process
 
 STARTS = 1800.0  # seconds for a group to come up on a machine that does other things first
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import build_tiny_model
-from tests.pipeline.commands import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 WIDTH, INNER, LAYERS = 512, 2048, 6
 LARGEST = 4 * WIDTH * INNER  # bytes of the largest weight, 4 MB

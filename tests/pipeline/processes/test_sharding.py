@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from rlhf.planning.planner import read_shape
 from rlhf.planning.strategies import Load, communication_bytes, sizes_of
 from rlhf.run.metrics import read_metrics
-from tests.pipeline.commands import run_process
 from tests.pipeline.loop import Loop, require_same, spread, without_clock
+from tests.servers.commands import run_process
 
 
 @pytest.fixture(scope="module")

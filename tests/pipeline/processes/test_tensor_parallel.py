@@ -22,9 +22,9 @@ from rlhf.records.jsonl import write_json
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.pipeline.commands import run_group, run_process
 from tests.pipeline.loop import SHORT, Loop, read_json, without_clock, write_prompts
 from tests.reward.conftest import build_record, thumbed
+from tests.servers.commands import run_group, run_process
 from tests.settings import reward_settings
 
 PARTS = """

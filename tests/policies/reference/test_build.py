@@ -15,9 +15,9 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.fingerprints import file_hash
 from rlhf.records.jsonl import write_jsonl
 from rlhf.run.rundir import RunDir
-from tests.pipeline.commands import run_group, run_process, start_process
 from tests.pipeline.loop import SHORT, write_prompts
 from tests.pipeline.test_resume import kill_when
+from tests.servers.commands import run_group, run_process, start_process
 
 
 @pytest.fixture(scope="module")

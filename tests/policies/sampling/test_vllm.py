@@ -24,7 +24,6 @@ from rlhf.modeling.models import load_causal_lm
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from tests.conftest import build_tiny_model
-from tests.pipeline.commands import run_process
 from tests.pipeline.loop import SHORT, write_prompts
 from tests.pipeline.test_resume import kill_when
 from tests.policies.sampling.test_engines import (
@@ -34,6 +33,7 @@ from tests.policies.sampling.test_engines import (
     sample_everywhere,
 )
 from tests.policies.training import TrainingInputs, build_training, metrics_of
+from tests.servers.commands import run_process
 
 LONG = [5 + number % 7 for number in range(290)]
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM has some of its own

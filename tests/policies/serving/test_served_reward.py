@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from tests.conftest import SPECIAL_TOKENS, TEMPLATE
-from tests.pipeline.commands import run_process
 from tests.policies.training import TrainingInputs, build_training, metrics_of
+from tests.servers.commands import run_process
 from tests.servers.served_reward import served_reward
 
 # Without a critic, which would begin as a copy of the reward model if there is one in process.

@@ -11,8 +11,8 @@ from labeling_app.db.store import Store
 from policies.serving.thumbs.comparison import compare_thumbs
 from rlhf.cli import main
 from rlhf.run.rundir import RunDir
-from tests.pipeline.commands import run_process
 from tests.servers.chat import ChatServer
+from tests.servers.commands import run_process
 from tests.servers.served_policy import ServedPolicy, served_policy
 
 PLACES = ["trip", "house", "garden", "train", "hotel", "music", "dog", "meeting"]

@@ -18,8 +18,8 @@ from rlhf.modeling.chat_template import set_end_tokens
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.ranked import read_ranked
 from rlhf.records.schema import Sampling
-from tests.pipeline.commands import start_group
 from tests.reward.conftest import build_record, export, thumbed
+from tests.servers.commands import start_group
 from tests.settings import reward_settings
 
 

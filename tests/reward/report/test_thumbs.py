@@ -23,9 +23,9 @@ from rlhf.records.fingerprints import file_hash
 from rlhf.run.checkpoint import newest_checkpoint
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.pipeline.commands import RLHF, run_group
 from tests.reward.conftest import build_record, export, sequences_of, thumbed
 from tests.reward.conftest import settings_for as small_settings
+from tests.servers.commands import RLHF, run_group
 from tests.settings import changed
 
 PAIR = Group(

@@ -35,7 +35,7 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
     assert [row[0] for row in rows] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA"]
     assert all(cell.endswith("*") for row in rows for cell in row[1:])
     assert lines[11:13] == [
-        "The fastest that fits:",
+        "Recommended, all weights where they fit:",
         "  reward: DDP, up to 1024 sequences in a forward pass.",
     ]
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.planning.advice import advice
+from rlhf.planning.advice import advice, advise
 from rlhf.planning.planner import Shape
 from rlhf.planning.strategies import (
     Load,
@@ -177,7 +177,20 @@ def test_advice_names_the_flags_of_adapters() -> None:
     assert sampled.startswith("--sampling.batch-size ")
 
 
-def test_advice_is_the_fastest_that_fits_and_its_largest_batch() -> None:
+def test_a_reward_model_for_ppo_on_a_shared_base_has_adapters() -> None:
+    found = advise(SHAPE, LOAD, 8, 72 * GIB)
+    assert found["ppo"].sentence.startswith("ppo: LoRA, up to ")
+    assert found["reward"].flags is not None
+    assert found["reward"].flags[:2] == ("--adapter lora", "--lora.rank 16")
+    assert found["reward"].sentence.startswith("reward: LoRA, up to ")
+    assert found["reward"].sentence.endswith(" in a forward pass; --lora.share-base needs it.")
+    whole = advise(SHAPE, LOAD, 8, 400 * GIB)
+    assert [one.sentence.split(",")[0] for one in whole.values()] == [
+        *("reward: DDP", "reference: DDP", "ppo: DDP")
+    ]
+
+
+def test_advice_is_the_best_that_fits_and_its_largest_batch() -> None:
     # 141 GiB of state for DDP, FSDP's eighth 12.9; gathered 1.6; 3.58 for each sequence: 16 fit
     assert advice("reward", SHAPE, LOAD, 8, 72 * GIB).sentence == (
         "reward: FSDP, up to 16 sequences in a forward pass."

@@ -18,9 +18,9 @@ from rlhf.cli import main
 from rlhf.records.schema import Ranking
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import process_has_ended, read_heartbeats
-from tests.pipeline.commands import REPOSITORY
 from tests.pipeline.loop import SIGNAL, read_json, write_prompts
 from tests.pipeline.signals import count_vowels
+from tests.servers.commands import REPOSITORY
 from tests.servers.listener import Listener
 
 STAGES = """
