@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlhf.cli import main
+from tests.servers.commands import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[1]
 REAL_MODEL = REPOSITORY / "models" / "SmolLM2-135M-Instruct"
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
 MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_FUNCTION, MOST_ARGUMENTS = 14, 400, 60, 7

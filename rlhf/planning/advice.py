@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from rlhf.planning.plan import STAGES
 from rlhf.planning.planner import FP32, Shape
 from rlhf.planning.strategies import SHARDINGS, Load, computing_bytes, stage_bytes
 
-STAGES = ("reward", "reference", "ppo")
 # DDP is the fastest, FSDP needs no further package, LoRA trains less
 PREFERRED = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")
 ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
@@ -30,15 +30,15 @@ class Advice:
     processes: int = 1
 
 
-def advise(shape: Shape, load: Load, gpus: int, usable: float) -> dict[str, Advice]:
-    """What is best for each stage; the commands work together.
+def advice_for_all(shape: Shape, load: Load, gpus: int, usable: float) -> dict[str, Advice]:
+    """The advice for each stage, whose commands work together.
 
-    PPO whose models share a base needs a reward model with adapters.
+    `rlhf ppo --lora.share-base` needs a reward model with adapters.
     """
     found = {stage: advice(stage, shape, load, gpus, usable) for stage in STAGES}
     if ADAPTERS["ppo"] in (found["ppo"].flags or ()):
         reward = advice("reward", shape, load, gpus, usable, ("LoRA",))
-        why = "; --lora.share-base needs it."
+        why = "; ppo --lora.share-base needs adapters."
         found["reward"] = replace(reward, sentence=reward.sentence.removesuffix(".") + why)
     return found
 

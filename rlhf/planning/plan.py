@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from rlhf.parallel.settings import SHARDED, State, Strategy
 
 GIB = 2**30
+STAGES = ("reward", "reference", "ppo")  # that are planned
 
 
 @dataclass(frozen=True)

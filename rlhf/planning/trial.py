@@ -21,11 +21,11 @@ from rlhf.planning.forecast import (
     Stage,
     count_operations,
 )
+from rlhf.planning.plan import STAGES
 from rlhf.planning.planner import read_shape
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
 
-STAGES = ("reward", "reference", "ppo")
 CLOCKS: dict[Phase, str] = {
     "sampling": "seconds/sample",
     "scoring": "seconds/score",

@@ -10,7 +10,7 @@ import pytest
 from rlhf.cli import COMMANDS
 from rlhf.commands.help_page import FLAGS_OF_ALL
 from rlhf.config.paths import flag_of, old_names, setting_names
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
 PAGES = sorted(

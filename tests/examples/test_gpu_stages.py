@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from examples.benchmarks.gpu import carry, results, run
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 STAGES = (
     ("run_tests",),

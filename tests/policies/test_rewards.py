@@ -17,9 +17,9 @@ from rlhf.modeling.tokens import load_tokenizer
 from rlhf.parallel.distributed import start
 from rlhf.records.schema import Response
 from rlhf.run.rundir import RunDir
-from tests.conftest import REPOSITORY
 from tests.policies.training import TrainingInputs, build_ensemble, metrics_of
 from tests.reward.encoders import build_encoder
+from tests.servers.commands import REPOSITORY
 from tests.servers.reward import RewardServer
 
 GUIDE = REPOSITORY / "examples" / "guides" / "reward.md"

@@ -294,7 +294,7 @@ def finish(words, processes=1):
 
 def test_two_processes_give_the_loss_curve_of_one(rankings, tiny_model, tmp_path):
     one = finish(command(rankings, tiny_model, tmp_path / "one"))
-    two = finish(command(rankings, tiny_model, tmp_path / "two"), processes=2)
+    two = finish(command(rankings, tiny_model, tmp_path / "two", "--processes", "2"))
     assert (one["processes"], two["processes"]) == (1, 2)
     curves = [
         [(row["loss"], row["grad_norm"]) for row in read_metrics(tmp_path / name / "metrics.jsonl")]

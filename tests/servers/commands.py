@@ -27,6 +27,7 @@ from rlhf.ranks import exit_process
 REPOSITORY = Path(__file__).parents[2]
 RLHF = ("-m", "rlhf.cli")
 STREAMS = ("stdout", "stderr")
+SECONDS = 600.0  # a command that takes longer hangs
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
@@ -47,8 +48,15 @@ FORKS.set_forkserver_preload(
 def _outputs() -> Path:
     """A folder for what commands write, until this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="commands-"))
-    atexit.register(shutil.rmtree, folder)
+    atexit.register(_clean, folder)
     return folder
+
+
+def _clean(folder: Path) -> None:
+    """Kill what a failed test has left, which Python would wait for."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    shutil.rmtree(folder)
 
 
 class Command:
@@ -83,15 +91,14 @@ class Command:
         """The exit code, None while the program runs."""
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: float = SECONDS) -> int:
         """Wait until the program has ended: its exit code."""
         self._process.join(timeout)
         if self.returncode is None:
-            assert timeout
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+    def communicate(self, timeout: float = SECONDS) -> tuple[str, str]:
         """Wait until the program has ended: what it has written on stdout and stderr."""
         self.wait(timeout)
         out, errors = (self._output / name for name in STREAMS)
@@ -114,7 +121,7 @@ def _run(words: tuple[str, ...], environment: dict[str, str], folder: Path, outp
     os.environ.update(environment)
     for stream, name in enumerate(STREAMS, start=1):
         os.dup2(os.open(output / name, os.O_WRONLY | os.O_APPEND), stream)
-    sys.path[:0] = [str(folder), *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path.insert(0, str(folder))
     code = 0
     try:
         if words[0] == "-m":
@@ -122,7 +129,7 @@ def _run(words: tuple[str, ...], environment: dict[str, str], folder: Path, outp
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(words)
-            sys.path[0] = str(Path(words[0]).parent)
+            sys.path.insert(0, str(Path(words[0]).parent))
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -146,13 +153,19 @@ def run_program(
     *words: object,
     environment: Mapping[str, str] | None = None,
     folder: Path = REPOSITORY,
-    timeout: float | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a Python program until it ends; a `Command` takes the same."""
     command = Command(*map(str, words), environment=environment, folder=folder)
-    out, errors = command.communicate(timeout)
+    out, errors = command.communicate()
     assert command.returncode is not None
     return subprocess.CompletedProcess(command.args, command.returncode, out, errors)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def start_group(
@@ -164,9 +177,7 @@ def start_group(
     """
     if processes == 1:
         return [Command(*map(str, words), environment=environment)]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     return [
         Command(
@@ -193,7 +204,8 @@ def finish_group(group: list[Command]) -> "subprocess.CompletedProcess[str]":
 
     It has the output of the main process, the errors of all, and the first exit code that is not 0.
     """
-    while any(one.poll() is None for one in group):
+    limit = time.monotonic() + SECONDS
+    while any(one.poll() is None for one in group) and time.monotonic() < limit:
         if any(one.poll() for one in group):
             time.sleep(2)  # time to fail, too
             for one in group:

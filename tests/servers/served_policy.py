@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY, free_port
 
 STARTING_SECONDS = 240
 
@@ -51,12 +50,6 @@ class ServedPolicy:
         self.process.send_signal(signal.SIGTERM)
         out, said = self.process.communicate(timeout=120)
         return self.process.returncode, out, said
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from tests.servers.commands import Command, start_process
+from tests.servers.commands import Command, free_port, start_process
 
 STARTING_SECONDS = 120
 
@@ -52,9 +51,7 @@ class ServedReward:
 
 @contextmanager
 def served_reward(reward: Path, *more: str) -> Iterator[ServedReward]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = ("serve", "--reward", reward, "--port", port, "--precision", "fp32", *more)
     process = start_process(*words)
     server = ServedReward(f"http://127.0.0.1:{port}", process)

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from rlhf.errors import InputError
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
-from tests.conftest import REPOSITORY
 from tests.rlhf.run.test_checkpoint import Loop
+from tests.servers.commands import REPOSITORY
 
 
 class Forged:

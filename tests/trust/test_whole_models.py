@@ -26,7 +26,7 @@ from rlhf.modeling.models import (
 from rlhf.modeling.tokens import encode_prompt, load_tokenizer
 from rlhf.planning.planner import read_shape
 from rlhf.records.schema import Message, Prompt
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 PROMPT = Prompt.create((Message(role="user", content="How was the trip?"),), "train", "test")
 QUERY = "model.layers.1.self_attn.q_proj.weight"

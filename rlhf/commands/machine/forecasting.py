@@ -124,7 +124,7 @@ def forecast_lines(settings: Settings, forecast: dict[str, Any]) -> Iterator[str
         uses = (f"{phase} {use:.1%}" for phase, use in one["utilization"].items())
         source = f"like {one['like']}" if one["like"] else "assumed where not given"
         if one["like"] and one["like_stage"] != name:
-            source += f", which is {TITLES[one['like_stage']]}"
+            source += f", a run of {TITLES[one['like_stage']]}"
         start = f"{shown(one['start_seconds'])} s to load and save models"
         yield f"    {TITLES[name]:20}{', '.join(uses)}; {start} ({source})"
     yield "  Devices divide the work without loss; reward model and critic have the model's size."

@@ -11,12 +11,12 @@ from rlhf.commands.modes import refuse_idle
 from rlhf.commands.wording import counted
 from rlhf.config import require_range
 from rlhf.errors import ConfigError
+from rlhf.planning.plan import GIB, STAGES
 
 if TYPE_CHECKING:
     from rlhf.planning.strategies import Load
 
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
-STAGES = ("reward", "reference", "ppo")
 TRAININGS = ("reward", "ppo")
 GPUS_PER_MACHINE = 8
 COMMANDS = {
@@ -165,8 +165,7 @@ class Settings:
 def run(settings: Settings) -> dict[str, Any]:
     """Show memory and traffic of each stage per device, and with --price-per-hour its price."""
     from rlhf.commands.machine.forecasting import forecasts
-    from rlhf.planning.advice import advise
-    from rlhf.planning.plan import GIB
+    from rlhf.planning.advice import advice_for_all
     from rlhf.planning.planner import read_shape
     from rlhf.planning.strategies import (
         STRATEGIES,
@@ -198,7 +197,7 @@ def run(settings: Settings) -> dict[str, Any]:
             TRAININGS,
             lambda stage, name: step_seconds(stage, name, shape, load, passes, gpus, speed),
         )
-    found = advise(shape, load, gpus, usable * GIB)
+    found = advice_for_all(shape, load, gpus, usable * GIB)
     hints = [one.sentence for one in found.values()]
     if settings.tensor_parallel > 1:
         hints.append(tensor_parallel_advice(shape, load, passes, settings.tensor_parallel))

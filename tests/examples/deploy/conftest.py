@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")

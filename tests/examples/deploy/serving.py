@@ -1,6 +1,5 @@
 """Servers of tests as processes, and waiting until they answer."""
 
-import socket
 import ssl
 import subprocess
 import time
@@ -9,13 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

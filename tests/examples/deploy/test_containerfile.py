@@ -10,9 +10,9 @@ import pytest
 
 from rlhf.cli import COMMANDS, main
 from rlhf.commands.labels import label
-from tests.conftest import REPOSITORY
 from tests.examples.deploy.conftest import PACKAGES, SOURCES
 from tests.examples.deploy.containerfile import Builder, Stage, parse, split_copy
+from tests.servers.commands import REPOSITORY
 
 FILE = REPOSITORY / "examples" / "deploy" / "Containerfile"
 UNSHARED = ["unshare", "--mount", "--net", "ip", "link", "set", "lo", "up"]

@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from rlhf.cli import main
-from tests.conftest import REPOSITORY
 from tests.examples.deploy.conftest import Installed
-from tests.examples.deploy.serving import free_port, running
+from tests.examples.deploy.serving import running
+from tests.servers.commands import REPOSITORY, free_port
 from tests.servers.local import LocalServer
 
 DEPLOY = REPOSITORY / "examples" / "deploy"

@@ -19,10 +19,10 @@ from packaging.utils import canonicalize_name
 from rlhf import __version__
 from rlhf.cli import COMMANDS
 from rlhf.records.jsonl import write_jsonl
-from tests.conftest import REPOSITORY
 from tests.examples.deploy.conftest import PACKAGES, Installed
-from tests.examples.deploy.serving import free_port, running
+from tests.examples.deploy.serving import running
 from tests.servers.chat import ChatServer
+from tests.servers.commands import REPOSITORY, free_port
 
 MODEL = "models/SmolLM2-135M-Instruct"  # of the examples
 FOR_READERS = ("README.md", ".png")

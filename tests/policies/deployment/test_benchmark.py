@@ -18,9 +18,9 @@ from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_config
 from rlhf.run.metrics import read_metrics
 from rlhf.run.rundir import RunDir
-from tests.conftest import REPOSITORY
 from tests.policies.training import TrainingInputs, build_ensemble
 from tests.reward.encoders import build_encoder
+from tests.servers.commands import REPOSITORY
 
 SIZES = ("--batch-sizes", "4", "1", "--prompt-tokens", "9", "--answer-tokens", "3", "6")
 SHORT = (*SIZES, "--repeats", "3", "--precision", "fp32")

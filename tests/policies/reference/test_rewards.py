@@ -13,10 +13,9 @@ from policies.reference.shards import read_table, reward_of
 from policies.reference.store import open_store
 from rlhf.cli import main
 from rlhf.run.rundir import RunDir
-from tests.conftest import REPOSITORY
 from tests.pipeline.signals import count_vowels
 from tests.policies.training import TrainingInputs
-from tests.servers.commands import run_process
+from tests.servers.commands import REPOSITORY, run_process
 
 VOWELS = "signal:tests.pipeline.signals:count_vowels"
 LETTERS = "signal:tests.pipeline.signals:count_letters"

@@ -12,7 +12,8 @@ from labeling_app.db.answers.served import find_served
 from labeling_app.db.store import Store
 from tests.policies.serving.test_engine import until
 from tests.servers.chat import ChatServer
-from tests.servers.served_policy import ServedPolicy, free_port, served_policy
+from tests.servers.commands import free_port
+from tests.servers.served_policy import ServedPolicy, served_policy
 
 HI = [{"role": "user", "content": "Hi?"}]
 

@@ -25,8 +25,8 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import context_length, load_config
 from rlhf.modeling.tokens import pad_right
 from rlhf.records.schema import Message, Prompt, Response
-from tests.conftest import REPOSITORY
 from tests.reward.encoders import SIZES, build_encoder, build_pair_tokenizer
+from tests.servers.commands import REPOSITORY
 
 GUIDE = REPOSITORY / "examples" / "guides" / "reward.md"
 PAIRS = [{"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(6)]

@@ -206,7 +206,7 @@ def test_a_forecast_like_a_run_is_what_that_took(training: TrainingInputs, tmp_p
         with_adapters = found["stages"][f"{sibling}_lora"]
         assert with_adapters["utilization"] == found["stages"][sibling]["utilization"]
         assert with_adapters["amount"] == found["stages"][sibling]["amount"]
-        assert f"(like {runs[sibling]}, which is {TITLES[sibling]})" in text
+        assert f"(like {runs[sibling]}, a run of {TITLES[sibling]})" in text
     twice = replace(settings, like=(runs["ppo"], runs["ppo"]))
     with pytest.raises(InputError, match="are both runs of ppo\n  Give one --like for each stage"):
         plan.run(twice)

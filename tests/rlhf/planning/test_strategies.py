@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.planning.advice import advice, advise
+from rlhf.planning.advice import advice, advice_for_all
 from rlhf.planning.planner import Shape
 from rlhf.planning.strategies import (
     Load,
@@ -178,13 +178,15 @@ def test_advice_names_the_flags_of_adapters() -> None:
 
 
 def test_a_reward_model_for_ppo_on_a_shared_base_has_adapters() -> None:
-    found = advise(SHAPE, LOAD, 8, 72 * GIB)
+    found = advice_for_all(SHAPE, LOAD, 8, 72 * GIB)
     assert found["ppo"].sentence.startswith("ppo: LoRA, up to ")
     assert found["reward"].flags is not None
     assert found["reward"].flags[:2] == ("--adapter lora", "--lora.rank 16")
     assert found["reward"].sentence.startswith("reward: LoRA, up to ")
-    assert found["reward"].sentence.endswith(" in a forward pass; --lora.share-base needs it.")
-    whole = advise(SHAPE, LOAD, 8, 400 * GIB)
+    assert found["reward"].sentence.endswith(
+        " in a forward pass; ppo --lora.share-base needs adapters."
+    )
+    whole = advice_for_all(SHAPE, LOAD, 8, 400 * GIB)
     assert [one.sentence.split(",")[0] for one in whole.values()] == [
         *("reward: DDP", "reference: DDP", "ppo: DDP")
     ]

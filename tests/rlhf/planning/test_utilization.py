@@ -15,7 +15,7 @@ from rlhf.parallel.waits import take_waits, waiting
 from rlhf.planning import utilization
 from rlhf.planning.utilization import Laps, advise, describe_use, matmul_rate, measure_rate
 from rlhf.planning.work import Work
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 CLOCKS = ("seconds/sample", "seconds/update")
 WAITS_FOR_THE_SLOW = """

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rlhf.cli import main
-from tests.conftest import REPOSITORY
+from tests.servers.commands import REPOSITORY
 
 Refused = Callable[..., str]
 TOP = "out: runs/a\nmodel: m\nprompts: p.jsonl\n"
