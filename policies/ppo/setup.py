@@ -124,7 +124,7 @@ def set_up(
         InputError: a model, a reward or a text cannot be loaded, or a reward is not a number.
     """
     rate = measure_rate(accelerator, run.speed_file)
-    store.rows.check_on_main()
+    store.check_on_main()
     tokenizer = store.load_tokenizer(settings.model)
     base = load_base(settings, accelerator)
     plain = _build_models(settings, tokenizer, base, sharding)

@@ -10,16 +10,12 @@ wanted, their shard is checked against its hash first, and only the last ones st
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
-from itertools import accumulate
+from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from policies.reference.shards import (
@@ -40,14 +36,13 @@ from rlhf.ranks import is_main_process
 from rlhf.records.documents import REMEDY, Kinds, read_document, require_kinds
 from rlhf.records.fingerprints import text_hash
 from rlhf.records.jsonl import write_json
+from rlhf.records.parquet import ParquetRows, RowGroups
 from rlhf.records.schema import Sampling, Split
 from rlhf.run.rundir import RunDir
 
 __all__ = [
     "ReferenceRow",
     "ReferenceStore",
-    "StoredPrompts",
-    "StoredRows",
     "TopTokens",
     "open_store",
     "read_manifest",
@@ -74,116 +69,7 @@ MANIFEST_KINDS: Kinds = {
     END_TOKENS: list,
 }
 MAX_ROWS = 10**12  # of a shard
-GROUPS_IN_MEMORY = 128  # of ROWS_READ_AT_ONCE rows each, as shards are written
 SHARDS_CHECKED_AT_OPENING = 8  # the others are checked when first read
-
-
-class StoredRows(Sequence[ReferenceRow]):
-    """All rows of a store, in the order of its shards; read when they are wanted.
-
-    Args:
-        folder: where the shards are.
-        shards: what the manifest says of them.
-        scored: whether their rewards are those of one reward model.
-    """
-
-    def __init__(self, folder: Path, shards: Mapping[str, Any], *, scored: bool) -> None:
-        self._folder = folder
-        self._shards = list(shards.items())
-        self._ends = list(accumulate(shard["rows"] for shard in shards.values()))
-        self._scored = scored
-        self._checked: set[str] = set()
-        self._group = lru_cache(maxsize=GROUPS_IN_MEMORY)(self._read_group)
-        self._group_ends = cache(self._read_group_ends)
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> ReferenceRow: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ReferenceRow, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> ReferenceRow | tuple[ReferenceRow, ...]:
-        if isinstance(index, slice):
-            return tuple(self[place] for place in range(*index.indices(len(self))))
-        place = range(len(self))[index]
-        shard = bisect_right(self._ends, place)
-        begin: int = self._ends[shard] - self._shards[shard][1]["rows"]
-        ends = self._group_ends(shard)
-        group = bisect_right(ends, place - begin)
-        return self._group(shard, group)[place - begin - ends[group]]  # counted from its end
-
-    def check(self, shard: int) -> None:
-        """Refuse a shard that is not what the manifest says, unless it was checked before.
-
-        Raises:
-            InputError: it is missing or was changed.
-        """
-        name, expected = self._shards[shard]
-        if name not in self._checked:
-            require_unchanged(self._folder / name, expected, scored=self._scored)
-            self._checked.add(name)
-
-    def check_on_main(self) -> None:
-        """Check all shards in the main process, which the others believe; all processes call this.
-
-        Raises:
-            InputError: a shard is missing or was changed.
-        """
-        on_main(lambda: list(map(self.check, range(len(self._shards)))))
-        self._checked.update(name for name, _ in self._shards)
-
-    def tables(self, *columns: str) -> Iterator[pa.Table]:
-        """One shard after another, or some columns of it."""
-        for shard, (name, _) in enumerate(self._shards):
-            self.check(shard)
-            yield pq.ParquetFile(self._folder / name).read(columns=list(columns) or None)
-
-    def _read_group_ends(self, shard: int) -> list[int]:
-        """Where the row groups of a shard end; other programs pack rows otherwise."""
-        self.check(shard)
-        metadata = pq.ParquetFile(self._folder / self._shards[shard][0]).metadata
-        groups = range(metadata.num_row_groups)
-        return list(accumulate(metadata.row_group(group).num_rows for group in groups))
-
-    def _read_group(self, shard: int, group: int) -> tuple[ReferenceRow, ...]:
-        self.check(shard)
-        table = pq.ParquetFile(self._folder / self._shards[shard][0]).read_row_group(group)
-        return tuple(rows_of(table if self._scored else with_rewards(table, None)))
-
-
-class StoredPrompts(Sequence[tuple[ReferenceRow, ...]]):
-    """The rows of each prompt of a split.
-
-    Args:
-        rows: of the whole store.
-        places: where this split's are.
-        samples: rows of each prompt.
-    """
-
-    def __init__(self, rows: StoredRows, places: range, samples: int) -> None:
-        self._rows = rows
-        self._starts = places[::samples]
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[ReferenceRow, ...]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[ReferenceRow, ...]]: ...
-
-    def __getitem__(
-        self, index: int | slice
-    ) -> tuple[ReferenceRow, ...] | list[tuple[ReferenceRow, ...]]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        first = self._starts[index]
-        return self._rows[first : first + self._samples]
 
 
 @dataclass(frozen=True)
@@ -229,17 +115,31 @@ class ReferenceStore:
         return text_hash(str(sorted(hashes.items())))
 
     @cached_property
-    def rows(self) -> StoredRows:
+    def rows(self) -> ParquetRows[ReferenceRow]:
         """All rows, training prompts first."""
         scored = self.manifest["reward"] is not None
-        return StoredRows(self.folder, self.manifest["shards"], scored=scored)
+        shards = {self.folder / name: shard for name, shard in self.manifest["shards"].items()}
+        return ParquetRows(
+            {path: shard["rows"] for path, shard in shards.items()},
+            lambda table: rows_of(table if scored else with_rewards(table, None)),
+            lambda path: require_unchanged(path, shards[path], scored=scored),
+        )
 
-    def by_prompt(self, split: Split) -> StoredPrompts:
+    def by_prompt(self, split: Split) -> RowGroups[ReferenceRow]:
         """The rows of each prompt of a split, in the order of the store."""
         shards = self.manifest["shards"].items()
         train = sum(shard["rows"] for name, shard in shards if split_of(name) == "train")
         places = range(train) if split == "train" else range(train, len(self.rows))
-        return StoredPrompts(self.rows, places, self.manifest["samples_per_prompt"])
+        return RowGroups(self.rows, places, self.manifest["samples_per_prompt"])
+
+    def check_on_main(self) -> None:
+        """Check all shards in the main process, which the others believe; all processes call this.
+
+        Raises:
+            InputError: a shard is missing or was changed.
+        """
+        on_main(self.rows.check_all)
+        self.rows.skip_checks()
 
 
 def require_end_tokens(ids: Sequence[Any], place: str, vocabulary: float = math.inf) -> None:
@@ -351,7 +251,7 @@ def open_store(folder: Path, model: str | None = None) -> ReferenceStore:
     present = {path.name for path in folder.iterdir()}
     for number, name in enumerate(store.manifest["shards"]):
         if number < SHARDS_CHECKED_AT_OPENING or name not in present:
-            store.rows.check(number)
+            store.rows.check(folder / name)
     return store
 
 
