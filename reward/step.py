@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from reward.data.batches import lay_out, plan_step, to_judgments, total_weight
 from reward.data.groups import Group
+from reward.data.stored_groups import StoredGroups
 from reward.data.thresholds import Thresholds
 from reward.losses import Objective, sum_of_losses
 from reward.report.accuracy import Counts, count_judgments
@@ -24,6 +25,7 @@ from rlhf.run.metrics import progress
 from rlhf.run.watchdog import beat
 
 MAX_GRAD_NORM = 1.0
+NO_THUMBS = torch.zeros(0)  # thresholds of a batch without pointwise judgments
 Value = TypeVar("Value")
 
 
@@ -80,7 +82,7 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
             rewards = forward(state, part)
             with waiting("data"):
                 judgments = to_judgments(part, objective.loss, rewards.device)
-            thresholds = state.thresholds.of(part, level)
+            thresholds = NO_THUMBS if level is None else state.thresholds.of(part, level)
             said = send(thresholds, rewards.device)
             loss = sum_of_losses(objective, judgments, rewards, said)
             # Gradients are averaged over processes: divide by the whole batch's weight / processes.
@@ -101,14 +103,14 @@ def take_step(state: TrainState, groups: Sequence[Group], rate: float) -> dict[s
     return {"loss": loss_sum / weight, **Counts(*sums).accuracies(), "grad_norm": norm}
 
 
-def follow_thumbs(state: TrainState, groups: Sequence[Group]) -> float:
-    """Score a batch that has thumbs, for `Thresholds.follow`; its mean reward, 0 without thumbs."""
+def follow_thumbs(state: TrainState, groups: Sequence[Group]) -> float | None:
+    """Score a batch with thumbs, for `Thresholds.follow`; its mean reward, None without thumbs."""
     if not any(group.pointwise for group in groups):
-        return 0.0
+        return None
     return state.thresholds.follow(groups, _score(state, groups))
 
 
-def fit_thresholds(state: TrainState, groups: Sequence[Group]) -> float:
+def fit_thresholds(state: TrainState, groups: StoredGroups) -> float:
     """Fit the thresholds of thumbs to the present rewards; their mean, 0 without thumbs."""
     if not state.thresholds.sources:
         return 0.0

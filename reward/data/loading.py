@@ -1,26 +1,14 @@
 """From an export folder to groups for training, for measuring and for the scale of rewards."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy import ndarray
 from transformers import PreTrainedTokenizerBase
 
 from reward.data.annotators import AnnotatorWeights
 from reward.data.cache import REFERENCE, CachedGroups, read_groups
-from reward.data.groups import Group, TieredRanking
-from reward.data.selection import (
-    Groups,
-    hold_out,
-    num_held_out,
-    numbers_of,
-    same_prompts,
-    select,
-    take_part,
-    with_pointwise,
-)
+from reward.data.groups import Group
 from reward.data.stored_groups import StoredGroups
 from reward.settings import RewardSettings
 from rlhf.config import part_of
@@ -43,7 +31,7 @@ class Data:
     the result. Those of `train` stay in their file, the others are in memory.
     """
 
-    train: Sequence[Group]
+    train: StoredGroups
     validation: list[Group]
     held_out: list[Group]
     reference: list[Group]
@@ -79,7 +67,7 @@ def read_data(
     cached = read_groups(settings, tokenizer, model_fingerprint, length)
     train, held_out, source = cached.of("train"), cached.of("test"), "test prompts"
     counts = cached.counts
-    leaked = np.isin(same_prompts(held_out), same_prompts(train))
+    leaked = np.isin(held_out.numbers("same_prompt"), train.numbers("same_prompt"))
     if leaked.any():  # prompts that were trained on cannot measure
         held_out = held_out.select(np.flatnonzero(~leaked))
         counts["test"]["prompts_also_in_train"] = int(leaked.sum())
@@ -147,16 +135,40 @@ def _take_train(
     All groups are split before the limit applies: none is set aside under one limit and trained on
     under another.
     """
-    train, validation, aside = groups, select(groups, ()), 0
+    train, validation, aside = groups, groups[:0], 0
     if settings.evaluation.every:
         train, validation = hold_out(groups, settings.evaluation.held_out_fraction)
         aside = num_held_out(wanted, settings.evaluation.held_out_fraction)
     if wanted >= len(groups):
         return train, validation
-    return take_part(train, wanted - aside), take_part(validation, aside)
+    return train.take_part(wanted - aside), validation.take_part(aside)
 
 
-def standardize_scores(train: Groups, others: Groups) -> tuple[Groups, Groups]:
+def hold_out(groups: StoredGroups, fraction: float) -> tuple[StoredGroups, StoredGroups]:
+    """Split groups into training and held-out ones by a hash of the prompt id.
+
+    Groups with pairs and groups with thumbs alone are split separately, so that both can be
+    measured; the only prompt of its kind is trained on. Equal prompts under several ids stay on the
+    same side.
+    """
+    prompts, compared = groups.numbers("same_prompt"), groups.numbers("pairs") > 0
+    chosen = [np.zeros(0, dtype=prompts.dtype)]
+    for kind in (np.flatnonzero(compared), np.flatnonzero(~compared)):
+        if len(np.unique(prompts[kind])) > 1:
+            part = groups.select(kind).places_of_part(num_held_out(len(kind), fraction))
+            chosen.append(prompts[kind[part]])
+    aside = np.isin(prompts, np.concatenate(chosen))
+    return groups.select(np.flatnonzero(~aside)), groups.select(np.flatnonzero(aside))
+
+
+def num_held_out(number: int, fraction: float) -> int:
+    """The number of held-out prompts: at least one."""
+    return max(1, round(number * fraction))
+
+
+def standardize_scores(
+    train: StoredGroups, others: StoredGroups
+) -> tuple[StoredGroups, StoredGroups]:
     """Both with scores that have mean 0 and standard deviation 1 over the rankings of `train`.
 
     s → (s − mean) / deviation, where every score of every ranking counts once.
@@ -164,7 +176,7 @@ def standardize_scores(train: Groups, others: Groups) -> tuple[Groups, Groups]:
     Raises:
         InputError: the scores of `train` are all the same.
     """
-    scores = _scores(train)
+    scores = train.scores()
     mean, deviation = float(scores.mean()), float(scores.std())
     if not deviation > SMALLEST_SPREAD * np.abs(scores).max():
         raise InputError(
@@ -172,32 +184,13 @@ def standardize_scores(train: Groups, others: Groups) -> tuple[Groups, Groups]:
             "Give scores that differ, or use a loss that needs only an order: "
             "--loss bradley_terry.",
         )
-    return _rescale(train, mean, deviation), _rescale(others, mean, deviation)
-
-
-def _scores(groups: Sequence[Group]) -> ndarray:
-    if isinstance(groups, StoredGroups):
-        return groups.scores()
-    found = [score for group in groups for r in group.rankings for score in r.scores]
-    return np.array(found, dtype=np.float64)
-
-
-def _rescale(groups: Groups, mean: float, deviation: float) -> Groups:
-    if isinstance(groups, StoredGroups):
-        return groups.with_scale(mean, deviation)  # type: ignore[return-value]
-
-    def ranking(one: TieredRanking) -> TieredRanking:
-        return replace(one, scores=tuple((score - mean) / deviation for score in one.scores))
-
-    return [  # type: ignore[return-value]
-        replace(group, rankings=tuple(map(ranking, group.rankings))) for group in groups
-    ]
+    return train.with_scale(mean, deviation), others.with_scale(mean, deviation)
 
 
 def _can_measure(held_out: StoredGroups, train: StoredGroups) -> bool:
     """Whether groups are held out, with pairs if there are pairs to train on."""
-    compared = numbers_of(held_out, "pairs").any()
-    return bool(compared or (len(held_out) and not numbers_of(train, "pairs").any()))
+    compared = held_out.numbers("pairs").any()
+    return bool(compared or (len(held_out) and not train.numbers("pairs").any()))
 
 
 def _require_judgments(
@@ -213,9 +206,9 @@ def _require_judgments(
             f"{len(train)} to train on, {len(held_out)} to measure with",
             remedy,
         )
-    if numbers_of(train, "preferences").any():
+    if train.numbers("preferences").any():
         return
-    said = {one.is_good for group in with_pointwise(train) for one in group.pointwise}
+    said = {one.is_good for group in train.with_pointwise() for one in group.pointwise}
     if len(said) == 1:
         raise InputError(
             f"All thumbs on the {len(train)} train prompts of {settings.rankings} are "
@@ -231,8 +224,8 @@ def _require_judgments(
 
 def _have_scores(settings: RewardSettings, cached: CachedGroups, *used: StoredGroups) -> bool:
     """Whether all rankings have scores, or none; a mixture is refused, since scales differ."""
-    rankings = sum(int(numbers_of(groups, "rankings").sum()) for groups in used)
-    scored = sum(int(numbers_of(groups, "scored").sum()) for groups in used)
+    rankings = sum(int(groups.numbers("rankings").sum()) for groups in used)
+    scored = sum(int(groups.numbers("scored").sum()) for groups in used)
     if 0 < scored < rankings:
         kinds = set(cached.kinds["with_scores"]) - set(cached.kinds["without_scores"])
         chosen = " ".join(f"--kind {kind}" for kind in sorted(kinds))

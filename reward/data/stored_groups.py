@@ -115,6 +115,18 @@ class StoredGroups(Sequence[Group]):
         found: Numbers = self._file.numbers(column)[self.rows]
         return found
 
+    def with_pointwise(self) -> "StoredGroups":
+        """The groups with pointwise judgments."""
+        return self.select(np.flatnonzero(self.numbers("pointwise")))
+
+    def take_part(self, number: int) -> "StoredGroups":
+        """So many groups, chosen by a hash of the prompt id: a larger part includes a smaller."""
+        return self.select(self.places_of_part(number))
+
+    def places_of_part(self, number: int) -> Numbers:
+        """The places of the groups that `take_part` takes, in ascending order."""
+        return np.sort(np.argsort(self.numbers("order"), kind="stable")[:number])
+
     def with_scale(self, mean: float, deviation: float) -> "StoredGroups":
         """The same groups with standardized scores."""
         return StoredGroups(self._file, self.rows, (mean, deviation))

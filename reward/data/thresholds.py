@@ -36,7 +36,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from reward.data.groups import Group, Pointwise
-from reward.data.selection import numbers_of, places_of_part, select, with_pointwise
+from reward.data.stored_groups import StoredGroups
 from rlhf.errors import InputError
 
 MIN_OF_EACH = 8
@@ -56,10 +56,11 @@ class Thresholds:
         others: groups that are only measured.
     """
 
-    def __init__(self, train: Sequence[Group] = (), others: Sequence[Group] = ()) -> None:
-        train, others = with_pointwise(train), with_pointwise(others)
-        counts = Counter((one.annotator, one.is_good) for g in train for one in g.pointwise)
-        names = {one.annotator for group in (*train, *others) for one in group.pointwise}
+    def __init__(self, train: StoredGroups | None = None, others: Sequence[Group] = ()) -> None:
+        learned = train.with_pointwise() if train else ()
+        counts = Counter((one.annotator, one.is_good) for g in learned for one in g.pointwise)
+        names = {name for name, _ in counts}
+        names |= {one.annotator for group in others for one in group.pointwise}
         own = {n for n in names if min(counts[n, True], counts[n, False]) >= MIN_OF_EACH}
         self.sources = [*sorted(own), *([OTHERS] if names - own else [])]
         self._offsets = dict.fromkeys(self.sources, 0.0)
@@ -103,7 +104,7 @@ class Thresholds:
                 self._offsets[source] -= STEP * mean * share
         return level
 
-    def fit(self, groups: Sequence[Group], score: Score) -> float:
+    def fit(self, groups: StoredGroups, score: Score) -> float:
         """Set every offset to its best value for the rewards as they are, and return their level.
 
         Args:
@@ -111,14 +112,15 @@ class Thresholds:
                 source, are scored.
             score: returns the rewards of the responses of some groups.
         """
-        typical = set(places_of_part(groups, MEMORY).tolist())
+        typical = set(groups.places_of_part(MEMORY).tolist())
         chosen = set(typical)
         judged = self._places_by_source(groups)
         for source in self._fitted:
-            places = judged[source]
-            chosen.update(places[n] for n in places_of_part(select(groups, places), MEMORY))
+            places = np.array(judged[source], dtype=np.int64)
+            part = groups.select(places).places_of_part(MEMORY)
+            chosen.update(places[part].tolist())
         ordered = sorted(chosen)
-        sample = list(select(groups, ordered))
+        sample = list(groups.select(np.array(ordered)))
         rewards = score(sample)
         both = zip(ordered, rewards, strict=True)
         level = mean_reward([row for place, row in both if place in typical])
@@ -128,11 +130,11 @@ class Thresholds:
             self._seen[source] = len(values)
         return level
 
-    def _places_by_source(self, groups: Sequence[Group]) -> dict[str, list[int]]:
+    def _places_by_source(self, groups: StoredGroups) -> dict[str, list[int]]:
         """The places of the groups with judgments by each source."""
         found: dict[str, list[int]] = defaultdict(list)
-        places = np.flatnonzero(numbers_of(groups, "pointwise")).tolist()
-        for place, group in zip(places, select(groups, places), strict=True):
+        places = np.flatnonzero(groups.numbers("pointwise"))
+        for place, group in zip(places.tolist(), groups.select(places), strict=True):
             for source in {self.source(one.annotator) for one in group.pointwise}:
                 found[source].append(place)
         return found

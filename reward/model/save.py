@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reward.data.annotators import weigh_annotators
 from reward.data.loading import Data
-from reward.data.selection import numbers_of
 from reward.model.normalize import Scale, fit_scale, fold_into_head
 from reward.model.origin import describe_origin
 from reward.report.accuracy import Accuracy
@@ -166,7 +165,7 @@ def describe_run(
         "counts": data.counts,
         "trained_on": {
             "prompts": len(data.train),
-            "labels": int(numbers_of(data.train, "labels").sum()),
+            "labels": int(data.train.numbers("labels").sum()),
         },
         "annotators": weigh_annotators(data.train, settings.loss, data.annotators),
         "amount": describe_amount(settings, data, len(rows)),

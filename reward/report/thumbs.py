@@ -10,7 +10,6 @@ from typing import Any
 
 from reward.data.groups import Group, Pointwise
 from reward.data.loading import Data
-from reward.data.selection import numbers_of, with_pointwise
 from reward.data.thresholds import Thresholds
 from reward.model.normalize import Scale
 from reward.model.save import plain_accuracy
@@ -47,7 +46,7 @@ def describe_thumbs(
         return {}
 
     values = thresholds.values(level)
-    train = with_pointwise(data.train)
+    train = data.train.with_pointwise()
 
     def b(judgment: Pointwise) -> float:
         return values[thresholds.source(judgment.annotator)]
@@ -61,7 +60,7 @@ def describe_thumbs(
 
     pairs = {
         "weight": 1.0,
-        "train": {"all": int(numbers_of(data.train, "pairs").sum())},
+        "train": {"all": int(data.train.numbers("pairs").sum())},
         "held_out": {"all": sum(len(group.pairs) for group in data.held_out)},
         "accuracy": plain_accuracy(pair_accuracy(data.held_out, rewards)),
     }

@@ -1,7 +1,7 @@
 """Ranked datasets for the reward tests: sunny words beat rainy ones."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
+from reward.data.groups import Group
+from reward.data.stored_groups import GroupFile, StoredGroups, to_batches
 from reward.settings import RewardSettings
 from rlhf.modeling.tokens import encode_prompt, encode_response
 from rlhf.records.ranked import write_ranked
@@ -20,6 +22,11 @@ GOOD = ("Lovely, warm and happy!", "We loved the kind people.")
 BAD = ("Awful, cold and sad.", "I hated the late train.")
 
 MakeRecord = Callable[..., RankedPrompt]
+
+
+def stored(groups: Iterable[Group]) -> StoredGroups:
+    """Groups as training reads them; the pairs are those of the rankings."""
+    return GroupFile(list(to_batches(("train", group) for group in groups))).of_use("train")
 
 
 def build_record(

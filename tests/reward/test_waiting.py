@@ -17,6 +17,7 @@ from rlhf.modeling.attention.shared_prefix import share_prompts
 from rlhf.modeling.models import new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer, pad_right
 from rlhf.parallel.distributed import start
+from tests.reward.conftest import stored
 from tests.rlhf.fake_device import DEVICE, numbers, on_device, use_device, waiting
 
 GROUPS = [
@@ -52,7 +53,7 @@ def build_state(folder: Path, loss: str, tokens: int, *, shared: bool = True) ->
         tokens,
         Objective(loss, 0.1, 0.1),
         shared=shared,
-        thresholds=Thresholds(GROUPS),
+        thresholds=Thresholds(stored(GROUPS)),
     )
 
 

@@ -45,6 +45,7 @@ from rlhf.parallel.sharding_choice import choose_sharding
 from rlhf.records.schema import Message, Prompt, Sampling
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
 from tests.pipeline.processes.state import full_state
+from tests.reward.conftest import stored
 from tests.settings import changed, ppo_settings
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15]]
@@ -269,8 +270,8 @@ def reward(
     # of two processes one has no thumbs
     thumbs = (Pointwise(0, True, "b", "thumbs"), Pointwise(1, False, "b", "thumbs", 0.5))
     groups[-1] = replace(groups[-1], pairs=(), pointwise=thumbs)
-    state = replace(state, thresholds=Thresholds(groups))
-    fit_thresholds(state, groups)
+    state = replace(state, thresholds=Thresholds(stored(groups)))
+    fit_thresholds(state, stored(groups))
     rows = [
         take_step(state, groups, RATE) | {"b": state.thresholds.state()[OTHERS][0]}
         for _ in range(STEPS)

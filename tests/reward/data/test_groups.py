@@ -11,12 +11,11 @@ from reward.data.groups import (
     build_groups,
     rank_pairs,
 )
-from reward.data.loading import standardize_scores
-from reward.data.selection import hold_out
+from reward.data.loading import hold_out, standardize_scores
 from rlhf.errors import InputError
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.records.schema import Message, Prompt, Ranking
-from tests.reward.conftest import build_record
+from tests.reward.conftest import build_record, stored
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +112,8 @@ def scores_of(groups):
 
 def test_standard_scores_by_hand():
     # mean 40 / 8 = 5; squares 16 1 4 9 0 1 0 1: deviation √(32 / 8) = 2
-    train = [scored((9, 4), (7, 2)), scored((5, 4)), scored((5, 4))]
-    got, others = standardize_scores(train, [scored((13, 1))])
+    train = stored([scored((9, 4), (7, 2)), scored((5, 4)), scored((5, 4))])
+    got, others = standardize_scores(train, stored([scored((13, 1))]))
     assert scores_of(got) == [(2, -0.5), (1, -1.5), (0, -0.5), (0, -0.5)]
     assert scores_of(others) == [(4, -2)]  # on the scale of the others
     assert [replace(one, rankings=()) for one in got] == [replace(g, rankings=()) for g in train]
@@ -122,7 +121,7 @@ def test_standard_scores_by_hand():
 
 def test_standard_scores_against_numpy():
     table = -np.sort(-np.random.default_rng(0).normal(1e9, 2, size=(50, 2)))
-    got, _ = standardize_scores([scored(*map(tuple, table.tolist()))], [])
+    got, _ = standardize_scores(stored([scored(*map(tuple, table.tolist()))]), stored([]))
     expected = (table - table.mean()) / np.sqrt(((table - table.mean()) ** 2).mean())
     np.testing.assert_allclose(scores_of(got), expected, atol=1e-6)
 
@@ -131,7 +130,7 @@ def test_standard_scores_against_numpy():
 def test_scores_that_are_all_the_same_are_refused(same):
     message = f"The 6 scores of the training rankings are all {same:g}\n.* --loss bradley_terry"
     with pytest.raises(InputError, match=message):
-        standardize_scores([scored((same, same))] * 3, [scored((2, 1))])
+        standardize_scores(stored([scored((same, same))] * 3), stored([scored((2, 1))]))
 
 
 def test_intransitive_judgments_train_as_pairs(encoder):
@@ -188,8 +187,8 @@ def test_a_response_that_is_there_twice_is_refused(encoder):
 
 def test_hold_out_depends_on_ids_alone(encoder):
     groups, _ = build_groups([build_record(n) for n in range(20)], encoder)
-    train, held_out = hold_out(groups, 0.1)
-    again, _ = hold_out(list(reversed(groups)), 0.1)
+    train, held_out = hold_out(stored(groups), 0.1)
+    again, _ = hold_out(stored(reversed(groups)), 0.1)
     assert len(held_out) == 2
     assert {g.prompt_id for g in train} == {g.prompt_id for g in again}
     assert not {g.prompt_id for g in train} & {g.prompt_id for g in held_out}
@@ -198,7 +197,7 @@ def test_hold_out_depends_on_ids_alone(encoder):
 def test_a_prompt_under_two_ids_is_held_out_as_one(encoder):
     groups, _ = build_groups([build_record(n) for n in range(6)], encoder)
     twins = [replace(group, prompt_id=f"twin-{group.prompt_id}") for group in groups]
-    train, held_out = hold_out([*groups, *twins], 0.25)  # 3 of 12
+    train, held_out = hold_out(stored([*groups, *twins]), 0.25)  # 3 of 12
     assert len(train) + len(held_out) == 12
     assert 4 <= len(held_out) <= 6
     assert not {g.prompt for g in train} & {g.prompt for g in held_out}

@@ -9,6 +9,7 @@ from scipy.optimize import minimize_scalar
 from reward.data.groups import Group, Pointwise
 from reward.data.thresholds import MEMORY, MIN_OF_EACH, OTHERS, Thresholds, gradient, solve
 from rlhf.errors import InputError
+from tests.reward.conftest import stored
 
 
 def group(name, *said, annotator="ann", weight=1.0):
@@ -67,7 +68,9 @@ def test_b_is_finite_where_a_sample_says_one_thing(said):
 
 def test_who_gave_enough_of_both_has_a_threshold_of_her_own():
     few = [group("few", 1, 0, annotator="few"), group("one", 1, annotator="one")]
-    found = Thresholds([of_both("ann"), of_both("bob"), of_both("cid", MIN_OF_EACH - 1), *few])
+    found = Thresholds(
+        stored([of_both("ann"), of_both("bob"), of_both("cid", MIN_OF_EACH - 1), *few])
+    )
     assert found.sources == ["ann", "bob", OTHERS]
     assert [found.source(name) for name in ("ann", "cid", "few", "new")] == ["ann", *[OTHERS] * 3]
     assert all(found.is_fitted(source) for source in found.sources)
@@ -75,8 +78,8 @@ def test_who_gave_enough_of_both_has_a_threshold_of_her_own():
 
 
 def test_no_thumbs_no_thresholds():
-    assert Thresholds([Group("a", (1,), ((2,),))]).sources == []
-    assert Thresholds([of_both("ann")]).sources == ["ann"]  # nobody is left over
+    assert Thresholds(stored([Group("a", (1,), ((2,),))])).sources == []
+    assert Thresholds(stored([of_both("ann")])).sources == ["ann"]  # nobody is left over
 
 
 def scoring(groups, rewards):
@@ -87,10 +90,10 @@ def scoring(groups, rewards):
 
 def test_what_says_one_thing_is_measured_against_the_mean_reward():
     groups = [of_both("ann", 8), group("bad", 0, 0, annotator="bob"), Group("pair", (1,), ((2,),))]
-    found = Thresholds(groups)
+    found = Thresholds(stored(groups))
     assert [found.is_fitted(source) for source in found.sources] == [True, False]
     rewards = [[1.0] * 8 + [0.0] * 8, [-1.0, 0.0], [12.0]]
-    level = found.fit(groups, scoring(groups, rewards))
+    level = found.fit(stored(groups), scoring(groups, rewards))
     assert level == pytest.approx((8 - 1 + 12) / 19)
     assert found.values(level) == {"ann": pytest.approx(0.5), OTHERS: level}
     assert found.of(groups, level).tolist() == pytest.approx([0.5] * 16 + [1.0] * 2)
@@ -100,8 +103,8 @@ def test_what_says_one_thing_is_measured_against_the_mean_reward():
 
 def test_offsets_move_by_four_times_the_mean_gradient_by_hand():
     groups = [of_both("ann", 8), group("more", 1, 0, weight=2.0)]
-    found = Thresholds(groups)
-    found.fit(groups[:1], scoring(groups[:1], [[0.0] * 16]))
+    found = Thresholds(stored(groups))
+    found.fit(stored(groups[:1]), scoring(groups[:1], [[0.0] * 16]))
     assert found.state() == {"ann": [pytest.approx(0, abs=1e-9), 16]}
     # rewards of 4 and 2: level 3, gradients 1 − σ(1) and −σ(−1), which cancel
     assert found.follow(groups[1:], [[4.0, 2.0]]) == 3
@@ -119,8 +122,8 @@ def test_a_shift_of_all_rewards_shifts_b_as_far_at_once():
     groups = [group(str(n), 1, 0, 0) for n in range(20)]
     moved = []
     for shift in (0.0, 12.0):
-        found = Thresholds(groups)
-        found.fit(groups, scoring(groups, [[1.0, 0.0, -1.0]] * 20))
+        found = Thresholds(stored(groups))
+        found.fit(stored(groups), scoring(groups, [[1.0, 0.0, -1.0]] * 20))
         rewards = [[1.0 + shift, 0.5 + shift, -1.0 + shift]] * 4
         moved.append(found.values(found.follow(groups[:4], rewards))["ann"])
     assert moved[1] == pytest.approx(moved[0] + 12)
@@ -129,7 +132,7 @@ def test_a_shift_of_all_rewards_shifts_b_as_far_at_once():
 def test_following_finds_the_best_b():
     dice = np.random.default_rng(1)
     groups = [group(str(n), *(dice.random(16) < 0.7)) for n in range(40)]
-    found = Thresholds(groups)
+    found = Thresholds(stored(groups))
     good = np.array([[one.is_good for one in g.pointwise] for g in groups], dtype=float)
     for spread in (0.1, 3.0):
         rewards = dice.normal(0, spread, size=(40, 16))
@@ -142,7 +145,7 @@ def test_following_finds_the_best_b():
 
 def test_a_batch_of_more_thumbs_than_the_memory_does_not_overshoot():
     groups = [group(str(n), 1, 1, 0) for n in range(MEMORY)]
-    found = Thresholds(groups)
+    found = Thresholds(stored(groups))
     for _ in range(60):
         level = found.follow(groups, [[3.0, 3.0, 3.0]] * MEMORY)
     assert found.values(level)["ann"] == pytest.approx(3 - math.log(2), abs=1e-3)
@@ -150,15 +153,15 @@ def test_a_batch_of_more_thumbs_than_the_memory_does_not_overshoot():
 
 def test_a_checkpoint_brings_back_the_same_numbers():
     groups = [of_both("ann"), group("b", 0, annotator="bob")]
-    found, again = Thresholds(groups), Thresholds(groups)
-    found.fit(groups, scoring(groups, [list(np.linspace(0, 1, 16)), [0.1]]))
+    found, again = Thresholds(stored(groups)), Thresholds(stored(groups))
+    found.fit(stored(groups), scoring(groups, [list(np.linspace(0, 1, 16)), [0.1]]))
     again.restore(found.state())
     assert again.state() == found.state()
     assert again.values(0.7) == found.values(0.7)
 
 
 def test_a_checkpoint_that_lacks_a_source_is_refused():
-    found = Thresholds([of_both("ann"), of_both("bob")])
+    found = Thresholds(stored([of_both("ann"), of_both("bob")]))
     with pytest.raises(InputError) as caught:
         found.restore({"ann": [0.5, 16]})
     assert str(caught.value) == (
@@ -176,6 +179,6 @@ def test_every_source_is_scored_to_be_fitted():
         scored.extend(sample)
         return [[0.0] * len(one.responses) for one in sample]
 
-    Thresholds(groups).fit(groups, score)
+    Thresholds(stored(groups)).fit(stored(groups), score)
     assert MEMORY < len(scored) <= MEMORY + 11
     assert groups[2 * MEMORY] in scored

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from reward.data.groups import Encoder, Pair, Pointwise, PointwiseRules, build_groups
-from reward.data.loading import read_data
-from reward.data.selection import hold_out
+from reward.data.loading import hold_out, read_data
 from rlhf.errors import ConfigError, InputError
 from rlhf.modeling.tokens import load_tokenizer
-from tests.reward.conftest import build_record, export, thumbed
+from tests.reward.conftest import build_record, export, stored, thumbed
 from tests.settings import reward_settings
 
 
@@ -130,7 +129,7 @@ def test_the_only_ranked_prompt_is_trained_on(tiny_model, tmp_path):
     assert sum(bool(group.pairs) for group in data.train) == 1
     assert (len(data.train), len(data.held_out)) == (19, 2)  # a tenth of 20
     twin = replace(data.train[0], prompt_id="twin")
-    assert hold_out([data.train[0], twin], 0.1) == ([data.train[0], twin], [])
+    assert hold_out(stored([data.train[0], twin]), 0.1) == ([data.train[0], twin], [])
 
 
 def test_evaluations_without_a_prompt_to_set_aside_are_refused(tiny_model, tmp_path):

@@ -11,6 +11,7 @@ from reward.model.normalize import fit_scale, fold_into_head
 from reward.model.save import measure_scale
 from reward.step import TrainState
 from rlhf.errors import GuardError
+from tests.reward.conftest import stored
 
 
 def test_scale_by_hand():
@@ -56,7 +57,7 @@ def test_few_reference_outputs_set_no_scale(outputs, fitted_on):
     state = TrainState(accelerator, LastToken(), unused, 0, 2048, Objective(), shared=False)
     # rewards 0 and 1 in turn: mean 1/2, deviation 1/2
     reference = [Group(str(number), (5,), ((number % 2,),)) for number in range(outputs)]
-    data = Data([], [], [], reference, "test prompts", {}, AnnotatorWeights({}))
+    data = Data(stored([]), [], [], reference, "test prompts", {}, AnnotatorWeights({}))
     scale, normalized = measure_scale(state, data, [[1.0, 3.0]])  # mean 2, deviation 1
     assert scale.fitted_on == fitted_on
     if outputs < 32:

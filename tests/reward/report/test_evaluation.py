@@ -9,7 +9,7 @@ from reward.train import train_reward
 from rlhf.errors import ConfigError
 from rlhf.modeling.models import load_reward_model
 from rlhf.run.metrics import read_metrics
-from tests.reward.conftest import build_record, export, settings_for
+from tests.reward.conftest import build_record, export, settings_for, stored
 
 
 def test_the_earlier_of_two_equal_evaluations_is_best_and_later_ones_are_counted():
@@ -47,11 +47,11 @@ def test_the_held_out_prompts_measure_and_do_not_choose(rankings, tiny_model, tm
 def contradicting(tmp_path):
     """Train prompts that teach one order and, for those set aside for evaluation, its reverse."""
     from reward.data.groups import Group
-    from reward.data.selection import hold_out
+    from reward.data.loading import hold_out
 
     records = [build_record(n) for n in range(20)]
     groups = [Group(record.prompt.id, (n,), ()) for n, record in enumerate(records)]
-    aside = {group.prompt_id for group in hold_out(groups, 0.3)[1]}
+    aside = {group.prompt_id for group in hold_out(stored(groups), 0.3)[1]}
     records = [
         replace(r, rankings=tuple(replace(k, tiers=k.tiers[::-1]) for k in r.rankings))
         if r.prompt.id in aside
