@@ -223,24 +223,24 @@ def take_step(training: Training, settings: PPOSettings, step: int) -> dict[str,
     laps.end("score")
     generator = torch.Generator().manual_seed(_step_seed(training, step))
     with waiting("data"):
-        rows = choose_reference_rows(
+        reference_rows = choose_reference_rows(
             prompts[:: settings.batch.samples_per_prompt], step, settings, generator
         )
         pad_id = int(training.tokenizer.pad_token_id)
-        references = reference_batch(rows, pad_id, accelerator.device)
+        references = reference_batch(reference_rows, pad_id, accelerator.device)
         texts = training.texts.of_step(step) if training.texts else None
     data = StepData(experience, references, texts)
     temperature = environment.sampling.temperature
     learner = Learner(accelerator, training.model, training.optimizer, settings, temperature)
     statistics = update(learner, data, generator)
     laps.end("update")
-    row = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
+    metrics = {"step": step, **describe_rollout(accelerator, episodes, scores, measured)}
     cap = settings.sampling.correction_cap
-    row |= describe_correction(environment, episodes, experience, cap)
-    row |= {**kls, **statistics, **rates}
+    metrics |= describe_correction(environment, episodes, experience, cap)
+    metrics |= {**kls, **statistics, **rates}
     if settings.advantages == "gae":
-        row |= describe_values(accelerator, experience)
-    return row | laps.seconds | laps.metrics()
+        metrics |= describe_values(accelerator, experience)
+    return metrics | laps.seconds | laps.metrics()
 
 
 def update(learner: Learner, data: StepData, generator: torch.Generator) -> dict[str, float]:

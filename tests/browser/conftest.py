@@ -16,7 +16,7 @@ from unittest.mock import patch
 from urllib.error import URLError
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 from starlette.types import ASGIApp
 
 from labeling_app.annotators import passwords
@@ -33,6 +33,7 @@ ARGUMENTS = [
     "--disable-quic",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+PATIENCE = 120_000  # milliseconds, for a machine whose cores are all busy with other tests
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -124,6 +125,7 @@ def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.skip("no /usr/bin/chromium: run `make browser`")
     with sync_playwright() as playwright:
+        expect.set_options(timeout=PATIENCE)
         opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         yield opened
         opened.close()
@@ -181,6 +183,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         url: str, before: Callable[[Page], object] = lambda page: None, **context: object
     ) -> Page:
         contexts.append(browser.new_context(**context))
+        contexts[-1].set_default_timeout(PATIENCE)
         page = contexts[-1].new_page()
         page.on("request", lambda request: watch(request, url))
         page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
