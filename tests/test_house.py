@@ -9,6 +9,7 @@ import pytest
 from tests.servers.commands import REPOSITORY
 
 PACKAGES = ("rlhf", "reward", "policies", "labeling_app")
+FOLDERS = (*PACKAGES, "tests", "examples")
 MOST_ENTRIES, MOST_LINES, MOST_LINES_OF_FUNCTION, MOST_ARGUMENTS = 14, 400, 60, 7
 FORMULAS = {  # pure functions of numbers take as many as their formula has
     ("policies/formulas.py", "policy_loss"),
@@ -16,9 +17,9 @@ FORMULAS = {  # pure functions of numbers take as many as their formula has
 }
 
 
-def files() -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from (REPOSITORY / package).rglob("*.py")
+def files(folders: tuple[str, ...]) -> Iterator[Path]:
+    for folder in folders:
+        yield from (REPOSITORY / folder).rglob("*.py")
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -33,9 +34,9 @@ def count_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(one.arg not in ("self", "cls") for one in taken)
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "tests", "examples"])
-def test_a_folder_fits_one_glance(package: str) -> None:
-    folders = [REPOSITORY / package, *(REPOSITORY / package).rglob("*/")]
+@pytest.mark.parametrize("root", FOLDERS)
+def test_a_folder_fits_one_glance(root: str) -> None:
+    folders = [REPOSITORY / root, *(REPOSITORY / root).rglob("*/")]
     entries = {
         str(folder.relative_to(REPOSITORY)): len(
             [one for one in folder.iterdir() if one.name != "__pycache__"]
@@ -48,7 +49,7 @@ def test_a_folder_fits_one_glance(package: str) -> None:
 
 def test_files_and_functions_are_short() -> None:
     long = []
-    for path in files():
+    for path in files(FOLDERS):
         name = str(path.relative_to(REPOSITORY))
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > MOST_LINES:
@@ -63,7 +64,7 @@ def test_files_and_functions_are_short() -> None:
 def test_functions_take_few_arguments() -> None:
     many = {
         (str(path.relative_to(REPOSITORY)), function.name): count_arguments(function)
-        for path in files()
+        for path in files(PACKAGES)
         for function in functions(path)
         if count_arguments(function) > MOST_ARGUMENTS
     }

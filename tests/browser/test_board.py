@@ -1,83 +1,29 @@
 """A person ranks in a real browser, and what was on the screen is what stands in SQLite."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page
-from sqlite_utils import Database
 
-from tests.browser.conftest import ProcessApp, submit_as_shown
+from tests.browser.boards import (
+    FOUR,
+    MODEL,
+    database,
+    in_database,
+    line,
+    on_screen,
+    tiers_on_screen,
+    wait_for_rest,
+    wait_for_task,
+)
+from tests.browser.conftest import submit_as_shown
 
 pytestmark = pytest.mark.browser
-
-MODEL = "secret-model-7b"
 HOSTILE = [
     "<script>window.hacked = 1</script>plain",
     '<img src=x onerror="window.hacked = 1">',
     "${window.hacked = 1} {{window.hacked}} \\u12 `",
     "[link](javascript:window.hacked=1) \u202eright to left",
 ]
-
-
-def line(prompt: str, texts: list[str]) -> dict:
-    return {"prompt": prompt, "responses": [{"text": text, "model": MODEL} for text in texts]}
-
-
-FOUR = [line(f"question {n}", [f"answer {n}{x}" for x in "pqrs"]) for n in range(8)]
-
-
-def wait_for_task(page: Page, text: str = "") -> None:
-    page.wait_for_selector(f".rb-prompt:has-text('{text}')")
-    page.wait_for_selector(".rb-list .rb-card")
-
-
-def on_screen(page: Page) -> list[tuple[str, str]]:
-    """(rank, text) of every ranked card, from top to bottom."""
-    return [
-        (card.query_selector(".rb-rank").inner_text(), card.query_selector(".rb-text").inner_text())
-        for card in page.query_selector_all(".rb-list .rb-card")
-    ]
-
-
-def wait_for_rest(page: Page) -> None:
-    """Wait until the cards of the last move have come to rest."""
-    moving = "document.querySelector('.rb').getAnimations({subtree: true}).length"
-    page.wait_for_function(f"{moving} === 0")
-
-
-@contextmanager
-def database(path: Path) -> Iterator[Database]:
-    db = Database(path)
-    try:
-        yield db
-    finally:
-        db.close()
-
-
-def in_database(path: Path) -> list[dict]:
-    """Every live ranking with texts in place of ids."""
-    with database(path) as db:
-        texts = {row["id"]: row["text"] for row in db["responses"].rows}
-        found = []
-        for row in db.query("SELECT * FROM rankings WHERE live = 1 ORDER BY seq"):
-            row["tiers"] = [[texts[i] for i in tier] for tier in json.loads(row["tiers"])]
-            row["shown"] = [texts[i] for i in json.loads(row["shown"])]
-            row["flags"] = [
-                f"{flag}@{texts[i]}" if i else flag
-                for flag, _, i in (item.partition("@") for item in json.loads(row["flags"]))
-            ]
-            found.append(row)
-        return found
-
-
-def tiers_on_screen(page: Page) -> list[list[str]]:
-    tiers: dict[str, list[str]] = {}
-    for rank, text in on_screen(page):
-        tiers.setdefault(rank, []).append(text)
-    return list(tiers.values())
 
 
 def test_five_keys_rank_four_with_a_tie(serve, open_page):
@@ -266,74 +212,6 @@ def test_hostile_text_is_shown_and_does_nothing(serve, open_page):
     assert sorted(in_database(app.db)[0]["shown"]) == sorted(HOSTILE)
 
 
-def test_a_draft_survives_a_reload_and_undo_brings_an_answer_back(serve, open_page):
-    app = serve(FOUR)
-    page = open_page(app.url)
-    wait_for_task(page, "question 0")
-    for key in ("2", "1", "2", "4"):
-        page.keyboard.press(key)
-    before = tiers_on_screen(page)
-    page.reload()
-    wait_for_task(page, "question 0")
-    assert tiers_on_screen(page) == before
-    page.keyboard.press("Control+Enter")
-    wait_for_task(page, "question 1")
-    page.keyboard.press("u")
-    wait_for_task(page, "question 0")
-    assert tiers_on_screen(page) == before
-    page.keyboard.press("s")
-    page.keyboard.press("3")  # "Too long"
-    wait_for_task(page, "question 1")
-    with database(app.db) as db:
-        assert [row["reason"] for row in db["skips"].rows] == ["Too long"]
-
-
-def test_undo_of_a_skip_brings_the_work_back(serve, open_page):
-    page = open_page(serve(FOUR).url)
-    wait_for_task(page, "question 0")
-    for key in ("2", "1", "2", "4"):
-        page.keyboard.press(key)
-    page.fill(".rb-note", "hm")
-    before = tiers_on_screen(page)
-    page.keyboard.press("Escape")
-    page.keyboard.press("s")
-    page.keyboard.press("1")  # meant as a place, taken as a reason
-    wait_for_task(page, "question 1")
-    page.keyboard.press("u")
-    wait_for_task(page, "question 0")
-    assert tiers_on_screen(page) == before
-    assert page.input_value(".rb-note") == "hm"
-
-
-def test_a_server_that_dies_during_a_submit_loses_nothing(serve, open_page):
-    app = serve(FOUR, kind=ProcessApp)
-    page = open_page(app.url)
-    wait_for_task(page, "question 0")
-    page.keyboard.press("4")
-    app.stop()
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector(".rb-error:has-text('kept in this browser and sent again')")
-    assert in_database(app.db) == []
-    app.start()
-    wait_for_task(page, "question 1")
-    assert len(in_database(app.db)) == 1
-    assert page.locator(".rb-error").is_hidden()
-
-
-def test_a_page_closed_while_the_server_is_down_sends_at_the_next_visit(serve, open_page):
-    app = serve(FOUR)
-    page = open_page(app.url)
-    wait_for_task(page, "question 0")
-    app.stop()
-    submit_as_shown(page)
-    page.wait_for_selector(".rb-error:has-text('kept in this browser and sent again')")
-    app.start()
-    page.goto("about:blank")
-    page.goto(app.url)
-    wait_for_task(page, "question 1")
-    assert len(in_database(app.db)) == 1
-
-
 def test_an_untouched_board_asks_before_it_submits(serve, open_page):
     app = serve(FOUR)
     page = open_page(app.url)
@@ -385,28 +263,3 @@ def test_a_cut_response_says_so_and_signs_have_names(serve, open_page):
         assert sign.get_attribute("title") == sign.get_attribute("aria-label") != ""
     cut.locator("[data-act=leave]").click()
     assert cut.locator("[data-act=leave]").get_attribute("title").startswith("Rank ")
-
-
-def test_the_words_on_drafts_and_on_what_is_done_are_true(serve, open_page):
-    app = serve(FOUR)
-    page = open_page(app.url)
-    wait_for_task(page, "question 0")
-    assert page.inner_text(".rb-progress") == "0 done"
-    page.keyboard.press("4")
-    assert page.inner_text(".rb-saved") == "Saving the draft …"
-    page.wait_for_selector(".rb-saved:has-text('Draft saved')")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector(".rb-progress:has-text('1 done')")
-
-
-def test_double_submit_stores_one_row_each(serve, open_page):
-    app = serve(FOUR[:2])
-    page = open_page(app.url)
-    wait_for_task(page, "question 0")
-    page.keyboard.press("1")
-    page.evaluate(
-        "() => { for (let i = 0; i < 2; i++) document.dispatchEvent(new KeyboardEvent('keydown',"
-        " {key: 'Enter', ctrlKey: true, bubbles: true})) }"
-    )
-    wait_for_task(page, "question 1")
-    assert len(in_database(app.db)) == 1

@@ -8,6 +8,7 @@ from sqlite_utils import Database
 
 from labeling_app.db.queue import Submission, TaskQueue
 from labeling_app.db.store import Store
+from tests.browser.boards import wait_for_task
 from tests.browser.conftest import submit_as_shown
 
 pytestmark = pytest.mark.browser
@@ -17,17 +18,12 @@ LINES = [
 ]
 
 
-def wait_for(page, text: str) -> None:
-    page.wait_for_selector(f".rb-prompt:has-text('{text}')")
-    page.wait_for_selector(".rb-list .rb-card")
-
-
 def test_rubric_history_and_long_responses(serve, open_page, tmp_path):
     rubric = tmp_path / "rubric.md"
     rubric.write_text("Prefer **true** answers.")
     app = serve(LINES, "--rubric", str(rubric), "--flags", "odd")
     page = open_page(app.url, viewport={"width": 1000, "height": 800})
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     assert page.inner_text(".rb-rubric strong") == "true"  # opened once by itself
     page.click("[data-act=rubric]")
     assert page.locator(".rb-rubric").is_hidden()
@@ -38,16 +34,16 @@ def test_rubric_history_and_long_responses(serve, open_page, tmp_path):
     assert page.locator(".rb-card:has-text('short') [data-act=more]").is_hidden()
 
     submit_as_shown(page)
-    wait_for(page, "question 1")
+    wait_for_task(page, "question 1")
     page.keyboard.press("h")
     page.wait_for_selector(".rb-history[open]")
     assert "question 0 <b>${x}" in page.inner_text(".rb-past")
     assert "A > B" in page.inner_text(".rb-past")
     page.click(".rb-past button")
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     page.keyboard.press("2")
     page.keyboard.press("Control+Enter")
-    wait_for(page, "question 1")
+    wait_for_task(page, "question 1")
     db = Database(app.db)
     rows = list(db.query("SELECT live, tiers, shown, rubric FROM rankings ORDER BY seq"))
     db.close()
@@ -72,9 +68,9 @@ def test_a_task_is_opened_again_after_its_draft_and_without_a_submission(
             route.continue_()
 
     page = open_page(serve(LINES).url, lambda page: page.route("**/board", hold))
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     submit_as_shown(page)
-    wait_for(page, "question 1")
+    wait_for_task(page, "question 1")
     if operation == "open":
         page.keyboard.press("h")
         page.wait_for_selector(".rb-history[open]")
@@ -91,16 +87,16 @@ def test_a_task_is_opened_again_after_its_draft_and_without_a_submission(
     page.wait_for_timeout(1000)  # a draft is sent after 800 ms
     assert operations == ["draft", operation]
     held[0].continue_()
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     page.reload()
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     assert operations == ["draft", operation, "next"]
 
 
 def test_a_text_that_is_cut_can_be_opened_at_any_width_and_unranked(serve, open_page):
     app = serve([{"prompt": "question 0", "responses": ["word " * 120, "line\n\n" * 60]}])
     page = open_page(app.url, viewport={"width": 1000, "height": 800})
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     some, long = (
         page.locator(".rb-item:has-text('word')"),
         page.locator(".rb-item:has-text('line')"),
@@ -165,7 +161,7 @@ def test_a_training_task_answers_back(serve, open_page):
         "purpose": "training", "explanation": "**good** is better. <script>x</script>",
     }  # fmt: skip
     page = open_page(serve([training, *LINES]).url)
-    wait_for(page, "exercise")
+    wait_for_task(page, "exercise")
     page.locator(".rb-card:has-text('bad')").focus()
     page.keyboard.press("1")
     page.keyboard.press("Control+Enter")
@@ -173,16 +169,16 @@ def test_a_training_task_answers_back(serve, open_page):
     assert "another order was expected" in page.inner_text(".rb-feedback h2")
     assert page.inner_text(".rb-feedback strong") == "good"
     page.keyboard.press("Escape")
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     submit_as_shown(page)
-    wait_for(page, "question 1")
+    wait_for_task(page, "question 1")
     assert page.locator(".rb-feedback").is_hidden()
 
 
 def test_thinking_is_folded_and_unfolds_by_mouse_and_keyboard(serve, open_page):
     said = ["<think>two and two</think>It is 4.", "It is 5."]
     page = open_page(serve([{"prompt": "question 0", "responses": said}]).url)
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     card = page.locator(".rb-card:has-text('It is 4.') .rb-text")
     assert "two and two" not in card.inner_text()
     page.locator(".rb-card summary").click()
@@ -194,7 +190,7 @@ def test_thinking_is_folded_and_unfolds_by_mouse_and_keyboard(serve, open_page):
 def test_a_draft_flag_no_longer_offered_is_left_out_and_a_refusal_is_shown(serve, open_page):
     app = serve(LINES, "--annotator", "ann", "--flags", "odd")
     page = open_page(app.url)
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     page.locator("[data-act=flag]").first.click()
     page.locator(".rb-chip:visible").first.click()
     page.wait_for_selector(".rb-saved:has-text('Draft saved')")
@@ -206,7 +202,7 @@ def test_a_draft_flag_no_longer_offered_is_left_out_and_a_refusal_is_shown(serve
     app.start()
     page.goto(app.url)
     page.wait_for_selector(".rb-error:has-text('is not a flag here. Use new')")
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     assert page.inner_text(".rb-saved") == "Draft restored"
     submit_as_shown(page)
     page.wait_for_selector(".rb-progress:has-text('1 done')")
@@ -215,7 +211,7 @@ def test_a_draft_flag_no_longer_offered_is_left_out_and_a_refusal_is_shown(serve
 def test_a_page_keeps_its_work_while_the_database_is_gone(serve, open_page):
     app = serve(LINES, "--annotator", "ann")
     page = open_page(app.url)
-    wait_for(page, "question 0")
+    wait_for_task(page, "question 0")
     moved = app.db.with_name("moved.db")
     app.db.rename(moved)
     page.keyboard.press("2")
@@ -226,7 +222,7 @@ def test_a_page_keeps_its_work_while_the_database_is_gone(serve, open_page):
     page.wait_for_selector(".rb-error:has-text('its file was removed or replaced')")
     moved.rename(app.db)
     page.wait_for_selector(".rb-progress:has-text('1 done')")
-    wait_for(page, "question 1")
+    wait_for_task(page, "question 1")
     with Store(app.db, read_only=True) as store:
         assert store.counts()["rankings"] == 1
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.examples.test_evidence import STORIES, write_pairs
+from tests.examples.small_experiments import STORIES, write_pairs
 
 NAMES = ("people", "annotators", "priorities")
 

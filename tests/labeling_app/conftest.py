@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from labeling_app.db.store import Store
 from labeling_app.quality.report import measure_quality, open_work
 from labeling_app.web.lead.frame import LeadFrame
 from labeling_app.web.lead.quality import FILTERS, PATH, TEMPLATE
-from rlhf.records.schema import Message, Prompt, Response, content_id
+from rlhf.records.schema import Message, Prompt, Ranking, Response, content_id
 
 Result = TypeVar("Result")
 
@@ -53,6 +53,11 @@ def build_responses(
         )
         for index, text in enumerate(texts)
     ]
+
+
+def build_ranking(prompt_id: str, tiers: Iterable[Iterable[str]], **fields: Any) -> Ranking:
+    values = {"id": "r1", "annotator": "ann", "kind": "human", **fields}
+    return Ranking(prompt_id=prompt_id, tiers=tuple(map(tuple, tiers)), **values)
 
 
 @pytest.fixture(autouse=True)

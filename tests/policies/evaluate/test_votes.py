@@ -12,7 +12,7 @@ from rlhf.cli import main
 from rlhf.records.jsonl import write_json, write_jsonl
 from rlhf.records.ranked import read_ranked_file
 from rlhf.run.rundir import RunDir
-from tests.policies.evaluate.test_report import require_numbers_of_report
+from tests.policies.evaluate.report_pages import require_numbers_of_report
 
 
 @pytest.fixture
@@ -49,6 +49,13 @@ def vote(db: Path, annotator: str, shares: dict[str, float]) -> None:
             order = (other, 1 - other) if share == 0 else (1 - other, other)
             tiers = (order,) if share == 0.5 else tuple((place,) for place in order)
             queue.submit(annotator, Submission(id=name, task_id=task.id, tiers=tiers))
+
+
+def retract(db: Path, *ids: str) -> None:
+    """The people who have ranked one of these answers think better of it; "" is all of them."""
+    with Store(db) as store:
+        for id_ in ids:
+            store.connections.db.execute(f"UPDATE rankings SET live = 0 WHERE tiers LIKE '%{id_}%'")
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> dict:
@@ -103,22 +110,15 @@ def test_votes_travel_there_and_back(
     vote_again = evaluate(run, "--from-db", str(db))
     assert vote_again == 0  # reading twice changes nothing
     assert run.read_report() == report
-    with Store(db) as store:  # those who compared with the other model think better of it
-        store.connections.db.execute(
-            f"UPDATE rankings SET live = 0 WHERE tiers LIKE '%{others['rival'][0]}%'"
-            f" OR tiers LIKE '%{others['reference'][0]}%'"
-        )
+    retract(db, others["rival"][0], others["reference"][0])
     assert evaluate(run, "--from-db", str(db)) == 0
     assert run.read_report()["rival"]["win_rate"]["people"]["n"] == 3
     assert sum("people" in one["scores"] for one in run.read_report()["samples"]) == 2
-    with Store(db) as store:
-        for id_ in others["rival"]:
-            store.connections.db.execute(f"UPDATE rankings SET live = 0 WHERE tiers LIKE '%{id_}%'")
+    retract(db, *others["rival"])
     assert evaluate(run, "--from-db", str(db)) == 0
     assert "votes" not in run.read_report()["rival"]
     assert "people" not in run.read_report()["rival"]["win_rate"]
-    with Store(db) as store:
-        store.connections.db.execute("UPDATE rankings SET live = 0")
+    retract(db, "")
     assert evaluate(run, "--from-db", str(db)) == 0
     assert run.read_report()["verdict"]["judge"] == "ai"
     assert "votes" not in run.read_report()
