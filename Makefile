@@ -63,7 +63,8 @@ few-demo: model # the demo with the real model, cut short
 	PATH="$(CURDIR)/$(BIN):$$PATH" PROMPTS=$$few/prompts.jsonl RUN=$$few/run STEPS=2 \
 	    bash examples/quickstart/run.sh && test -s $$few/run/evaluate/report.html
 
-test: install # vLLM's packages come while the checks begin; what follows takes one core each
+test: # packages come while others unpack or the checks begin; what follows takes one core each
+	$(MAKE) --jobs 2 install browser
 	$(MAKE) --jobs 2 check vllm
 	$(MAKE) --jobs 2 test-vllm few-demo
 
