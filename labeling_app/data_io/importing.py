@@ -89,9 +89,9 @@ def import_file(
     if len(first) < READ_AHEAD:
         _require_good_lines(path, len(first), on_error, report)
     with Store(db) as store:
-        known = names_of_imports(store.connections.db)
-        about = {"name": named.source, "replace": replace_earlier}
-        with importing(store.connections, str(path), **about) as current:
+        connections, name = store.connections, named.source
+        known = names_of_imports(connections.db)
+        with importing(connections, str(path), name=name, replace=replace_earlier) as current:
             num_stored = _store(store, current, chain(first, entries), on_error, report)
             _require_good_lines(path, num_stored, on_error, report)
         report.new_checks = current.checks.made

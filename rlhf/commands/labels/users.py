@@ -76,8 +76,7 @@ class Settings:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Manage who may sign in to the labeling app, who gets which tasks, and programs with a token.
-    """
+    """Manage who may sign in to the labeling app, who gets which tasks, and tokens of programs."""
     from labeling_app.annotators.passwords import new_password
     from labeling_app.annotators.users import Users
     from labeling_app.data_io.tokens import make_token, revoke_token
@@ -117,7 +116,7 @@ def _assign(users: "Users", settings: Settings) -> list[str]:
     """
     from labeling_app.db.people.sources import give_source, is_source, sources_with_people
 
-    db = quote(str(settings.db))
+    db, source = quote(str(settings.db)), quote(settings.name)
     if not is_source(users.connections, settings.name):
         known = [one for one in sources_with_people(users.connections) if one]
         more = ["others"] if known[SHOWN_SOURCES:] else []
@@ -125,7 +124,7 @@ def _assign(users: "Users", settings: Settings) -> list[str]:
             f"{settings.db} has no prompts of the source {settings.name!r}",
             f"Name one of these: {listed([*known[:SHOWN_SOURCES], *more])}."
             if known
-            else f"Import some: rlhf import prompts.jsonl --source {quote(settings.name)} --db {db}",
+            else f"Import some: rlhf import prompts.jsonl --source {source} --db {db}",
         )
     unknown = [one for one in settings.people if users.get(one) is None]
     if unknown:

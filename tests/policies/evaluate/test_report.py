@@ -270,7 +270,7 @@ def test_the_reverse_kl_is_drawn_where_training_measured_it() -> None:
     content = build_content(example(), samples(), metrics)
     assert content["training"][measured] == [[1, 0.01], [2, 0.03]]
     assert content["training"][audited] == [[1, 0.02]]
-    pictures = re.findall("base64,([^\"]+)", render(content))
+    pictures = re.findall('base64,([^"]+)', render(content))
     drawn = "".join(base64.b64decode(one).decode() for one in pictures)
     for title in ("Reverse KL, nats per token", "Audited KL, nats per token"):
         assert f"<!-- {title} -->" in drawn

@@ -75,8 +75,7 @@ def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
     [
         (
             {"replaced": 1, "unchanged": 1200},
-            "1 earlier ranking of this source was replaced and no longer counted; "
-            "1,200 unchanged.",
+            "1 earlier ranking of this source was replaced and no longer counted; 1,200 unchanged.",
         ),
         ({}, "0 earlier rankings of this source were replaced and no longer counted; 0 unchanged."),
         (
