@@ -29,7 +29,8 @@ class Settings:
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
     """People: add, list, disable, enable, reset (new password, signs the person out everywhere).
     Tasks: assign SOURCE NAME... (they alone get the tasks of that source, as in `rlhf users assign
-    prompts ann bob`), or assign SOURCE --everybody. Programs that send feedback: token (a new one, shown once), revoke."""
+    prompts ann bob`), or assign SOURCE --everybody. Programs that send feedback: token (a new one,
+    shown once), revoke."""
     name: str = field(default="", kw_only=False)
     """The name of the user or program; assign: the source of prompts, as `rlhf import` stored
     it."""
