@@ -28,9 +28,9 @@ class Settings:
     # Not keyword-only: `rlhf users add ann`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
     """People: add, list, disable, enable, reset (new password, signs the person out everywhere).
-    Tasks: assign SOURCE NAME... (they alone get the tasks of that source, as in `rlhf users assign
-    prompts ann bob`), or assign SOURCE --everybody. Programs that send feedback: token (a new one,
-    shown once), revoke."""
+    Tasks: assign SOURCE NAME... (they alone get the tasks of that source, for example
+    `assign prompts ann bob`), or assign SOURCE --everybody. Programs that send feedback: token (a
+    new one, shown once), revoke."""
     name: str = field(default="", kw_only=False)
     """The name of the user or program; assign: the source of prompts, as `rlhf import` stored
     it."""
