@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from labeling_app.db.files.label_file import empty_database
-from labeling_app.db.rankings import annotation_hours, ranking_annotators
+from labeling_app.db.rankings import (
+    annotation_hours,
+    last_finished_import,
+    last_visible_ranking,
+    ranking_annotators,
+)
 from labeling_app.db.store import Store
 from labeling_app.rankings.verdicts import EDITED, labels
 from rlhf.errors import InputError
@@ -36,7 +41,8 @@ def export(
 ) -> dict[str, Any]:
     """Write the live rankings as a dataset and return its manifest.
 
-    People stand in it under pseudonyms that stay the same for one database, unless `names`.
+    People stand in it under pseudonyms that stay the same for one database, unless `names`. By
+    `newest_ranking` and `newest_import` the manifest says what was there to be exported.
 
     Raises:
         InputError: `out` exists, or there is nothing to export; the message names the command that
@@ -48,7 +54,13 @@ def export(
         )
     _require_content(store)
     show = _Names(store, real=names)
-    records = [show.in_record(r) for r in store.ranked_prompts(kinds=kinds, annotators=annotators)]
+    with store.connections.snapshot() as db:
+        seen = {
+            "newest_ranking": last_visible_ranking(db),
+            "newest_import": last_finished_import(db),
+        }
+        ranked = store.ranked_prompts(kinds=kinds, annotators=annotators, moment=db)
+        records = [show.in_record(record) for record in ranked]
     by_kind = Counter(ranking.kind for record in records for ranking in record.rankings)
     if not by_kind:
         _raise_nothing_ranked(store, kinds, annotators)
@@ -58,6 +70,7 @@ def export(
         "rankings_by_kind": dict(by_kind),
         "chosen": chosen,
         "annotator_hours": round(hours, 4),
+        **seen,
     }
     with new_folder(out) as folder:
         if format == "ranked":

@@ -11,6 +11,7 @@ from sqlite_utils import Database
 
 from labeling_app.data_io.formats import Defaults, Entry, read_entry
 from labeling_app.data_io.reading import Part, is_hub_name, read_rows
+from labeling_app.db.imports.replacing import names_of_imports
 from labeling_app.db.imports.unfinished import (
     READ_AHEAD,
     Check,
@@ -40,6 +41,9 @@ class Report:
     new_checks: int = 0
     checks_not_made: int = 0
     first_not_made: list[str] = field(default_factory=list)
+    replaced: int = 0
+    unchanged: int = 0
+    other_sources: list[str] = field(default_factory=list)
     bad_lines: int = 0
     first_bad: list[str] = field(default_factory=list)
 
@@ -50,7 +54,15 @@ class Report:
             setattr(self, name, total[:SHOWN_ERRORS] if isinstance(total, list) else total)
 
 
-def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, part: Part) -> Report:
+def import_file(
+    path: Path,
+    db: Path,
+    defaults: Defaults,
+    on_error: OnError,
+    part: Part,
+    *,
+    replace_earlier: bool = False,
+) -> Report:
     """Import a file into a database; rows that exist already stay as they are.
 
     If its first lines cannot be read, no new database is created.
@@ -62,6 +74,8 @@ def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, par
         on_error: `stop` at the first bad line, `skip` and count them, or leave out only a `few`
             that hold nothing to judge.
         part: which part of a dataset to read.
+        replace_earlier: retire the rankings that earlier imports of the same source gave and this
+            file lacks.
 
     Raises:
         BadLineError: a bad line, unless it is left out.
@@ -75,12 +89,17 @@ def import_file(path: Path, db: Path, defaults: Defaults, on_error: OnError, par
     if len(first) < READ_AHEAD:
         _require_good_lines(path, len(first), on_error, report)
     with Store(db) as store:
-        with importing(store.connections, str(path)) as current:
+        connections, name = store.connections, named.source
+        known = names_of_imports(connections.db)
+        with importing(connections, str(path), name=name, replace=replace_earlier) as current:
             num_stored = _store(store, current, chain(first, entries), on_error, report)
             _require_good_lines(path, num_stored, on_error, report)
         report.new_checks = current.checks.made
         report.checks_not_made = len(current.checks.refused)
         report.first_not_made = current.checks.refused[:SHOWN_ERRORS]
+        if current.replaced:
+            report.replaced, report.unchanged = current.replaced.retired, current.replaced.kept
+            report.other_sources = [] if named.source in known else [one for one in known if one]
     return report
 
 
@@ -95,6 +114,8 @@ def _store(
         place, entry = placed
         with _named(place, on_error, report), db.atomic():
             _store_entry(store, db, current.id, place, entry, report)
+            if current.given is not None:
+                current.given.update(ranking.id for ranking in entry.rankings)
             num_stored += 1
 
     write_in_chunks(store.connections, entries, store_one, import_id=current.id)

@@ -136,37 +136,64 @@ def ranking_in_task(db: Database, task_id: int, annotator: str, live: int = 1) -
 
 
 def newest_ranking(connections: Connections) -> int:
-    """The number of the ranking that was stored last; 0 where there is none."""
+    """The number of the ranking that was stored last, also of one that is still hidden; 0: none.
+
+    It changes with every ranking, also beside an import; to count from, see `last_visible_ranking`.
+    """
     query = "SELECT COALESCE(MAX(seq), 0) FROM rankings"
     return int(connections.db.execute(query).fetchone()[0])
+
+
+def last_visible_ranking(db: Database) -> int:
+    """The highest number among the rankings that are not of an unfinished import; 0: none."""
+    query = f"SELECT seq FROM rankings WHERE {SHOWN} ORDER BY seq DESC LIMIT 1"
+    row = db.execute(query).fetchone()
+    return int(row[0]) if row else 0
+
+
+def last_finished_import(db: Database) -> int:
+    """The number of the import that ended last; 0: none. A later one has a higher number."""
+    query = "SELECT COALESCE(MAX(id), 0) FROM imports WHERE finished_at IS NOT NULL"
+    return int(db.execute(query).fetchone()[0])
 
 
 def num_rankings_since(
     connections: Connections,
     number: int,
     *,
+    after_import: int | None = None,
     kinds: Collection[AnnotatorKind] = (),
     annotators: Collection[str] = (),
 ) -> int:
-    """How many live judgments were stored after the ranking of that number.
+    """How many live judgments can be seen since an earlier moment.
 
-    Reads only the rankings after that number, however large the database is: NOT INDEXED and CROSS
+    These are the rankings after that number, and those that an import had stored before it and has
+    shown since. Reads only these, however large the database is: NOT INDEXED, INDEXED BY and CROSS
     JOIN keep SQLite from starting with an annotator. Answers to checks and votes on pairs of an
     evaluation do not count: they are not exported.
 
     Args:
         connections: the database.
-        number: as `newest_ranking` gave it; 0 counts all.
+        number: as `last_visible_ranking` gave it then; 0 counts all.
+        after_import: as `last_finished_import` gave it then; None: imports are not looked at.
         kinds: only rankings by these kinds of annotators; empty means all.
         annotators: only rankings by these annotators; empty means all.
     """
-    query = f"""
-        SELECT COUNT(*) FROM rankings r NOT INDEXED
-        CROSS JOIN annotators a ON a.name = r.annotator
-        LEFT JOIN tasks t ON t.id = r.task_id
-        WHERE r.seq > ? AND r.live = 1 AND r.{SHOWN} AND COALESCE(t.purpose, 'rank') = 'rank'
-        {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
-    return int(connections.db.execute(query, [number, *kinds, *annotators]).fetchone()[0])
+
+    def count(how: str, which: str, *numbers: int) -> int:
+        query = f"""
+            SELECT COUNT(*) FROM rankings r {how}
+            CROSS JOIN annotators a ON a.name = r.annotator
+            LEFT JOIN tasks t ON t.id = r.task_id
+            WHERE {which} AND r.live = 1 AND r.{SHOWN} AND COALESCE(t.purpose, 'rank') = 'rank'
+            {_is_one_of("a.kind", kinds)} {_is_one_of("a.name", annotators)}"""
+        return int(connections.db.execute(query, [*numbers, *kinds, *annotators]).fetchone()[0])
+
+    later = count("NOT INDEXED", "r.seq > ?", number)
+    if after_import is None:
+        return later
+    which = "r.import_id > 0 AND r.import_id > ? AND r.seq <= ?"
+    return later + count("INDEXED BY rankings_of_import", which, after_import, number)
 
 
 def annotation_hours(

@@ -13,6 +13,7 @@ A worked example:
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -209,7 +210,11 @@ class Store:
         return new
 
     def ranked_prompts(
-        self, *, kinds: Collection[AnnotatorKind] = (), annotators: Collection[str] = ()
+        self,
+        *,
+        kinds: Collection[AnnotatorKind] = (),
+        annotators: Collection[str] = (),
+        moment: Database | None = None,
     ) -> Iterator[RankedPrompt]:
         """Every prompt that has responses, with its live rankings, as of one moment.
 
@@ -220,8 +225,9 @@ class Store:
         Args:
             kinds: only rankings of these kinds of annotator; empty means all.
             annotators: only rankings of these annotators; empty means all.
+            moment: a `snapshot` that shows the moment; default: now.
         """
-        with self.connections.snapshot() as db:
+        with nullcontext(moment) if moment else self.connections.snapshot() as db:
             for row in db.query(f"SELECT * FROM prompts WHERE {SHOWN} ORDER BY seq"):
                 responses = _responses(db, row["id"])
                 if responses:

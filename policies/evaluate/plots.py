@@ -139,11 +139,11 @@ def training_curves(curves: Mapping[str, Curve]) -> Figure:
     columns = min(2, len(curves))
     rows = math.ceil(len(curves) / columns)
     figure = _figure(PANEL_WIDTH, 1.9 * rows)
-    grid = figure.subplots(rows, columns, squeeze=False).flat
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (title, points) in zip(grid, curves.items(), strict=False):
         _draw_curve(axes, points)
         _title(axes, title)
-    for axes in list(grid)[len(curves) :]:
+    for axes in grid[len(curves) :]:
         axes.set_axis_off()
     return figure
 

@@ -82,6 +82,8 @@ BRIEF = (
 CURVES = {
     "reward/mean": "Reward",
     "kl/forward_k3_per_token": "Forward KL, nats per token",
+    "kl/reverse_k1_per_token": "Reverse KL, nats per token",
+    "kl_audit/reverse_k1_per_token": "Audited KL, nats per token",
     "length": "Length, tokens",
     "entropy": "Entropy, nats per token",
 }

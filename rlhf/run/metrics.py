@@ -1,6 +1,7 @@
 """What a run reports while it works: metrics.jsonl and a progress bar on stderr."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from rlhf.records.jsonl import parse_line, write_jsonl
 from rlhf.run.watchdog import beat
 
 Metrics = dict[str, Any]
+BLOCK = 2**16  # bytes
 
 
 def append_metrics(path: Path, row: Metrics) -> None:
@@ -38,14 +40,43 @@ def read_metrics(path: Path) -> list[Metrics]:
     """
     if not path.is_file():
         return []
+    whole, _, _ = _as_text(path.read_bytes(), path).rpartition("\n")
+    lines = enumerate(whole.split("\n") if whole else [], start=1)
+    return [parse_line(line, f"{path}:{number}") for number, line in lines]
+
+
+def read_last_metrics(path: Path, most: int = 1) -> list[Metrics]:
+    """The last steps so far, at most so many, oldest first; reads the end of the file alone.
+
+    An incomplete last line is ignored, as by `read_metrics`.
+
+    Raises:
+        InputError: what was read is not text.
+        BadLineError: one of these lines is not a JSON object.
+    """
+    if not path.is_file():
+        return []
+    with path.open("rb") as stream:
+        start = stream.seek(0, os.SEEK_END)
+        end = b""
+        while start and end.count(b"\n") <= most:
+            size = min(start, max(BLOCK, len(end)))
+            start = stream.seek(start - size)
+            end = stream.read(size) + end
+    lines = end.split(b"\n")[:-1][-most:]
+    return [
+        parse_line(_as_text(line, path), f"{path}, line {number} from the end")
+        for number, line in zip(range(len(lines), 0, -1), lines, strict=True)
+    ]
+
+
+def _as_text(content: bytes, path: Path) -> str:
     try:
-        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start})", REMEDY
         ) from None
-    lines = enumerate(whole.split("\n") if whole else [], start=1)
-    return [parse_line(line, f"{path}:{number}") for number, line in lines]
 
 
 def forget_metrics_after(path: Path, step: int) -> None:

@@ -49,7 +49,14 @@ def test_an_export_of_an_earlier_database_is_the_same(earlier: Path, run_rlhf: R
         json.loads((earlier / folder / "manifest.json").read_text())
         for folder in ("again", "rankings")
     )
-    assert again.pop("annotator_hours") == 0.0  # newer than that export
+    newer = {
+        name: again.pop(name) for name in ("annotator_hours", "newest_ranking", "newest_import")
+    }
+    assert newer == {
+        "annotator_hours": 0.0,
+        "newest_ranking": again["rankings"],
+        "newest_import": 1,
+    }
     assert again == before
 
 

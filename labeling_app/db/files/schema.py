@@ -15,6 +15,7 @@ people are still wanted) with its partial index is the queue, and `totals` is ke
 that nobody counts rows.
 """
 
+from labeling_app.db.files.import_names import IMPORT_NAMES
 from labeling_app.db.files.imported_judgments import IMPORTED_JUDGMENTS
 from labeling_app.db.files.schema_people import INVITATIONS, USERS
 
@@ -388,4 +389,5 @@ STEPS: dict[str, tuple[str, ...]] = {
     "017_board_rubrics": BOARD_RUBRICS,
     "018_sources": SOURCES,
     "019_imported_judgments": IMPORTED_JUDGMENTS,
+    "020_import_names": IMPORT_NAMES,
 }

@@ -13,6 +13,7 @@ from sqlite_utils import Database
 from labeling_app.db.board.leases import finish_unseen
 from labeling_app.db.board.overlap import ask_another
 from labeling_app.db.connection import SHOWN
+from labeling_app.db.imports.replacing import settle_replaced
 from labeling_app.db.rankings import put_in_task, ranking_in_task
 from labeling_app.db.tasks import tasks_to_rank
 from labeling_app.rankings.flags import read_flags
@@ -23,6 +24,7 @@ def link_judgments(db: Database, prompt_id: str) -> None:
     """Link what people said of a prompt elsewhere to the one task with the same responses.
 
     Of several judgments by one person, the last one is linked, unless they ranked that task before.
+    Whose judgment was replaced by none is asked again.
     """
     tasks: dict[frozenset[str], list[int]] = defaultdict(list)
     for task_id, responses in tasks_to_rank(db, prompt_id):
@@ -40,3 +42,4 @@ def link_judgments(db: Database, prompt_id: str) -> None:
             put_in_task(db, number, task_id)
             finish_unseen(db, task_id, annotator)
             ask_another(db, task_id)
+    settle_replaced(db, prompt_id)

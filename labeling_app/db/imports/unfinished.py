@@ -29,6 +29,7 @@ from sqlite_utils import Database
 from labeling_app.db.board.checks import make_check
 from labeling_app.db.connection import SHOWN, Connections
 from labeling_app.db.imports.judgments import link_judgments
+from labeling_app.db.imports.replacing import Replaced, replace_earlier
 from labeling_app.db.tasks import CheckPurpose, queue_tasks
 from rlhf.errors import InputError, InterruptedRunError
 from rlhf.records.schema import Ranking
@@ -52,19 +53,27 @@ class Checks:
 
 @dataclass(kw_only=True)
 class Import:
-    """An import in progress; after its end, which of its checks were made."""
+    """An import in progress; after its end, which of its checks were made, and what it replaced."""
 
     id: int
+    given: set[str] | None = None
+    """The ids of its rankings, old and new, if it replaces those of earlier imports."""
     checks: Checks = field(default_factory=Checks)
+    replaced: Replaced | None = None
 
 
 @contextmanager
-def importing(connections: Connections, source: str) -> Iterator[Import]:
+def importing(
+    connections: Connections, source: str, *, name: str = "", replace: bool = False
+) -> Iterator[Import]:
     """Store the content of one file: all of it is shown at the end, or none is kept.
 
     Args:
         connections: the database.
         source: the file's name, kept with the import.
+        name: the source of its prompts, by which later imports can replace its rankings.
+        replace: when all of it is shown, retire what earlier imports of that name gave, except for
+            what is in `given`, which whoever stores the content fills.
 
     Raises:
         InterruptedRunError: another import does not end within a minute, the disk is full, or
@@ -73,14 +82,15 @@ def importing(connections: Connections, source: str) -> Iterator[Import]:
     with _lock(connections.path, WAIT_SECONDS):
         with _naming_full_disk(f"for {source}", "nothing of it is shown"):
             clean_up(connections)
-            current = Import(id=_begin(connections, source))
+            given = set[str]() if replace else None
+            current = Import(id=_begin(connections, source, name), given=given)
             try:
                 yield current
             except BaseException:
                 with suppress(sqlite3.OperationalError):  # a full disk; the next import tries again
                     roll_back(connections, current.id)
                 raise
-            _finish(connections, current.id)
+            _finish(connections, current)
         with _naming_full_disk(
             f"for the tasks of {source}", "its prompts, responses and rankings are stored"
         ):
@@ -150,18 +160,22 @@ def _lock(database: Path, wait_seconds: float) -> Iterator[None]:
         ) from None
 
 
-def _begin(connections: Connections, source: str) -> int:
+def _begin(connections: Connections, source: str, name: str) -> int:
     """Begin an import of a file and return its number."""
     with connections.write() as db:
-        query = "INSERT INTO imports (source, started_at) VALUES (?, ?)"
-        return int(db.execute(query, [source, time.time()]).lastrowid or 0)
+        query = "INSERT INTO imports (source, name, started_at) VALUES (?, ?, ?)"
+        return int(db.execute(query, [source, name, time.time()]).lastrowid or 0)
 
 
-def _finish(connections: Connections, import_id: int) -> None:
-    """Show the rows of an import from now on."""
+def _finish(connections: Connections, current: Import) -> None:
+    """Show the rows of an import from now on, in place of those that it replaces."""
     with connections.write() as db:
-        _require_unfinished(db, import_id)
-        db.execute("UPDATE imports SET finished_at = ? WHERE id = ?", [time.time(), import_id])
+        _require_unfinished(db, current.id)
+        if current.given is not None:
+            current.replaced = replace_earlier(db, current.id, current.given)
+            for prompt_id in sorted(current.replaced.prompts):
+                defer_link(db, current.id, prompt_id)
+        db.execute("UPDATE imports SET finished_at = ? WHERE id = ?", [time.time(), current.id])
         db.execute("DELETE FROM import_annotators")
 
 

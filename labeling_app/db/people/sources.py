@@ -27,6 +27,12 @@ def give_source(connections: Connections, source: str, people: Sequence[str]) ->
         reserve_tasks(db, source, is_reserved=bool(people))
 
 
+def is_source(connections: Connections, source: str) -> bool:
+    """Whether there is a prompt of this source."""
+    query = "SELECT 1 FROM prompts WHERE source = ? LIMIT 1"
+    return connections.db.execute(query, [source]).fetchone() is not None
+
+
 def sources_with_people(connections: Connections) -> dict[str, list[str]]:
     """The people of every source, by name; none where its tasks are for everybody.
 

@@ -14,7 +14,7 @@ from typing import Any
 from labeling_app.web.runs.loop_file import LoopFile
 from rlhf.config import read_settings_file
 from rlhf.records.documents import read_document
-from rlhf.run.metrics import read_metrics
+from rlhf.run.metrics import read_last_metrics
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import read_heartbeats
 
@@ -146,13 +146,13 @@ def _seconds(own: Sequence[Mapping[str, Any]]) -> float | None:
 def _in_steps(stage: StageView, run: RunDir) -> StageView:
     """A running stage with its phase, its steps, and the time that they leave."""
     doing = next((one.phase for one in read_heartbeats(run.heartbeat)), "")
-    rows = read_metrics(run.metrics_file)
+    rows = read_last_metrics(run.metrics_file, RECENT_STEPS)
     settings = read_settings_file(run.config_file) if run.config_file.is_file() else {}
     steps = settings.get("steps")
     if not rows or not isinstance(steps, int) or not 0 < rows[-1].get("step", 0) <= steps:
         return _replace(stage, doing=doing)
     done = rows[-1]["step"]
-    each = [sum(row.get(name, 0.0) for name in STEP_SECONDS) for row in rows[-RECENT_STEPS:]]
+    each = [sum(row.get(name, 0.0) for name in STEP_SECONDS) for row in rows]
     left = (steps - done) * fmean(each)
     doing = f"step {done} of {steps}" + (f", {doing}" if doing else "")
     return _replace(stage, doing=doing, share=done / steps, left_seconds=left)

@@ -40,6 +40,10 @@ class Settings:
     for example) if they are fewer than 1 in 100, and stop at any other bad line. `skip`: leave out
     and count all bad lines. `stop`: stop at the first. When an import stops, nothing of that file
     is stored."""
+    replace: bool = False
+    """For a later export of a project of Argilla or Label Studio: rankings that imports of the same
+    source (--source, else the file's name) gave earlier and this file lacks are no longer counted
+    or exported. Takes one file."""
     data_split: str = ""
     """Split of a dataset to read, such as validation. Default: all, if they are called train and
     test. To say whether its prompts are for training or testing, add --split."""
@@ -51,6 +55,11 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.files:
             raise ConfigError("No file to import", "Name one: rlhf import prompts.jsonl --db DB")
+        if self.replace and len(self.files) > 1:
+            raise ConfigError(
+                f"--replace takes one file, and {len(self.files)} are named",
+                f"Import one at a time: rlhf import {self.files[0]} --replace --db {self.db}",
+            )
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -74,8 +83,13 @@ def run(settings: Settings) -> dict[str, Any]:
     for path in settings.files:
         require_there(path, part)
     report = Report()
+    replaces = settings.replace
     for path in settings.files:
-        report.add(import_file(path, settings.db, defaults, settings.on_error, part))
+        report.add(
+            import_file(
+                path, settings.db, defaults, settings.on_error, part, replace_earlier=replaces
+            )
+        )
     with Store(settings.db) as store:
         return {**asdict(report), "db": str(settings.db), "in_db": store.counts()}
 
@@ -84,6 +98,8 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
     """What is new, what was left out and why, and what the database holds now."""
     held = result["in_db"]
     lines = [f"{_imported(result)}{_left_out(result)}."]
+    if settings.replace:
+        lines.append(_replaced(result))
     if result["new_checks"]:
         lines.append(f"{counted(result['new_checks'], 'gold or training item')} will be mixed in.")
     if result["checks_not_made"]:
@@ -105,6 +121,19 @@ def _imported(result: dict[str, Any]) -> str:
         return f"Imported {counted(rankings, 'ranking')} of {counted(prompts, 'prompt')}"
     new = [counted(result[f"new_{name}"], name[:-1]) for name in HELD if result[f"new_{name}"]]
     return f"Imported {listed(new)}" if new else "Nothing new: all of it was imported before"
+
+
+def _replaced(result: dict[str, Any]) -> str:
+    if result["other_sources"]:
+        return (
+            "Nothing was replaced: no earlier import has this source. To name one, add --source: "
+            f"{listed(result['other_sources'])}."
+        )
+    earlier = counted(result["replaced"], "earlier ranking")
+    return (
+        f"{earlier} of this source {'was' if result['replaced'] == 1 else 'were'} replaced and no "
+        f"longer counted; {result['unchanged']:,} unchanged."
+    )
 
 
 def _left_out(result: dict[str, Any]) -> str:

@@ -1,19 +1,24 @@
-"""`rlhf users`: who may sign in to the labeling app, and which programs may send feedback."""
+"""`rlhf users`: who may sign in to the labeling app and gets which tasks; programs with a token."""
 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from rlhf.commands.modes import refuse_idle
-from rlhf.commands.wording import columns, next_command
-from rlhf.errors import ConfigError
+from rlhf.commands.wording import columns, listed, next_command
+from rlhf.errors import ConfigError, InputError
 
 EXAMPLE = "rlhf users add ann --db labels.db"
+SHOWN_SOURCES = 20
 
-Action = Literal["add", "list", "disable", "enable", "reset", "token", "revoke"]
+if TYPE_CHECKING:
+    from labeling_app.annotators.users import Users
+
+Action = Literal["add", "list", "disable", "enable", "reset", "assign", "token", "revoke"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +28,18 @@ class Settings:
     # Not keyword-only: `rlhf users add ann`.
     action: Annotated[Action, Parameter(name="--action")] = field(kw_only=False)
     """People: add, list, disable, enable, reset (new password, signs the person out everywhere).
-    Programs that send feedback: token (a new one, shown once), revoke."""
+    Tasks: assign SOURCE NAME... (they alone get the tasks of that source, for example
+    `assign prompts ann bob`), or assign SOURCE --everybody. Programs that send feedback: token (a
+    new one, shown once), revoke."""
     name: str = field(default="", kw_only=False)
-    """The name of the user or program."""
+    """The name of the user or program; assign: the source of prompts, as `rlhf import` stored
+    it."""
+    people: Annotated[tuple[str, ...], Parameter(name="--people", negative="")] = field(
+        default=(), kw_only=False
+    )
+    """assign: the users who get the tasks, in place of those who got them before."""
+    everybody: bool = False
+    """assign: let everybody get the tasks again."""
     db: Path
     """The label database."""
     role: Literal["annotator", "lead", "admin"] = "annotator"
@@ -35,6 +49,10 @@ class Settings:
     """add, reset: read the password from standard input; default: generate one and show it once."""
 
     def __post_init__(self) -> None:
+        if self.action == "assign":
+            self._require_who_gets_what()
+        else:
+            refuse_idle(self, ["people", "everybody"], f"with {self.action}")
         if self.action != "list" and not self.name:
             raise ConfigError(
                 f"rlhf users {self.action} needs a name",
@@ -45,9 +63,21 @@ class Settings:
         if self.action not in ("add", "reset"):
             refuse_idle(self, ["password_stdin"], f"with {self.action}")
 
+    def _require_who_gets_what(self) -> None:
+        remedy = f"rlhf users assign SOURCE NAME --db {self.db}"
+        if not self.name:
+            raise ConfigError("rlhf users assign needs a source and names", f"Type: {remedy}")
+        if bool(self.people) == self.everybody:
+            problem = "names and --everybody" if self.everybody else "neither names nor --everybody"
+            raise ConfigError(
+                f"rlhf users assign was given {problem}",
+                f"Type: {remedy.replace('SOURCE', quote(self.name))}, or --everybody in place of "
+                "NAME",
+            )
+
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Manage who may sign in to the labeling app, and which programs may send feedback."""
+    """Manage who may sign in to the labeling app, who gets which tasks, and tokens of programs."""
     from labeling_app.annotators.passwords import new_password
     from labeling_app.annotators.users import Users
     from labeling_app.data_io.tokens import make_token, revoke_token
@@ -59,6 +89,8 @@ def run(settings: Settings) -> dict[str, Any]:
         if settings.action == "list":
             people = {u.name: u.role + (" (disabled)" if u.disabled else "") for u in users.all()}
             return people | dict.fromkeys(programs_with_tokens(store.connections), "program")
+        if settings.action == "assign":
+            return {"source": settings.name, "people": _assign(users, settings)}
         if settings.action == "token":
             return {"program": settings.name, "token": make_token(store, settings.name)}
         if settings.action == "revoke":
@@ -77,6 +109,40 @@ def run(settings: Settings) -> dict[str, Any]:
     return {"user": settings.name, **shown}
 
 
+def _assign(users: "Users", settings: Settings) -> list[str]:
+    """Give the tasks of a source to some people alone, or to everybody; the people.
+
+    Raises:
+        InputError: there is no such source or user; says which there are, or how to add one.
+    """
+    from labeling_app.db.people.sources import give_source, is_source, sources_with_people
+
+    db, source = quote(str(settings.db)), quote(settings.name)
+    if not is_source(users.connections, settings.name):
+        known = [one for one in sources_with_people(users.connections) if one]
+        more = ["others"] if known[SHOWN_SOURCES:] else []
+        raise InputError(
+            f"{settings.db} has no prompts of the source {settings.name!r}",
+            f"Name one of these: {listed([*known[:SHOWN_SOURCES], *more])}."
+            if known
+            else f"Import some: rlhf import prompts.jsonl --source {source} --db {db}",
+        )
+    unknown = [one for one in settings.people if users.get(one) is None]
+    if unknown:
+        raise InputError(
+            f"There is no user {unknown[0]!r} in {settings.db}",
+            f"Add one: rlhf users add {quote(unknown[0])} --db {db}\n"
+            f"  To see who there is: rlhf users list --db {db}",
+        )
+    people = list(dict.fromkeys(settings.people))
+    give_source(users.connections, settings.name, people)
+    return people
+
+
+def _whom(people: list[str] | None) -> str:
+    return f"{listed(people)} alone" if people else "everybody"
+
+
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """Who can do what now, and the password or token, shown only this once."""
     name, action = settings.name, settings.action
@@ -87,6 +153,7 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         "reset": f"{name} has a new password and is signed out everywhere.",
         "disable": f"{name} can no longer sign in.",
         "enable": f"{name} may sign in again.",
+        "assign": f"Tasks of {name} go to {_whom(result.get('people'))}.",
         "token": f"The program {name} may send feedback; earlier tokens of it are void.",
         "revoke": f"The program {name} can no longer send feedback.",
     }[action]

@@ -15,7 +15,14 @@ from rlhf.commands.loop.children import read_commands, run_stage, say, wait_for_
 from rlhf.commands.loop.report import build_report, describe_round, read_rounds, reason_to_stop
 from rlhf.commands.loop.settings import LoopSettings, launch_words
 from rlhf.commands.loop.stages import Stage, launch_of, stages_of_round
-from rlhf.commands.loop.waiting import count_new, has_round, wait_for_rankings, wait_while_paused
+from rlhf.commands.loop.waiting import (
+    Exported,
+    count_new,
+    has_round,
+    last_exported,
+    wait_for_rankings,
+    wait_while_paused,
+)
 from rlhf.errors import ConfigError
 from rlhf.ranks import world_size
 from rlhf.records.jsonl import write_json
@@ -87,15 +94,23 @@ def _run_round(run: RunDir, settings: LoopSettings, number: int) -> None:
 def _before_export(run: RunDir, settings: LoopSettings, export: Stage) -> dict[str, int]:
     """Wait for people, if they rank; what commands.json keeps of the rankings."""
     entries = read_commands(run)
-    earlier = [one for one in entries if one["round"] < export.number and one["stage"] == "export"]
-    after = max((one["newest"] for one in earlier), default=0)
+    after = _last_exported(run, entries, export.number)
     found = export.settings()
     if settings.waits_for_people:
         notify(settings.notify, str(run.path), "waiting", f"Round {export.number}: people rank.")
         began = _round_began(entries, export.number)
         wait_for_rankings(run, settings, found, export.number, after, began)
     count = count_new(settings.database, after, found)
-    return {"newest": count["newest"], "new_rankings": count["new"]}
+    return {"new_rankings": count["new"]}
+
+
+def _last_exported(run: RunDir, entries: Sequence[Mapping[str, Any]], number: int) -> Exported:
+    """What the export of the round before could see; of the first round, nothing."""
+    if not number:
+        return Exported()
+    earlier = [one for one in entries if one["round"] < number and one["stage"] == "export"]
+    recorded = max((one.get("newest", 0) for one in earlier), default=0)
+    return last_exported(run.path / f"round-{number - 1}" / "rankings", recorded)
 
 
 def _round_began(entries: Sequence[Mapping[str, Any]], number: int) -> datetime:

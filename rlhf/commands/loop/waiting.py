@@ -2,17 +2,20 @@
 
 import shlex
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from labeling_app.db.rankings import newest_ranking, num_rankings_since
+from labeling_app.db.rankings import num_rankings_since
 from labeling_app.db.rounds import rounds
 from labeling_app.db.store import Store
 from rlhf.commands.loop.children import say
 from rlhf.commands.loop.schedule import next_start
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.wording import counted, next_command
+from rlhf.records.documents import Kinds, require_kinds
+from rlhf.records.ranked import MANIFEST, read_manifest
 from rlhf.run.loops.pausing import read_pause
 from rlhf.run.rundir import RunDir
 from rlhf.run.watchdog import beat
@@ -21,20 +24,49 @@ POLL_SECONDS = 2.0
 SECONDS_BETWEEN_LINES = 60.0
 
 
-def count_new(db: Path, after: int, export: Any) -> dict[str, int]:
-    """The newest ranking of a database, how many are new, and how many tasks are open.
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What the last export could see: of the rankings, and of the imports if it recorded that."""
+
+    ranking: int = 0
+    finished_import: int | None = None
+
+
+def last_exported(folder: Path, recorded: int) -> Exported:
+    """What an export could see, by its manifest.
+
+    Args:
+        folder: the export.
+        recorded: the newest ranking before it began, for exports of earlier versions.
+
+    Raises:
+        InputError: the manifest is broken.
+    """
+    manifest = read_manifest(folder)
+    if "newest_ranking" not in manifest:
+        return Exported(ranking=recorded)
+    kinds: Kinds = {"newest_ranking": int, "newest_import": int}
+    require_kinds(manifest, kinds, str(folder / MANIFEST))
+    return Exported(ranking=manifest["newest_ranking"], finished_import=manifest["newest_import"])
+
+
+def count_new(db: Path, after: Exported, export: Any) -> dict[str, int]:
+    """How many rankings of a database are new, and how many tasks are open.
 
     Args:
         db: the label database.
-        after: the newest ranking at the last export; 0 counts all.
+        after: what the last export could see.
         export: settings of `rlhf export`: whose rankings count.
     """
     with Store(db, read_only=True) as store:
-        number = newest_ranking(store.connections)
         new = num_rankings_since(
-            store.connections, after, kinds=export.kind, annotators=export.annotator
+            store.connections,
+            after.ranking,
+            after_import=after.finished_import,
+            kinds=export.kind,
+            annotators=export.annotator,
         )
-        return {"newest": number, "new": new, "open": store.counts()["open"]}
+        return {"new": new, "open": store.counts()["open"]}
 
 
 def has_round(db: Path, policy: Path) -> bool:
@@ -67,7 +99,7 @@ def wait_while_paused(run: RunDir, number: int) -> None:
 
 
 def wait_for_rankings(
-    run: RunDir, settings: LoopSettings, export: Any, number: int, after: int, began: datetime
+    run: RunDir, settings: LoopSettings, export: Any, number: int, after: Exported, began: datetime
 ) -> None:
     """Return when there are enough new rankings, or one and it is time.
 

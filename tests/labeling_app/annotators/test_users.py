@@ -8,8 +8,10 @@ import pytest
 
 from labeling_app.annotators.users import Users
 from labeling_app.data_io.tokens import make_token, revoke_token
+from labeling_app.db.people.sources import sources_with_people
 from rlhf.cli import main
 from rlhf.errors import InputError
+from rlhf.records.schema import Message, Prompt
 
 
 @pytest.fixture
@@ -113,6 +115,48 @@ def test_the_command_refuses(store, refused):
     assert "rlhf users add NAME --db" in refused("users", "add", *db)
     assert "There is no user 'bob'" in refused("users", "reset", "bob", *db)
     assert "promote" in refused("users", "promote", "bob", *db)
+
+
+def test_the_tasks_of_a_source_are_given_from_the_command(users, store, capsys):
+    store.add_prompts([Prompt.create((Message(role="user", content="Hi?"),), "train", "law")])
+    users.add("bob", "annotator", "long enough")
+    db = ["--db", str(store.connections.path)]
+
+    def assign(*arguments: str) -> str:
+        assert main(["users", "assign", *arguments, *db]) == 0
+        return capsys.readouterr().out
+
+    assert assign("law", "ann", "bob") == "Tasks of law go to ann and bob alone.\n"
+    assert sources_with_people(store.connections) == {"law": ["ann", "bob"]}
+    assert assign("law", "bob", "bob") == "Tasks of law go to bob alone.\n"
+    assert sources_with_people(store.connections) == {"law": ["bob"]}
+    assert assign("law", "--everybody") == "Tasks of law go to everybody.\n"
+    assert sources_with_people(store.connections) == {"law": []}
+    assert json.loads(assign("law", "ann", "--json")) == {"source": "law", "people": ["ann"]}
+
+
+def test_what_cannot_be_assigned_says_what_to_type(users, store, refused):
+    path = store.connections.path
+    db = ["--db", str(path)]
+    said = refused("users", "assign", "a b", "ann", *db)
+    assert f"rlhf import prompts.jsonl --source 'a b' --db {path}" in said
+    for source in ("law", "news"):
+        text = (Message(role="user", content=source),)
+        store.add_prompts([Prompt.create(text, "train", source)])
+    said = refused("users", "assign", "laws", "ann", *db)
+    assert f"{path} has no prompts of the source 'laws'" in said
+    assert "Name one of these: law and news." in said
+    said = refused("users", "assign", "law", "ann", "eve", *db)
+    assert "There is no user 'eve'" in said
+    assert f"rlhf users add eve --db {path}" in said
+    assert f"rlhf users list --db {path}" in said
+    assert sources_with_people(store.connections) == {"law": [], "news": []}
+    assert f"Type: rlhf users assign SOURCE NAME --db {path}" in refused("users", "assign", *db)
+    said = refused("users", "assign", "law", *db)
+    assert f"Type: rlhf users assign law NAME --db {path}, or --everybody in place of NAME" in said
+    said = refused("users", "assign", "law", "ann", "--everybody", *db)
+    assert "rlhf users assign was given names and --everybody" in said
+    assert "--people has no effect with add" in refused("users", "add", "ann", "bob", *db)
 
 
 def test_a_program_and_a_person_never_share_a_name(users, store):

@@ -83,6 +83,14 @@ def test_curves_leave_a_gap_where_a_value_is_missing_and_label_the_last_one() ->
     svg(figure)
 
 
+@pytest.mark.parametrize("count", range(1, 7))
+def test_where_there_is_no_curve_there_is_no_frame(count: int) -> None:
+    curves = {f"Curve {n}": [(1, 0.5), (2, 1.0)] for n in range(count)}
+    figure = plots.training_curves(curves)
+    framed = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_lines()[0].get_ydata()[1] for axes in framed] == [1.0] * count
+
+
 def test_the_new_model_stands_at_its_kl_and_score_beside_best_of_n() -> None:
     panel = plots.KLPanel(
         title="Gold", best_of_n=[(0.0, 0.1, 1), (0.44, 0.6, 2)], original=0.1, new=(2.0, 0.8)

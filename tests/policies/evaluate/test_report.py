@@ -79,6 +79,18 @@ def test_report_json_keeps_what_was_given_and_adds_verdict_curves_and_samples(tm
     assert not set(brief) & {"samples", "training", "inputs"}
 
 
+def test_the_reverse_kl_is_drawn_where_training_measured_it() -> None:
+    measured, audited = "kl/reverse_k1_per_token", "kl_audit/reverse_k1_per_token"
+    metrics = [{**METRICS[0], measured: 0.01, audited: 0.02}, {**METRICS[1], measured: 0.03}]
+    content = build_content(example(), samples(), metrics)
+    assert content["training"][measured] == [[1, 0.01], [2, 0.03]]
+    assert content["training"][audited] == [[1, 0.02]]
+    pictures = re.findall('base64,([^"]+)', render(content))
+    drawn = "".join(base64.b64decode(one).decode() for one in pictures)
+    for title in ("Reverse KL, nats per token", "Audited KL, nats per token"):
+        assert f"<!-- {title} -->" in drawn
+
+
 def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:
     first = render(build_content(example(), samples(), METRICS))
     assert render(build_content(example(), samples(), METRICS)) == first

@@ -16,6 +16,9 @@ IMPORTED = {
     "new_checks": 0,
     "checks_not_made": 0,
     "first_not_made": [],
+    "replaced": 0,
+    "unchanged": 0,
+    "other_sources": [],
     "bad_lines": 0,
     "first_bad": [],
     "in_db": {"prompts": 2301, "responses": 4602, "rankings": 2303},
@@ -26,7 +29,7 @@ DISTANT = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 50}
 
 
 def sentences(command: str, settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    described = {"db": "labels.db", "out": "out", **settings}
+    described = {"db": "labels.db", "out": "out", "replace": False, **settings}
     module = import_module(f"rlhf.commands.{COMMANDS[command]}")
     return module.describe(SimpleNamespace(**described), result).splitlines()
 
@@ -65,6 +68,27 @@ def test_an_import_says_what_became_of_gold_items_and_what_comes_next() -> None:
     assert sentences("import", {}, IMPORTED | {"in_db": held})[-1] == (
         "Next: rlhf generate --db labels.db --model MODEL"
     )
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        (
+            {"replaced": 1, "unchanged": 1200},
+            "1 earlier ranking of this source was replaced and no longer counted; 1,200 unchanged.",
+        ),
+        ({}, "0 earlier rankings of this source were replaced and no longer counted; 0 unchanged."),
+        (
+            {"other_sources": ["a.json", "b"]},
+            "Nothing was replaced: no earlier import has this source. To name one, add --source: "
+            "a.json and b.",
+        ),
+    ],
+)
+def test_an_import_that_replaces_says_what_it_replaced(
+    result: dict[str, Any], sentence: str
+) -> None:
+    assert sentences("import", {"replace": True}, IMPORTED | result)[1] == sentence
 
 
 def test_a_judge_says_how_far_people_agree_with_it() -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.queue import Submission
 from labeling_app.web.lead.quality import Measurements
 from tests.labeling_app.conftest import run_async
+from tests.labeling_app.data_io.test_whole_imports import add
 
 
 def children() -> list[str]:
@@ -49,6 +51,25 @@ def test_it_is_measured_in_another_process_once_for_each_state_of_the_rankings(s
         assert [person.done for person in after.people] == [2]
         queue.skip("ann", skip_id="s", task_id=first, reason="", note="")  # withdraws the ranking
         assert [person.done for person in (await measurements.newest()).people] == [1]
+
+    run_async(run())
+
+
+def test_it_is_measured_again_when_a_ranking_changes_beside_an_import(store, queue, rank):
+    task_id = rank(1)
+    measurements = Measurements(store)
+
+    async def run() -> None:
+        before = await measurements.newest()
+        changed = Submission(id="2", task_id=task_id, tiers=((1,), (0,)))
+        with importing(store.connections, "in.jsonl") as current:
+            add(store, "a", current.id)
+            hidden = await measurements.newest()
+            queue.submit("ann", changed)
+            after = await measurements.newest()
+            assert after is not hidden
+            assert after.top_by_position != before.top_by_position
+            assert after.num_considered == 1
 
     run_async(run())
 

@@ -107,6 +107,16 @@ def test_steps_of_ppo_say_how_much_is_left(file: LoopFile) -> None:
     assert found.left_seconds == 15 * 8.0  # 4 + 1 + the mean of 1 to 5
 
 
+def test_of_a_long_run_only_the_last_steps_are_read(file: LoopFile) -> None:
+    folder = make_round(file.out, 0, ppo="running", evaluate="") / "ppo"
+    (folder / "config.yaml").write_text("steps: 200000\n", encoding="utf-8")
+    rows = "".join(f'{{"step": {step}, "seconds": 2.0}}\n' for step in range(2, 100_001))
+    (folder / "metrics.jsonl").write_text(f"not a row\n{rows}", encoding="utf-8")
+    write_commands(file, entry(0, "generate"), entry(0, "export"), entry(0, "ppo", None))
+    found = stages(file, 0)["ppo"]
+    assert (found.doing, found.left_seconds) == ("step 100000 of 200000", 200_000.0)
+
+
 def test_the_reports_that_can_be_read(file: LoopFile) -> None:
     make_round(file.out, 0)
     make_round(file.out, 1, evaluate="running")

@@ -8,15 +8,21 @@ from types import SimpleNamespace
 import pytest
 
 from labeling_app.annotators.rounds import queue_round
+from labeling_app.data_io.exporting import export
+from labeling_app.db.imports.unfinished import importing
 from labeling_app.db.store import Store
 from rlhf.commands.loop import waiting
 from rlhf.commands.loop.settings import LoopSettings
 from rlhf.commands.loop.waiting import (
+    Exported,
     count_new,
     has_round,
+    last_exported,
     wait_for_rankings,
     wait_while_paused,
 )
+from rlhf.errors import InputError
+from rlhf.records.jsonl import write_json
 from rlhf.records.schema import AnnotatorKind, Ranking
 from rlhf.run.loops.pausing import end_pause, request_pause
 from rlhf.run.rundir import RunDir
@@ -24,6 +30,7 @@ from rlhf.run.watchdog import listening
 from tests.labeling_app.conftest import build_prompt, build_responses
 
 PEOPLE = SimpleNamespace(kind=("human",), annotator=())
+NONE = Exported()
 PROMPTS = [build_prompt(f"Question {n}?") for n in range(3)]
 
 
@@ -50,18 +57,74 @@ def rank(db: Path, number: int, by: str = "ann", kind: AnnotatorKind = "human") 
         store.add_rankings([ranking], supersede=True)
 
 
-def test_new_rankings_are_counted_from_the_newest_at_the_last_export(db: Path) -> None:
-    assert count_new(db, 0, PEOPLE) == {"newest": 0, "new": 0, "open": 3}
+def test_new_rankings_are_counted_from_those_of_the_last_export(db: Path, tmp_path: Path) -> None:
+    assert count_new(db, NONE, PEOPLE) == {"new": 0, "open": 3}
     rank(db, 0)
     rank(db, 1, by="vader", kind="signal")
-    before = count_new(db, 0, PEOPLE)
-    assert (before["newest"], before["new"]) == (2, 1)
+    assert count_new(db, NONE, PEOPLE)["new"] == 1
+    with Store(db) as store:
+        manifest = export(store, tmp_path / "out", "ranked")
+    assert (manifest["newest_ranking"], manifest["newest_import"]) == (2, 0)
     rank(db, 3)  # of the first prompt again, in place of the earlier one
-    assert count_new(db, 0, PEOPLE)["new"] == 1
-    assert count_new(db, before["newest"], PEOPLE)["new"] == 1
+    assert count_new(db, NONE, PEOPLE)["new"] == 1
+    assert count_new(db, last_exported(tmp_path / "out", 0), PEOPLE)["new"] == 1
     everybody = SimpleNamespace(kind=(), annotator=())
-    assert count_new(db, 0, everybody)["new"] == 2
-    assert count_new(db, 0, SimpleNamespace(kind=(), annotator=("ann", "bob")))["new"] == 1
+    assert count_new(db, NONE, everybody)["new"] == 2
+    assert count_new(db, NONE, SimpleNamespace(kind=(), annotator=("ann", "bob")))["new"] == 1
+
+
+def test_what_arrives_while_an_export_starts_is_not_counted_again(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank(db, 0)
+    names = Store.annotators
+
+    def rank_one_more(store: Store) -> dict[str, AnnotatorKind]:
+        rank(db, 1)
+        return names(store)
+
+    monkeypatch.setattr(Store, "annotators", rank_one_more)  # which an export reads first
+    with Store(db) as store:
+        assert export(store, tmp_path / "out", "ranked")["rankings"] == 2
+    assert count_new(db, last_exported(tmp_path / "out", 1), PEOPLE)["new"] == 0
+    rank(db, 2)
+    assert count_new(db, last_exported(tmp_path / "out", 1), PEOPLE)["new"] == 1
+
+
+def test_what_an_unfinished_import_hides_from_an_export_is_new_later(
+    db: Path, tmp_path: Path
+) -> None:
+    rank(db, 0)
+    with Store(db) as store, importing(store.connections, "in.jsonl") as current:
+        best, worst = build_responses(PROMPTS[1], ["one", "two"])
+        for number in range(2):
+            judged = Ranking(
+                id=f"i{number}",
+                prompt_id=best.prompt_id,
+                annotator=f"eve {number}",
+                kind="human",
+                tiers=((best.id,), (worst.id,)),
+            )
+            store.add_rankings([judged], import_id=current.id)
+            rank(db, 2 + 3 * number)  # on the board meanwhile, the second in place of the first
+        export(store, tmp_path / "out", "ranked")
+        before = last_exported(tmp_path / "out", 0)
+        assert count_new(db, before, PEOPLE)["new"] == 0
+    assert count_new(db, before, PEOPLE)["new"] == 2
+    with Store(db) as store:
+        export(store, tmp_path / "next", "ranked")
+    assert count_new(db, last_exported(tmp_path / "next", 0), PEOPLE)["new"] == 0
+
+
+def test_exports_of_earlier_versions_are_counted_from_what_the_loop_recorded(
+    tmp_path: Path,
+) -> None:
+    manifest = {"format": "ranked", "content_hash": ""}
+    write_json(tmp_path / "manifest.json", manifest)
+    assert last_exported(tmp_path, 7) == Exported(ranking=7)
+    write_json(tmp_path / "manifest.json", {**manifest, "newest_ranking": "8", "newest_import": 0})
+    with pytest.raises(InputError, match="has 'newest_ranking' as '8', not as int"):
+        last_exported(tmp_path, 7)
 
 
 def test_a_round_is_known_by_the_policy_that_was_sampled(db: Path) -> None:
@@ -79,7 +142,7 @@ def wait(db: Path, wanted: int | None, number: int = 0, hours: float = 0.0, **mo
     """Wait for rankings of a round that began so many hours ago."""
     settings = LoopSettings(out=db.parent, model="m", db=db, new_rankings=wanted, **more)
     began = datetime.now(UTC) - timedelta(hours=hours)
-    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, 0, began)
+    wait_for_rankings(RunDir(db.parent), settings, PEOPLE, number, NONE, began)
 
 
 class Clock:
