@@ -19,6 +19,7 @@ class State(Enum):
     WEIGHTS = auto()
     GRADIENTS = auto()
     OPTIMIZER = auto()
+    COPIES = auto()  # of weights in bf16, kept by autocast; none where weights are sharded
     ACTIVATIONS = auto()  # and whatever else belongs to a process's own batch: never sharded
 
 
