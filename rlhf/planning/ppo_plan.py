@@ -155,17 +155,14 @@ def ppo_plan(
     )
     rows, length = batch.texts
     read = _policy_pass(shape, rows, 1, length - 1, computing, bf16=bf16) if rows else ()
+    held = (
+        *_frozen(shape, reward, roles, layout, bf16=bf16),
+        *(() if roles.engine_sleeps else engine),
+        *_trained(counts, rounded, layout),
+    )
     return Plan(
         f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
-        tuple(
-            layout.on_device(item)
-            for item in (
-                *_frozen(shape, reward, roles, layout, bf16=bf16),
-                *(() if roles.engine_sleeps else engine),
-                *_trained(counts, rounded, layout),
-            )
-        )
-        + resident,
+        (*map(layout.on_device, held), *resident),
         {
             "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16)
             + (engine if roles.engine_sleeps else ()),
