@@ -36,18 +36,19 @@ def room_for(settings: RewardSettings) -> int:
 
 
 def plan_memory(settings: RewardSettings, shape: Shape, strategy: Strategy = "auto") -> Plan:
-    """The memory of each process with the longest sequences, if nothing were sharded.
-
-    DeepSpeed's strategies hold every gradient a second time on its way to other processes.
-    """
-    has_buckets = strategy.startswith("zero") and _processes(settings) > 1
+    """The memory of each process with the longest sequences, if nothing were sharded."""
     has_masters = Layout(strategy, bf16_weights=_is_rounded(settings)).has_masters
     tokens = max(settings.batch.micro_tokens, settings.data.max_length)
     return reward_plan(
         tensor_parallel_shape(shape, settings.parallel.tensor_parallel),
-        Pass(tokens, settings.data.max_length, settings.batch.gradient_checkpointing),
+        Pass(
+            tokens,
+            settings.data.max_length,
+            settings.batch.gradient_checkpointing,
+            _is_rounded(settings),
+        ),
         bf16=choose_precision(settings.precision) == "bf16",
-        buckets=has_buckets,
+        has_stepped_copy=strategy.startswith("zero"),
         adapter=settings.adapter,
         lora_rank=settings.lora.rank,
         has_masters=has_masters,

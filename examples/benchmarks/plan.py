@@ -196,7 +196,7 @@ def take_three_steps(
     import torch
 
     from rlhf.parallel.settings import GroupSettings
-    from rlhf.parallel.sharding import accumulating, backward, prepare
+    from rlhf.parallel.sharding import accumulating, backward, clear_gradients, prepare
     from rlhf.parallel.sharding_choice import choose_sharding
 
     module.train()
@@ -208,7 +208,7 @@ def take_three_steps(
             with accumulating(accelerator, model, last=number == 1):
                 backward(accelerator, model, loss(model))
         stepper.step()
-        stepper.zero_grad()
+        clear_gradients(model, stepper)
 
 
 def random_ids(rows: int, length: int) -> list[list[int]]:

@@ -19,6 +19,7 @@ class State(Enum):
     WEIGHTS = auto()
     GRADIENTS = auto()
     OPTIMIZER = auto()
+    COPIES = auto()  # of weights in bf16, kept by autocast; none where weights are sharded
     ACTIVATIONS = auto()  # and whatever else belongs to a process's own batch: never sharded
 
 
@@ -44,8 +45,9 @@ class CheckpointSettings:
     keep: int = 1
     """Checkpoints kept on disk."""
     asynchronous: bool = False
-    """Write checkpoints while the training goes on, from a copy of weights and optimizer state,
-    for which main memory needs room. Does not go with DeepSpeed (zero1 to zero3)."""
+    """Write checkpoints while the training goes on, from a copy of weights and optimizer state.
+    The copy takes 12 bytes of main memory for each trained parameter: in every process for all of
+    them, with --sharding fsdp for its shard. Does not go with DeepSpeed (zero1 to zero3)."""
 
     def __post_init__(self) -> None:
         require_range("checkpoint.every", self.every, 1)

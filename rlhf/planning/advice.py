@@ -2,12 +2,23 @@
 
 from dataclasses import dataclass, replace
 
-from rlhf.planning.plan import STAGES
-from rlhf.planning.planner import FP32, Shape
-from rlhf.planning.strategies import SHARDINGS, Load, computing_bytes, stage_bytes
+from rlhf.planning.plan import GIB, STAGES, Layout, SampleBatch
+from rlhf.planning.planner import Shape
+from rlhf.planning.reference_plan import reference_plan
+from rlhf.planning.strategies import (
+    BF16_WEIGHTS,
+    SHARDINGS,
+    Load,
+    is_fsdp,
+    stage_bytes,
+    strategies_of,
+    tensor_parallel_bytes,
+)
+from rlhf.planning.traffic import tensor_parallel_traffic
 
-# DDP is the fastest, FSDP needs no further package, LoRA trains less
-PREFERRED = ("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "LoRA")
+# what changes numbers least comes first: float32 weights, rounded ones, adapters. In each, DDP is
+# the fastest, and FSDP needs no further package
+PREFERRED = (("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"), BF16_WEIGHTS, ("LoRA",))
 ADAPTERS = {"reward": "--adapter lora", "ppo": "--lora.share-base"}
 CHECKPOINTING = "--batch.gradient-checkpointing"
 MAX_GPUS = 4096
@@ -37,7 +48,7 @@ def advice_for_all(shape: Shape, load: Load, gpus: int, usable: float) -> dict[s
     """
     found = {stage: advice(stage, shape, load, gpus, usable) for stage in STAGES}
     if ADAPTERS["ppo"] in (found["ppo"].flags or ()):
-        reward = advice("reward", shape, load, gpus, usable, ("LoRA",))
+        reward = advice("reward", shape, load, gpus, usable, (("LoRA",),))
         why = "; ppo --lora.share-base needs adapters."
         found["reward"] = replace(reward, sentence=reward.sentence.removesuffix(".") + why)
     return found
@@ -49,23 +60,24 @@ def advice(
     load: Load,
     gpus: int,
     usable: float,
-    strategies: tuple[str, ...] = PREFERRED,
+    preferred: tuple[tuple[str, ...], ...] = PREFERRED,
 ) -> Advice:
-    """The first strategy that fits, with the largest batch; else what would make one fit."""
+    """The first strategy that fits, with the largest batch; else what would make one fit.
+
+    The first of a group, if need be with activation checkpointing and a batch of one sequence,
+    before those of the next group.
+    """
     if stage == "reference":
         return _reference_advice(shape, load, gpus, usable)
     checkpointed = replace(load, checkpointing=True)
     lightest = replace(checkpointed, batch=1)
-    for one, again in ((load, ()), (checkpointed, (CHECKPOINTING,)), (lightest, (CHECKPOINTING,))):
-        for strategy in strategies:
-            if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
-                batch = _largest_batch(stage, strategy, shape, one, gpus, usable)
-                words = f"{stage}: {strategy}{''.join(f' with {flag}' for flag in again)}"
-                sentence = f"{words}, up to {_sequences(batch)} in a forward pass."
-                flags = _strategy_flags(stage, strategy, one, gpus)
-                flags += (CHECKPOINTING,) * one.checkpointing
-                flags += _batch_flags(stage, replace(one, batch=batch))
-                return Advice(sentence, flags, gpus)
+    possible = strategies_of(gpus)
+    for group in preferred:
+        for one in (load, checkpointed, lightest):
+            for strategy in (name for name in group if name in possible):
+                if stage_bytes(stage, strategy, shape, one, gpus) <= usable:
+                    adds = one.checkpointing and not load.checkpointing
+                    return _fitting(stage, strategy, shape, one, gpus, usable, adds)
     count = 2 * gpus
     while count <= MAX_GPUS:
         if stage_bytes(stage, "FSDP", shape, replace(lightest, group=None), count) <= usable:
@@ -75,14 +87,38 @@ def advice(
     return Advice(f"{stage}: {NOTHING_FITS}")
 
 
+def _fitting(
+    stage: str, strategy: str, shape: Shape, load: Load, gpus: int, usable: float, adds: bool
+) -> Advice:
+    """The advice to take a strategy; `adds`: activation checkpointing was not asked for."""
+    batch = _largest_batch(stage, strategy, shape, load, gpus, usable)
+    words = f"{stage}: {strategy}{f' with {CHECKPOINTING}' * adds}"
+    sentence = f"{words}, up to {_sequences(batch)} in a forward pass."
+    flags = _strategy_flags(stage, strategy, load, gpus)
+    flags += (CHECKPOINTING,) * load.checkpointing
+    return Advice(sentence, flags + _batch_flags(stage, replace(load, batch=batch)), gpus)
+
+
+def tensor_parallel_advice(shape: Shape, load: Load, passes: int, processes: int) -> str:
+    """What a reward model takes in each of `processes` under tensor parallelism."""
+    held = tensor_parallel_bytes(shape, load, processes) / GIB
+    sent = tensor_parallel_traffic(shape, load, passes, processes) / GIB
+    return (
+        f"reward: --parallel.tensor-parallel {processes} holds {held:,.2f} GiB in each process, "
+        f"which sends {sent:,.2f} GiB in one step."
+    )
+
+
 def _strategy_flags(stage: str, strategy: str, load: Load, gpus: int) -> tuple[str, ...]:
     flags: tuple[str, ...] = ()
     if strategy == "LoRA":
         flags = (ADAPTERS[stage], f"--lora.rank {load.lora_rank}")
-    elif strategy != "DDP" and gpus > 1:
+    elif SHARDINGS[strategy] != "ddp":
         flags = (f"--sharding {SHARDINGS[strategy]}",)
-        if strategy == "FSDP" and load.group:
+        if is_fsdp(strategy) and load.group:
             flags += (f"--parallel.shard-group {load.group}",)
+    if strategy in BF16_WEIGHTS:
+        flags += ("--precision bf16-weights",)
     return (*flags, *(_engine_flags(load) if stage == "ppo" else ()))
 
 
@@ -134,10 +170,11 @@ def _fewest_tensor_parallel(shape: Shape, load: Load, gpus: int, usable: float) 
 
     What is computed counts whole, though attention and MLP are divided too.
     """
-    computing = max(computing_bytes("reference", shape, load).values())
+    sampled = SampleBatch(load.batch, load.length // 2, load.length - load.length // 2)
     parts = 2
     while parts <= gpus:
-        if FP32 * shape.parameters / parts + computing <= usable:
+        plan = reference_plan(shape, None, sampled, bf16=True, layout=Layout(parts=parts))
+        if plan.peak <= usable:
             return parts
         parts *= 2
     return 0

@@ -48,6 +48,8 @@ class Layout:
 
     def held(self, state: State, size: float) -> float:
         """Bytes on each device of a state of `size` bytes."""
+        if state is State.COPIES and self.shards(State.WEIGHTS):
+            return 0.0
         if not self.shards(state):
             return size
         return 0.0 if self.offload else size / self.parts
@@ -65,11 +67,13 @@ class Pass:
         tokens: in all sequences.
         length: of the longest sequence, in tokens.
         checkpointing: activations are recomputed in the backward pass.
+        bf16_weights: what passes from layer to layer is bf16, as embeddings and norms are.
     """
 
     tokens: int
     length: int
     checkpointing: bool = False
+    bf16_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ def shard_plan(plan: Plan, layout: Layout) -> Plan:
             if is_split and layout.shards(item.state)
             else item
             for item in items
+            if item.state is not State.COPIES or layout.held(item.state, item.size)
         )
 
     gathers = is_split and layout.shards(State.WEIGHTS)

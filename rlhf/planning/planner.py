@@ -140,7 +140,9 @@ def tensor_parallel_shape(shape: Shape, processes: int) -> Shape:
     )
 
 
-def layer_bytes(shape: Shape, length: int, *, bf16: bool, padded: bool) -> float:
+def layer_bytes(
+    shape: Shape, length: int, *, bf16: bool, padded: bool, bf16_weights: bool = False
+) -> float:
     """What one layer's forward pass keeps for the backward pass, for each token.
 
     Counted from the operations of a pre-norm decoder in transformers (what each one saves), in the
@@ -154,9 +156,14 @@ def layer_bytes(shape: Shape, length: int, *, bf16: bool, padded: bool) -> float
                                             because a mask makes transformers repeat the keys
         padding mask          2·T (4·T)     only when padded
         gated MLP             8·f (16·f)    gate, its activation, up, the product; half without gate
+
+    With bf16 weights a norm keeps its input in float32 and the normalized value in bf16, and what
+    it returns is bf16 already: 16·d for norms and copies together.
     """
     size = BF16 if bf16 else FP32
     copies = BF16 * (5 if shape.gated else 4) if bf16 else 2 * FP32
+    if bf16_weights:
+        copies = 0
     keys = shape.query_width if padded else shape.key_width
     attention = size * (2 * shape.query_width + 2 * keys)
     mask = size * length if padded else 0
@@ -169,13 +176,14 @@ def activation_bytes(shape: Shape, computing: Pass, *, bf16: bool, padded: bool)
 
     tokens · (L + 1) · layer_bytes: what each layer keeps, and one layer's gradients on the way
     back.
-    With checkpointing tokens · (4·d·L + 2·layer_bytes): of each layer only the float32 input stays,
-    and one layer at a time is computed again.
+    With checkpointing tokens · (4·d·L + 2·layer_bytes): of each layer only the float32 input stays
+    (with bf16 weights 2·d·L), and one layer at a time is computed again.
     """
-    tokens = computing.tokens
-    layer = layer_bytes(shape, computing.length, bf16=bf16, padded=padded)
+    tokens, rounded = computing.tokens, computing.bf16_weights
+    layer = layer_bytes(shape, computing.length, bf16=bf16, padded=padded, bf16_weights=rounded)
     if computing.checkpointing:
-        return tokens * (FP32 * shape.hidden * shape.layers + 2 * layer)
+        size = BF16 if rounded else FP32
+        return tokens * (size * shape.hidden * shape.layers + 2 * layer)
     return tokens * layer * (shape.layers + 1)
 
 
@@ -244,6 +252,12 @@ def trained_items(
     return items
 
 
+def stepped_item(name: str, parameters: float) -> Item:
+    """The weights that DeepSpeed's optimizer steps, beside those that are computed with."""
+    why = "DeepSpeed's own copy of the weights"
+    return Item(f"{name}: stepped weights", FP32 * parameters, why, State.OPTIMIZER)
+
+
 def gradient_item(parameters: int, rounded: int | None = None) -> Item:
     """Gradients, `rounded` of them in bf16."""
     size = FP32 * parameters - (FP32 - BF16) * (rounded or 0)
@@ -270,7 +284,7 @@ def copies(parameters: float, *, bf16: bool) -> list[Item]:
     if not bf16 or not parameters:
         return []
     size = BF16 * parameters
-    return [Item("bf16 copies of the matrices", size, "kept by autocast", State.WEIGHTS)]
+    return [Item("bf16 copies of the matrices", size, "kept by autocast", State.COPIES)]
 
 
 def stepping_items(
@@ -338,16 +352,16 @@ def reward_plan(
     computing: Pass,
     *,
     bf16: bool,
-    buckets: bool = False,
+    has_stepped_copy: bool = False,
     adapter: str = "none",
     lora_rank: int = 0,
     has_masters: bool = False,
 ) -> Plan:
     """Training a reward model, with `adapter` none, lora or qlora.
 
-    With `bf16` multiplications and frozen weights are bf16; `buckets`: every gradient is held a
-    second time on its way to other processes, as DeepSpeed does; `has_masters`: weights and
-    gradients are bf16, but for the head's, with float32 masters.
+    With `bf16` multiplications and frozen weights are bf16; `has_stepped_copy`: the optimizer steps
+    a copy of the weights, as DeepSpeed does; `has_masters`: weights and gradients are bf16, but for
+    the head's, with float32 masters.
     """
     full = adapter == "none"
     parameters = shape.reward_parameters if full else lora_rank * shape.lora_rows + shape.hidden
@@ -361,9 +375,10 @@ def reward_plan(
     )
     frozen = () if full else (_beneath_adapters(shape, adapter, bf16=bf16),)
     name = "reward model" if full else "adapters and head"
+    stepped = (stepped_item(name, parameters),) if has_stepped_copy else ()
     return Plan(
         "Memory of each process for the reward model",
-        (*frozen, *trained_items(name, parameters, buckets=buckets, rounded=rounded)),
+        (*frozen, *trained_items(name, parameters, rounded=rounded), *stepped),
         {
             "computing gradients": gradients,
             "stepping": stepping_items(parameters, rounded, shape),

@@ -12,7 +12,7 @@
 offloaded is in main memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlhf.modeling.log_probs import SCORE_BATCH
@@ -31,6 +31,7 @@ from rlhf.planning.planner import (
     packed_bytes,
     part_of_vocabulary,
     sampling_items,
+    stepped_item,
     stepping_items,
     vllm_items,
     working_bytes,
@@ -142,30 +143,30 @@ def ppo_plan(
     # DDP holds them in its buckets at all times.
     resident = (gradients,) if layout.processes > 1 and not SHARDED[layout.strategy] else ()
     temporary = () if resident else (gradients,)
-    learning = (*temporary, *copies(_multiplied(shape, reward, roles, layout), bf16=bf16))
+    multiplied = 0 if layout.shards(State.WEIGHTS) else _multiplied(shape, reward, roles, layout)
+    learning = (*temporary, *copies(multiplied, bf16=bf16))
+    computing = Pass(0, 0, checkpointing, layout.bf16_weights)
     rows = batch.episodes + batch.reference_rows
     updating = (
         *learning,
-        *_policy_pass(shape, rows, sampled.prompt, sampled.new, bf16, checkpointing),
-        *_critic_pass(reward, roles, batch.episodes, sampled.length, bf16, checkpointing),
+        *_policy_pass(shape, rows, sampled.prompt, sampled.new, computing, bf16=bf16),
+        *_critic_pass(reward, roles, batch.episodes, sampled.length, computing, bf16=bf16),
         *_kept(reward, roles, batch.rollout, sampled.new),
     )
     rows, length = batch.texts
-    read = _policy_pass(shape, rows, 1, length - 1, bf16, checkpointing) if rows else ()
+    read = _policy_pass(shape, rows, 1, length - 1, computing, bf16=bf16) if rows else ()
+    held = (
+        *_frozen(shape, reward, roles, layout, bf16=bf16),
+        *(() if roles.engine_sleeps else engine),
+        *_trained(counts, rounded, layout),
+    )
     return Plan(
         f"Memory of each process for PPO, with prompts of {sampled.prompt} tokens",
-        tuple(
-            layout.on_device(item)
-            for item in (
-                *_frozen(shape, reward, roles, layout, bf16=bf16),
-                *(() if roles.engine_sleeps else engine),
-                *_trained(counts, rounded, layout),
-            )
-        )
-        + resident,
+        (*map(layout.on_device, held), *resident),
         {
             "sampling": _sampling(shape, reward, sampled, roles, layout, bf16=bf16)
             + (engine if roles.engine_sleeps else ()),
+            **_reading(shape, reward, batch, roles, layout, bf16=bf16),
             **_auditing(shape, reward, batch, roles, layout, bf16=bf16),
             "computing gradients": updating,
             **({"computing gradients of texts": (*learning, *read)} if read else {}),
@@ -176,10 +177,11 @@ def ppo_plan(
 
 
 def _policy_pass(
-    shape: Shape, rows: int, prompt: int, new: int, bf16: bool, checkpointing: bool
+    shape: Shape, rows: int, prompt: int, new: int, computing: Pass, *, bf16: bool
 ) -> tuple[Item, ...]:
+    """What the backward pass needs of the policy; `computing` says how it is computed."""
     length = prompt + new
-    computing = Pass(rows * length, length, checkpointing)
+    computing = replace(computing, tokens=rows * length, length=length)
     activations = activation_bytes(shape, computing, bf16=bf16, padded=True)
     logits = block_bytes(shape, rows * new, backward=True)
     return (
@@ -189,12 +191,12 @@ def _policy_pass(
 
 
 def _critic_pass(
-    reward: Shape, roles: Roles, rows: int, length: int, bf16: bool, checkpointing: bool
+    reward: Shape, roles: Roles, rows: int, length: int, computing: Pass, *, bf16: bool
 ) -> tuple[Item, ...]:
     """What the backward pass needs of a critic; of a frozen trunk it needs nothing."""
     words, tokens = f"{rows} × {length} tokens", rows * length
     if roles.critic == "own":
-        computing = Pass(tokens, length, checkpointing)
+        computing = replace(computing, tokens=tokens, length=length)
         activations = activation_bytes(reward, computing, bf16=bf16, padded=True)
         return (Item("critic: activations", activations, words),)
     if roles.critic == "own head":
@@ -223,7 +225,8 @@ def _sampling(
     matrices = 0 if layout.bf16_weights else roles.lora_rank * shape.lora_rows or shape.linear
     if roles.vllm:
         largest = float(largest_matrix(shape))
-        given = Item("given weight", FP32 * largest, "float32, one at a time, for vLLM")
+        size, words = (FP32, "float32") if roles.lora_rank else frozen_precision(bf16=bf16)
+        given = Item("given weight", size * largest, f"{words}, one at a time, for vLLM")
         sampling: tuple[Item, ...] = (given,)
     else:
         sampling = sampling_items(shape, batch, bf16=bf16, trained=matrices)
@@ -263,29 +266,46 @@ def _auditing(
 
     It is loaded after training, when no weights are gathered, and for audits during training.
     """
-    new, length = batch.sampled.new, batch.sampled.length
-
-    def logits(rows: int) -> Item:
-        size = block_bytes(shape, rows * new)
-        return Item("logits", size, f"{rows} × {new} positions, {part_of_vocabulary(shape)}")
-
     gathered = _gathered(shape, reward, roles, layout)
     matrices = copies(roles.lora_rank * shape.lora_rows or shape.linear, bf16=bf16)
     if _stays_sharded(roles, layout) or layout.bf16_weights:
         matrices = []  # layers are gathered in bf16, one at a time, or all weights are bf16
-    working = working_bytes(shape, batch.episodes * length, length, bf16=bf16)
-    layer = Item("one layer", working, f"{batch.episodes} × {length} tokens")
-    phases = {"measuring the KL": (*gathered, *matrices, layer, logits(SCORE_BATCH))}
+    reads = _forward_pass(shape, SCORE_BATCH, batch.sampled, bf16=bf16)
+    phases = {"measuring the KL": (*gathered, *matrices, *reads)}
     if roles.lora_rank and not roles.four_bits:
         return phases  # the original model lies beneath the adapters
     size = float(FP32 * shape.parameters)
     if _stays_sharded(roles, layout):
         size = layout.held(State.WEIGHTS, size)
     loaded = Item("loaded reference: weights", size, "float32")
-    phases["auditing"] = (loaded, logits(SCORE_BATCH))
+    phases["auditing"] = (loaded, *reads)
     if roles.audited_rows:
-        phases["auditing during training"] = (*gathered, loaded, logits(roles.audited_rows))
+        reads = _forward_pass(shape, roles.audited_rows, batch.sampled, bf16=bf16)
+        phases["auditing during training"] = (*gathered, loaded, *reads)
     return phases
+
+
+def _reading(
+    shape: Shape, reward: Shape, batch: PPOBatch, roles: Roles, layout: Layout, *, bf16: bool
+) -> dict[str, tuple[Item, ...]]:
+    """The phase in which policy and critic read a rollout, one after the other."""
+    matrices = copies(_multiplied(shape, reward, roles, layout), bf16=bf16)
+    if _stays_sharded(roles, layout):
+        matrices = []  # layers are gathered in bf16, one at a time
+    reads = _forward_pass(shape, batch.episodes, batch.sampled, bf16=bf16)
+    gathered = _gathered(shape, reward, roles, layout)
+    return {"reading the rollout": (*gathered, *matrices, *reads)}
+
+
+def _forward_pass(shape: Shape, rows: int, sampled: SampleBatch, *, bf16: bool) -> tuple[Item, ...]:
+    """What is computed where nothing is kept for a backward pass."""
+    new, length = sampled.new, sampled.length
+    working = working_bytes(shape, rows * length, length, bf16=bf16)
+    logits, part = block_bytes(shape, rows * new), part_of_vocabulary(shape)
+    return (
+        Item("one layer", working, f"{rows} × {length} tokens"),
+        Item("logits", logits, f"{rows} × {new} positions, {part}"),
+    )
 
 
 def _multiplied(shape: Shape, reward: Shape, roles: Roles, layout: Layout) -> int:
@@ -317,8 +337,7 @@ def _trained(counts: dict[str, int], rounded: dict[str, int], layout: Layout) ->
             items.append(Item(f"{name}: weights", size, "float32, trained", State.WEIGHTS))
         items.append(Item(f"{name}: Adam", 2 * size, "two moments", State.OPTIMIZER))
         if layout.strategy.startswith("zero"):
-            copy = "DeepSpeed's own copy of the weights"
-            items.append(Item(f"{name}: stepped weights", size, copy, State.OPTIMIZER))
+            items.append(stepped_item(name, count))
     return items
 
 

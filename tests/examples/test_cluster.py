@@ -15,7 +15,8 @@ from rlhf.cli import main
 from rlhf.planning.advice import advice
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import read_shape
-from rlhf.planning.strategies import USABLE, Load, stage_bytes, step_bytes
+from rlhf.planning.strategies import USABLE, Load, stage_bytes
+from rlhf.planning.traffic import step_bytes
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 MODELS = {"6B": CLUSTER.parent / "six_billion" / "llama_6b", "70B": CLUSTER / "llama_70b"}

@@ -104,8 +104,8 @@ def test_every_way_out_that_names_flags_fits(six_billion):
 def test_divided_weights_need_less_on_each_device(six_billion):
     settings = settings_for(six_billion, tokens_per_batch=4096)
     plan = plan_memory(settings, read_shape(str(six_billion)))
-    activations = plan.phases["computing gradients"][-1].size
-    held = plan.peak - activations
+    _, copies, activations = (item.size for item in plan.phases["computing gradients"])
+    held = plan.peak - copies - activations  # FSDP and ZeRO-3 gather layers: no copies
     for whole in ("auto", "ddp"):
         assert shard_plan(plan, Layout(whole, 4)).peak == plan.peak
     for strategy in ("fsdp", "zero3"):
@@ -115,7 +115,7 @@ def test_divided_weights_need_less_on_each_device(six_billion):
     require_memory(settings, 80 * GIB, Sharding("fsdp"), 4)
     with pytest.raises(ConfigError) as caught:
         require_memory(settings, 80 * GIB)
-    assert "--sharding fsdp --processes 2: 70.5 GiB on each of 2" in caught.value.remedy
+    assert "--sharding fsdp --processes 2: 65.3 GiB on each of 2" in caught.value.remedy
 
 
 def test_the_first_stages_of_zero_divide_no_weights(six_billion):
@@ -191,8 +191,8 @@ def value_of(word):
     ("changes", "gib", "needs"),
     [
         # of 119.3 GiB 21.7 are activations, which nobody divides
-        ({"sharding": "fsdp", "processes": 2}, 40, "70.5"),
-        ({"sharding": "fsdp", "processes": 4, "shard_group": 2}, 40, "70.5"),
+        ({"sharding": "fsdp", "processes": 2}, 40, "65.3"),
+        ({"sharding": "fsdp", "processes": 4, "shard_group": 2}, 40, "65.3"),
         ({"tensor_parallel": 2, "processes": 2}, 40, ""),
         ({"ddp_comm_hook": "fp16", "processes": 2}, 40, ""),
         ({"adapter": "lora"}, 25, ""),
@@ -224,8 +224,8 @@ def test_the_dry_run_counts_what_processes_divide(six_billion):
     fsdp = settings_for(six_billion, sharding="fsdp", processes=8)
     plan = plan_sharded(fsdp)
     assert [item.size for item in plan.resident] == [held, 2 * held]
-    gradients, copies, activations = plan.phases["computing gradients"]
-    assert (gradients.size, copies.size) == (held, 2 * shape.trunk_linear / 8)
+    gradients, activations = plan.phases["computing gradients"]  # and no bf16 copies
+    assert gradients.size == held
     assert activations == plan_memory(fsdp, shape).phases["computing gradients"][2]
     assert gradients.why == "float32; sharded over 8"
     in_groups = plan_sharded(changed(fsdp, shard_group=4))
@@ -234,8 +234,8 @@ def test_the_dry_run_counts_what_processes_divide(six_billion):
     assert offloaded.peak == activations.size
     assert offloaded.resident[0].why == "float32, 4 bytes a parameter; in main memory"
     adam_only = plan_sharded(changed(fsdp, sharding="zero1"))
-    weights, adam, buckets = (item.size for item in adam_only.resident)
-    assert (weights, adam, buckets) == (8 * held, 2 * held, 8 * held)
+    weights, adam, stepped = (item.size for item in adam_only.resident)
+    assert (weights, adam, stepped) == (8 * held, 2 * held, held)  # DeepSpeed's own copy
     text = memory_plan(fsdp)  # of the command
     assert text == plan.text
     assert text.startswith(

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import distributed, nn
+from torch import distributed
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.fsdp import register_fsdp_forward_method
@@ -42,7 +42,8 @@ from rlhf.modeling.models import load_config
 from rlhf.parallel.sharding import Sharding, accumulating, arrange, autocast_forward, shard
 from rlhf.planning.plan import GIB
 from rlhf.planning.planner import Shape, read_shape
-from rlhf.planning.strategies import Load, communication_bytes, phase_bytes, sizes_of
+from rlhf.planning.strategies import Load, phase_bytes, sizes_of
+from rlhf.planning.traffic import communication_bytes, reading_traffic
 
 REPOSITORY = Path(__file__).parents[3]
 SIX = str(REPOSITORY / "examples" / "six_billion" / "llama_6b")
@@ -54,6 +55,7 @@ class Case:
     """A model on so many ranks; `group` of them divide one copy (0: all).
 
     `stage` is reward, or ppo: updating, or reading: the log-probs and values of a rollout.
+    `bf16_weights`: as with `--precision bf16-weights`.
     """
 
     model: str
@@ -63,19 +65,28 @@ class Case:
     checkpointing: bool = False
     group: int = 0
     stage: str = "reward"
+    bf16_weights: bool = False
+
+    @property
+    def strategy(self) -> str:
+        """Its row in `rlhf plan`."""
+        return "FSDP bf16-weights" if self.bf16_weights else "FSDP"
 
 
 CASES = (
     Case(SIX, 8, 4, 512),
     Case(SIX, 64, 4, 512),
     Case(SIX, 64, 4, 512, group=8),
+    Case(SIX, 8, 4, 512, bf16_weights=True),
     Case(SEVENTY, 64, 4, 1024, checkpointing=True),
     Case(SEVENTY, 512, 4, 1024, checkpointing=True),
     Case(SEVENTY, 512, 4, 1024, checkpointing=True, group=64),
     Case(SIX, 8, 4, 512, checkpointing=True, stage="ppo"),
+    Case(SIX, 8, 4, 512, checkpointing=True, stage="ppo", bf16_weights=True),
     Case(SEVENTY, 64, 2, 1024, checkpointing=True, stage="ppo"),
     Case(SEVENTY, 512, 4, 1024, checkpointing=True, stage="ppo"),
     Case(SIX, 8, 4, 512, stage="reading"),
+    Case(SIX, 8, 4, 512, stage="reading", bf16_weights=True),
     Case(SEVENTY, 64, 4, 1024, stage="reading"),
     Case(SEVENTY, 512, 4, 1024, stage="reading"),
 )
@@ -108,7 +119,7 @@ def groups_of(inputs: Any) -> list[Any]:
     ]
 
 
-def build(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(case: Case) -> tuple[RewardModule | PolicyAndCritic, torch.optim.Optimizer]:
     """Models without storage, to be divided as `--sharding fsdp` does; in a fake mode."""
     config = load_config(case.model)
     config.num_labels, config.pad_token_id = 1, 0
@@ -119,7 +130,7 @@ def build(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
     )
     for model in (classifier, *policies) if case.checkpointing else ():
         model.activation_checkpointing_enable({"use_reentrant": False})
-    module: nn.Module = RewardModule(classifier)
+    module: RewardModule | PolicyAndCritic = RewardModule(classifier)
     if policies:
         module = PolicyAndCritic(policies[0], classifier, 0.0)
     module.train(case.stage != "reading")
@@ -138,7 +149,10 @@ def measure(case: Case) -> dict[str, float]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         module, optimizer = build(case)
         autocast_forward(accelerator, module)
-        shard(module, optimizer, Sharding("fsdp", group=case.group), mesh, bf16=True)
+        sharding, kept = Sharding("fsdp", group=case.group), None
+        if case.bf16_weights:
+            kept = module.keep_in_fp32
+        shard(module, optimizer, sharding, mesh, bf16=True, keep_in_fp32=kept)
         compute = computing(case, accelerator, module, sequences)
         with Traffic() as traffic:
             compute(last=False)
@@ -183,15 +197,14 @@ def plan(case: Case, shape: Shape) -> dict[str, float]:
     load = Load(case.length, case.batch, case.checkpointing, 16, case.group, vllm=1)
     stage = "reward" if case.stage == "reward" else "ppo"
     sizes = sizes_of(stage, shape, load)
-    phases = phase_bytes(stage, "FSDP", shape, load, case.ranks)
-    # the frozen reward model, and for a forward pass the trained models' moments and gradients
-    absent = 4 * sizes.frozen + (12 * sizes.trained if case.stage == "reading" else 0)
-    phase = "measuring the KL" if case.stage == "reading" else "computing gradients"
+    phases = phase_bytes(stage, case.strategy, shape, load, case.ranks)
+    # the frozen reward model, and for a forward pass the trained models' moments
+    absent = 4 * sizes.frozen + (8 * sizes.trained if case.stage == "reading" else 0)
+    phase = "reading the rollout" if case.stage == "reading" else "computing gradients"
     held = phases[phase] - absent / (case.group or case.ranks)
-    sent = communication_bytes("FSDP", sizes, 2, case.ranks, case.group)
+    sent = communication_bytes(case.strategy, sizes, 2, case.ranks, case.group)
     if case.stage == "reading":
-        gathered = 4 * sizes.outside + 2 * (sizes.trained - sizes.outside)
-        sent = 2 * gathered * (case.ranks - 1) / case.ranks
+        sent = 2 * reading_traffic(case.strategy, sizes) * (case.ranks - 1) / case.ranks
     return {"bytes": held, "sent": sent}
 
 
@@ -219,6 +232,10 @@ def small_cases(folder: str) -> list[Case]:
         Case(folder, 512, 4, 128),
         Case(folder, 64, 4, 128, stage="ppo"),
         Case(folder, 64, 4, 128, stage="reading"),
+        Case(folder, 64, 4, 128, bf16_weights=True),
+        Case(folder, 64, 4, 128, stage="ppo", bf16_weights=True),
+        Case(SIX, 8, 4, 512, bf16_weights=True),
+        Case(SIX, 8, 4, 512, checkpointing=True, stage="ppo", bf16_weights=True),
     ]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLE = "rlhf plan --model models/SmolLM2-135M-Instruct --gpus 8 --gpu-memory 24"
 TRAININGS = ("reward", "ppo")
 GPUS_PER_MACHINE = 8
+NAME_WIDTH = 17  # of "FSDP bf16-weights"
 COMMANDS = {
     "reward": "train-reward --rankings RANKINGS --model {model} --out REWARD",
     "reference": "reference --prompts RANKINGS --model {model} --reward REWARD --out REFERENCE",
@@ -165,18 +166,10 @@ class Settings:
 def run(settings: Settings) -> dict[str, Any]:
     """Show memory and traffic of each stage per device, and with --price-per-hour its price."""
     from rlhf.commands.machine.forecasting import forecasts
-    from rlhf.planning.advice import advice_for_all
+    from rlhf.planning.advice import advice_for_all, tensor_parallel_advice
     from rlhf.planning.planner import read_shape
-    from rlhf.planning.strategies import (
-        STRATEGIES,
-        USABLE,
-        Speed,
-        phase_bytes,
-        stage_bytes,
-        step_bytes,
-        step_seconds,
-        tensor_parallel_advice,
-    )
+    from rlhf.planning.strategies import USABLE, phase_bytes, stage_bytes, strategies_of
+    from rlhf.planning.traffic import Speed, step_bytes, step_seconds
 
     shape = read_shape(settings.model)
     load = settings.load()
@@ -184,7 +177,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
     def table(stages: Sequence[str], number: Callable[[str, str], float]) -> Table:
         """A number of each stage under each strategy."""
-        return {n: {stage: round(number(stage, n), 3) for stage in stages} for n in STRATEGIES}
+        names = strategies_of(gpus)
+        return {n: {stage: round(number(stage, n), 3) for stage in stages} for n in names}
 
     needs = table(STAGES, lambda stage, name: stage_bytes(stage, name, shape, load, gpus) / GIB)
     sent = table(
@@ -244,12 +238,12 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
         f"tokens, {'with' if settings.gradient_checkpointing else 'without'} gradient "
         "checkpointing.",
         "",
-        f"{'':8}" + "".join(f"{stage:>12}" for stage in STAGES),
+        " " * NAME_WIDTH + "".join(f"{stage:>12}" for stage in STAGES),
     ]
     for name, row in result["gib"].items():
         marks = {stage: "*" if result["fits"][name][stage] else " " for stage in STAGES}
         cells = "".join(f"{row[s]:>11,.2f}{marks[s]}" for s in STAGES)
-        lines.append(f"{name:8}{cells}".rstrip())
+        lines.append(f"{name:{NAME_WIDTH}}{cells}".rstrip())
     if any(value for row in result["sent_gib"].values() for value in row.values()):
         lines += ["", "GiB that each device sends in one step."]
         lines += _rows(result["sent_gib"])
@@ -273,11 +267,11 @@ def describe(settings: Settings, result: dict[str, Any]) -> str:
 
 
 def _rows(table: Table) -> list[str]:
-    head = f"{'':8}" + "".join(f"{stage:>12}" for stage in TRAININGS)
+    head = " " * NAME_WIDTH + "".join(f"{stage:>12}" for stage in TRAININGS)
     return [
         head,
         *(
-            f"{name:8}" + "".join(f"{row[stage]:>12,.2f}" for stage in TRAININGS)
+            f"{name:{NAME_WIDTH}}" + "".join(f"{row[stage]:>12,.2f}" for stage in TRAININGS)
             for name, row in table.items()
         ),
     ]

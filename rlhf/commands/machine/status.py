@@ -51,7 +51,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Show what each stage of a run did, and compare several runs: results, cost, settings."""
     if not (settings.runs or settings.db):
         raise ConfigError("No run to show", "Name one: rlhf status runs/NAME")
-    from rlhf.planning.comparison import summary
+    from rlhf.commands.machine.comparison import summary
     from rlhf.run.status import differing_settings, read_run, run_folders
 
     kinds = {stage: command.Settings for stage, command in STAGES.items()}
@@ -67,7 +67,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def describe(settings: Settings, result: dict[str, Any]) -> str:
     """A line for each run of several, and for each stage; with --full a table for each stage."""
-    from rlhf.planning.comparison import comparison
+    from rlhf.commands.machine.comparison import comparison
     from rlhf.run.status import overview, tables
 
     show = tables if settings.full else overview

@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rlhf.planning.planner import read_shape
-from rlhf.planning.strategies import Load, communication_bytes, sizes_of
+from rlhf.planning.strategies import Load, sizes_of
+from rlhf.planning.traffic import communication_bytes
 from rlhf.run.metrics import read_metrics
 from tests.pipeline.loop import Loop, require_same, spread, without_clock
 from tests.servers.commands import run_process

@@ -17,7 +17,8 @@ from rlhf.errors import InputError
 from rlhf.modeling.models import load_causal_lm, new_reward_model, save_model
 from rlhf.modeling.tokens import load_tokenizer
 from rlhf.planning.planner import read_shape, tensor_parallel_shape
-from rlhf.planning.strategies import Load, tensor_parallel_traffic
+from rlhf.planning.strategies import Load
+from rlhf.planning.traffic import tensor_parallel_traffic
 from rlhf.records.jsonl import write_json
 from rlhf.records.ranked import write_ranked
 from rlhf.run.metrics import read_metrics

@@ -31,12 +31,22 @@ def test_a_small_model_fits_everywhere(tiny_model: Path, capsys: pytest.CaptureF
         "A forward pass: 1 sequence of 1,024 tokens, without gradient checkpointing."
     )
     assert lines[3].split() == ["reward", "reference", "ppo"]
-    rows = [line.split() for line in lines[4:10]]
-    assert [row[0] for row in rows] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "LoRA"]
-    assert all(cell.endswith("*") for row in rows for cell in row[1:])
-    assert lines[11:13] == [
+    # one process shards nothing
+    rows = [(line[:17].rstrip(), line[17:].split()) for line in lines[4:7]]
+    assert [name for name, _ in rows] == ["DDP", "DDP bf16-weights", "LoRA"]
+    assert all(cell.endswith("*") for _, cells in rows for cell in cells)
+    assert lines[8:10] == [
         "Recommended, all weights where they fit:",
         "  reward: DDP, up to 1024 sequences in a forward pass.",
+    ]
+
+
+def test_several_devices_can_shard(tiny_model: Path) -> None:
+    settings = Settings(model=str(tiny_model), gpus=2)
+    lines = plan.describe(settings, plan.run(settings)).splitlines()
+    assert [line[:17].rstrip() for line in lines[4:12]] == [
+        *("DDP", "DDP bf16-weights", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "FSDP bf16-weights"),
+        "LoRA",
     ]
 
 
@@ -257,8 +267,9 @@ def test_a_longer_sequence_needs_more(tiny_model: Path) -> None:
 
 
 def test_checkpointing_needs_less_where_something_is_trained(tiny_model: Path) -> None:
-    kept = plan.run(Settings(model=str(tiny_model)))["gib"]["FSDP"]
-    again = plan.run(Settings(model=str(tiny_model), gradient_checkpointing=True))["gib"]["FSDP"]
+    settings = Settings(model=str(tiny_model), gpus=2)
+    kept = plan.run(settings)["gib"]["FSDP"]
+    again = plan.run(replace(settings, gradient_checkpointing=True))["gib"]["FSDP"]
     assert again["reward"] < kept["reward"]
     assert again["ppo"] < kept["ppo"]
     assert again["reference"] == kept["reference"]

@@ -127,14 +127,18 @@ def test_bytes_of_a_layer_by_hand() -> None:
     assert planner.layer_bytes(SHAPE, 10, bf16=True, padded=True) == bf16 + 16 + 20
     # float32: norms 16·8, copies 2·4·8, q and output 2·4·8, k and v 2·4·4, MLP 4·4·16
     assert planner.layer_bytes(SHAPE, 10, bf16=False, padded=False) == 128 + 64 + 64 + 32 + 256
+    # bf16 weights: norms 2·(4 + 2)·8, what they return 2·2·8, the rest as with bf16
+    rounded = planner.layer_bytes(SHAPE, 10, bf16=True, padded=False, bf16_weights=True)
+    assert rounded == 96 + 32 + 32 + 16 + 128
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize(("bf16", "rounded"), [(True, False), (False, False), (True, True)])
 def test_bytes_of_a_layer_are_what_a_real_forward_pass_keeps(
-    tiny_model: Path, bf16: bool, padded: bool
+    tiny_model: Path, bf16: bool, rounded: bool, padded: bool
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    dtype = torch.bfloat16 if rounded else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
     shape = read_shape(str(tiny_model))
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     weight_shapes = {s for p in model.parameters() for s in (p.shape, p.shape[::-1])}
@@ -158,7 +162,9 @@ def test_bytes_of_a_layer_are_what_a_real_forward_pass_keeps(
         )
     assert output.last_hidden_state.requires_grad
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (8 * 64)
-    planned = shape.layers * planner.layer_bytes(shape, 64, bf16=bf16, padded=padded)
+    planned = shape.layers * planner.layer_bytes(
+        shape, 64, bf16=bf16, padded=padded, bf16_weights=rounded
+    )
     assert found == pytest.approx(planned, rel=0.12)  # the last norm and small things come on top
 
 
@@ -168,6 +174,8 @@ def test_activations_by_hand() -> None:
     assert keep == 6 * (2 + 1) * layer
     again = planner.activation_bytes(SHAPE, Pass(6, 3, True), bf16=True, padded=False)
     assert again == 6 * (4 * 8 * 2 + 2 * layer)
+    rounded = planner.activation_bytes(SHAPE, Pass(6, 3, True, True), bf16=True, padded=False)
+    assert rounded == 6 * (2 * 8 * 2 + 2 * 304)  # 10·8 less than 384 in a layer
 
 
 def test_logits_and_cache_by_hand() -> None:
@@ -188,19 +196,19 @@ def sizes(plan: Plan, phase: str) -> dict[str, float]:
 
 
 def test_the_plan_of_a_reward_model() -> None:
-    plan = planner.reward_plan(SHAPE, Pass(6, 3), bf16=True, buckets=True)
+    plan = planner.reward_plan(SHAPE, Pass(6, 3), bf16=True, has_stepped_copy=True)
     parameters = SHAPE.trunk + 8
     assert sizes(plan, "computing gradients") == {
         "reward model: weights": 4 * parameters,
         "reward model: Adam": 8 * parameters,
-        "reward model: buckets": 4 * parameters,
+        "reward model: stepped weights": 4 * parameters,
         "gradients": 4 * parameters,
         "bf16 copies of the matrices": 2 * 2 * LAYER,
         "activations": 6 * 3 * 384,
     }
     assert plan.peak == 20 * parameters + 4 * LAYER + 6 * 3 * 384
     alone = planner.reward_plan(SHAPE, Pass(6, 3), bf16=False)
-    assert "reward model: buckets" not in sizes(alone, "computing gradients")
+    assert "reward model: stepped weights" not in sizes(alone, "computing gradients")
     assert "bf16 copies of the matrices" not in sizes(alone, "computing gradients")
 
 

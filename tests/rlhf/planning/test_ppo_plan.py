@@ -154,9 +154,33 @@ def test_ddp_keeps_its_gradients_in_every_phase(phase: str) -> None:
     assert ("gradients" in sizes(alone, phase)) is (phase == "stepping")
 
 
-def test_weights_are_whole_while_sampling() -> None:
-    layout = Layout("fsdp", 4, processes=4)
-    assert sizes(ppo(layout=layout), "sampling")["whole weights"] == 4 * (POLICY + SHAPE.trunk)
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_whole_models_are_copied_in_bf16_while_they_sample_and_read(strategy: str) -> None:
+    """Sharded ones are not: FSDP and ZeRO-3 gather a layer at a time."""
+    plan = ppo(layout=Layout(strategy, 4, processes=4))
+    copied, both = "bf16 copies of the matrices", 2 * (2 * LAYER + 800 + 2 * LAYER)
+    for phase, size in (("sampling", 2 * (2 * LAYER + 800)), ("reading the rollout", both)):
+        found = added(plan, phase)
+        assert found["whole weights"] == 4 * (POLICY + SHAPE.trunk)
+        assert found[copied] == size
+    assert copied not in added(plan, "computing gradients")
+    assert added(ppo(), "reading the rollout")[copied] == both  # in one process
+    assert added(ppo(), "computing gradients")[copied] == both
+
+
+def test_whole_bf16_weights_need_no_copies() -> None:
+    plan = ppo(layout=Layout("fsdp", 4, processes=4, bf16_weights=True))
+    for phase in ("sampling", "reading the rollout"):
+        found = added(plan, phase)
+        assert found["whole weights"] == 2 * (POLICY + SHAPE.trunk)
+        assert "bf16 copies of the matrices" not in found
+
+
+def test_weights_go_to_vllm_in_its_own_precision() -> None:
+    given = "given weight"  # the largest matrix, of 100 tokens
+    assert added(ppo(roles=Roles(vllm=1)), "sampling")[given] == 2 * 800
+    adapters = Roles(vllm=1, lora_rank=2, share_base=True)  # merged in float32
+    assert added(ppo(roles=adapters), "sampling")[given] == 4 * 800
 
 
 def added(plan: Plan, phase: str) -> dict[str, float]:
@@ -168,20 +192,23 @@ def test_audits_load_the_reference_unless_it_lies_beneath_adapters() -> None:
     assert not {"auditing", "auditing during training"} & set(beneath)
     assert "auditing" in ppo(roles=Roles(lora_rank=2, share_base=True, four_bits=True)).phases
     position = 2 * 4 * 100 * 5  # the only block of a row's logits, twice
+
+    def reads(rows: int) -> dict[str, float]:
+        working = working_bytes(SHAPE, rows * 8, 8, bf16=True)
+        return {"one layer": working, "logits": rows * position}
+
     whole, loaded = {"whole weights": 4 * POLICY}, {"loaded reference: weights": 4 * POLICY}
     plan = ppo(roles=Roles(critic="none", audited_rows=3), layout=Layout("fsdp", 4, processes=4))
-    assert added(plan, "auditing") == {**loaded, "logits": 32 * position}
-    assert added(plan, "auditing during training") == {**whole, **loaded, "logits": 3 * position}
-    assert added(plan, "measuring the KL") == {
-        **whole,
-        "bf16 copies of the matrices": 2 * (2 * LAYER + 800),
-        "one layer": working_bytes(SHAPE, 2 * 8, 8, bf16=True),
-        "logits": 32 * position,
-    }
+    assert added(plan, "auditing") == {**loaded, **reads(32)}
+    assert added(plan, "auditing during training") == {**whole, **loaded, **reads(3)}
+    copied = {"bf16 copies of the matrices": 2 * (2 * LAYER + 800)}
+    assert added(plan, "measuring the KL") == {**whole, **copied, **reads(32)}
+    assert added(plan, "reading the rollout") == {**whole, **copied, **reads(2)}
     # with vLLM the original is sharded like the policy, and nothing is whole
     roles = Roles(critic="none", audited_rows=3, vllm=4)
     plan = ppo(roles=roles, layout=Layout("fsdp", 4, processes=4))
     loaded = {"loaded reference: weights": 4 * POLICY / 4}
-    assert added(plan, "auditing during training") == {**loaded, "logits": 3 * position}
-    assert added(plan, "measuring the KL").keys() == {"one layer", "logits"}
+    assert added(plan, "auditing during training") == {**loaded, **reads(3)}
+    assert added(plan, "measuring the KL") == reads(32)
+    assert added(plan, "reading the rollout") == reads(2)
     assert "auditing during training" not in ppo().phases

@@ -2,26 +2,23 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.planning.advice import advice, advice_for_all
+from rlhf.parallel.settings import State
+from rlhf.planning.advice import advice, advice_for_all, tensor_parallel_advice
 from rlhf.planning.planner import Shape
 from rlhf.planning.strategies import (
+    STRATEGIES,
     Load,
     Sizes,
-    Speed,
-    communication_bytes,
-    computing_bytes,
     passing_bytes,
     phase_bytes,
+    plan_of,
     reading_bytes,
     sizes_of,
     stage_bytes,
-    state_bytes,
-    step_bytes,
-    step_seconds,
-    tensor_parallel_advice,
+    strategies_of,
     tensor_parallel_bytes,
-    tensor_parallel_traffic,
 )
+from rlhf.planning.traffic import tensor_parallel_traffic
 
 GIB = 2**30
 SHAPE = Shape(
@@ -44,21 +41,33 @@ CRITIC = 6_900_000_000 + 4096
 OUTSIDE = 2 * 32001 * 4096 + 100_000_000 + 4096  # embeddings and norms, output matrix, head
 
 
+MATRICES = 6_700_000_000  # of the critic and of a reward model; the policy has one more
+COPIED = 2 * MATRICES + 100_000_000
+
+
+def in_computing(strategy: str, gpus: int) -> float:
+    """Bytes of PPO's state while gradients are computed, without activations."""
+    plan = plan_of("ppo", strategy, SHAPE, LOAD, gpus)
+    items = (*plan.resident, *plan.phases["computing gradients"])
+    return sum(item.size for item in items if item.state is not State.ACTIVATIONS)
+
+
 @pytest.mark.parametrize(
-    ("strategy", "one", "four"),
-    [  # P = 100, F = 40, A = 3 on one and on four devices
-        ("DDP", 1800 + 160, 1800 + 160),
-        ("ZeRO-1", 1000 + 1200 + 160, 1000 + 300 + 160),
-        ("ZeRO-2", 600 + 1600 + 160, 600 + 400 + 160),
-        ("ZeRO-3", 2000 + 160, 500 + 40),
-        ("FSDP", 1600 + 160, 400 + 40),
-        ("LoRA", 200 + 48, 200 + 48),
+    ("strategy", "trained", "frozen", "copied"),
+    [  # bytes a parameter on one of eight devices
+        ("DDP", 16, 4, 2),
+        ("DDP bf16-weights", 16, 4, 0),  # 2 of weights and gradients, 4 of masters, 8 of moments
+        ("ZeRO-1", 4 + 4 + 12 / 8, 4, 2),
+        ("ZeRO-2", 4 + 16 / 8, 4, 2),
+        ("ZeRO-3", 20 / 8, 4 / 8, 0),
+        ("FSDP", 16 / 8, 4 / 8, 0),
+        ("FSDP bf16-weights", 16 / 8, 4 / 8, 0),
     ],
 )
-def test_state_by_hand(strategy: str, one: float, four: float) -> None:
-    sizes = Sizes(trained=100, frozen=40, adapters=3)
-    assert state_bytes(strategy, sizes, 1) == one
-    assert state_bytes(strategy, sizes, 4) == four
+def test_state_by_hand(strategy: str, trained: float, frozen: float, copied: float) -> None:
+    expected = trained * BOTH + frozen * CRITIC + copied * COPIED
+    head = 2 * 4096 if strategy == "DDP bf16-weights" else 0  # float32, and its own master
+    assert in_computing(strategy, 8) == pytest.approx(expected, abs=head)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,8 @@ def test_state_by_hand(strategy: str, one: float, four: float) -> None:
         ("ZeRO-3", 70, 70 + 4 * 100 + 8 * 100),
         ("FSDP", 70, 70 + 8 * 5 + 4 * 10),
         ("FSDP", 7, 12 * 10),  # the end of the backward pass
+        ("FSDP bf16-weights", 70, 70 + 8 * 5 + 2 * 10),
+        ("FSDP bf16-weights", 7, 8 * 10),  # 2 gathered, 2 of gradients, 4 of what is sent
     ],
 )
 def test_what_a_pass_adds_by_hand(strategy: str, computing: float, expected: float) -> None:
@@ -92,30 +103,45 @@ def test_matrices_that_fsdp_gathers_apart_by_hand(
     assert passing_bytes("FSDP", sizes, 4, computing) == expected
     # the layer at work, the next and its buffer, half as wide in bf16; a matrix and its buffer
     assert reading_bytes(sizes, computing) == 16 + computing + 3 * 2 * 5 + 8 * 4
-    assert reading_bytes(sizes, computing, bf16=False) == 16 + computing + 3 * 4 * 5 + 8 * 4
+    assert reading_bytes(sizes, computing, layers=4) == 16 + computing + 3 * 4 * 5 + 8 * 4
+    assert reading_bytes(sizes, computing, ends=2) == 8 + computing + 3 * 2 * 5 + 4 * 4
+
+
+def test_an_output_matrix_of_bf16_weights_by_hand() -> None:
+    sizes = Sizes(trained=100, layer=5, outside=10, matrices=6, matrix=4, output=4)
+    # 2 bytes gathered, 2 of the buffer, 2 of gradients, 4 of what is sent
+    assert passing_bytes("FSDP bf16-weights", sizes, 4, 7) == 8 + 3.5 + 40 + 10 * 4
 
 
 def test_a_stage_is_its_state_and_what_it_computes() -> None:
-    computing = computing_bytes("reward", SHAPE, LOAD)
-    assert stage_bytes("reward", "DDP", SHAPE, LOAD, 1) == 18 * CRITIC + max(computing.values())
     # bf16, unpadded: (16 + 10)·d + 2·(2·4096 + 2·4096) + 8·f, 33 times for each of 2048 tokens
     activations = 2048 * 33 * (26 * 4096 + 4 * 2 * 4096 + 8 * 11008)
-    assert computing == {"computing gradients": activations, "stepping": 0}
+    assert phase_bytes("reward", "DDP", SHAPE, LOAD, 1) == {
+        "computing gradients": 16 * CRITIC + 2 * MATRICES + activations,
+        "stepping": 16 * CRITIC,
+    }
+    # bf16 weights: 10·d less; 2 + 2 bytes of weights and gradients, 12 of masters and moments
+    found = phase_bytes("reward", "DDP bf16-weights", SHAPE, LOAD, 8)
+    lighter = 2048 * 33 * (16 * 4096 + 4 * 2 * 4096 + 8 * 11008)
+    assert found["computing gradients"] == pytest.approx(16 * CRITIC + lighter, abs=2 * 4096)
+    # one master at a time has float32 gradients: of 32,000 tokens
+    assert found["stepping"] == pytest.approx(16 * CRITIC + 4 * 32000 * 4096, abs=2 * 4096)
 
 
 def test_deepspeed_moves_a_bucket_and_steps_on_a_copy_of_the_gradients() -> None:
-    computing = max(computing_bytes("reward", SHAPE, LOAD).values())
-    passing = computing + 4 * 10**9 + 8 * 10**7
-    expected = 2.5 * CRITIC + max(passing, 4 * CRITIC / 8)
+    activations = 2048 * 33 * (26 * 4096 + 4 * 2 * 4096 + 8 * 11008)
+    expected = 2.5 * CRITIC + activations + 4 * 10**9 + 8 * 10**7
     assert stage_bytes("reward", "ZeRO-3", SHAPE, LOAD, 8) == expected
     light = replace(LOAD, batch=1, length=2, checkpointing=True)
     assert stage_bytes("reward", "ZeRO-3", SHAPE, light, 4) == 6 * CRITIC
+    # before it shards the weights each device holds them all
+    assert stage_bytes("reward", "ZeRO-3", SHAPE, light, 64) == pytest.approx(
+        max(4 * CRITIC, 20 / 64 * CRITIC + 4 * 10**9 + 8 * 10**7)
+    )
+    assert phase_bytes("ppo", "ZeRO-3", SHAPE, light, 64)["loading"] == 4 * (BOTH - 4096)
 
 
 def test_ppo_trains_two_models_and_asks_a_third() -> None:
-    computing = max(computing_bytes("ppo", SHAPE, LOAD).values())
-    state = stage_bytes("ppo", "ZeRO-1", SHAPE, LOAD, 8) - computing
-    assert state == pytest.approx(10 * BOTH + 1.5 * BOTH + 4 * CRITIC)
     assert sizes_of("ppo", SHAPE, LOAD) == Sizes(
         trained=BOTH,
         frozen=CRITIC,
@@ -126,6 +152,49 @@ def test_ppo_trains_two_models_and_asks_a_third() -> None:
         matrix=32000 * 4096,
         output=32000 * 4096,
     )
+
+
+def reads(rows: int) -> float:
+    """What a forward pass alone computes: half a layer, padded, and a block of logits twice."""
+    layer = rows * 512 * (26 * 4096 + 4 * 2 * 4096 + 2 * 512 + 8 * 11008) / 2
+    positions = rows * 256
+    block = 2**23 / positions if positions > 2**11 else 4096  # tokens of the vocabulary
+    return layer + 2 * 4 * block * positions
+
+
+@pytest.mark.parametrize(
+    ("strategy", "held", "whole", "copies"),
+    [  # bytes a trained parameter: state without gradients, but in DDP's buckets; gathered
+        ("DDP", 16, 0, 2),
+        ("DDP bf16-weights", 16, 0, 0),
+        ("ZeRO-1", 4 + 12 / 8, 0, 2),
+        ("ZeRO-2", 4 + 12 / 8, 0, 2),
+        ("ZeRO-3", 16 / 8, 4, 2),
+        ("FSDP", 12 / 8, 4, 2),
+        ("FSDP bf16-weights", 12 / 8, 2, 0),
+    ],
+)
+def test_phases_of_ppo_by_hand(strategy: str, held: float, whole: float, copies: float) -> None:
+    found = phase_bytes("ppo", strategy, SHAPE, LOAD, 8)
+    frozen = 4 / 8 if strategy in ("ZeRO-3", "FSDP", "FSDP bf16-weights") else 4
+    state = held * BOTH + frozen * CRITIC
+    expected = state + whole * BOTH + copies * COPIED + reads(4)
+    # the critic's head is not gathered, nor rounded
+    assert found["reading the rollout"] == pytest.approx(expected, abs=4 * 4096)
+    expected += reads(32) - reads(4) - copies * MATRICES  # the policy alone
+    assert found["measuring the KL"] == pytest.approx(expected, abs=4 * 4096)
+    # the original model beside all that, in float32, when nothing is gathered
+    expected = state + 4 * SHAPE.parameters + reads(32)
+    assert found["auditing"] == pytest.approx(expected, abs=4 * 4096)
+
+
+def test_with_vllm_ddp_keeps_no_copies_while_it_samples() -> None:
+    shared = replace(LOAD, vllm=1)
+    pages = 2 * 2 * 32 * 4096 * 5 * 512  # four sequences and one more
+    largest = 2 * 32000 * 4096
+    found = phase_bytes("ppo", "DDP", SHAPE, shared, 8)
+    engine = 2 * SHAPE.parameters + pages
+    assert found["sampling"] == 16 * BOTH + 4 * CRITIC + engine + largest
 
 
 def test_more_devices_need_no_more_memory_each() -> None:
@@ -147,19 +216,31 @@ def test_groups_divide_by_their_size() -> None:
 
 
 def test_reference_outputs_are_made_by_a_whole_float32_model() -> None:
-    computing = max(computing_bytes("reference", SHAPE, LOAD).values())
+    # autocast keeps copies of its matrices; scoring reads logits at a temperature of 1, too
+    second = 4 * 4096 * 4 * 256
+    expected = 4 * SHAPE.parameters + 2 * SHAPE.linear + reads(4) + second
     for strategy in ("DDP", "FSDP", "LoRA"):
-        needs = stage_bytes("reference", strategy, SHAPE, LOAD, 64)
-        assert needs == 4 * SHAPE.parameters + computing
+        found = phase_bytes("reference", strategy, SHAPE, LOAD, 64)
+        assert found["scoring"] == expected
+        assert stage_bytes("reference", strategy, SHAPE, LOAD, 64) == max(found.values())
 
 
 def test_adapters_of_ppo_share_one_frozen_model() -> None:
-    computing = max(computing_bytes("ppo", SHAPE, LOAD).values())
     adapters = 16 * 2_000_000  # of policy, critic and reward model each
     trained = 2 * adapters + 4096
+    # padded: (16 + 10)·d + 2·(2·4096 + 2·4096) + 2·512 + 8·f
+    layer = 26 * 4096 + 4 * 2 * 4096 + 2 * 512 + 8 * 11008
+    activations = 2 * 2048 * 33 * layer + 2 * 4 * 4096 * 4 * 256
     state = 2 * 7_000_000_000 + 16 * trained + 4 * adapters + 2 * 2 * adapters
-    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 1) == state + computing
-    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 8) == state + computing
+    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 1) == state + activations
+    assert stage_bytes("ppo", "LoRA", SHAPE, LOAD, 8) == state + activations
+
+
+def test_adapters_of_a_reward_model_beside_a_frozen_one() -> None:
+    adapters = 16 * 2_000_000 + 4096  # with the head
+    activations = 2048 * 33 * (26 * 4096 + 4 * 2 * 4096 + 8 * 11008)
+    expected = 2 * 6_900_000_000 + 18 * adapters + activations
+    assert stage_bytes("reward", "LoRA", SHAPE, LOAD, 1) == expected
 
 
 def test_advice_names_the_flags_of_adapters() -> None:
@@ -178,7 +259,7 @@ def test_advice_names_the_flags_of_adapters() -> None:
 
 
 def test_a_reward_model_for_ppo_on_a_shared_base_has_adapters() -> None:
-    found = advice_for_all(SHAPE, LOAD, 8, 72 * GIB)
+    found = advice_for_all(SHAPE, LOAD, 8, 45 * GIB)
     assert found["ppo"].sentence.startswith("ppo: LoRA, up to ")
     assert found["reward"].flags is not None
     assert found["reward"].flags[:2] == ("--adapter lora", "--lora.rank 16")
@@ -190,6 +271,38 @@ def test_a_reward_model_for_ppo_on_a_shared_base_has_adapters() -> None:
     assert [one.sentence.split(",")[0] for one in whole.values()] == [
         *("reward: DDP", "reference: DDP", "ppo: DDP")
     ]
+
+
+def test_bf16_weights_are_advised_where_all_weights_fit_no_other_way() -> None:
+    # while PPO reads: 1.5 · 13.9e9 + .5 · 6.9e9 bytes, 22.6 GiB; whole models 51.8 with their
+    # copies 77.0, in bf16 25.9
+    found = advice("ppo", SHAPE, LOAD, 8, 72 * GIB)
+    assert found.sentence.startswith("ppo: FSDP bf16-weights, up to ")
+    assert found.flags is not None
+    assert found.flags[:2] == ("--sharding fsdp", "--precision bf16-weights")
+    assert advice("ppo", SHAPE, LOAD, 8, 110 * GIB).sentence.startswith("ppo: FSDP, up to ")
+    # a reward model in one process: 115.7 GiB of state, 3.6 for each sequence
+    found = advice("reward", SHAPE, replace(LOAD, batch=1, length=64), 1, 105 * GIB)
+    assert found.sentence.startswith("reward: DDP bf16-weights, up to ")
+    assert found.flags is not None
+    assert found.flags[0] == "--precision bf16-weights"
+
+
+def test_adapters_are_not_advised_where_checkpointing_is_enough() -> None:
+    # 102.8 GiB of state and 12.5 of copies; activations 14.3, checkpointed 1.4
+    found = advice("reward", SHAPE, LOAD, 1, 120 * GIB)
+    assert found.sentence.startswith("reward: DDP with --batch.gradient-checkpointing, up to ")
+
+
+def test_one_process_shards_nothing() -> None:
+    # of all ways FSDP alone, which keeps no copies, would fit
+    needs = {one: stage_bytes("reward", one, SHAPE, LOAD, 1) for one in ("DDP", "FSDP")}
+    assert needs["FSDP"] < 118 * GIB < needs["DDP"]
+    assert strategies_of(1) == ("DDP", "DDP bf16-weights", "LoRA")
+    assert strategies_of(2) == STRATEGIES
+    for gib in (10, 20, 40, 80, 105, 118, 130):
+        found = advice("reward", SHAPE, LOAD, 1, gib * GIB)
+        assert found.flags is None or not any("sharding" in flag for flag in found.flags)
 
 
 def test_advice_is_the_best_that_fits_and_its_largest_batch() -> None:
@@ -218,11 +331,11 @@ def test_advice_goes_from_the_cheap_to_the_dear() -> None:
 
 def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
     heavy = replace(LOAD, batch=256)
-    # 26.1 GiB of weights, and 0.4 for each sequence
-    assert advice("reference", SHAPE, heavy, 8, 30 * GIB).sentence == (
+    # 26.1 GiB of weights, 12.7 of bf16 copies, and 0.4 for each sequence
+    assert advice("reference", SHAPE, heavy, 8, 42 * GIB).sentence == (
         "reference: DDP, up to 8 sequences in a forward pass."
     )
-    assert advice("reference", SHAPE, heavy, 8, 14 * GIB).sentence == (
+    assert advice("reference", SHAPE, heavy, 8, 20 * GIB).sentence == (
         "reference: each model in 2 processes, 1 sequence in a forward pass."
     )
     assert advice("reference", SHAPE, LOAD, 1, 14 * GIB).sentence.startswith(
@@ -231,8 +344,8 @@ def test_reference_outputs_need_no_flags_but_a_smaller_batch() -> None:
 
 
 def test_a_reference_model_that_no_device_holds_is_held_together() -> None:
-    # 4 bytes for each of 7e9 parameters: 26.1 GiB, of four devices 6.5; 1.6 for what is computed
-    assert advice("reference", SHAPE, LOAD, 8, 10 * GIB).sentence == (
+    # 6 bytes for each of 7e9 parameters: 39 GiB, of four devices 9.8; 1.6 for what is computed
+    assert advice("reference", SHAPE, LOAD, 8, 12 * GIB).sentence == (
         "reference: each model in 4 processes, 4 sequences in a forward pass."
     )
 
@@ -250,45 +363,12 @@ def test_processes_that_hold_a_model_together_by_hand() -> None:
     part = CRITIC - (6_700_000_000 + embeddings) * 3 / 4
     # bf16: (16 + 10)·d + 2·(2·1024 + 2·1024) + 8·2752, 33 times for each token
     activations = 20 * 33 * (26 * 4096 + 2 * 4 * 1024 + 8 * 2752)
-    assert tensor_parallel_bytes(SHAPE, light, 4) == 18 * part + activations
+    held = 16 * part + 2 * 6_700_000_000 / 4 + activations
+    assert tensor_parallel_bytes(SHAPE, light, 4) == held
     assert tensor_parallel_advice(SHAPE, light, 3, 4) == (
-        f"reward: --parallel.tensor-parallel 4 holds {(18 * part + activations) / GIB:,.2f} GiB in "
+        f"reward: --parallel.tensor-parallel 4 holds {held / GIB:,.2f} GiB in "
         f"each process, which sends {sent / GIB:,.2f} GiB in one step."
     )
-
-
-@pytest.mark.parametrize(
-    ("strategy", "numbers"),
-    [  # P = 100, E = 20, A = 3, two passes on four devices: 4 bytes, 3/4 of them move
-        ("DDP", 200),
-        ("ZeRO-1", 300),
-        ("ZeRO-2", 500),
-        ("ZeRO-3", 600),
-        ("FSDP", 2 * (100 + 100)),
-        ("LoRA", 6),
-    ],
-)
-def test_traffic_by_hand(strategy: str, numbers: int) -> None:
-    sizes = Sizes(trained=100, adapters=3, outside=20)
-    assert communication_bytes(strategy, sizes, 2, 4) == 4 * numbers * 3 / 4
-    assert communication_bytes(strategy, sizes, 2, 1) == 0
-
-
-def test_traffic_of_float32_layers_and_of_groups_by_hand() -> None:
-    sizes = Sizes(trained=100, outside=20, matrices=7)
-    assert communication_bytes("FSDP", sizes, 1, 4) == 4 * (20 + 7 + 80 + 100) * 3 / 4
-    sizes = Sizes(trained=100, outside=20)
-    assert communication_bytes("FSDP", sizes, 2, 4, bf16=False) == 4 * 2 * (180 + 100) * 3 / 4
-    # pairs of eight devices: half of 400 numbers moves in each, twice 50 are summed over four pairs
-    assert communication_bytes("FSDP", sizes, 2, 8, group=2) == 4 * (400 / 2 + 2 * 2 * 50 * 3 / 4)
-
-
-def test_sampling_gathers_policy_and_critic_once_and_holds_them_whole() -> None:
-    sent = step_bytes("ppo", "FSDP", SHAPE, LOAD, passes=3, gpus=2)
-    matrices = 3 * 32000 * 4096
-    assert sent == pytest.approx(4 * (3 * (2 * BOTH + matrices) + BOTH) / 2)
-    state = (16 * BOTH + 4 * CRITIC) / 64
-    assert stage_bytes("ppo", "FSDP", SHAPE, LOAD, 64) - state > 4 * BOTH
 
 
 def test_with_vllm_no_device_holds_a_whole_model() -> None:
@@ -300,16 +380,13 @@ def test_with_vllm_no_device_holds_a_whole_model() -> None:
     # 8 times 4 sequences and one more, 512 tokens each, of an eighth of the heads
     pages = 2 * 2 * 32 * (4096 // 8) * 33 * 512
     largest = 2 * 32000 * 4096
-    assert found["sampling"] == state + 2 * part + pages + largest
+    # without gradients
+    assert found["sampling"] == state - 4 * BOTH / 64 + 2 * part + pages + largest
     assert max(found.values()) == stage_bytes("ppo", "FSDP", SHAPE, shared, 64)
     assert (
         found["computing gradients"]
         == phase_bytes("ppo", "FSDP", SHAPE, LOAD, 64)["computing gradients"]
     )
-    sent = step_bytes("ppo", "FSDP", SHAPE, shared, passes=3, gpus=2)
-    read = 4 * OUTSIDE + 2 * (BOTH - OUTSIDE)
-    updating = 4 * 3 * (2 * BOTH + 3 * 32000 * 4096)
-    assert sent == pytest.approx((updating + 2 * SHAPE.parameters + 3 * read) / 2)
 
 
 def test_reference_outputs_of_a_model_that_no_device_holds_by_vllm() -> None:
@@ -327,9 +404,3 @@ def test_reference_outputs_of_a_model_that_no_device_holds_by_vllm() -> None:
     )
     # a model of 26 GiB, an eighth of it; a quarter of vLLM's 13; a layer of .8 and the next
     assert 8 * GIB < stage_bytes("reference", "FSDP", SHAPE, shared, 8) < 14 * GIB
-
-
-def test_time_by_hand() -> None:
-    seconds = step_seconds("reward", "DDP", SHAPE, LOAD, 2, 2, Speed(400, 50))
-    computing = 6 * CRITIC * 512 * 4 * 2 / 400e12
-    assert seconds == pytest.approx(computing + 2 * 4 * CRITIC / 2 / 50e9)

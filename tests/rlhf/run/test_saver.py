@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from torch.utils._pytree import tree_leaves
 
 from reward.settings import RewardSettings
 from rlhf.errors import ConfigError, InterruptedRunError
 from rlhf.parallel.settings import CheckpointSettings
 from rlhf.parallel.sharding_choice import choose_sharding
-from rlhf.run.checkpoint import load_checkpoint, newest_checkpoint
+from rlhf.run.checkpoint import Snapshot, load_checkpoint, newest_checkpoint
 from rlhf.run.saving.saver import Saver
 from tests.rlhf.run.test_checkpoint import Loop, names
 
@@ -148,6 +149,7 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from accelerate import Accelerator
+from torch.utils._pytree import tree_leaves
 from rlhf.parallel.settings import CheckpointSettings
 from rlhf.run.saving.saver import Saver
 
@@ -182,3 +184,14 @@ def test_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = replace(usual.checkpoint, asynchronous=True)
     with pytest.raises(ConfigError, match="asynchronous does not go with --sharding zero2"):
         choose_sharding(replace(usual, checkpoint=checkpoint))
+
+
+def test_a_copy_takes_twelve_bytes_for_each_trained_parameter() -> None:
+    """As the help of --checkpoint.asynchronous says: a float32 weight and Adam's two moments."""
+    loop = Loop()
+    loop.steps(1)
+    copied = Snapshot.of(loop.accelerator, 1, {}).copied()
+    leaves = [one for one in tree_leaves(copied.state) if isinstance(one, torch.Tensor)]
+    counts = sum(one.nbytes for one in leaves if one.dim() == 0)  # of steps, one for each tensor
+    assert sum(one.nbytes for one in leaves) - counts == 12 * (3 + 1)
+    assert all(one.device.type == "cpu" for one in leaves)

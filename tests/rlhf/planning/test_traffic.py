@@ -1,0 +1,65 @@
+"""Traffic and time of a step, worked by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlhf.planning.strategies import Sizes
+from rlhf.planning.traffic import Speed, communication_bytes, step_bytes, step_seconds
+from tests.rlhf.planning.test_strategies import BOTH, CRITIC, LOAD, OUTSIDE, SHAPE
+
+
+@pytest.mark.parametrize(
+    ("strategy", "numbers"),
+    [  # P = 100, E = 20, A = 3, two passes on four devices: 4 bytes, 3/4 of them move
+        ("DDP", 200),
+        ("ZeRO-1", 300),
+        ("ZeRO-2", 500),
+        ("ZeRO-3", 600),
+        ("FSDP", 2 * (100 + 100)),
+        ("LoRA", 6),
+        ("DDP bf16-weights", 100),
+        ("FSDP bf16-weights", 2 * (20 / 2 + 80 / 2 * 2 + 100)),
+    ],
+)
+def test_traffic_by_hand(strategy: str, numbers: int) -> None:
+    sizes = Sizes(trained=100, adapters=3, outside=20)
+    assert communication_bytes(strategy, sizes, 2, 4) == 4 * numbers * 3 / 4
+    assert communication_bytes(strategy, sizes, 2, 1) == 0
+
+
+def test_traffic_of_float32_layers_and_of_groups_by_hand() -> None:
+    sizes = Sizes(trained=100, outside=20, matrices=7)
+    assert communication_bytes("FSDP", sizes, 1, 4) == 4 * (20 + 7 + 80 + 100) * 3 / 4
+    sizes = Sizes(trained=100, outside=20)
+    assert communication_bytes("FSDP", sizes, 2, 4, bf16=False) == 4 * 2 * (180 + 100) * 3 / 4
+    # pairs of eight devices: half of 400 numbers moves in each, twice 50 are summed over four pairs
+    assert communication_bytes("FSDP", sizes, 2, 8, group=2) == 4 * (400 / 2 + 2 * 2 * 50 * 3 / 4)
+
+
+MATRICES = 3 * 32000 * 4096  # embeddings of both, and the policy's output matrix
+
+
+def test_sampling_gathers_policy_and_critic_once() -> None:
+    sent = step_bytes("ppo", "FSDP", SHAPE, LOAD, passes=3, gpus=2)
+    assert sent == pytest.approx(4 * (3 * (2 * BOTH + MATRICES) + BOTH) / 2)
+    rounded = step_bytes("ppo", "FSDP bf16-weights", SHAPE, LOAD, passes=3, gpus=2)
+    halves = (OUTSIDE + MATRICES) / 2  # of what FSDP gathers in float32 otherwise
+    assert rounded == pytest.approx((4 * (3 * (2 * BOTH + MATRICES - halves)) + 2 * BOTH) / 2)
+
+
+def test_for_vllm_the_policy_is_gathered_in_bf16_and_both_models_to_read() -> None:
+    shared = replace(LOAD, vllm=8)
+    read = 4 * OUTSIDE + 2 * (BOTH - OUTSIDE)
+    updating = 4 * 3 * (2 * BOTH + MATRICES)
+    sent = step_bytes("ppo", "FSDP", SHAPE, shared, passes=3, gpus=2)
+    assert sent == pytest.approx((updating + 2 * SHAPE.parameters + 3 * read) / 2)
+    updating -= 4 * 3 * (OUTSIDE + MATRICES) / 2
+    sent = step_bytes("ppo", "FSDP bf16-weights", SHAPE, shared, passes=3, gpus=2)
+    assert sent == pytest.approx((updating + 2 * SHAPE.parameters + 3 * 2 * BOTH) / 2)
+
+
+def test_time_by_hand() -> None:
+    seconds = step_seconds("reward", "DDP", SHAPE, LOAD, 2, 2, Speed(400, 50))
+    computing = 6 * CRITIC * 512 * 4 * 2 / 400e12
+    assert seconds == pytest.approx(computing + 2 * 4 * CRITIC / 2 / 50e9)
