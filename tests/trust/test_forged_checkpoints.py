@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from rlhf.errors import InputError
 from rlhf.run.checkpoint import load_checkpoint, save_checkpoint
@@ -27,6 +28,16 @@ class Forged:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.file,)
+
+
+class Attribute:
+    """Unpickled, it is an attribute of something."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.place = owner, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.place
 
 
 @pytest.fixture
@@ -55,6 +66,32 @@ def test_metadata_that_name_a_function_are_refused(saved: Path, tmp_path: Path) 
         f"Cannot read {saved} (it names pathlib.Path.touch, which no checkpoint contains)"
     )
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_of_a_python_that_names_members_of_enums_is_read(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python 3.11.0 to 3.11.3 pickle them, Debian 12's for one."""
+    metadata = FileSystemReader(saved / "state").read_metadata()
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING,
+        "__reduce_ex__",
+        lambda member, protocol: (getattr, (type(member), member.name)),
+    )
+    content = pickle.dumps(metadata)
+    assert b"getattr" in content
+    (saved / "state" / ".metadata").write_bytes(content)
+    assert load_checkpoint(Loop().accelerator, saved.parent) is not None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(_MEM_FORMAT_ENCODING, "__class__"), (Metadata, "__init__")]
+)
+def test_no_other_attribute_is_read(saved: Path, owner: type, name: str) -> None:
+    metadata = FileSystemReader(saved / "state").read_metadata()
+    metadata.planner_data = Attribute(owner, name)
+    (saved / "state" / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert refusal(saved).startswith(f"Cannot read {saved} (")
 
 
 def test_a_value_that_names_a_function_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -108,7 +108,9 @@ def measure(case: Case) -> dict[str, float]:
             module.read(sequences_of(case, case.batch), case.batch, 1.0)
         with tracking("measuring the KL", held, found), torch.no_grad(), autocast():
             response_log_probs(module.policy, sequences_of(case, SCORE_BATCH), 1.0)
-        original = AutoModelForCausalLM.from_config(load_config(case.model), dtype=torch.float32)
+        original = AutoModelForCausalLM.from_config(
+            load_config(case.model), dtype=torch.float32, trust_remote_code=False
+        )
         log_probs._returns_logits_unchanged[original] = True
         # it is frozen, so autocast keeps no copies; the tracker wants weights with gradients
         once = autocast(cache_enabled=False)

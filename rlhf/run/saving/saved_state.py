@@ -63,11 +63,24 @@ def load_data(content: dict[str, Any], folder: Path, *, alone: bool) -> None:
         raise next(failure for failure, _ in failed.failures.values()) from None
 
 
+def _member(kind: Any, name: str) -> Any:
+    """The member of PyTorch's enum of memory formats, which Python 3.11.0 to 3.11.3 save by name.
+
+    Raises:
+        UnpicklingError: another attribute is asked for.
+    """
+    if kind is not metadata._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError("it names builtins.getattr, which no checkpoint contains")
+    return metadata._MEM_FORMAT_ENCODING[name]
+
+
 class _DataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """A class of NAMED, a path (whose module differs between Pythons) or a dtype."""
         if (module, name) in NAMED:
             return NAMED[module, name]
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name == PosixPath.__name__ and module.startswith("pathlib"):
             return PosixPath
         kind = getattr(torch, name, None) if module == "torch" else None
