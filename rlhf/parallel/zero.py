@@ -4,6 +4,7 @@ DeepSpeed has one gradient norm, over all parameters; here policy and critic are
 as under every other strategy.
 """
 
+import copyreg
 import logging
 import warnings
 from collections.abc import Iterable
@@ -57,6 +58,8 @@ class ZeroOptimizer(Optimizer):
 
 # classes in DeepSpeed's files besides tensors
 NAMED = (DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address)
+# Python 3.11.0 to 3.11.3 would save it as a call of getattr, which is not read as data
+copyreg.pickle(ZeroStageEnum, lambda stage: (ZeroStageEnum, (stage.value,)))
 
 
 @final
