@@ -248,9 +248,9 @@ def test_one_process_runs_the_loop(
 def test_the_example_has_the_settings_of_the_quickstart() -> None:
     examples = REPOSITORY / "examples"
     stages = yaml.safe_load((examples / "rounds" / "loop.yaml").read_text("utf-8"))["stages"]
-    assert (stages["ppo"].pop("steps"), stages["annotate"]["tie_within"]) == (14, 0.2)
+    assert (stages["ppo"].pop("steps"), stages["annotate"]["tie_within"]) == (16, 0.2)
     script = (examples / "quickstart" / "run.sh").read_text("utf-8")
-    assert "STEPS:-14" in script
+    assert "STEPS:-16" in script
     assert "TIE:-0.2" in script
     for stage, name in {
         "train-reward": "reward",
