@@ -110,6 +110,18 @@ CHANGES = {
         "round": 2,
         "rounds": 3,
     },
+    "student": {
+        "teacher_outputs": {"samples": 2, **SAMPLING},
+        "distill": {"half": True, "precision": "fp32", "max_new_tokens": 8},
+        "quantize": {"to": "int8", "samples": 1, "max_loss": 100, **SAMPLING},
+        "benchmark": {
+            "batch_sizes": [1, 2],
+            "prompt_tokens": [4],
+            "answer_tokens": [2],
+            "repeats": 1,
+            "precision": "fp32",
+        },
+    },
     "kl_sources": {
         "sources": {
             "none": {"seeds": [0], "ppo": {"kl.source": "none"}},

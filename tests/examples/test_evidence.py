@@ -21,7 +21,7 @@ from tests.examples.small_experiments import (
     write_judgements,
     write_pairs,
 )
-from tests.pipeline.loop import SIGNAL, write_prompts
+from tests.pipeline.loop import SIGNAL, run_loop, write_prompts
 from tests.servers.commands import REPOSITORY
 
 PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(EVIDENCE.glob("*.md")))
@@ -72,6 +72,8 @@ def test_an_experiment_runs_and_goes_on_where_it_was(
         "data": str(WRITERS.get(name, write_judgements)(tmp_path / "data.jsonl.gz")),
     }
     config = {**SMALL, **base, "gold": SIGNAL, **CHANGES[name]}
+    if name == "student":
+        config["runs"] = str(run_loop(tmp_path, tiny_model).folder)
     write_chat(tmp_path / "chat.jsonl.gz")
     for set_, part in config.get("sets", {}).items():
         config["sets"] = {**config["sets"], set_: {**part, "data": str(tmp_path / part["data"])}}

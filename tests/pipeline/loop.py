@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhf.cli import main
 from rlhf.records.jsonl import write_jsonl
 from tests.servers.commands import run_group
 
@@ -31,6 +32,35 @@ class Loop:
             *("--episodes-per-step", "4", "--precision", "fp32", "--learning-rate", "1e-3"),
             *more,
         ]
+
+
+def run_loop(folder: Path, model: Path) -> Loop:
+    """Run import … evaluate once; every command must exit with 0."""
+    done = Loop(folder, model)
+    database, rankings = done.path("labels.db"), done.path("rankings")
+    prompts = str(write_prompts(folder / "prompts.jsonl"))
+    reward, reference = done.path("reward"), done.path("reference")
+    base = ["--model", str(model)]
+    judge = ["--reward", reward, "--reference", reference, "--precision", "fp32"]
+    commands = [
+        ["import", prompts, "--db", database],
+        ["generate", "--db", database, *base, "-k", "4", *SHORT],
+        ["annotate", "--db", database, "--annotator", f"signal:{SIGNAL}"],
+        ["export", "--db", database, "--out", rankings],
+        ["train-reward", "--rankings", rankings, *base, "--out", reward, "--precision", "fp32"],
+        [
+            *("reference", "--prompts", rankings, *base, "--out", reference),
+            *("--samples", "2", "--reward", reward, *SHORT),
+        ],
+        done.ppo_arguments(folder / "ppo", "--save-every", "2"),
+        [
+            *("evaluate", "--policy", done.path("ppo"), *judge),
+            *("--gold", SIGNAL, "--out", done.path("evaluate"), "--samples", "2"),
+        ],
+    ]
+    for command in commands:
+        assert main(command) == 0, command
+    return done
 
 
 def read_json(path: Path) -> dict[str, Any]:

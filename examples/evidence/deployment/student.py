@@ -1,0 +1,113 @@
+"""What is kept of the quickstart's gain by half the layers, and by int8 weights; how fast each is.
+
+Per seed of the quickstart: its policy is the teacher and writes the outputs that a student of half
+the layers learns from (`rlhf distill`). Measured on held-out prompts: the share of the teacher's
+gain in gold reward that the student keeps, the win rate of the int8 policy against the policy, and
+the tokens per second of the student over those of its teacher at each batch size.
+"""
+
+from pathlib import Path
+
+from examples.evidence.experiment import Config, Table, flags, interval, rlhf, run, signed, stage
+from rlhf.errors import InputError
+from rlhf.run.rundir import RunDir
+
+
+def measure(config: Config, out: Path) -> Config:
+    """Distill, quantize, evaluate and time for every seed."""
+    return {"runs": [measure_seed(config, out, seed) for seed in config["seeds"]]}
+
+
+def measure_seed(config: Config, out: Path, seed: int) -> Config:
+    """What half the layers and int8 weights keep of one policy of the quickstart.
+
+    Raises:
+        InputError: there is no such policy.
+    """
+    of = Path(config["runs"].format(seed))
+    if not (of / "ppo" / "report.json").is_file():
+        raise InputError(
+            f"There is no run of the quickstart in {of}",
+            f"SEED={seed} RUN={of} make demo",
+        )
+    policy, prompts = of / "ppo", of / "rankings"
+    outputs, student, evaluated, int8, speed = (
+        out / f"{kind}-{seed}"
+        for kind in ("teacher-outputs", "distill", "evaluate", "int8", "benchmark")
+    )
+    how = ["--seed", seed, *flags(config["teacher_outputs"])]
+    stage(outputs, "reference", "--model", policy / "policy", "--prompts", prompts, *how)
+    base = ["--teacher", policy, "--student", config["model"], "--outputs", outputs]
+    stage(student, "distill", *base, "--seed", seed, *flags(config["distill"]))
+    base = ["--policy", student, "--against", policy, "--reference", of / "reference"]
+    how = ["--gold", config["gold"], "--seed", seed, *flags(config["evaluate"])]
+    report = stage(evaluated, "evaluate", *base, "--reward", of / "reward", *how)
+    base = [policy, "--prompts", prompts, "--seed", seed]
+    base += ["--reward", f"signal:{config['gold']}"]
+    quantized = once(int8, "quantize", *base, *flags(config["quantize"]))
+    how = ["--seed", seed, *(word for one in config["benchmark"].items() for word in listed(*one))]
+    timed = once(speed, "benchmark", policy, student, *how)
+    return {
+        "seed": seed,
+        "kept": report["student"]["gain"]["gold"],
+        "parameters": report["student"]["parameters"],
+        "gold": {side: found["mean"] for side, found in report["gold"].items()},
+        "eos_rate": report["eos_rate"],
+        "int8": {name: quantized[name] for name in ("win_rate", "log_prob", "bytes")},
+        "speed": speeds(timed["rows"], str(policy), str(student)),
+    }
+
+
+def once(out: Path, *arguments: str | Path | float) -> Config:
+    """Run a command that cannot go on where it was stopped, unless its report is there."""
+    if not RunDir(out).report_json.is_file():
+        rlhf(*arguments, "--out", out)
+    return RunDir(out).read_report()
+
+
+def listed(name: str, values: list[int] | int) -> list[str]:
+    """A setting with one or several values as words of a command line."""
+    words = values if isinstance(values, list) else [values]
+    return ["--" + name.replace("_", "-"), *map(str, words)]
+
+
+def speeds(rows: list[Config], teacher: str, student: str) -> list[Config]:
+    """Tokens per second of both at each batch size, and how many times the student is as fast."""
+    found = {(row["run"], row["batch_size"]): row["tokens_per_second"] for row in rows}
+    sizes = sorted({size for _, size in found})
+    return [
+        {
+            "batch_size": size,
+            "teacher": found[teacher, size],
+            "student": found[student, size],
+            "ratio": found[student, size] / found[teacher, size],
+        }
+        for size in sizes
+    ]
+
+
+def tabulate(result: Config) -> Table:
+    """One row for each seed."""
+    sizes = [one["batch_size"] for one in result["runs"][0]["speed"]]
+    header = ["seed", "parameters, millions", "gain in gold reward of the teacher (95 %)"]
+    header += ["kept by the student (95 %)", "int8 against the policy: wins (95 %)"]
+    header += ["int8: change of a token's log-prob, nats"]
+    rows = [[*header, *(f"student's tokens/s, times its teacher's: batch {n}" for n in sizes)]]
+    for one in result["runs"]:
+        sides = (one["parameters"][side] / 1e6 for side in ("teacher", "student"))
+        rows.append(
+            [
+                str(one["seed"]),
+                " → ".join(f"{side:.0f}" for side in sides),
+                signed(one["kept"]["teacher"]),
+                interval(one["kept"]["kept"]),
+                interval(one["int8"]["win_rate"]),
+                f"{one['int8']['log_prob']['mean']:.2f}",
+                *(f"{speed['ratio']:.2f}" for speed in one["speed"]),
+            ]
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    run("student", measure, tabulate)
